@@ -1,0 +1,108 @@
+"""Every error a caller can meet, by who has to act.
+
+``PreludeError``
+├── ``InvalidRequest`` (also a ``ValueError``): the request; raised at admission, before it holds anything
+│   ├── ``PromptTooLong``
+│   ├── ``RequestTooLarge``      could never fit this engine's budgets or pool
+│   └── ``TemplateError``        chat or decision template: missing, malformed, over its bounds
+├── ``ModelError`` (also a ``ValueError``): the model directory; raised while loading
+│   ├── ``UnsupportedModel``     a feature we do not have, named
+│   ├── ``CheckpointError``      a weight file or index that is not what it says
+│   └── ``InsufficientMemory``   needed and available bytes, before anything is allocated
+├── ``Overloaded``: the queue; try later
+│   └── ``QueueFull``
+├── ``DeadlineExceeded`` (also a ``TimeoutError``)
+├── ``EngineClosed``: submit after close, or closed while waiting
+└── ``ExecutionError``: a step failed; carries its cause, fails its own rows only
+
+Messages name the field, the value seen, the limit and the way out. No validation is an ``assert``:
+everything here still raises under ``python -O``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHOWN = 80
+
+
+def shown(value: Any) -> str:
+    """``value`` for a message: its repr, cut so that a hostile input cannot flood a log."""
+    try:
+        text = repr(value[:_SHOWN]) if isinstance(value, (str, bytes, list, tuple)) else repr(value)
+    except Exception:  # a repr is user code too
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+class PreludeError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InvalidRequest(PreludeError, ValueError):
+    """A request that cannot be served as it is.
+
+    ``field`` is the dotted path of the argument (``"sampling.temperature"``, ``"questions[2].labels"``).
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt does not fit the context and ``truncation="error"``."""
+
+    def __init__(self, message: str, *, tokens: int, limit: int, field: str | None = None) -> None:
+        super().__init__(message, field=field)
+        self.tokens = tokens
+        self.limit = limit
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request could never be planned: a need exceeds a whole budget of this engine."""
+
+
+class TemplateError(InvalidRequest):
+    """A chat or decision template that is missing, malformed or past its bounds."""
+
+
+class ModelError(PreludeError, ValueError):
+    """A model directory that cannot be loaded."""
+
+
+class UnsupportedModel(ModelError):
+    """The directory asks for a feature that is not implemented; the message names it."""
+
+
+class CheckpointError(ModelError):
+    """A weight file, shard or index that is malformed; the message names file and tensor."""
+
+
+class InsufficientMemory(ModelError):
+    """Weights or pool would not fit. ``needed`` and ``available`` are bytes."""
+
+    def __init__(self, message: str, *, needed: int, available: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.available = available
+
+
+class Overloaded(PreludeError):
+    """The engine refuses work for now; nothing of the request was kept."""
+
+
+class QueueFull(Overloaded):
+    """``max_queued_requests`` or ``max_queued_tokens`` is reached."""
+
+
+class DeadlineExceeded(PreludeError, TimeoutError):
+    """The request's deadline passed before its result was ready."""
+
+
+class EngineClosed(PreludeError):
+    """The engine is closed, or closed before the request finished."""
+
+
+class ExecutionError(PreludeError):
+    """A step failed; raised for the rows of that step, with the original error as ``__cause__``."""
