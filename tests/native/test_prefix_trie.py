@@ -37,7 +37,7 @@ BRANCHES = ([20, 21], [30, 31], [40, 41, 42, 43])
 @pytest.mark.feature("E1")
 @pytest.mark.parametrize("options", [{}, {"hash_bits": 0}], ids=["hashed", "colliding"])
 def test_a_shared_prefix_is_stored_once(options: dict[str, int]) -> None:
-    pool, trie = make(**options)
+    _, trie = make(**options)
     for branch in BRANCHES:
         put(trie, ids(*SHARED, *branch))
     assert trie.num_nodes == 10 + 2 + 2 + 4
@@ -351,7 +351,7 @@ def test_batches_agree_with_single_calls() -> None:
     full = [len(p) // 3 for p in prompts]
     blocks = trie.allocate(sum(full))
     block_indptr = np.cumsum([0, *full]).astype(np.int32)
-    nodes, taken = trie.insert_batch(tokens, indptr, blocks, block_indptr, salts)
+    _, taken = trie.insert_batch(tokens, indptr, blocks, block_indptr, salts)
     for i in range(40):
         left = blocks[block_indptr[i] : block_indptr[i + 1] - taken[i]]
         pool.release(left)
