@@ -30,7 +30,7 @@ class EngineConfig:
     """
 
     max_length: int | None = None
-    max_step_tokens: int = 8192
+    max_step_tokens: int | None = None
     max_step_requests: int = 512
     max_running: int = 64
     chunk_tokens: int = 512
@@ -62,11 +62,6 @@ class EngineConfig:
                     raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
             elif value is not None:
                 _positive(field.name, value, least=0 if field.name == "kv_blocks" else 1)
-        if self.max_length is not None and self.max_length > self.max_step_tokens:
-            raise ConfigError(
-                f"max_step_tokens={self.max_step_tokens} is below max_length={self.max_length}: a OneShot prompt of "
-                "that length is one step; raise max_step_tokens or lower max_length"
-            )
 
 
 def _positive(name: str, value: Any, *, least: int) -> None:
