@@ -62,17 +62,20 @@ class ReferenceCore:
     def encode_full(
         self, text: str | bytes, parse_special: bool = True, offsets: str = "char", trim: bool = True
     ) -> tuple[Int32, Int32, Int32]:
-        string = _text(text)
-        found = self._engine(parse_special).encode(string, add_special_tokens=False)
-        ids = np.array(found.ids, np.int32)
-        spans = np.array(found.offsets, np.int32).reshape(-1, 2)
+        ids, spans, words, tokens = self.encode_found(text, parse_special)
         if trim:
             for add_prefix_space in self._trim_passes:
-                spans = trimmed(found.tokens, spans, add_prefix_space)
+                spans = trimmed(tokens, spans, add_prefix_space)
         if offsets == "byte":
-            spans = _byte_positions(string)[spans]
-        words = np.array([-1 if w is None else w for w in found.word_ids], np.int32)
+            spans = _byte_positions(_text(text))[spans]
         return ids, spans, words
+
+    def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
+        """As ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
+        found = self._engine(parse_special).encode(_text(text), add_special_tokens=False)
+        ids = np.array(found.ids, np.int32)
+        spans = np.array(found.offsets, np.int32).reshape(-1, 2)
+        return ids, spans, np.array([-1 if w is None else w for w in found.word_ids], np.int32), found.tokens
 
     def trim_offsets(self, ids: Int32, offsets: Int32, add_prefix_space: bool) -> Int32:
         tokens = [t or "" for t in self.tokens(ids)]

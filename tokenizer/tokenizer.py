@@ -19,6 +19,7 @@ from . import components, processors
 from ._arrays import ArrayMethods
 from ._inputs import EncodeInput, batch_inputs, single_input
 from ._literal import LiteralText
+from ._reference import ReferenceCore
 from ._rungs import load
 from .added_token import AddedToken
 from .config import FileConfig, beside, warn_contradictions
@@ -212,7 +213,12 @@ class Tokenizer(ArrayMethods):
         self, given: EncodeInput, add_special_tokens: bool, truncation: Truncation | None, fast: bool = False
     ) -> Encoding:
         # Trimming belongs after truncation; where nothing is cut the core does it at once.
-        trimmed = truncation is None and not given.has_words and not self._as_found
+        trimmed = (
+            truncation is None
+            and not given.has_words
+            and not self._as_found
+            and not isinstance(self._core, ReferenceCore)
+        )
         first = self._sequence(given.first, 0, trimmed, fast)
         second = None if given.second is None else self._sequence(given.second, 1, trimmed, fast)
         processor = self._untrimmed if trimmed else self._processor
@@ -233,33 +239,26 @@ class Tokenizer(ArrayMethods):
 
     def _sequence(self, given: str | list[str], type_id: int, trimmed: bool, fast: bool) -> Encoding:
         core, parse_special = self._core, not self._encode_special
-        if isinstance(given, str):
-            ids, offsets, words = core.encode_full(given, parse_special, "char", trimmed)
-            return self._columns(ids, offsets, words, [given], [len(ids)], type_id, fast)
-        ids, offsets, _, starts = core.encode_batch_full(given, parse_special, "char", False)
-        lengths = np.diff(starts)
-        words = np.repeat(np.arange(len(given), dtype=np.int32), lengths)
-        return self._columns(ids, offsets, words, given, lengths.tolist(), type_id, fast)
-
-    def _columns(
-        self,
-        ids: Int32,
-        offsets: Int32,
-        words: Int32,
-        texts: list[str],
-        lengths: list[int],
-        type_id: int,
-        fast: bool,
-    ) -> Encoding:
-        lookup = self._core.tokens
+        texts = [given] if isinstance(given, str) else given
         tokens: list[str] | Callable[[], list[str]]
-        if self._as_found:
-            tokens = self._tokens_as_found(ids, offsets, texts, lengths)
+        if isinstance(core, ReferenceCore):
+            rows = [core.encode_found(text, parse_special) for text in texts]
+            ids, offsets, words = (_stacked([row[k] for row in rows], k == 1) for k in range(3))
+            lengths, tokens = [len(row[0]) for row in rows], [t for row in rows for t in row[3]]
         else:
+            if isinstance(given, str):
+                ids, offsets, words = core.encode_full(given, parse_special, "char", trimmed)
+                lengths = [len(ids)]
+            else:
+                ids, offsets, words, starts = core.encode_batch_full(given, parse_special, "char", False)
+                lengths = np.diff(starts).tolist()
+            lookup = core.tokens
             tokens = lambda: [t or "" for t in lookup(ids)]  # noqa: E731
-        if fast:
-            return Encoding._make(ids, None, words, tokens, type_id)
-        return Encoding._make(ids, offsets, words, tokens, type_id)
+            if self._as_found:
+                tokens = self._tokens_as_found(ids, offsets, texts, lengths)
+        if not isinstance(given, str):
+            words = np.repeat(np.arange(len(given), dtype=np.int32), lengths)
+        return Encoding._make(ids, None if fast else offsets, words, tokens, type_id)
 
     def _tokens_as_found(self, ids: Int32, offsets: Int32, texts: list[str], lengths: list[int]) -> list[str]:
         tokens = [t or "" for t in self._core.tokens(ids)]
@@ -355,3 +354,7 @@ def _restored(data: bytes, config: FileConfig, encode_special: bool) -> Tokenize
 
 def _parsed(member: Any, parse: Callable[[dict[str, Any]], Any]) -> Any:
     return None if member is None else parse(member)
+
+
+def _stacked(rows: list[Int32], pairs: bool) -> Int32:
+    return np.concatenate(rows) if rows else np.empty((0, 2) if pairs else 0, np.int32)
