@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from .encoding import Encoding
 if TYPE_CHECKING:
     from ._rungs import Core
     from .params import Padding, Truncation
+    from ._sequences import Sequences
     from .processors import Processor
 
 Int32 = npt.NDArray[np.int32]
@@ -39,7 +41,7 @@ class ArrayMethods:
     _truncation: Truncation | None
     _padding: Padding | None
     _encode_special: bool
-    _as_found: dict[int, bool]
+    _sequences: Sequences
 
     def encode_array(
         self, text: str | bytes, add_special_tokens: bool = True, *, parse_special: bool = True
@@ -88,7 +90,7 @@ class ArrayMethods:
             ids, starts = self._core.encode_batch_array(texts, True)
             if not add_special_tokens or not self.num_special_tokens_to_add(False):
                 return ids, None, starts
-            rows = [self._surround(ids[a:b]) for a, b in zip(starts[:-1], starts[1:])]
+            rows = [self._surround(ids[a:b]) for a, b in pairwise(starts.tolist())]
             return _rows(rows, None)
         if offsets is None:
             return _rows([self.encode_array(t, add_special_tokens, parse_special=parse_special) for t in texts], None)
@@ -107,7 +109,7 @@ class ArrayMethods:
 
     @property
     def backend(self) -> str:
-        """"native", "native+regex" (the split pattern is matched by the ``regex`` package) or "reference" (HF)."""
+        """ "native", "native+regex" (the split pattern is matched by the ``regex`` package) or "reference" (HF)."""
         return self._backend
 
     def num_special_tokens_to_add(self, is_pair: bool) -> int:

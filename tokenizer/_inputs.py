@@ -51,9 +51,7 @@ def _text(value: Any) -> str:
 def _words(value: Any) -> list[str]:
     if _is_words(value):
         return [str(word) for word in value]
-    raise TypeError(
-        f"PreTokenizedInputSequence must be Union[List[str], Tuple[str]], not {_described(value)}"
-    )
+    raise TypeError(f"PreTokenizedInputSequence must be Union[List[str], Tuple[str]], not {_described(value)}")
 
 
 def _is_words(value: Any) -> bool:

@@ -80,7 +80,9 @@ def warn_contradictions(
     for key, value in described.items() if isinstance(described, dict) else ():
         content = value.get("content") if isinstance(value, dict) else None
         if isinstance(content, str) and str(token_to_id(content)) != str(key):
-            found.append(f"added_tokens_decoder has {content!r} as id {key}, the vocabulary as {token_to_id(content)}")
+            found.append(
+                f"added_tokens_decoder has {content!r} as id {key}, the vocabulary as {token_to_id(content)}"
+            )
     if found:
         warnings.warn(
             f"{config.source} contradicts {tokenizer_file}, and tokenizer.json is followed: " + "; ".join(found[:8]),

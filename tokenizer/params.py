@@ -34,9 +34,7 @@ class Truncation:
             raise ValueError(
                 f"Unknown `strategy`: `{strategy}`. Use one of `longest_first`, `only_first`, or `only_second`"
             )
-        return Truncation(
-            _unsigned(max_length), _unsigned(stride), cast(Strategy, strategy), _direction(direction)
-        )
+        return Truncation(_unsigned(max_length), _unsigned(stride), cast(Strategy, strategy), _direction(direction))
 
     @staticmethod
     def from_json(member: dict[str, Any]) -> Truncation:

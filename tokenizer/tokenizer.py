@@ -6,21 +6,19 @@ number of threads without a lock: a call reads the settings once, and a setter r
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, cast
 
 from . import components, processors
 from ._arrays import ArrayMethods
 from ._inputs import EncodeInput, batch_inputs, single_input
 from ._literal import LiteralText
-from ._reference import ReferenceCore
 from ._rungs import load
+from ._sequences import Sequences
 from .added_token import AddedToken
 from .config import FileConfig, beside, warn_contradictions
 from .encoding import Encoding
@@ -29,8 +27,6 @@ from .params import Padding, Truncation, truncate_pair
 
 if TYPE_CHECKING:
     from ._rungs import Core
-
-Int32 = npt.NDArray[np.int32]
 
 
 class Tokenizer(ArrayMethods):
@@ -106,13 +102,7 @@ class Tokenizer(ArrayMethods):
         self._padding = _parsed(self._section("padding"), Padding.from_json)
         self._encode_special = False
         self._literal = LiteralText(core)
-        # Added tokens whose text in an encoding is what stood in the input, not the vocabulary's.
-        normalizes = self._section("normalizer") is not None
-        self._as_found = {
-            i: normalized
-            for i, _, _, left, right, normalized, _ in core.added_tokens()
-            if left or right or (normalized and normalizes)
-        }
+        self._sequences = Sequences(core)
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
         Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")
@@ -161,43 +151,44 @@ class Tokenizer(ArrayMethods):
         add_special_tokens: bool = True,
     ) -> Encoding:
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
-        given = single_input(sequence, pair, is_pretokenized)
-        encoding = self._encoded(given, add_special_tokens, self._truncation)
-        padding = self._padding
-        if padding is not None:
-            padding.apply([encoding])
-        return encoding
+        return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
 
     def encode_batch(
         self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
     ) -> list[Encoding]:
         """Encode each input, then pad them together if padding is on."""
-        truncation, padding = self._truncation, self._padding
-        encodings = [
-            self._encoded(given, add_special_tokens, truncation) for given in batch_inputs(input, is_pretokenized)
-        ]
-        if padding is not None:
-            padding.apply(encodings)
-        return encodings
+        return self._encoded(batch_inputs(input, is_pretokenized), add_special_tokens)
 
     def encode_batch_fast(
         self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
     ) -> list[Encoding]:
-        """``encode_batch`` without offsets, which are all (0, 0)."""
-        truncation, padding = self._truncation, self._padding
-        encodings = [
-            self._encoded(given, add_special_tokens, truncation, fast=True)
-            for given in batch_inputs(input, is_pretokenized)
-        ]
-        if padding is not None:
-            padding.apply(encodings)
-        return encodings
+        """``encode_batch`` for the ids: offsets are all (0, 0), words None, tokens empty, as in HF."""
+        return self._encoded(batch_inputs(input, is_pretokenized), add_special_tokens, fast=True)
+
+    async def async_encode(
+        self,
+        sequence: Any,
+        pair: Any | None = None,
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+    ) -> Encoding:
+        return await asyncio.to_thread(self.encode, sequence, pair, is_pretokenized, add_special_tokens)
+
+    async def async_encode_batch(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Encoding]:
+        return await asyncio.to_thread(self.encode_batch, input, is_pretokenized, add_special_tokens)
+
+    async def async_encode_batch_fast(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Encoding]:
+        return await asyncio.to_thread(self.encode_batch_fast, input, is_pretokenized, add_special_tokens)
 
     def post_process(
         self, encoding: Encoding, pair: Encoding | None = None, add_special_tokens: bool = True
     ) -> Encoding:
         """Truncate, add what the post-processor adds, and pad: the last steps of ``encode``, on copies."""
-        made = self._finished(
+        made = _finished(
             encoding.__copy__(),
             None if pair is None else pair.__copy__(),
             add_special_tokens,
@@ -209,66 +200,31 @@ class Tokenizer(ArrayMethods):
             padding.apply([made])
         return made
 
-    def _encoded(
-        self, given: EncodeInput, add_special_tokens: bool, truncation: Truncation | None, fast: bool = False
-    ) -> Encoding:
-        # Trimming belongs after truncation; where nothing is cut the core does it at once.
-        trimmed = (
-            truncation is None
-            and not given.has_words
-            and not self._as_found
-            and not isinstance(self._core, ReferenceCore)
-        )
-        first = self._sequence(given.first, 0, trimmed, fast)
-        second = None if given.second is None else self._sequence(given.second, 1, trimmed, fast)
-        processor = self._untrimmed if trimmed else self._processor
-        return self._finished(first, second, add_special_tokens, truncation, processor)
-
-    def _finished(
-        self,
-        first: Encoding,
-        second: Encoding | None,
-        add_special_tokens: bool,
-        truncation: Truncation | None,
-        processor: processors.Processor | None,
-    ) -> Encoding:
-        if truncation is not None:
-            added = processor.added(second is not None) if processor is not None and add_special_tokens else 0
-            truncate_pair(first, second, truncation, added)
-        return processors.run(processor, first, second, add_special_tokens)
-
-    def _sequence(self, given: str | list[str], type_id: int, trimmed: bool, fast: bool) -> Encoding:
-        core, parse_special = self._core, not self._encode_special
-        texts = [given] if isinstance(given, str) else given
-        tokens: list[str] | Callable[[], list[str]]
-        if isinstance(core, ReferenceCore):
-            rows = [core.encode_found(text, parse_special) for text in texts]
-            ids, offsets, words = (_stacked([row[k] for row in rows], k == 1) for k in range(3))
-            lengths, tokens = [len(row[0]) for row in rows], [t for row in rows for t in row[3]]
-        else:
-            if isinstance(given, str):
-                ids, offsets, words = core.encode_full(given, parse_special, "char", trimmed)
-                lengths = [len(ids)]
+    def _encoded(self, inputs: list[EncodeInput], add_special_tokens: bool, fast: bool = False) -> list[Encoding]:
+        """Encode and post-process; the settings are read here, once."""
+        truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
+        sequences = self._sequences
+        # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
+        trim = truncation is None and sequences.may_trim and not any(given.has_words for given in inputs)
+        columns: list[list[Encoding]] = []
+        for type_id, side in enumerate(([g.first for g in inputs], [g.second for g in inputs])):
+            present = [one for one in side if one is not None]
+            if fast:
+                columns.append(sequences.encode_fast(present, type_id, parse_special))
+            elif len(present) > 1 and all(isinstance(one, str) for one in present):
+                texts = cast(list[str], present)
+                columns.append(sequences.encode_many(texts, type_id, parse_special, trim))
             else:
-                ids, offsets, words, starts = core.encode_batch_full(given, parse_special, "char", False)
-                lengths = np.diff(starts).tolist()
-            lookup = core.tokens
-            tokens = lambda: [t or "" for t in lookup(ids)]  # noqa: E731
-            if self._as_found:
-                tokens = self._tokens_as_found(ids, offsets, texts, lengths)
-        if not isinstance(given, str):
-            words = np.repeat(np.arange(len(given), dtype=np.int32), lengths)
-        return Encoding._make(ids, None if fast else offsets, words, tokens, type_id)
-
-    def _tokens_as_found(self, ids: Int32, offsets: Int32, texts: list[str], lengths: list[int]) -> list[str]:
-        tokens = [t or "" for t in self._core.tokens(ids)]
-        row = [k for k, n in enumerate(lengths) for _ in range(n)]
-        for i, id in enumerate(ids.tolist()):
-            if id in self._as_found:
-                start, stop = offsets[i].tolist()
-                found = texts[row[i]][start:stop]
-                tokens[i] = self._core.normalize(found) if self._as_found[id] else found
-        return tokens
+                columns.append([sequences.encode(one, type_id, parse_special, trim) for one in present])
+        pairs = iter(columns[1])
+        processor = self._untrimmed if trim else self._processor
+        encodings = [
+            _finished(first, None if g.second is None else next(pairs), add_special_tokens, truncation, processor)
+            for g, first in zip(inputs, columns[0])
+        ]
+        if padding is not None:
+            padding.apply(encodings)
+        return encodings
 
     # ---- decoding
 
@@ -277,6 +233,11 @@ class Tokenizer(ArrayMethods):
 
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         return self._core.decode_batch(sequences, skip_special_tokens)
+
+    async def async_decode_batch(
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
+    ) -> list[str]:
+        return await asyncio.to_thread(self.decode_batch, sequences, skip_special_tokens)
 
     # ---- vocabulary
 
@@ -356,5 +317,14 @@ def _parsed(member: Any, parse: Callable[[dict[str, Any]], Any]) -> Any:
     return None if member is None else parse(member)
 
 
-def _stacked(rows: list[Int32], pairs: bool) -> Int32:
-    return np.concatenate(rows) if rows else np.empty((0, 2) if pairs else 0, np.int32)
+def _finished(
+    first: Encoding,
+    second: Encoding | None,
+    add_special_tokens: bool,
+    truncation: Truncation | None,
+    processor: processors.Processor | None,
+) -> Encoding:
+    if truncation is not None:
+        added = processor.added(second is not None) if processor is not None and add_special_tokens else 0
+        truncate_pair(first, second, truncation, added)
+    return processors.run(processor, first, second, add_special_tokens)
