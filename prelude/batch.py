@@ -1,0 +1,253 @@
+"""ForwardBatch: what an executor is given for one step. Arrays only, three frozen variants.
+
+    OneShotBatch   prompt slices + one readout. No block table that could grow, no future token.
+    DecodeBatch    one token and a block table per running sequence + a sample readout.
+    MixedBatch     prompt slices and decode rows in one step, each side's accounts apart.
+
+Prompt slices form a forest. A *segment* is a run of tokens; a segment with a parent continues it:
+
+    segment 0   state ................ 1000 tokens   (root; may continue a context that lies in the KV pool)
+    segment 1     ├─ question 1 ...... 12 tokens     parent 0
+    segment 2     │    └─ label piece  1 token       parent 1
+    segment 3     └─ question 2 ...... 12 tokens     parent 0
+
+A token attends to: its root's context in the pool, every token of its ancestors, and its own segment up
+to itself. Positions say where a token stands in its own sequence, so siblings share positions. With one
+segment per request this is plain varlen prefill; with branches it is one state and many questions, or
+requests with a common cold prefix folded into one (the prefix is computed once for every layer).
+
+All integer arrays are C-contiguous int32 unless said otherwise; ``indptr`` arrays have one more entry than
+rows and start at 0. Slots are ``block * block_size + offset``; -1 is "not written". Arrays belong to the
+batch: executors read them and keep no reference after ``wait``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+U64 = npt.NDArray[np.uint64]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+
+# ------------------------------------------------------------------ prompt slices
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSlices:
+    """T tokens in S segments; parents come before children.
+
+    ``context_lens[s]`` tokens (of the pool blocks ``context_blocks[context_indptr[s]:context_indptr[s+1]]``)
+    precede root segment s: a cached prefix, or the part of a chunked prompt that is already computed; 0 for
+    segments with a parent. A segment may be empty (its whole text was cached); its children still see its
+    context. ``write_slots[t]`` is where K and V of token t go, written in every layer before that layer reads
+    the pool; ``None`` when the step writes nothing.
+    """
+
+    token_ids: I32  # [T]
+    positions: I32  # [T]
+    starts: I32  # [S + 1], offsets into the tokens
+    parents: I32  # [S], -1 for a root
+    context_lens: I32  # [S]
+    context_indptr: I32  # [S + 1]
+    context_blocks: I32  # [context_indptr[-1]]
+    write_slots: I32 | None = None  # [T] or None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.parents)
+
+
+# ------------------------------------------------------------------ readouts
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Logprobs (float32 log-softmax over the whole vocabulary) of given tokens at given positions.
+
+    ``rows[r]`` is a token index; its logits predict the token that follows it. Pair p asks for the logprob of
+    ``targets[p]`` at row ``target_rows[p]`` (an index into ``rows``). ``top`` > 0 also asks for the ``top``
+    best tokens of every row, ``ranks`` for each target's rank (1 = the argmax; ties count as better only
+    where the id is smaller).
+    """
+
+    rows: I32  # [R]
+    target_rows: I32  # [P]
+    targets: I32  # [P]
+    top: int = 0
+    ranks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """One vector per item, from hidden states after the final norm, in float32.
+
+    Item i pools tokens ``rows[indptr[i]:indptr[i+1]]``: "last" and "cls" name one row each, "mean" averages.
+    """
+
+    rows: I32  # [R]
+    indptr: I32  # [N + 1]
+    pooling: str = "last"  # "last" | "cls" | "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Raw logits of the model's classification head at the given rows, float32."""
+
+    rows: I32  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """One sampled token per row. Greedy where ``temperature`` is 0.
+
+    The uniform number of row n is a pure function of (``seeds[n]``, ``steps[n]``), so the same request draws the
+    same tokens in any company. ``top`` > 0 asks for the logprobs of the sampled token and the ``top`` best.
+    """
+
+    rows: I32  # [N], token indices; for decode rows the row itself
+    temperature: F32  # [N]
+    top_k: I32  # [N], 0 = off
+    top_p: F32  # [N], 1 = off
+    min_p: F32  # [N], 0 = off
+    seeds: U64  # [N]
+    steps: I32  # [N], how many tokens this request has sampled before
+    top: int = 0
+
+
+Readout: TypeAlias = LogprobRows | PooledRows | HeadRows | SampleRows
+
+
+# ------------------------------------------------------------------ the three variants
+
+
+@dataclass(frozen=True, slots=True)
+class OneShotBatch:
+    """Prompts that are finished by this step: one readout for all of them, nothing left behind but what
+    ``slices.write_slots`` publishes."""
+
+    slices: PromptSlices
+    readout: Readout
+
+    @property
+    def num_tokens(self) -> int:
+        return self.slices.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """B running sequences, one token each. ``context_lens`` counts the tokens before this one; the block table
+    (CSR) covers the token that is written now as well."""
+
+    token_ids: I32  # [B]
+    positions: I32  # [B]
+    write_slots: I32  # [B]
+    context_lens: I32  # [B]
+    block_indptr: I32  # [B + 1]
+    block_ids: I32  # [block_indptr[-1]]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    rows: DecodeRows
+    readout: SampleRows
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class MixedBatch:
+    """Prefill chunks and OneShot rows (``slices``) beside running rows (``decode``).
+
+    ``readouts`` index tokens of ``slices``: the OneShot group's readout, and the sample readout of chunks that
+    end their prompt. ``decode_readout`` indexes decode rows. Recurrent slots are their own account (0 for models
+    without recurrent layers).
+    """
+
+    slices: PromptSlices
+    readouts: tuple[Readout, ...]
+    decode: DecodeRows
+    decode_readout: SampleRows | None
+    recurrent_slots: int = 0
+
+    @property
+    def prefill_tokens(self) -> int:
+        return self.slices.num_tokens
+
+    @property
+    def decode_tokens(self) -> int:
+        return self.decode.num_rows
+
+    @property
+    def block_table_entries(self) -> int:
+        return len(self.decode.block_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefill_tokens + self.decode_tokens
+
+
+ForwardBatch: TypeAlias = OneShotBatch | DecodeBatch | MixedBatch
+
+
+# ------------------------------------------------------------------ results
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobOutput:
+    logprobs: F64  # [P], never above 0
+    ranks: I32 | None  # [P]
+    top_ids: I32 | None  # [R, top], best first
+    top_logprobs: F32 | None  # [R, top]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledOutput:
+    vectors: F32  # [N, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutput:
+    logits: F32  # [N, num_labels]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    token_ids: I32  # [N]
+    logprobs: F32 | None = None  # [N], of the sampled tokens under the unmodified distribution
+    top_ids: I32 | None = None  # [N, top]
+    top_logprobs: F32 | None = None  # [N, top]
+
+
+Output: TypeAlias = LogprobOutput | PooledOutput | HeadOutput | SampleOutput
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came out of a step. ``outputs`` follows the batch's readouts (one for OneShot; ``readouts`` then
+    ``decode_readout`` for Mixed; one for Decode). ``bad_rows[k]`` lists rows of output k (indices into that
+    readout's ``rows``, or items for pooled rows) whose numbers are not finite: those requests fail, nobody else."""
+
+    outputs: tuple[Output, ...]
+    bad_rows: tuple[I32, ...]
+    seconds: float  # the forward's own time
+    lm_head_rows: int = 0  # rows that met the vocabulary
+    attended_tokens: int = 0  # key positions read, for the cost model
+    peak_bytes: int = 0  # activation bytes of this step, an estimate on devices that do not count
+    eager: bool = True
+    extra: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,44 @@
+"""The boundary between the control plane and a device: submit a batch, wait for its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from prelude.batch import ForwardBatch, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """What the control plane must know of a loaded model and its device; nothing here changes after loading."""
+
+    vocab_size: int  # rows of the embedding and the LM head
+    max_positions: int
+    hidden_size: int
+    num_labels: int  # of the classification head; 0 where there is none
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    logits_chunk_rows: int  # the LM head meets at most this many rows at a time
+    weight_bytes: int
+    device: str
+    dtype: str
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Runs batches in the order they were submitted. It never sees a request.
+
+    ``submit`` raises ``TypeError`` for anything but a ``ForwardBatch`` variant. ``wait`` returns the result of
+    that handle or raises what the step raised; after a failed step the executor takes the next one as if
+    nothing had happened (its pool contents for that step's write slots are undefined). One thread at a time
+    submits; any thread may wait.
+    """
+
+    def submit(self, batch: ForwardBatch) -> Any: ...
+
+    def wait(self, handle: Any) -> StepResult: ...
+
+    def limits(self) -> ExecutorLimits: ...
+
+    def close(self) -> None: ...
