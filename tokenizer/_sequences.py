@@ -62,13 +62,13 @@ class Sequences:
             for text, a, b in zip(texts, bounds, bounds[1:])
         ]
 
-    def encode_fast(self, given: Sequence[Given], type_id: int, parse_special: bool) -> list[Encoding]:
-        """Ids alone; HF's fast encodings have no offsets, no word numbers, and empty token strings."""
+    def encode_fast(self, given: Sequence[Given], parse_special: bool) -> list[Encoding]:
+        """Ids alone: HF's fast encodings have no offsets, word numbers or type ids, and empty token strings."""
         flat = [text for one in given for text in ([one] if isinstance(one, str) else one)]
         ids, starts = self._core.encode_batch_array(flat, parse_special)
         counts = [1 if isinstance(one, str) else len(one) for one in given]
         bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
-        return [Encoding._make(ids[a:b], None, None, [""] * (b - a), type_id) for a, b in zip(bounds, bounds[1:])]
+        return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in zip(bounds, bounds[1:])]
 
     def _encoding(
         self, ids: Int32, offsets: Int32, words: Int32, texts: Sequence[str], lengths: list[int], type_id: int

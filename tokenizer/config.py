@@ -6,6 +6,7 @@ is warned about (both files named), because whoever loads one through another li
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections.abc import Callable
@@ -41,10 +42,8 @@ def beside(path: Path) -> FileConfig:
     config = _read_object(source)
     values = {**values, **{k: v for k, v in config.items() if v is not None or k not in values}}
     template = _template(config.get("chat_template"))
-    try:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        pass
     return FileConfig(str(source) if config else "", values, template)
 
 

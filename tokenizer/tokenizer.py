@@ -210,7 +210,7 @@ class Tokenizer(ArrayMethods):
         for type_id, side in enumerate(([g.first for g in inputs], [g.second for g in inputs])):
             present = [one for one in side if one is not None]
             if fast:
-                columns.append(sequences.encode_fast(present, type_id, parse_special))
+                columns.append(sequences.encode_fast(present, parse_special))
             elif len(present) > 1 and all(isinstance(one, str) for one in present):
                 texts = cast(list[str], present)
                 columns.append(sequences.encode_many(texts, type_id, parse_special, trim))
