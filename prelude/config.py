@@ -63,6 +63,34 @@ class EngineConfig:
             elif value is not None:
                 _positive(field.name, value, least=0 if field.name == "kv_blocks" else 1)
 
+    # What the limits come to for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
+
+    def resolved_length(self, max_positions: int) -> int:
+        """The longest sequence, prompt and output together."""
+        if self.max_length is None:
+            return max_positions
+        if self.max_length > max_positions:
+            raise ConfigError(
+                f"max_length={self.max_length} is above the model's {max_positions} positions; lower it"
+            )
+        return self.max_length
+
+    def resolved_step(self, max_positions: int) -> int:
+        """Tokens of one step: the longest prompt fits beside a full set of running rows."""
+        longest = self.resolved_length(max_positions)
+        if self.max_step_tokens is None:
+            return max(8192, longest + self.max_running)
+        if self.max_step_tokens < longest + self.max_running:
+            raise ConfigError(
+                f"max_step_tokens={self.max_step_tokens} is below max_length + max_running = {longest} + "
+                f"{self.max_running}: a OneShot prompt is one step, beside the running rows; raise it or lower those"
+            )
+        return self.max_step_tokens
+
+    def oneshot_tokens(self, max_positions: int) -> int:
+        """The most tokens a OneShot request may bring: what a step leaves beside a full set of running rows."""
+        return self.resolved_step(max_positions) - self.max_running
+
 
 def _positive(name: str, value: Any, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):

@@ -14,11 +14,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome, Prepared
 from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, StepResult
 from prelude.errors import EngineClosed, ExecutionError, QueueFull, RequestTooLarge
 from prelude.execution.executor import Executor
-from prelude.scheduling.classes import ExecutionClass
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed, pack
 from prelude.scheduling.plan import Plan

@@ -5,8 +5,8 @@ This is where torch is imported first.
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,11 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 
 if TYPE_CHECKING:
-    from prelude.admission.prepare import Preparer
+    from prelude.admission.chat import ChatRenderer
+    from prelude.admission.preparer import Preparer
     from prelude.models.config import ModelConfig
+    from prelude.tasks import Message
+    from prelude.tokenizer import Tokenizer
 
 _LOGITS_CHUNK_ROWS = 256
 _POOL_SHARE = 0.5  # of the available memory, at most, for a pool whose size nobody named
@@ -45,11 +48,10 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
     from prelude.models.config import ModelConfig
 
     model_config = ModelConfig.from_dir(path)
-    max_length = _max_length(model_config, config)
-    step_tokens = _step_tokens(max_length, config)
+    step_tokens = config.resolved_step(model_config.max_positions)
     executor = _cpu_executor(path, model_config, config, dtype)
     limits = executor.limits()
-    preparer = _preparer(path, model_config, limits, config, max_length, step_tokens)
+    preparer = _preparer(path, model_config, limits, config)
     pool = KvPool(limits.num_blocks, limits.block_size, prefix_cache=config.prefix_cache)
     budgets = Budgets(
         step_tokens=step_tokens,
@@ -88,29 +90,6 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
 
 
-def _max_length(model: ModelConfig, config: EngineConfig) -> int:
-    if config.max_length is None:
-        return model.max_positions
-    if config.max_length > model.max_positions:
-        raise ConfigError(
-            f"max_length={config.max_length} is above the model's {model.max_positions} positions; lower it"
-        )
-    return config.max_length
-
-
-def _step_tokens(max_length: int, config: EngineConfig) -> int:
-    """A step must hold the longest prompt beside a full set of running rows."""
-    least = max_length + config.max_running
-    if config.max_step_tokens is None:
-        return max(8192, least)
-    if config.max_step_tokens < least:
-        raise ConfigError(
-            f"max_step_tokens={config.max_step_tokens} is below max_length + max_running = {max_length} + "
-            f"{config.max_running}: a OneShot prompt is one step, beside the running rows; raise it or lower those"
-        )
-    return config.max_step_tokens
-
-
 def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
     try:
         import torch  # noqa: F401
@@ -147,17 +126,44 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
         )
 
 
-def _preparer(
-    path: Path,
-    model: ModelConfig,
-    limits: ExecutorLimits,
-    config: EngineConfig,
-    max_length: int,
-    step_tokens: int,
-) -> Preparer:
+def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig) -> Preparer:
+    from prelude.admission.preparer import Preparer
+    from prelude.admission.template import DecisionTemplate
+    from prelude.models.pooling import read_pooling
+    from prelude.tokenizer import Tokenizer
 
-    raise NotImplementedError
+    tokenizer_file = path / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise ModelError(f"{path}: there is no tokenizer.json; save the model's fast tokenizer there")
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    model.check_vocabulary(tokenizer.get_vocab_size(with_added_tokens=True) - 1)
+    template_file = path / "decision_template.json"
+    pooling = read_pooling(path)
+    return Preparer(
+        tokenizer,
+        limits,
+        config,
+        eos_ids=model.eos_token_ids,
+        bos_id=model.bos_token_id,
+        default_pooling=pooling.mode,
+        normalize_default=pooling.normalize,
+        template=DecisionTemplate.from_file(template_file) if template_file.exists() else None,
+        chat=chat_renderer(tokenizer),
+    )
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def chat_renderer(tokenizer: Tokenizer) -> ChatRenderer | None:
+    """The model's chat template as admission calls it, or ``None`` where it has none."""
+    if tokenizer.chat_template is None:
+        return None
+    from prelude.tokenizer.chat import render_segments
+
+    def render(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
+        return render_segments(
+            messages,
+            chat_template=tokenizer.chat_template,
+            add_generation_prompt=add_generation_prompt,
+            special_tokens=tokenizer.special_tokens_map,
+        )
+
+    return render
