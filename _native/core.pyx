@@ -99,7 +99,7 @@ cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
         int32_t node, blocks, promised
 
     cdef struct TrieInsert:
-        int32_t node, taken
+        int32_t node, there, taken
 
     cdef struct TrieCounters:
         uint64_t lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted
@@ -476,7 +476,11 @@ cdef class Match:
 @cython.final
 @cython.freelist(64)
 cdef class Inserted:
-    """``node``: end of the prompt's ready path; ``num_taken`` blocks are the trie's, ``duplicates`` the caller's."""
+    """What became of the blocks given, in order: ``duplicates``, then ``num_taken`` the trie's, then a rest.
+
+    ``node`` is the end of the prompt's ready path. Duplicates and rest stay with the caller; there is a rest
+    only where the path before is gone or a leader's promise is in the way.
+    """
 
     cdef readonly int node
     cdef readonly int num_taken
@@ -685,8 +689,8 @@ cdef class PrefixTrie:
     def insert(self, tokens, blocks, uint64_t salt=0, int64_t first_block=0, cbool promoted=False):
         """Extends the prompt's path by the blocks of ``tokens[first_block * block_size:]``.
 
-        The trie takes over the caller's reference on the blocks it keeps. ``duplicates`` are those it has
-        already, or all when the path before ``first_block`` is gone or promised: they stay with the caller.
+        The trie takes over the caller's reference on the blocks it keeps; those it has already come back as
+        ``duplicates``. Nothing is kept when the path before ``first_block`` is gone, or part of it promised.
         """
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef cnp.ndarray b = _int32(blocks, "blocks")
@@ -696,7 +700,7 @@ cdef class PrefixTrie:
         cdef int64_t nt = _len(t), nb = _len(b)
         cdef TrieInsert made
         cdef Result r
-        made.node, made.taken = -1, 0
+        made.node, made.there, made.taken = -1, 0, 0
         self.alloc.enter()
         cdef PyThreadState* state = _let_go(nt // self.alloc.c.block_size())
         r = self.c.insert(tp, nt, bp, nb, salt, first_block, promoted, &made)
@@ -706,11 +710,11 @@ cdef class PrefixTrie:
         cdef Inserted out = Inserted.__new__(Inserted)
         out.node = made.node
         out.num_taken = made.taken
-        out.duplicates = b[:nb - made.taken] if made.taken != nb else _NONE
+        out.duplicates = b[:made.there] if made.there else _NONE
         return out
 
     def insert_batch(self, tokens, indptr, blocks, block_indptr, salts=0, first_blocks=0, promoted=0):
-        """``insert`` of many rows: (nodes, num_taken). What row i leaves are its first blocks, all but num_taken.
+        """``insert`` of many rows: (nodes, duplicates, num_taken), the last two as numbers of blocks.
 
         An error names its row in ``row``; the rows before it are in, it and those after it are not.
         """
@@ -729,8 +733,9 @@ cdef class PrefixTrie:
         cdef const int32_t* protect = _data(protect_rows)
         for i in range(rows):
             _count(first[i], "first_blocks")
-        nodes, taken = _new_int32(rows), _new_int32(rows)
+        nodes, there, taken = _new_int32(rows), _new_int32(rows), _new_int32(rows)
         cdef int32_t* out_node = _data(nodes)
+        cdef int32_t* out_there = _data(there)
         cdef int32_t* out_taken = _data(taken)
         cdef const int32_t* tp = _data(t)
         cdef const int32_t* bp = _data(b)
@@ -738,7 +743,7 @@ cdef class PrefixTrie:
         cdef const int32_t* be = _data(bends)
         cdef TrieInsert made
         cdef Result r
-        made.node, made.taken = -1, 0
+        made.node, made.there, made.taken = -1, 0, 0
         self.alloc.enter()
         cdef PyThreadState* state = _let_go(te[rows] // self.alloc.c.block_size())
         for i in range(rows):
@@ -746,14 +751,14 @@ cdef class PrefixTrie:
                               first[i], protect[i] != 0, &made)
             if not r.ok():
                 break
-            out_node[i], out_taken[i] = made.node, made.taken
+            out_node[i], out_there[i], out_taken[i] = made.node, made.there, made.taken
         _take_back(state)
         self.alloc.writer.leave()
         if rows and not r.ok():
             error = _error(r, 0)
             error.row = i
             raise error
-        return nodes, taken
+        return nodes, there, taken
 
     def promise(self, tokens, blocks, uint64_t salt=0, int64_t first_block=0) -> int:
         """As ``insert``, for blocks that are still to be filled: ``match`` shows them as promised.

@@ -55,7 +55,8 @@ struct TrieMatch {
 
 struct TrieInsert {
   NodeId node = kNoNode;  // deepest ready node of the prompt's path now
-  int32_t taken = 0;      // blocks the trie owns from here on: the last `taken` given, the others are left
+  int32_t there = 0;      // the first blocks given: the trie had them already, they stay with the caller
+  int32_t taken = 0;      // the next ones: the trie owns them from here on; what follows stays with the caller
 };
 
 struct TrieCounters {

@@ -261,7 +261,7 @@ inline Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t
   // Someone brought the same prefix a second time: that is a hit. So is what the caller says is one.
   if (w.tail != kNil && (there > 0 || (protect && extends))) hit(w.tail);
   bump(stats_.duplicates, there);
-  *out = {id_of(w.tail), 0};
+  *out = {id_of(w.tail), static_cast<int32_t>(there), 0};
   if (!extends) return {};
   const int64_t taken = count - there;
   const int32_t tail = grow(w.tail, &w.chain, tokens + (first + there) * size_, blocks + there, taken, salt,
@@ -269,7 +269,7 @@ inline Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t
   refresh(tail);
   pool_.used_to_cached(taken);
   bump(stats_.inserted, taken);
-  *out = {id_of(tail), static_cast<int32_t>(taken)};
+  *out = {id_of(tail), static_cast<int32_t>(there), static_cast<int32_t>(taken)};
   return {};
 }
 
