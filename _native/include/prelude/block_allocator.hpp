@@ -126,6 +126,7 @@ class BlockAllocator {
   void unmark(const int32_t* ids, int64_t n) {
     for (int64_t i = 0; i < n; ++i) blocks_[ids[i]].state = kHeld;
   }
+  void prefetch(int32_t b) const { __builtin_prefetch(&blocks_[b], 1); }
   void give_to_trie(int32_t b) { blocks_[b].state = kInTrie; }  // still counted as used
   void used_to_cached(int64_t n) { add(used_, -n), add(cached_, n); }
   void cached_to_used(int64_t n) { add(used_, n), add(cached_, -n); }

@@ -222,6 +222,8 @@ class PrefixTrie {
   // How many blocks' memory is fetched ahead together: few where a miss would waste the hashing, many where
   // all of them are going to be touched.
   static constexpr int32_t kLookAhead = 8, kAhead = 32;
+  // Up to here all bookkeeping fits the CPU's second-level cache, and fetching further ahead gains nothing.
+  static constexpr int32_t kSmallPool = 1 << 13;
 
   struct Walk {
     int32_t tail = kNil;   // deepest ready node
@@ -275,6 +277,7 @@ class PrefixTrie {
                NodeState as, bool protect);
   void remove(const int32_t* indices, int32_t count);
 
+  void look_ahead() const;
   void cover(int32_t i);
   void uncover(int32_t i);
   void refresh(int32_t i);

@@ -3,7 +3,7 @@
 //   nodes[i]   32 bytes; node i is the node of block i, so the arena is as large as the pool, an index is
 //              always valid, and a block leads to its node without a lookup
 //
-//   slots      open addressing, at most a quarter full:   home = hash & mask
+//   slots      open addressing, at most an eighth full: a probe seldom goes on:   home = hash & mask
 //              │  ·  │ h,7 │ h,2 │  ·  │ h,9 │  ·  │       each: 32 bits of hash, index + 1; 0 is empty
 //              The hash filters; the caller compares parent and tokens. Erasing shifts the entries behind
 //              the hole back, so there are no tombstones and a miss ends at the first empty slot.
@@ -43,7 +43,7 @@ static_assert(sizeof(Node) == 32);
 class NodeTable {
  public:
   explicit NodeTable(int32_t num_blocks)
-      : mask_(std::bit_ceil(static_cast<uint32_t>(num_blocks) * 4) - 1), slots_(size_t{mask_} + 1) {}
+      : mask_(std::bit_ceil(static_cast<uint32_t>(num_blocks) * 8) - 1), slots_(size_t{mask_} + 1) {}
 
   static int32_t index_of(uint64_t slot) { return static_cast<int32_t>(slot & 0xffffffff) - 1; }
   static uint32_t hash_of(uint64_t slot) { return static_cast<uint32_t>(slot >> 32); }
