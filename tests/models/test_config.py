@@ -187,7 +187,17 @@ def test_pad_token_of_minus_one_is_none() -> None:
 
 # -- 43: refused, by name -------------------------------------------------------------------------
 
-REQUIRED = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"]
+REQUIRED = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+]
 
 
 @pytest.mark.fault(43)
