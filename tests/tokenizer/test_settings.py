@@ -153,12 +153,8 @@ def test_post_process(name: str, pair_of: Pair, assert_same: Any) -> None:
         tokenizer.enable_padding(length=11)
     for add in (True, False):
         raw = [(t.encode_batch([LONG, SHORT], add_special_tokens=False)) for t in (ours, theirs)]
-        assert_same(
-            ours.post_process(raw[0][0], None, add), theirs.post_process(raw[1][0], None, add), add
-        )
-        assert_same(
-            ours.post_process(raw[0][0], raw[0][1], add), theirs.post_process(raw[1][0], raw[1][1], add), add
-        )
+        assert_same(ours.post_process(raw[0][0], None, add), theirs.post_process(raw[1][0], None, add), add)
+        assert_same(ours.post_process(raw[0][0], raw[0][1], add), theirs.post_process(raw[1][0], raw[1][1], add), add)
     before = raw[0][0].ids
     ours.post_process(raw[0][0])
     assert raw[0][0].ids == before, "the argument is left alone"
