@@ -19,8 +19,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from prelude.admission.prepare import Preparer
 from prelude.admission.prepared import Admitted, Outcome
+from prelude.admission.preparer import Preparer
 from prelude.config import EngineConfig
 from prelude.core import EngineCore, LoopFlush
 from prelude.errors import EngineClosed
@@ -365,7 +365,7 @@ class AsyncEngine:
         if sum(_text_size(task) for task in tasks) <= _INLINE_CHARS:
             return [_caught(engine._preparer.prepare, task) for task in tasks]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(engine._preparer.config.prepare_threads, "prelude-prepare")
+            self._pool = ThreadPoolExecutor(engine._preparer.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
         futures = [loop.run_in_executor(self._pool, _caught, engine._preparer.prepare, task) for task in tasks]
         return list(await asyncio.gather(*futures))

@@ -101,13 +101,13 @@ def salt_number(salt: str) -> int:
 
 
 def make_facts(encoder: Encoder, limits: ExecutorLimits, config: EngineConfig, known: Mapping[str, Any]) -> Facts:
-    longest = limits.max_positions if config.max_length is None else min(config.max_length, limits.max_positions)
+    longest = config.resolved_length(limits.max_positions)
     return Facts(
         encoder=encoder,
         limits=limits,
         config=config,
         max_length=longest,
-        step_tokens=config.max_step_tokens,
+        step_tokens=config.oneshot_tokens(limits.max_positions),
         max_chars=config.max_prompt_chars or CHARS_PER_TOKEN * longest,
         **known,
     )

@@ -20,7 +20,7 @@ from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizerLike, Use
 from prelude.batch import LogprobRows, PooledRows, Readout
 from prelude.config import EngineConfig
-from prelude.errors import ConfigError, InvalidRequest, shown
+from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
 from prelude.results import Explanation
 from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, Task
@@ -52,10 +52,6 @@ class Preparer:
     ) -> None:
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
-        if config.max_length is not None and config.max_length > limits.max_positions:
-            raise ConfigError(
-                f"max_length={config.max_length} is above the model's {limits.max_positions} positions; lower it"
-            )
         self._facts = make_facts(
             Encoder(tokenizer, limits.vocab_size),
             limits,
@@ -75,6 +71,14 @@ class Preparer:
     def tokenizer_calls(self) -> int:
         """Encode calls since loading."""
         return self._facts.encoder.calls
+
+    @property
+    def prepare_threads(self) -> int:
+        return self._facts.config.prepare_threads
+
+    @property
+    def tokenizer(self) -> TokenizerLike:
+        return self._facts.encoder.tokenizer
 
     @property
     def max_length(self) -> int:

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared, first_read_token, readout_key
 from prelude.batch import I32
 from prelude.results import RequestStats
-from prelude.scheduling.classes import ExecutionClass, classify
 from prelude.scheduling.lease import Lease
 
 
