@@ -51,7 +51,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-ABSENT = object()
+ABSENT: Any = object()
 
 
 def read(base: dict[str, Any] = NEW, **changes: Any) -> ModelConfig:
@@ -187,10 +187,17 @@ def test_pad_token_of_minus_one_is_none() -> None:
 
 # -- 43: refused, by name -------------------------------------------------------------------------
 
-REQUIRED = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-    "head_dim max_position_embeddings rms_norm_eps"
-).split()
+REQUIRED = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+]
 
 
 @pytest.mark.fault(43)
@@ -366,7 +373,7 @@ def test_vocabulary_smaller_than_the_tokenizer() -> None:
         b'{"vocab_size": ' + b"9" * 10_000 + b"}",
         b" " * (5 << 20),
     ],
-    ids="empty open list null utf16 duplicate deep deeper digits large".split(),
+    ids=["empty", "open", "list", "null", "utf16", "duplicate", "deep", "deeper", "digits", "large"],
 )
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_file_that_is_not_a_json_object(name: str, content: bytes, tmp_path: Path) -> None:
