@@ -215,6 +215,7 @@ def test_header_that_is_not_what_it_has_to_be(header: Any, match: str, refused: 
 def test_too_many_entries(refused: Callable[..., None]) -> None:
     many = {str(index): entry("U8", [0], 0, 0) for index in range(200_000)}
     refused(many, match=f"200,000 tensors, the limit is {MAX_TENSORS:,}")
+    refused("{" + '"data_offsets"' * 200_000, match="200,000 tensors")  # counted before it is parsed
     refused("{" + ",".join(f'"{index}":0' for index in range(200_000)) + "}", match="200,000 tensors")
 
 
