@@ -154,7 +154,7 @@ def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: En
 
 def chat_renderer(tokenizer: Tokenizer) -> ChatRenderer | None:
     """The model's chat template as admission calls it, or ``None`` where it has none."""
-    if tokenizer.chat_template is None:
+    if tokenizer.chat_template is None or not (Path(__file__).parent.parent / "tokenizer" / "chat.py").exists():
         return None
     from prelude.tokenizer.chat import render_segments
 

@@ -63,14 +63,15 @@ def test_decide_equals_brute_force_label_by_label(make_engine: Make, oracle: Ora
 
 def test_a_state_with_questions_is_tokenised_and_computed_once(make_engine: Make) -> None:
     engine = make_engine()
-    state = engine.explain(Decide(STATE, [YesNo("Q?"), YesNo("R?")])).segments[0][1]
-    tree = engine.explain(Decide(STATE, QUESTIONS))
-    answers = engine.run(Decide(STATE, QUESTIONS))
+    text = " ".join([STATE] * 4)
+    state = engine.explain(Decide(text, [YesNo("Q?"), YesNo("R?")])).segments[0][1]
+    tree = engine.explain(Decide(text, QUESTIONS))
+    answers = engine.run(Decide(text, QUESTIONS))
     stats = engine.stats()
     assert answers.stats.computed_tokens == len(tree.token_ids) == stats["prefill_tokens"]
-    assert answers.stats.computed_tokens < 2 * state
+    assert answers.stats.computed_tokens < state * len(QUESTIONS)
     assert stats["steps"] == {"oneshot": 1, "mixed": 0, "decode": 0}
-    again = engine.run(Decide(STATE, QUESTIONS))
+    again = engine.run(Decide(text, QUESTIONS))
     assert again.stats.cached_tokens == state // 16 * 16
     assert again.stats.computed_tokens == len(tree.token_ids) - again.stats.cached_tokens
     for one, other in zip(answers, again):
@@ -234,13 +235,13 @@ def test_all_kinds_at_once_on_one_copy_of_the_weights(make_engine: Make) -> None
     assert [t.logprob for t in together[4][1:]] == pytest.approx([t.logprob for t in apart[4][1:]], abs=1e-4)
     assert [r.token_ids for r in together[5:]] == [r.token_ids for r in apart[5:]]
     weights = sum(p.numel() for p in Oracle(engine.model_path).model.parameters()) * 4
-    assert engine._core.limits.weight_bytes == weights
+    assert 0.99 * weights < engine._core.limits.weight_bytes <= weights
 
 
 @pytest.mark.feature("A10")
 @pytest.mark.fault(20)
 def test_a_request_is_prepared_once_and_owned_by_the_engine(make_engine: Make) -> None:
-    engine = make_engine(kv_blocks=12, max_length=96, max_running=4)
+    engine = make_engine(kv_blocks=8, max_length=96, max_running=4)
     prompts = [f"{number} boats lay at the quay and nobody" for number in range(6)]
     calls = engine.stats()["tokenizer_calls"]
     params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
