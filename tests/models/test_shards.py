@@ -166,8 +166,9 @@ def test_shard_that_is_missing(copy_of: Copy) -> None:
 @pytest.mark.fault(41)
 def test_tensor_claimed_in_the_wrong_shard(copy_of: Copy) -> None:
     directory = copy_of("sharded")
-    edit_map(directory, lambda names: names.update({NORM: "model-00001-of-00002.safetensors"}))
-    refused(directory, f"00001-of.*: tensor '{NORM}' is missing; it lies in model-00002")
+    norm = "model.layers.1.post_attention_layernorm.weight"
+    edit_map(directory, lambda names: names.update({norm: "model-00001-of-00002.safetensors"}))
+    refused(directory, f"00001-of.*: tensor '{norm}' is missing; it lies in model-00002")
 
 
 @pytest.mark.fault(41)
@@ -221,8 +222,8 @@ def test_index_that_is_not_one(content: str, match: str, copy_of: Copy) -> None:
 @pytest.mark.fault(41)
 def test_index_with_too_many_entries(copy_of: Copy) -> None:
     directory = copy_of("sharded")
-    many = {str(number): "a" for number in range(1_000_000)}
-    (directory / INDEX).write_text(json.dumps({"weight_map": many}))
+    many = ",".join(f'"{number}":0' for number in range(1_000_000))
+    (directory / INDEX).write_text('{"weight_map": {' + many + "}}")
     refused(directory, f"1,000,000 entries, the limit is {MAX_TENSORS:,}")
     few = {str(number): f"{number}.safetensors" for number in range(20_000)}
     (directory / INDEX).write_text(json.dumps({"weight_map": few}))
