@@ -130,12 +130,14 @@ def test_deleted_or_replaced_between_opening_and_loading(copy_of: Copy) -> None:
 def test_overwritten_between_opening_and_loading(copy_of: Copy) -> None:
     directory = copy_of("tied")
     with open_checkpoint(directory) as checkpoint:
+        checkpoint.check_unchanged()
         with open(directory / FILE, "r+b") as file:
             file.seek(-8, os.SEEK_END)
             file.write(b"\0" * 8)
         os.utime(directory / FILE, ns=(1, 1))
-        with pytest.raises(CheckpointError, match="changed while it was being loaded"):
-            checkpoint.load(torch.float32)
+        for use in (checkpoint.check_unchanged, lambda: checkpoint.load(torch.float32)):
+            with pytest.raises(CheckpointError, match="changed while it was being loaded"):
+                use()
 
 
 # -- 48: memory ------------------------------------------------------------------------------------
