@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.hub import resolve
 
-Copy = Callable[[str], Path]
+from .conftest import Copy
 
 
 @pytest.fixture
