@@ -22,12 +22,11 @@ from prelude import (
     Score,
     YesNo,
 )
+from prelude.errors import InvalidRequest
 from tests.engine.conftest import Oracle, make_checkpoint
 
 Make = Callable[..., Engine]
-STATE = (
-    "The harbour was quiet that morning; two boats lay at the quay, and nobody wanted to sail in the fog."
-)
+STATE = "The harbour was quiet that morning; two boats lay at the quay, and nobody wanted to sail in the fog."
 QUESTIONS = [
     Choice("Where is it?", ["harbour", "harbour master", "mountain", "mountain hut", "city", "a", "ab"]),
     YesNo("Is it polite?"),
@@ -179,6 +178,9 @@ def test_classification_head(tmp_path: Path, make_engine: Make) -> None:
     assert got.logits == pytest.approx(want, abs=1e-4)
     assert got.scores.sum() == pytest.approx(1, abs=1e-6)
     assert engine.classify(STATE, activation="none").scores == pytest.approx(want, abs=1e-4)
+    assert got.labels == ("LABEL_0", "LABEL_1", "LABEL_2") and got.label == got.labels[int(want.argmax())]
+    with pytest.raises(InvalidRequest, match="no language-model head"):
+        engine.loglikelihood(STATE, " and")
 
 
 @pytest.mark.feature("A1")
