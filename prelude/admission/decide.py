@@ -22,7 +22,7 @@ from prelude.admission.chat import PLAIN
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.logprobs import logprob_output
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
-from prelude.admission.prompts import TRUNCATIONS, check_messages, content_text, is_messages, kept
+from prelude.admission.prompts import TRUNCATIONS, beginning, check_messages, content_text, is_messages, kept
 from prelude.admission.questions import QuestionPlan, branch, plan_questions, strip_start
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use, token_ids
@@ -115,7 +115,7 @@ def lay_out(facts: Facts, use: Use, task: Decide, *, unconditional: bool) -> Lay
     if len(plans) == 1:
         bases = hang(segments, plans, -1, state)
     else:
-        segments.append((-1, state if len(state) else empty_trunk(facts)))
+        segments.append((-1, state if len(state) else beginning(facts, "state", eos=True)))
         bases = hang(segments, plans, 0)
     if unconditional:
         bases += hang(segments, plans, -1, start)
@@ -221,10 +221,3 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
         shown_content = content if isinstance(content, str) else content_text(content, "state", 1 << 62)
         lines.append(f"{message['role']}: {shown_content}")
     return "\n\n".join(lines)
-
-
-def empty_trunk(facts: Facts) -> I32:
-    """A state of no tokens at all still needs a trunk: BOS."""
-    if facts.bos_id is None:
-        raise InvalidRequest("state and template have no tokens; give a state", field="state")
-    return np.array([facts.bos_id], dtype=np.int32)

@@ -13,9 +13,9 @@ from prelude.admission.chat import ChatRenderer, Frame, make_frame
 from prelude.admission.memo import Memo
 from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, TokenTree
 from prelude.admission.tokenization import Encoder, Use
-from prelude.batch import Readout
+from prelude.batch import LogprobRows, Readout, SampleRows
 from prelude.config import EngineConfig
-from prelude.errors import RequestTooLarge
+from prelude.errors import InvalidRequest, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
 from prelude.tasks import CacheMode, Task
 
@@ -67,6 +67,11 @@ def admitted(
     sampling: Sampling | None = None,
 ) -> Admitted:
     """Put the parts together; the last step of every ``prepare_*``."""
+    if not facts.limits.lm_head and isinstance(readout, LogprobRows | SampleRows):
+        raise InvalidRequest(
+            "this model has no language-model head: it can embed or classify, and cannot score or write text",
+            field=type(task).__name__,
+        )
     cache = task.cache
     if cache == "auto":
         cache = facts.config.default_cache

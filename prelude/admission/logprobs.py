@@ -58,30 +58,15 @@ def continuation_ids(facts: Facts, use: Use, continuation: Any) -> I32:
 def context_ids(facts: Facts, use: Use, task: Loglikelihood, room: int, scored: int) -> Encoded:
     if room < 1:
         raise too_long(facts, scored + 1, facts.oneshot_room + 1, "continuation")
-    context = task.context
-    if isinstance(context, str) or (isinstance(context, list | tuple | np.ndarray) and len(context) == 0):
-        prefix = use.encoder.prefix if isinstance(context, str) else np.zeros(0, dtype=np.int32)
-        if len(context) == 0:
-            return Encoded(prefix if len(prefix) else start_id(facts))
-        room -= len(prefix)
-        body = encode_prompt(
-            facts, use, context, field="context", truncation=task.truncation, room=room, special=False
-        )
-        return Encoded(np.concatenate([prefix, body.token_ids]), body.truncated)
     return encode_prompt(
-        facts, use, context, field="context", truncation=task.truncation, room=room, generation_prompt=True
-    )
-
-
-def start_id(facts: Facts) -> I32:
-    if facts.bos_id is not None:
-        return np.array([facts.bos_id], dtype=np.int32)
-    if facts.eos_ids:
-        return np.array([min(facts.eos_ids)], dtype=np.int32)
-    raise InvalidRequest(
-        "the context is empty and this model has neither a beginning- nor an end-of-sequence token to start from; "
-        "give at least one token",
+        facts,
+        use,
+        task.context,
         field="context",
+        truncation=task.truncation,
+        room=room,
+        generation_prompt=True,
+        continued=True,
     )
 
 

@@ -48,35 +48,38 @@ def encode_prompt(
     truncation: str,
     room: int,
     generation_prompt: bool = False,
-    special: bool = True,
+    continued: bool = False,
     offsets: bool = False,
 ) -> Encoded:
     """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` where it has
-    none, ``PromptTooLong`` or ``RequestTooLarge`` where it does not fit and may not be cut."""
+    none, ``PromptTooLong`` or ``RequestTooLarge`` where it does not fit and may not be cut. A prompt that is
+    ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS."""
     checks.one_of(truncation, "truncation", TRUNCATIONS)
     spans: I32 | None = None
+    pieces: list[Piece] | None = None
     if isinstance(prompt, str):
         checks.text(prompt, field, facts.max_chars)
         if offsets:
-            ids, spans = use.encode_with_offsets(prompt, special=special, parse_special=True)
+            ids, spans = use.encode_with_offsets(prompt, special=True, parse_special=True)
+        elif continued:
+            ids = use.encode(prompt, parse_special=True)
+            ids = np.concatenate([use.encoder.prefix, ids]) if len(use.encoder.prefix) else ids
         else:
-            ids = use.encode(prompt, special=special, parse_special=True)
-        pieces = None
+            ids = use.encode(prompt, special=True, parse_special=True)
     elif is_messages(prompt, field):
         pieces = render(facts, prompt, field, generation_prompt)
         ids = use.encode_pieces(pieces)
     else:
-        pieces = None
         ids = token_ids(prompt, field, facts.encoder, facts.max_chars)
     if len(ids) == 0:
-        return Encoded(beginning(facts, field))
+        return Encoded(beginning(facts, field, eos=continued))
     excess = len(ids) - room
     if excess <= 0:
         return Encoded(ids, 0, spans)
     if pieces is None:
         cuttable = np.ones(len(ids), dtype=np.bool_)
-        if isinstance(prompt, str) and special:
-            keep_specials(cuttable, ids, use)
+        if isinstance(prompt, str):
+            keep_specials(cuttable, ids, use, suffix=not continued)
     else:
         ids, cuttable = use.encode_cuttable(pieces)
     keep = kept(facts, cuttable, excess, truncation, field, room)
@@ -95,15 +98,18 @@ def is_messages(prompt: Any, field: str) -> bool:
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def beginning(facts: Facts, field: str) -> I32:
-    """The ids of an empty prompt."""
-    if facts.bos_id is None:
+def beginning(facts: Facts, field: str, *, eos: bool = False) -> I32:
+    """The ids of an empty prompt: BOS, or where ``eos`` allows it the smallest EOS."""
+    start = facts.bos_id
+    if start is None and eos and facts.eos_ids:
+        start = min(facts.eos_ids)
+    if start is None:
         raise InvalidRequest(
             "the prompt is empty and this model has no beginning-of-sequence token to start from; give at least "
             "one token",
             field=field,
         )
-    return np.array([facts.bos_id], dtype=np.int32)
+    return np.array([start], dtype=np.int32)
 
 
 def render(facts: Facts, messages: Sequence[Any], field: str, generation_prompt: bool) -> list[Piece]:
@@ -195,10 +201,10 @@ def too_long(facts: Facts, tokens: int, room: int, field: str) -> InvalidRequest
     )
 
 
-def keep_specials(cuttable: Mask, ids: I32, use: Use) -> None:
+def keep_specials(cuttable: Mask, ids: I32, use: Use, *, suffix: bool) -> None:
     """What the tokenizer's post-processor put around the text is not the user's."""
-    prefix, suffix = use.encoder.prefix, use.encoder.suffix
-    if len(prefix) and np.array_equal(ids[: len(prefix)], prefix):
-        cuttable[: len(prefix)] = False
-    if len(suffix) and np.array_equal(ids[len(ids) - len(suffix) :], suffix):
-        cuttable[len(ids) - len(suffix) :] = False
+    before, after = use.encoder.prefix, use.encoder.suffix
+    if len(before) and np.array_equal(ids[: len(before)], before):
+        cuttable[: len(before)] = False
+    if suffix and len(after) and np.array_equal(ids[len(ids) - len(after) :], after):
+        cuttable[len(ids) - len(after) :] = False

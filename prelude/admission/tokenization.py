@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from prelude.admission.memo import Memo
 from prelude.batch import I32
-from prelude.errors import InvalidRequest, shown
+from prelude.errors import InvalidRequest, RequestTooLarge, shown
 
 Piece: TypeAlias = tuple[str | I32, bool]  # text or ready ids; trusted?
 Atoms: TypeAlias = tuple[str | I32, ...]  # text and control ids in turn
@@ -55,6 +55,7 @@ class Encoder:
         self.calls = 0
         self._lock = threading.Lock()
         self._atoms: Memo[str, Atoms] = Memo(1 << 10)
+        self._fixed: Memo[str, I32] = Memo(1 << 10)
         self.vocab_rows = vocab_rows
         self.tokenizer_ids = self._known_ids()
         self.id_limit = min(vocab_rows, self.tokenizer_ids)
@@ -79,6 +80,14 @@ class Encoder:
         if found is None:
             found = tuple(self._cut(use, text))
             self._atoms.put(text, found)
+        return found
+
+    def fixed(self, use: Use, text: str) -> I32:
+        """The ids of a run that is template text throughout, and so the same for every request."""
+        found = self._fixed.get(text)
+        if found is None:
+            found = use.encode(text)
+            self._fixed.put(text, found)
         return found
 
     def _cut(self, use: Use, text: str) -> list[str | I32]:
@@ -139,6 +148,8 @@ class Use:
         """Ready ids, and the stretches of ``(text, cuttable)`` that are encoded together."""
         runs: list[I32 | list[tuple[str, bool]]] = []
         for content, trusted in pieces:
+            if len(content) == 0:
+                continue
             atoms: Atoms = (content,)
             if trusted and isinstance(content, str):
                 atoms = self.encoder.atoms(self, content)
@@ -153,10 +164,14 @@ class Use:
 
     def encode_pieces(self, pieces: Sequence[Piece]) -> I32:
         """``int32[n]`` by the rule at the top of this module."""
-        parts = [
-            self.encode("".join(text for text, _ in run)) if isinstance(run, list) else run
-            for run in self.runs(pieces)
-        ]
+        parts = []
+        for run in self.runs(pieces):
+            if not isinstance(run, list):
+                parts.append(run)
+                continue
+            text = run[0][0] if len(run) == 1 else "".join(text for text, _ in run)
+            mine = any(cuttable for _, cuttable in run)
+            parts.append(self.encode(text) if mine else self.encoder.fixed(self, text))
         return parts[0] if len(parts) == 1 else np.concatenate([EMPTY, *parts])
 
     def encode_cuttable(self, pieces: Sequence[Piece]) -> tuple[I32, Mask]:
@@ -170,10 +185,13 @@ class Use:
                 masks.append(np.full(len(run), id(run) in given))
                 continue
             found, offsets = self.encode_with_offsets("".join(text for text, _ in run))
+            ends = offsets[:, 1]
+            # Offsets may leave white space out that belongs to a token: take all since the token before.
+            starts = np.minimum(offsets[:, 0], np.concatenate([EMPTY, [0], ends[:-1]])[: len(ends)])
             trusted = np.concatenate([np.full(len(text), not cuttable) for text, cuttable in run])
             before = np.concatenate([[0], np.cumsum(trusted)])
             ids.append(found)
-            masks.append(before[offsets[:, 1]] == before[offsets[:, 0]])
+            masks.append(before[ends] == before[starts])
         return np.concatenate(ids), np.concatenate(masks)
 
     def specials(self) -> tuple[I32, I32]:
@@ -220,8 +238,13 @@ def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:
     bool, float (also 5.0), str, None, nested            refused
     ==================================================  =============================================
     """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        raise InvalidRequest(f"{shown(value)} is one number; give a list of token ids", field=field)
     if len(value) > most:
-        raise InvalidRequest(f"{len(value)} token ids; the limit is {most}", field=field)
+        raise RequestTooLarge(
+            f"{len(value)} token ids; the limit is {most} (EngineConfig.max_prompt_chars), whatever is cut",
+            field=field,
+        )
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or not np.issubdtype(value.dtype, np.integer):
             raise InvalidRequest(
