@@ -3,7 +3,7 @@
 //   nodes[i]   32 bytes; node i is the node of block i, so the arena is as large as the pool, an index is
 //              always valid, and a block leads to its node without a lookup
 //
-//   slots      open addressing, at most an eighth full: a probe seldom goes on:   home = hash & mask
+//   slots      open addressing, at most an eighth full, home = hash & mask
 //              │  ·  │ h,7 │ h,2 │  ·  │ h,9 │  ·  │       each: 32 bits of hash, index + 1; 0 is empty
 //              The hash filters; the caller compares parent and tokens. Erasing shifts the entries behind
 //              the hole back, so there are no tombstones and a miss ends at the first empty slot.
@@ -11,8 +11,9 @@
 //   lru list   cold ⇄ 4 ⇄ 9 ⇄ 2 ⇄ hot                       doubly linked through the nodes
 //
 // What a reader on another thread looks at is atomic: slots, parent, state, and tokens (in the trie). On x86
-// these are plain moves. `version` is odd while entries move, so that a reader that found nothing can tell
-// whether to look again.
+// these are plain moves. An entry that moves is copied before its old slot is overwritten, and `version` counts
+// each of these stores: a reader that found nothing, and sees the same version as before, has missed nothing,
+// even when the writer stands still in the middle of it.
 #pragma once
 
 #include <atomic>
