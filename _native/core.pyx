@@ -33,7 +33,6 @@ cdef extern from "Python.h" nogil:
 cdef extern from "Python.h":
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     PyObject** PySequence_Fast_ITEMS(object sequence)
-    long PyLong_AsLongAndOverflow(object value, int* overflow) except? -1
 
 
 cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
@@ -329,17 +328,15 @@ cdef cnp.ndarray _int32_sequence(object x, str name):
     cdef PyObject** items = PySequence_Fast_ITEMS(x)
     cdef cnp.ndarray out = _new_int32(n)
     cdef int32_t* p = _data(out)
-    cdef long value
-    cdef int overflow = 0
-    for i in range(n):
-        if isinstance(<object>items[i], bool):
-            raise TypeError(f"{name}: a bool at {i} is not a number")
-        if not PyLong_CheckExact(<object>items[i]):
-            return _int32_slow(np.array(x), name)
-        value = PyLong_AsLongAndOverflow(<object>items[i], &overflow)
-        if overflow or value > 2147483647 or value < -2147483648:
-            raise ValueError(f"{name}: {x[i]} at {i} does not fit in int32")
-        p[i] = <int32_t>value
+    try:
+        for i in range(n):
+            if not PyLong_CheckExact(<object>items[i]):
+                if isinstance(<object>items[i], bool):
+                    raise TypeError(f"{name}: a bool at {i} is not a number")
+                return _int32_slow(np.array(x), name)
+            p[i] = <int32_t><object>items[i]
+    except OverflowError:
+        raise ValueError(f"{name}: {x[i]} at {i} does not fit in int32") from None
     return out
 
 
