@@ -1013,7 +1013,7 @@ cdef cnp.ndarray _room(object out, Py_ssize_t index, int64_t size, str name):
     return a[:size]
 
 
-def pack_prompt(list rows, int32_t block_size, out=None):
+def pack_prompt(rows, int32_t block_size, out=None):
     """Lays the rows of a step end to end: (token_ids, positions, starts, parents, context_lens, context_indptr,
     context_blocks, write_slots or None, row_offsets, row_segments), all int32.
 
@@ -1033,14 +1033,15 @@ def pack_prompt(list rows, int32_t block_size, out=None):
     """
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
-    cdef int64_t i, n, count = len(rows)
+    cdef list given = rows if type(rows) is list else list(rows)
+    cdef int64_t i, n, count = len(given)
     cdef vector[PromptRow] packed
     packed.resize(count)
     cdef PromptRow* r
     cdef _Borrowed borrowed = _Borrowed()
     cdef tuple row
     for i in range(count):
-        row = rows[i]
+        row = given[i]
         if len(row) != 12:
             raise ValueError(f"row {i}: 12 fields are needed, not {len(row)}")
         r = &packed[i]
@@ -1085,7 +1086,7 @@ def pack_prompt(list rows, int32_t block_size, out=None):
             row_offsets, row_segments)
 
 
-def pack_decode(list rows, int32_t block_size, out=None):
+def pack_decode(rows, int32_t block_size, out=None):
     """One token of each running row: (token_ids, positions, write_slots, context_lens, block_indptr, block_ids).
 
     A row is a tuple ``(tokens, num_known, shared_blocks, own_blocks)``: the last of ``num_known`` tokens is fed,
@@ -1093,7 +1094,8 @@ def pack_decode(list rows, int32_t block_size, out=None):
     """
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
-    cdef int64_t i, count = len(rows), blocks = 0
+    cdef list given = rows if type(rows) is list else list(rows)
+    cdef int64_t i, count = len(given), blocks = 0
     cdef vector[DecodeRow] packed
     packed.resize(count)
     cdef DecodeRow* r
@@ -1101,7 +1103,7 @@ def pack_decode(list rows, int32_t block_size, out=None):
     cdef tuple row
     cdef const char* wrong
     for i in range(count):
-        row = rows[i]
+        row = given[i]
         if len(row) != 4:
             raise ValueError(f"row {i}: 4 fields are needed, not {len(row)}")
         r = &packed[i]

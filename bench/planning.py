@@ -77,7 +77,11 @@ class Bench:
     def hashes(self) -> None:
         tokens = self.prompts(1, 16 * 256)[0]
         for name, key, reach in (("plain", None, 0.01), ("keyed", bytes(range(16)), 0.1)):
-            t = timed(lambda _, key=key: core.block_hashes(tokens, BLOCK, 0, key), 256, self.repeats)
+
+            def run(_: object, key: bytes | None = key) -> None:
+                core.block_hashes(tokens, BLOCK, 0, key)
+
+            t = timed(run, 256, self.repeats)
             self.add(f"hash_{name}", "4,096 tokens", f"block hash, {name}", t, reach)
 
     def allocation(self, pools: dict[str, int]) -> None:
