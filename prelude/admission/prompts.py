@@ -52,7 +52,7 @@ def encode_prompt(
     offsets: bool = False,
 ) -> Encoded:
     """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` where it has
-    none, ``PromptTooLong`` or ``RequestTooLarge`` where it does not fit and may not be cut. A prompt that is
+    none, ``PromptTooLong`` where it does not fit and may not be cut. A prompt that is
     ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS."""
     checks.one_of(truncation, "truncation", TRUNCATIONS)
     spans: I32 | None = None
@@ -185,16 +185,10 @@ def kept(facts: Facts, cuttable: Mask, excess: int, truncation: str, field: str,
     return keep
 
 
-def too_long(facts: Facts, tokens: int, room: int, field: str) -> InvalidRequest:
-    way_out = 'shorten it or set truncation="head", "tail" or "middle"'
-    if room >= facts.step_tokens and tokens <= facts.max_length:
-        return RequestTooLarge(
-            f"{tokens} tokens fit the context but not one step, which computes at most {facts.step_tokens} tokens; "
-            f"raise EngineConfig.max_step_tokens, {way_out}",
-            field=field,
-        )
+def too_long(facts: Facts, tokens: int, room: int, field: str) -> PromptTooLong:
     return PromptTooLong(
-        f"{tokens} tokens; the limit here is {room} (max_length {facts.max_length}); {way_out}",
+        f"{tokens} tokens; the limit here is {room} (max_length {facts.max_length}); shorten it or set "
+        'truncation="head", "tail" or "middle"',
         tokens=tokens,
         limit=room,
         field=field,
