@@ -95,6 +95,7 @@ class EngineCore:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._abort = False
         self._closed = threading.Event()
         self.on_step_end: deque[LoopFlush] = deque()
 
@@ -203,12 +204,11 @@ class EngineCore:
         if self._closing:
             return
         self._closing = True
-        if not drain:
+        self._abort = not drain
+        if self._thread is None:
             with self._baton:
-                self._drain_inbox()
-                for request in list(self.queues):
-                    finish(request, self.queues, self.pool, None, EngineClosed("the engine was closed"))
-                self._flush()
+                while self.step():
+                    pass
         if self._thread is not None and self._thread is not threading.current_thread():
             self._wake.set()
             while not self._closed.wait(0.05):
@@ -230,6 +230,9 @@ class EngineCore:
     def _step(self) -> bool:
         began = time.perf_counter()
         self._drain_inbox()
+        if self._abort:
+            for request in list(self.queues):
+                finish(request, self.queues, self.pool, None, EngineClosed("the engine was closed"))
         if self.queues.empty:
             self._flush()
             return False

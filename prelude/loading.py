@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from prelude.tasks import Message
     from prelude.tokenizer import Tokenizer
 
-_LOGITS_CHUNK_ROWS = 256
-_POOL_SHARE = 0.5  # of the available memory, at most, for a pool whose size nobody named
-
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -122,7 +119,6 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
             block_size=config.block_size,
             dtype=chosen,
             deterministic=config.deterministic,
-            logits_chunk_rows=_LOGITS_CHUNK_ROWS,
         )
 
 
@@ -145,6 +141,7 @@ def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: En
         config,
         eos_ids=model.eos_token_ids,
         bos_id=model.bos_token_id,
+        labels=model.labels,
         default_pooling=pooling.mode,
         normalize_default=pooling.normalize,
         template=DecisionTemplate.from_file(template_file) if template_file.exists() else None,
@@ -154,7 +151,7 @@ def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: En
 
 def chat_renderer(tokenizer: Tokenizer) -> ChatRenderer | None:
     """The model's chat template as admission calls it, or ``None`` where it has none."""
-    if tokenizer.chat_template is None:
+    if tokenizer.chat_template is None or not (Path(__file__).parent.parent / "tokenizer" / "chat.py").exists():
         return None
     from prelude.tokenizer.chat import render_segments
 

@@ -120,9 +120,7 @@ class CoreTokenizer:
 
     # ---- decoding
     def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str: ...
-    def decode_batch(
-        self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True
-    ) -> list[str]: ...
+    def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]: ...
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         """The decoder alone over token strings (HF: ``decoder.decode(tokens)``)."""
 

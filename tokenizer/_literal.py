@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ._reference import _CHAR_BYTES, _kinds
+from ._reference import BYTE_CHARS, _kinds
 
 if TYPE_CHECKING:
     from ._rungs import Core
 
 Int32 = npt.NDArray[np.int32]
-
-_BYTE_CHARS = {b: c for c, b in _CHAR_BYTES.items()}
 
 
 class LiteralText:
@@ -77,7 +75,7 @@ class LiteralText:
     def _spelled(self, char: str) -> list[int]:
         core = self._core
         if "ByteLevel" in self._kinds:
-            found = [core.token_to_id(_BYTE_CHARS[b]) for b in char.encode()]
+            found = [core.token_to_id(BYTE_CHARS[b]) for b in char.encode()]
         else:
             shown = "\u2581" if char == " " and ("Replace" in self._kinds or "Metaspace" in self._kinds) else char
             for form in (shown, "##" + char, char + "</w>"):

@@ -223,7 +223,7 @@ def _kinds(member: Any) -> list[str]:
 
 def _token_bytes(token: str, kinds: list[str], prefix: str) -> bytes:
     if "ByteLevel" in kinds:
-        found = [_CHAR_BYTES.get(c) for c in token]
+        found = [CHAR_BYTES.get(c) for c in token]
         return token.encode() if None in found else bytes(b for b in found if b is not None)
     if "ByteFallback" in kinds and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
@@ -246,4 +246,5 @@ def _byte_characters() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
-_CHAR_BYTES = _byte_characters()
+CHAR_BYTES = _byte_characters()
+BYTE_CHARS = {b: c for c, b in CHAR_BYTES.items()}

@@ -13,8 +13,9 @@ from prelude.admission.chat import ChatRenderer, Frame, make_frame
 from prelude.admission.memo import Memo
 from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, TokenTree
 from prelude.admission.tokenization import Encoder, Use
-from prelude.batch import Readout
+from prelude.batch import LogprobRows, Readout, SampleRows
 from prelude.config import EngineConfig
+from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
 from prelude.tasks import CacheMode, Task
 
@@ -40,13 +41,14 @@ class Facts:
     normalize_default: bool = True
     template: Any = None  # DecisionTemplate
     chat: ChatRenderer | None = None
+    decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(default_factory=lambda: Memo(PLAN_BYTES, lambda plan: plan.nbytes))
     frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
 
     def frame(self) -> Frame:
         """The chat template around one user turn, rendered once."""
         if not self.frames:
-            self.frames.append(make_frame(self.chat))
+            self.frames.append(make_frame(self.decision_chat))
         return self.frames[0]
 
 
@@ -63,6 +65,11 @@ def admitted(
     sampling: Sampling | None = None,
 ) -> Admitted:
     """Put the parts together; the last step of every ``prepare_*``."""
+    if not facts.limits.lm_head and isinstance(readout, LogprobRows | SampleRows):
+        raise InvalidRequest(
+            "this model has no language-model head: it can embed or classify, and cannot score or write text",
+            field=type(task).__name__,
+        )
     cache = task.cache
     if cache == "auto":
         cache = facts.config.default_cache

@@ -115,10 +115,14 @@ class Checkpoint:
         weights: dict[str, torch.Tensor] = {}
         for name in self._places:
             weights[name] = self.tensor(name).to(device=device, dtype=dtype, copy=True)
+        self.check_unchanged()
+        return weights
+
+    def check_unchanged(self) -> None:
+        """For who copies weights out of ``tensor``: raise if a file was written to since it was opened."""
         for file in self._files:
             if file.changed():
                 raise CheckpointError(f"{file.path}: changed while it was being loaded; load it again")
-        return weights
 
     def require_memory(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> None:
         """Raise ``InsufficientMemory`` unless the weights in ``dtype`` fit on ``device``."""

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from prelude.errors import CheckpointError, ModelError
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -31,6 +35,21 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+Copy = Callable[[str], Path]
+
+
+def open_checkpoint(directory: Path, **options: Any) -> Checkpoint:
+    return Checkpoint.open(directory, ModelConfig.from_dir(directory), **options)
+
+
+def refused(directory: Path, match: str, error: type[ModelError] = CheckpointError, **options: Any) -> None:
+    """Opening raises ``error``, matching, with a message of bounded length."""
+    with pytest.raises(error, match=match) as failure:
+        open_checkpoint(directory, **options)
+    assert len(str(failure.value)) < 1000
+
+
 def edit_json(path: Path, *remove: str, **changes: Any) -> None:
     value = json.loads(path.read_text())
     value.update(changes)
@@ -50,16 +69,16 @@ def edit_weights(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 def reference_weights(directory: Path) -> dict[str, Any]:
     """What the reference library reads."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     found: dict[str, Any] = {}
     for path in sorted(directory.glob("*.safetensors")):
-        found.update(load_file(path))
+        found.update(load(path.read_bytes()))
     return found
 
 
 @pytest.fixture(scope="session")
-def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """``checkpoint_dir("tied")`` is a directory written by transformers; not to be changed."""
     made: dict[str, Path] = {}
 
@@ -80,7 +99,7 @@ def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
 
 @pytest.fixture
-def copy_of(checkpoint_dir: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+def copy_of(checkpoint_dir: Copy, tmp_path: Path) -> Copy:
     """``copy_of("tied")`` is a directory of one's own."""
 
     def copy(kind: str) -> Path:

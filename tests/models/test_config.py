@@ -51,7 +51,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-ABSENT = object()
+ABSENT: Any = object()
 
 
 def read(base: dict[str, Any] = NEW, **changes: Any) -> ModelConfig:
@@ -187,7 +187,17 @@ def test_pad_token_of_minus_one_is_none() -> None:
 
 # -- 43: refused, by name -------------------------------------------------------------------------
 
-REQUIRED = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"]
+REQUIRED = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+]
 
 
 @pytest.mark.fault(43)
@@ -371,6 +381,32 @@ def test_file_that_is_not_a_json_object(name: str, content: bytes, tmp_path: Pat
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=f"{name}: "):
         ModelConfig.from_dir(tmp_path)
+
+
+HOSTILE: list[Any] = [
+    *(None, True, False, 0, 1, -1, 7, 2**31, 2**63, 10**400, 0.0, -0.0, 0.5, 1e308, math.nan, math.inf, -math.inf),
+    *("", "x", "0", "\ud800", "a\0b", "x" * 100_000, [], [None], [[]], [1] * 5000, ["x"], {}, {"x": 1}, {"x": {}}),
+]
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("base", [OLD, NEW], ids=["transformers4", "transformers5"])
+def test_any_value_anywhere_is_read_or_refused(base: dict[str, Any]) -> None:
+    """Nothing but a ModelError, of bounded length, whatever stands where; and what is read can be used."""
+    refused = 0
+    more = ("rope_scaling", "layer_types", "quantization_config", "auto_map", "num_experts", "partial_rotary_factor")
+    for key in (*base, *more):
+        for value in HOSTILE:
+            for change in ({key: value}, {"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", key: value}}):
+                try:
+                    config = read(base, **change)
+                except ModelError as failure:
+                    refused += 1
+                    if len(str(failure)) > 500:
+                        pytest.fail(f"a message of {len(str(failure))} characters for {key}")
+                else:
+                    expected_tensors(config)
+    assert refused > 500
 
 
 @pytest.mark.fault(43)

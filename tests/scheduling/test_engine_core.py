@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome, Prepared, Sampling, TokenTree
 from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows, SampleRows
 from prelude.core import EngineCore
 from prelude.errors import EngineClosed, ExecutionError, QueueFull, RequestTooLarge
-from prelude.admission.classes import ExecutionClass
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, State
