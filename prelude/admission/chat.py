@@ -31,7 +31,8 @@ PLAIN = Frame()
 
 
 def make_frame(chat: ChatRenderer | None) -> Frame:
-    """Renders one user turn that holds a mark, and takes what stands around the mark."""
+    """Renders one user turn that holds a mark, and takes what stands around the mark. Done once, so that a decision
+    costs no rendering; a template that writes the date keeps that of the first decision."""
     if chat is None:
         raise TemplateError(
             "this decision template goes through the chat template, and the model has none; use one with chat=False",
