@@ -70,11 +70,8 @@ def admitted(
             "this model has no language-model head: it can embed or classify, and cannot score or write text",
             field=type(task).__name__,
         )
-    cache = task.cache
-    if cache == "auto":
-        cache = facts.config.default_cache
-    else:
-        checks.one_of(cache, "cache", get_args(CacheMode))
+    checks.one_of(task.cache, "cache", get_args(CacheMode))
+    cache = facts.config.default_cache if task.cache == "auto" else task.cache
     prepared = Prepared(
         tree,
         readout,

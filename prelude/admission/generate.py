@@ -11,7 +11,7 @@ from prelude.admission import checks
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import Admitted, Outcome, Sampling, TokenTree
-from prelude.admission.prompts import Encoded, encode_prompt
+from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.tokenization import Use
 from prelude.batch import SampleOutput, SampleRows
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
@@ -58,7 +58,7 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
 
 
 def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Encoded:
-    if task.truncation == "error":
+    if checks.one_of(task.truncation, "truncation", TRUNCATIONS) == "error":
         room = facts.max_length - 1
     else:
         room = facts.max_length - min(wanted, max(1, facts.max_length // 2))

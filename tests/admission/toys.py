@@ -59,7 +59,10 @@ def chat(messages: Sequence[Any], add_generation_prompt: bool) -> list[tuple[str
     for message in messages:
         if message["role"] not in ("system", "user", "assistant"):
             raise ValueError(f"unknown role {message['role']}")
-        segments += [(f"{START}{message['role']}\n", True), (message["content"], False), (f"{STOP}\n", True)]
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            content = "".join(part["text"] for part in content)
+        segments += [(f"{START}{message['role']}\n", True), (content, False), (f"{STOP}\n", True)]
     if add_generation_prompt:
         segments.append((f"{START}assistant\n", True))
     return segments
