@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -285,19 +285,3 @@ def _untagged(text: str, final: str) -> str:
 
 def _fail(message: str) -> NoReturn:
     raise ChatTemplateError(message)
-
-
-def iter_runs(pieces: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """(text, trusted) with neighbours of the same trust joined and empty ones left out."""
-    run: list[str] = []
-    trust = False
-    for text, trusted in pieces:
-        if not text:
-            continue
-        if run and trusted != trust:
-            yield "".join(run), trust
-            run = []
-        run.append(text)
-        trust = trusted
-    if run:
-        yield "".join(run), trust
