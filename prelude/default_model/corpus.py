@@ -52,7 +52,9 @@ class Corpus:
         roll = self.rng.random()
         if roll < 0.05:
             return self.rng.choice(self.words[language])
-        return self.rng.choice(self.long[language] if roll < 0.6 else self.sentences[language])
+        if roll < 0.2:
+            return self.values[language].everyday() or self.rng.choice(self.long[language])
+        return self.rng.choice(self.long[language] if roll < 0.75 else self.sentences[language])
 
     def passage(self, language: str, least: int) -> str:
         """One sentence, or several up to a length."""
@@ -87,7 +89,7 @@ class Corpus:
         text, kind = self.passage(language, least), ""
         roll = rng.random()
         if roll < 0.5:
-            kind = rng.choice(("email", "phone", "phone", "card"))
+            kind = rng.choice(("email", "email", "phone", "phone", "card"))
             value = getattr(values, kind)()
             if rng.random() < 0.6:
                 leads = {"email": phrases.EMAIL, "phone": phrases.PHONE, "card": phrases.CARD}[kind]
@@ -141,7 +143,7 @@ class Corpus:
             return phrases.RUBRIC, True
         if roll < 0.45:
             return phrases.RUBRIC, False
-        return ("" if roll < 0.6 else self.rng.choice(phrases.RUBRICS)), False
+        return ("" if roll < 0.75 else self.rng.choice(phrases.RUBRICS)), False
 
     def document(self) -> str:
         """Running text for the language model: passages, chats, short reports."""
