@@ -17,6 +17,13 @@ TEMPLATE = {
     "question": "Question: {question}\nOptions: {labels}\nAnswer:",
     "label": " {label}",
 }
+CHAT = {
+    "state": "<|im_start|>user\n{state}\n\n",
+    "question": "{question}\n{labels}<|im_end|>\n<|im_start|>assistant\n",
+    "label": "{label}<|im_end|>",
+}
+PLAIN = {"state": "User: {state}\n", "question": "{question}\nAssistant:", "label": " {label}"}
+STYLES = (*[TEMPLATE] * 17, CHAT, CHAT, PLAIN)
 END = "<|endoftext|>"
 UNSPACED = ("Chinese", "Japanese", "Thai")
 
@@ -87,16 +94,16 @@ class Corpus:
         rng, values = self.rng, self.values[language]
         least = rng.choice((10, 30, 30, 60, 60, 100, 160)) if least is None else least
         text, kind = self.passage(language, least), ""
-        roll = rng.random()
-        if roll < 0.5:
+        if rng.random() < 0.5:
             kind = rng.choice(("email", "email", "phone", "phone", "card"))
+        for _ in range(rng.choice((0, 0, 0, 1)) if kind else rng.choice((0, 1, 1, 2))):
+            text = self.insert(text, values.harmless(), language)
+        if kind:
             value = getattr(values, kind)()
             if rng.random() < 0.6:
                 leads = {"email": phrases.EMAIL, "phone": phrases.PHONE, "card": phrases.CARD}[kind]
                 value = rng.choice(leads[language]).format(value)
             text = self.insert(text, value, language)
-        for _ in range(rng.choice((0, 0, 0, 1)) if kind else rng.choice((0, 1, 1, 2))):
-            text = self.insert(text, values.harmless(), language)
         return text, kind
 
     def labels(self, answer: str, most: int) -> tuple[str, ...]:

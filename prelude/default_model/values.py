@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
+from babel.dates import format_date, format_time
+from babel.numbers import format_currency, format_decimal, format_percent
 from faker import Faker
 
 from .languages import Language
@@ -15,6 +18,7 @@ ENDINGS = "com org net info de fr es it pt nl pl hu tr vn ru gr sa in th cn jp k
 CONSONANTS = "b c d f g h j k l m n p r s t v w z ch sh st tr ng th"
 VOWELS = "a e i o u y ai ou ee an en in on ar er or"
 COINS = "€ $ £ ¥ ₹ ₽ zł Ft TL ₫ ₪ ฿ 元 円 원 % °C"
+CURRENCIES = "USD EUR GBP JPY CNY KRW INR RUB PLN HUF TRY VND ILS THB BRL SAR"
 UNITS = "km kg m MB GB cm W kWh x m²"
 
 
@@ -80,7 +84,7 @@ class Values:
         groups = [self.digits(rng.choice((2, 3, 3, 4))) for _ in range(rng.choice((2, 2, 3, 4)))]
         while sum(map(len, groups)) < 6:
             groups.append(self.digits(3))
-        separator = rng.choice([" ", " ", "-", ".", ""])
+        separator = rng.choice([" ", " ", " ", "-", ".", "", " / "])
         return separator.join(part for part in (start, area, *groups) if part).strip()
 
     def card(self) -> str:
@@ -100,7 +104,14 @@ class Values:
         hour, minute = rng.randint(0, 23), rng.randint(0, 59)
         amount = rng.choice([f"{rng.randint(1, 999)}", f"{rng.randint(1, 99)}.{rng.randint(100, 999)}"])
         coin, unit = rng.choice(COINS.split()), rng.choice(UNITS.split())
+        locale, style = self.language.babel, rng.choice(("short", "medium", "long", "full"))
         choices: list[Callable[[], str]] = [
+            *[lambda: format_date(datetime.date(year, month, day), style, locale)] * 4,
+            *[lambda: format_time(datetime.time(hour, minute), "short", locale=locale)] * 2,
+            *[lambda: format_currency(float(amount), rng.choice(CURRENCIES.split()), locale=locale)] * 3,
+            *[lambda: format_decimal(int(10 ** rng.uniform(0, 9)), locale=locale)] * 3,
+            lambda: format_percent(rng.randint(0, 1000) / 1000, locale=locale),
+            lambda: f"{rng.randint(1, 30)} {rng.choice(UNITS.split())}",
             lambda: str(year),
             lambda: f"{year}-{month:02}-{day:02}",
             lambda: f"{day}.{month}.{year}",
