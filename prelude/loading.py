@@ -112,7 +112,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
                 needed=needed,
                 available=available,
             )
-        return CpuExecutor(
+        executor = CpuExecutor(
             model,
             checkpoint,
             num_blocks=blocks,
@@ -120,6 +120,8 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
             dtype=chosen,
             deterministic=config.deterministic,
         )
+        checkpoint.check_unchanged()
+        return executor
 
 
 def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig) -> Preparer:
