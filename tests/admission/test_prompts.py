@@ -248,6 +248,7 @@ def test_a_boundary_of_trust_changes_no_token(pieces: list[tuple[str, bool]]) ->
         run += text
     ids = use.encode_pieces([*pieces, (toys.STOP, True)])
     assert ids.tolist() == expected
+    assert tokenizer.encode_segments([*pieces, (toys.STOP, True)]).tolist() == expected
     again, cuttable = use.encode_cuttable([*pieces, (toys.STOP, True)])
     assert again.tolist() == expected
     assert len(cuttable) == len(ids) and not cuttable[-1]
