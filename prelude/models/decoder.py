@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from prelude.models.config import ModelConfig
-from prelude.models.ops import Bits, Linear, RotaryTable, rms_norm, rotate_, silu_gate
+from prelude.models.ops import Bits, Linear, RotaryTable, inverse_rms, rms_norm, rotate_, silu_gate
 from prelude.models.weights import DecoderWeights, LayerWeights
 
 Attention: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -29,10 +29,10 @@ Attention: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Decoder:
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, bits: Bits, token_chunk: int) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, token_chunk: int) -> None:
         self.config = config
         self.weights = weights
-        self.bits = bits
+        self.bits = Bits()
         self.token_chunk = token_chunk
         self.dtype = weights.embeddings.dtype
         frequencies, factor = config.inverse_frequencies()
@@ -41,6 +41,19 @@ class Decoder:
         last = weights.layers[-1].qkv
         self._last_q = _rows(last, 0, self._query_width)
         self._last_kv = _rows(last, self._query_width, last.weight.shape[0])
+
+    def linears(self) -> list[Linear]:
+        """Every projection there is, the last layer's parts among them."""
+        found = [self._last_q, self._last_kv]
+        for layer in self.weights.layers:
+            found += [layer.qkv, layer.out, layer.gate_up, layer.down]
+        return found + [head for head in (self.weights.lm_head, self.weights.score) if head is not None]
+
+    def use(self, bits: Bits) -> None:
+        """Shape kernel calls as ``bits`` says from now on."""
+        self.bits = bits
+        for linear in self.linears():
+            linear.bits = bits
 
     def forward(
         self, ids: Tensor, positions: Tensor, highest: int, attention: Attention, rows: Tensor | None
@@ -127,9 +140,7 @@ class Decoder:
             out.copy_(heads)
         else:
             heads = heads.to(torch.float32)
-            scale = torch.linalg.vector_norm(heads, dim=-1, keepdim=True)
-            scale = scale.square_().div_(heads.shape[-1]).add_(self.config.rms_eps).sqrt_().reciprocal_()
-            torch.mul(heads, scale, out=out).mul_(gain)
+            torch.mul(heads, inverse_rms(heads, self.config.rms_eps), out=out).mul_(gain)
         rotate_(out, turns, self.bits)
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> None:
@@ -145,4 +156,4 @@ class Decoder:
 def _rows(linear: Linear, start: int, stop: int) -> Linear:
     """A view of some of a projection's outputs."""
     bias = None if linear.bias is None else linear.bias[start:stop]
-    return Linear(linear.weight[start:stop], bias, linear.bits)
+    return Linear(linear.weight[start:stop], bias)

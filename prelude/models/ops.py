@@ -44,10 +44,10 @@ class Linear:
 
     __slots__ = ("bias", "bits", "transposed", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: Bits = Bits()) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
-        self.bits = bits
+        self.bits = Bits()
         self.transposed = weight.t()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -80,12 +80,15 @@ class Linear:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """``1 / sqrt(mean(x ** 2) + eps)`` over the last dimension, which is kept."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+
+
 def rms_norm(x: Tensor, eps: float, gain: Tensor | None, dtype: torch.dtype) -> Tensor:
     """RMSNorm over the last dimension of float32 ``x``. ``gain`` is None where the next weight has it inside."""
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    # Square root and reciprocal are rounded the same way by vector and scalar code; rsqrt need not be.
-    scale = scale.square_().div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_()
-    y = x * scale
+    y = x * inverse_rms(x, eps)
     if gain is not None:
         y.mul_(gain)
     return y if dtype == torch.float32 else y.to(dtype)
