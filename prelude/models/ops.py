@@ -127,13 +127,13 @@ class RotaryTable:
 
     def __call__(self, positions: Tensor, highest: int) -> Tensor:
         """[T, 1, D / 2]; raises ``IndexError`` for a position the model does not have."""
+        if highest >= self._max:
+            raise IndexError(f"position {highest} is past the model's last, {self._max - 1}")
         if highest >= len(self._turns):
             self._grow(highest)
         return self._turns.index_select(0, positions).unsqueeze(1)
 
     def _grow(self, highest: int) -> None:
-        if highest >= self._max:
-            raise IndexError(f"position {highest} is past the model's last, {self._max - 1}")
         pages = [self._turns]
         for start in range(len(self._turns), highest + 1, self.PAGE):
             angles = torch.arange(start, start + self.PAGE, dtype=torch.float32)[:, None] * self._frequencies
