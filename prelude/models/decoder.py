@@ -99,17 +99,25 @@ class Decoder:
     def _project(self, layer: LayerWeights, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all tokens."""
         heads, kv_heads, width = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        tokens = x.shape[0]
-        turned = x.new_empty(tokens, heads + kv_heads, width)
-        values = x.new_empty(tokens, kv_heads, width, dtype=self.dtype)
-        for chunk in self._chunks(tokens):
-            normed = rms_norm(x[chunk], self.config.rms_eps, layer.input_gain, self.dtype)
-            qkv = layer.qkv(normed)
-            qkv = qkv.view(-1, heads + 2 * kv_heads, width)
-            values[chunk].copy_(qkv[:, heads + kv_heads :])
-            self._turn(qkv[:, : heads + kv_heads], layer.qk_gain, turns[chunk], turned[chunk])
+        tokens, turning = x.shape[0], heads + kv_heads
+        turned = x.new_empty(tokens, turning, width)
+        if tokens <= self.token_chunk:
+            qkv = self._qkv(layer, x)
+            values = qkv[:, turning:]
+            self._turn(qkv[:, :turning], layer.qk_gain, turns, turned)
+        else:
+            values = x.new_empty(tokens, kv_heads, width, dtype=self.dtype)
+            for chunk in self._chunks(tokens):
+                qkv = self._qkv(layer, x[chunk])
+                values[chunk].copy_(qkv[:, turning:])
+                self._turn(qkv[:, :turning], layer.qk_gain, turns[chunk], turned[chunk])
         turned = turned.to(self.dtype)
         return turned[:, :heads], turned[:, heads:], values
+
+    def _qkv(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        """All heads of q, k and v side by side, before norm and rotation."""
+        normed = rms_norm(x, self.config.rms_eps, layer.input_gain, self.dtype)
+        return layer.qkv(normed).view(x.shape[0], -1, self.config.head_dim)
 
     def _project_last(
         self, layer: LayerWeights, x: Tensor, turns: Tensor, rows: Tensor | None
@@ -146,9 +154,12 @@ class Decoder:
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> None:
         """Everything behind attention, added to ``x`` in place."""
         inner = self.config.intermediate_size
-        for chunk in self._chunks(x.shape[0]):
-            part = x[chunk]
-            layer.out.add_to(part, attended[chunk])
+        if x.shape[0] <= self.token_chunk:
+            chunks = [(x, attended)]
+        else:
+            chunks = [(x[chunk], attended[chunk]) for chunk in self._chunks(x.shape[0])]
+        for part, heads in chunks:
+            layer.out.add_to(part, heads)
             normed = rms_norm(part, self.config.rms_eps, layer.mlp_gain, self.dtype)
             layer.down.add_to(part, silu_gate(layer.gate_up(normed), inner, self.bits))
 

@@ -82,8 +82,9 @@ class Linear:
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """``1 / sqrt(mean(x ** 2) + eps)`` over the last dimension, which is kept."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return norm
 
 
 def rms_norm(x: Tensor, eps: float, gain: Tensor | None, dtype: torch.dtype) -> Tensor:

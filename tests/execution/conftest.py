@@ -15,6 +15,15 @@ VARIANTS = {
     "bf16-files": {"dtype": torch.bfloat16},
     "no-groups": {"num_key_value_heads": 4},
     "groups-of-4": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16},
+    "biases": {"attention_bias": True},
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        }
+    },
     "one-kv-head": {"num_key_value_heads": 1},
 }
 
