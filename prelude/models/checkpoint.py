@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.config import ModelConfig, expected_tensors
+from prelude.models.files import check_directory
 from prelude.models.memory import available_memory, require_memory
 from prelude.models.safetensors_file import SafetensorsFile, TensorInfo
 from prelude.models.shards import WeightFiles, find_weight_files
@@ -61,7 +62,7 @@ class Checkpoint:
     @classmethod
     def open(cls, path: str | Path, config: ModelConfig, *, scan: bool = False) -> Checkpoint:
         """Map and check the weights in the directory ``path``; ``scan`` also reads them all for NaN and Inf."""
-        directory = Path(path)
+        directory = check_directory(path)
         files = _open_files(find_weight_files(directory))
         try:
             places = _places(directory, files)
@@ -114,10 +115,14 @@ class Checkpoint:
         weights: dict[str, torch.Tensor] = {}
         for name in self._places:
             weights[name] = self.tensor(name).to(device=device, dtype=dtype, copy=True)
+        self.check_unchanged()
+        return weights
+
+    def check_unchanged(self) -> None:
+        """For who copies weights out of ``tensor``: raise if a file was written to since it was opened."""
         for file in self._files:
             if file.changed():
                 raise CheckpointError(f"{file.path}: changed while it was being loaded; load it again")
-        return weights
 
     def require_memory(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> None:
         """Raise ``InsufficientMemory`` unless the weights in ``dtype`` fit on ``device``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.families import ARCHITECTURES, FAMILIES, Family
 from prelude.models.fields import Fields
+from prelude.models.files import check_directory, read_object
 from prelude.models.rope import MAX_POSITIONS, RopeScaling, inverse_frequencies, parse_rope
-from prelude.models.strict_json import read_object
 
 if TYPE_CHECKING:
     import torch
@@ -94,10 +95,11 @@ class ModelConfig:
     @classmethod
     def from_dir(cls, path: str | Path) -> ModelConfig:
         """Read ``config.json``, and ``generation_config.json`` where there is one."""
-        directory = Path(path)
-        raw = read_object(directory / "config.json", limit=CONFIG_LIMIT)
-        generation_file = directory / "generation_config.json"
-        generation = read_object(generation_file, limit=CONFIG_LIMIT) if generation_file.exists() else None
+        directory = check_directory(path)
+        raw = read_object(directory, "config.json", limit=CONFIG_LIMIT)
+        generation = None
+        if os.path.lexists(directory / "generation_config.json"):
+            generation = read_object(directory, "generation_config.json", limit=CONFIG_LIMIT)
         return cls.from_dict(raw, generation, where=str(directory / "config.json"))
 
     @classmethod

@@ -84,7 +84,7 @@ class Fields:
 
     def token_id(self, key: str, vocab_size: int) -> int | None:
         """One id; null, and the -1 that some files write for it, mean none."""
-        if self.get(key, None) in (None, -1) and self.get(key, None) is not False:
+        if self.get(key, None) in (None, -1):
             return None
         found = self.token_ids(key, vocab_size)
         if len(found) != 1 or isinstance(self.get(key), list):

@@ -12,7 +12,7 @@ can name the tensor and its value.
 Views and lifetime: the mapping is private and read through numpy, which keeps it alive for as long
 as a tensor looks at it; ``close`` only lets go of it. A file that is *truncated* while views of it
 are in use ends the process with a bus error, as any mapping would; so weights are copied out when a
-model is loaded, and ``changed`` tells whether the file stayed what it was until then.
+model is loaded, and ``changed`` tells whether it stayed what it was until then.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from prelude.errors import CheckpointError, shown
-from prelude.models.strict_json import open_regular, parse
+from prelude.models.files import open_regular
+from prelude.models.strict_json import parse
 
 if TYPE_CHECKING:
     import torch
@@ -77,19 +80,19 @@ class SafetensorsFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        descriptor = open_regular(self.path, CheckpointError)
+        self._file = os.fdopen(open_regular(self.path, CheckpointError), "rb", buffering=0)
         try:
-            status = os.fstat(descriptor)
-            self._identity = _identity(status)
-            header = _read_header(descriptor, status.st_size, self.path)
+            status = os.fstat(self._file.fileno())
+            self._written = _written(status)
+            header = _read_header(self._file, status.st_size, self.path)
             self.data_start = 8 + len(header)
             self.tensors, self.metadata = _parse_header(header, status.st_size - self.data_start, self.path)
-            # Copy on write, so that torch may take it as writable; nothing ever writes to it.
-            self._mapping: mmap.mmap | None = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_COPY)
-        except OSError as failure:
-            raise CheckpointError(f"{self.path}: cannot be read: {failure.strerror}") from failure
-        finally:
-            os.close(descriptor)
+            self._mapping: mmap.mmap | None = _map(self._file.fileno(), status.st_size)
+        except (OSError, ValueError) as failure:
+            self._file.close()
+            if isinstance(failure, CheckpointError):
+                raise
+            raise CheckpointError(f"{self.path}: cannot be read: {failure}") from failure
         self._bytes: torch.Tensor | None = None
 
     def __enter__(self) -> SafetensorsFile:
@@ -125,15 +128,13 @@ class SafetensorsFile:
         return view
 
     def changed(self) -> bool:
-        """Whether the file at this path is another one, or was written to, since it was opened."""
-        try:
-            return _identity(os.stat(self.path)) != self._identity
-        except OSError:
-            return True
+        """Whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
+        return self._file.closed or _written(os.fstat(self._file.fileno())) != self._written
 
     def close(self) -> None:
         """Let go of the mapping; tensors that are still in use keep it alive."""
         self._bytes = None
+        self._file.close()
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
             with contextlib.suppress(BufferError):
@@ -151,14 +152,23 @@ class SafetensorsFile:
         return self._bytes
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def _written(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
 
 
-def _read_header(descriptor: int, size: int, path: Path) -> bytes:
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    """Copy on write, so that torch may take it as writable, though nothing ever writes to it."""
+    if sys.platform == "win32":
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+    # Nothing is written, so nothing need be reserved: a file larger than memory can be mapped.
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _read_header(file: FileIO, size: int, path: Path) -> bytes:
     if size < 8:
         raise CheckpointError(f"{path}: {size} bytes, too short for a safetensors file")
-    length = int.from_bytes(_read(descriptor, 8, path), "little")
+    length = int.from_bytes(_read(file, 8, path), "little")
     if not 2 <= length <= MAX_HEADER_BYTES:
         raise CheckpointError(
             f"{path}: the header claims {length:,} bytes, the limits are 2 and {MAX_HEADER_BYTES:,}; "
@@ -169,13 +179,13 @@ def _read_header(descriptor: int, size: int, path: Path) -> bytes:
             f"{path}: the header claims {length:,} bytes, the file has {size - 8:,} after the length: "
             "truncated, or not a safetensors file"
         )
-    return _read(descriptor, length, path)
+    return _read(file, length, path)
 
 
-def _read(descriptor: int, count: int, path: Path) -> bytes:
+def _read(file: FileIO, count: int, path: Path) -> bytes:
     parts: list[bytes] = []
     while count:
-        part = os.read(descriptor, count)
+        part = file.read(count)
         if not part:
             raise CheckpointError(f"{path}: became shorter while it was read")
         parts.append(part)
@@ -186,18 +196,20 @@ def _read(descriptor: int, count: int, path: Path) -> bytes:
 def _parse_header(header: bytes, data_bytes: int, path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     if header[:1] != b"{":
         raise CheckpointError(f"{path}: the header is not a JSON object")
-    entries = header.count(b'"data_offsets"')  # before parsing: a huge header is refused cheaply
-    if entries <= MAX_TENSORS:
-        parsed = parse(header, f"{path}: header", CheckpointError, naturals=True)
-        entries = len(parsed)
-    if entries > MAX_TENSORS + 1:
-        raise CheckpointError(f"{path}: the header has {entries:,} entries, the limit is {MAX_TENSORS:,} tensors")
+    _check_count(header.count(b'"data_offsets"'), path)  # before parsing: too many are refused cheaply
+    parsed = parse(header, f"{path}: header", CheckpointError, naturals=True)
     metadata = parsed.pop("__metadata__", {})
+    _check_count(len(parsed), path)
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ must be an object of strings")
     tensors = {name: _tensor_info(name, entry, data_bytes, path) for name, entry in parsed.items()}
     _check_coverage(tensors, data_bytes, path)
     return tensors, metadata
+
+
+def _check_count(tensors: int, path: Path) -> None:
+    if tensors > MAX_TENSORS:
+        raise CheckpointError(f"{path}: the header lists {tensors:,} tensors, the limit is {MAX_TENSORS:,}")
 
 
 def _tensor_info(name: str, entry: Any, data_bytes: int, path: Path) -> TensorInfo:

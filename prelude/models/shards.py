@@ -1,8 +1,7 @@
 """Which weight files a model directory has, and which tensor lies in which of them.
 
 An index is untrusted: a name in it never leads out of the directory. Symbolic links out of it are
-refused too, except in a snapshot of the Hugging Face cache, which is made of links to
-``models--*/blobs`` beside it (or from there to the ``blobs`` store of the whole cache).
+refused too (see ``files.contained``).
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from prelude.errors import CheckpointError, ModelError, shown
+from prelude.models.files import contained, read_object
 from prelude.models.safetensors_file import MAX_TENSORS
-from prelude.models.strict_json import read_object
 
 log = logging.getLogger(__name__)
 
@@ -40,45 +39,19 @@ def find_weight_files(directory: Path) -> WeightFiles:
     if os.path.lexists(single):
         if os.path.lexists(index):
             log.warning("%s: both %s and an index are there; the index is not used", directory, SINGLE)
-        return WeightFiles({SINGLE: contained(directory, SINGLE)}, None)
+        return WeightFiles({SINGLE: contained(directory, SINGLE, CheckpointError)}, None)
     if os.path.lexists(index):
-        assigned = _weight_map(contained(directory, INDEX))
+        assigned = _weight_map(directory)
         names = sorted(set(assigned.values()))
         if len(names) > MAX_SHARDS:
             raise CheckpointError(f"{index}: names {len(names):,} files, the limit is {MAX_SHARDS:,}")
-        return WeightFiles({name: contained(directory, name) for name in names}, assigned)
+        return WeightFiles({name: contained(directory, name, CheckpointError) for name in names}, assigned)
     raise _nothing_usable(directory)
 
 
-def contained(directory: Path, name: str) -> Path:
-    """``directory / name`` with links resolved, or an error if that is not a file of this model."""
-    try:
-        root = directory.resolve(strict=True)
-        target = (root / name).resolve(strict=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"{directory / name}: missing; was the download completed?") from None
-    except (OSError, RuntimeError) as failure:  # a loop of links is a RuntimeError before Python 3.13
-        raise CheckpointError(f"{directory / name}: cannot be resolved: {failure}") from None
-    if not any(target.is_relative_to(allowed) for allowed in (root, *_hub_stores(root))):
-        raise CheckpointError(
-            f"{directory / name}: a link that leads out of the model directory, to {shown(str(target))}; "
-            "put the file itself there"
-        )
-    if not target.is_file():
-        raise CheckpointError(f"{directory / name}: not a regular file")
-    return target
-
-
-def _hub_stores(root: Path) -> list[Path]:
-    """Where links of a hub cache snapshot may lead; nothing for any other directory."""
-    repository = root.parent.parent
-    if root.parent.name != "snapshots" or not repository.name.startswith("models--"):
-        return []
-    return [repository / "blobs", repository.parent / "blobs"]
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    raw = read_object(index, limit=MAX_INDEX_BYTES, error=CheckpointError)
+def _weight_map(directory: Path) -> dict[str, str]:
+    index = directory / INDEX
+    raw = read_object(directory, INDEX, limit=MAX_INDEX_BYTES, error=CheckpointError)
     weight_map = raw.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is {shown(weight_map)}, an object of file names is needed")

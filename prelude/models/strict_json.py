@@ -9,10 +9,7 @@ can name the place where it stood.
 from __future__ import annotations
 
 import json
-import os
-import stat
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prelude.errors import ModelError, shown
@@ -63,34 +60,3 @@ def parse(data: bytes | str, where: str, error: type[ModelError], *, naturals: b
         raise error(f"{where}: the JSON is nested too deeply") from None
     except ValueError as failure:  # syntax, encoding, a duplicate, an integer of thousands of digits
         raise error(f"{where}: not usable JSON: {shown(str(failure))}") from None
-
-
-def open_regular(path: Path, error: type[ModelError]) -> int:
-    """A descriptor on ``path``, which is a regular file; never waits on a pipe or a device."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except (OSError, ValueError) as failure:
-        reason = getattr(failure, "strerror", None) or failure
-        raise error(f"{path}: cannot be opened: {reason}") from failure
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise error(f"{path}: not a regular file")
-    return descriptor
-
-
-def read_object(path: Path, *, limit: int, error: type[ModelError] = ModelError) -> dict[str, Any]:
-    """The JSON object in the file ``path`` of at most ``limit`` bytes."""
-    with open(open_regular(path, error), "rb") as file:
-        try:
-            data = file.read(limit + 1)
-        except OSError as failure:
-            raise error(f"{path}: cannot be read: {failure.strerror}") from failure
-    if len(data) > limit:
-        raise error(f"{path}: larger than the limit of {limit:,} bytes")
-    value = parse(data, str(path), error)
-    if not isinstance(value, dict):
-        raise error(f"{path}: holds a {type(value).__name__}, an object is needed")
-    return value
-
-
-__all__ = ["Unnatural", "open_regular", "parse", "read_object"]

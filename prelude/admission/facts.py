@@ -1,0 +1,113 @@
+"""What admission knows of one engine: model, tokenizer and limits. Nothing in here changes after loading."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, get_args
+
+from prelude.admission import checks
+from prelude.admission.chat import ChatRenderer, Frame, make_frame
+from prelude.admission.memo import Memo
+from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, TokenTree
+from prelude.admission.tokenization import Encoder, Use
+from prelude.batch import Readout
+from prelude.config import EngineConfig
+from prelude.errors import RequestTooLarge
+from prelude.execution.executor import ExecutorLimits
+from prelude.tasks import CacheMode, Task
+
+CHARS_PER_TOKEN = 16
+PLAN_BYTES = 64 << 20  # kept question plans, at most twice this
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``max_length`` is what one sequence may hold; a OneShot request also fits one step of ``step_tokens``."""
+
+    encoder: Encoder
+    limits: ExecutorLimits
+    config: EngineConfig
+    max_length: int
+    step_tokens: int
+    max_chars: int
+    eos_ids: frozenset[int]
+    bos_id: int | None
+    labels: tuple[str, ...] = ()
+    default_pooling: str | None = None
+    normalize_default: bool = True
+    template: Any = None  # DecisionTemplate
+    chat: ChatRenderer | None = None
+    plans: Memo[Any, Any] = field(default_factory=lambda: Memo(PLAN_BYTES, lambda plan: plan.nbytes))
+    frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
+
+    @property
+    def oneshot_room(self) -> int:
+        return min(self.max_length, self.step_tokens)
+
+    def frame(self) -> Frame:
+        """The chat template around one user turn, rendered once."""
+        if not self.frames:
+            self.frames.append(make_frame(self.chat))
+        return self.frames[0]
+
+
+def admitted(
+    facts: Facts,
+    use: Use,
+    task: Task,
+    tree: TokenTree,
+    readout: Readout | None,
+    finish: Callable[[Outcome], Any],
+    *,
+    truncated: int = 0,
+    max_new_tokens: int = 0,
+    sampling: Sampling | None = None,
+) -> Admitted:
+    """Put the parts together; the last step of every ``prepare_*``."""
+    cache = task.cache
+    if cache == "auto":
+        cache = facts.config.default_cache
+    else:
+        checks.one_of(cache, "cache", get_args(CacheMode))
+    prepared = Prepared(
+        tree,
+        readout,
+        max_new_tokens,
+        sampling,
+        cache,
+        0 if task.salt is None else salt_number(checks.salt(task.salt) or ""),
+        truncated,
+        use.close(),
+    )
+    return Admitted(prepared, finish)
+
+
+def check_step(facts: Facts, tokens: int, what: str, way_out: str) -> None:
+    """A OneShot request is one step: all of its tokens have to fit the largest one."""
+    if tokens > facts.step_tokens:
+        raise RequestTooLarge(
+            f"{tokens} tokens {what}; one step computes at most {facts.step_tokens} "
+            f"(EngineConfig.max_step_tokens); {way_out}"
+        )
+
+
+@lru_cache(maxsize=4096)
+def salt_number(salt: str) -> int:
+    """A 63-bit number that separates this tenant's prefixes from everybody else's; never 0, which is no salt."""
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1
+
+
+def make_facts(encoder: Encoder, limits: ExecutorLimits, config: EngineConfig, known: Mapping[str, Any]) -> Facts:
+    longest = config.resolved_length(limits.max_positions)
+    return Facts(
+        encoder=encoder,
+        limits=limits,
+        config=config,
+        max_length=longest,
+        step_tokens=config.oneshot_tokens(limits.max_positions),
+        max_chars=config.max_prompt_chars or CHARS_PER_TOKEN * longest,
+        **known,
+    )

@@ -1,0 +1,145 @@
+"""The native core of prelude.tokenizer: one loaded tokenizer file, immutable, shared by any number of threads.
+
+Text arguments are ``str`` or UTF-8 ``bytes``. One policy on every path for what is not Unicode text: a ``str``
+that holds a lone surrogate, and ``bytes`` that are not valid UTF-8, raise ``ValueError`` (``UnicodeEncodeError``
+and ``UnicodeDecodeError``, which are ValueErrors). Nothing is replaced silently. What is not text: ``TypeError``.
+
+Arrays returned belong to the caller. Token ids are int32, offsets int32 pairs, word numbers int32 with -1 where
+a token has none (added tokens have none unless they come through a word: as in HF).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Text = str | bytes
+Offsets = Literal["char", "byte"]
+
+class TokenizerFileError(ValueError):
+    """The file is not a tokenizer file: ``path`` is where (``model.vocab["x"]``), ``message`` says what."""
+
+    path: str
+    message: str
+    def __init__(self, path: str, message: str) -> None: ...
+
+class UnsupportedFeature(ValueError):
+    """The file may be fine, but the core does not do ``feature``, found at ``path``: use another rung.
+
+    ``kind`` is "regex" when the only obstacle is a pattern (pass ``matcher``), else "component".
+    """
+
+    feature: str
+    path: str
+    kind: Literal["regex", "component"]
+    def __init__(self, feature: str, path: str, kind: str = "component") -> None: ...
+
+class CoreTokenizer:
+    @staticmethod
+    def from_json(
+        data: bytes,
+        matcher: Callable[[str], Callable[[str], Iterable[tuple[int, int]]]] | None = None,
+    ) -> CoreTokenizer:
+        """Load a tokenizer.json.
+
+        ``matcher`` serves the patterns the native compiler refuses: it is called once with each such pattern
+        and returns a function from a text to the (start, end) of its successive matches, in code points,
+        in order and without overlap. Calls then take the GIL while they match. Without it such a file
+        raises UnsupportedFeature(kind="regex").
+        """
+
+    @property
+    def external_patterns(self) -> list[str]:
+        """The patterns served by ``matcher``; empty on the native rung."""
+
+    # ---- encoding; no special tokens are added here, that is the post-processor's work
+    # parse_special=False treats the text of special tokens as ordinary text.
+    def encode_ids(self, text: Text, parse_special: bool = True) -> list[int]: ...
+    def encode_array(self, text: Text, parse_special: bool = True) -> Int32: ...
+    def encode_full(
+        self,
+        text: Text,
+        parse_special: bool = True,
+        offsets: Offsets = "char",
+        trim: bool = True,
+    ) -> tuple[Int32, Int32, Int32]:
+        """(ids [n], offsets [n, 2], word numbers [n]).
+
+        ``trim`` applies the offset trimming of the file's post-processor (ByteLevel or Roberta with
+        trim_offsets) as if this were the whole encoding. An API that truncates first passes False and
+        calls ``trim_offsets`` on each part.
+        """
+
+    def trim_offsets(self, ids: Int32, offsets: Int32, add_prefix_space: bool) -> Int32:
+        """One trimming pass over the offsets of one encoding; returns a new array."""
+
+    @property
+    def trim_passes(self) -> list[bool]:
+        """The passes of the file's post-processor, in order, each by its add_prefix_space. Often empty."""
+
+    def encode_batch_array(self, texts: Sequence[Text], parse_special: bool = True) -> tuple[Int32, Int64]:
+        """(ids of all texts, row starts [len(texts) + 1]). The GIL is released."""
+
+    def encode_batch_ids(self, texts: Sequence[Text], parse_special: bool = True) -> list[list[int]]: ...
+    def encode_batch_full(
+        self,
+        texts: Sequence[Text],
+        parse_special: bool = True,
+        offsets: Offsets = "char",
+        trim: bool = True,
+    ) -> tuple[Int32, Int32, Int32, Int64]:
+        """(ids, offsets, word numbers, row starts); offsets are within each text."""
+
+    def normalize(self, text: Text) -> str:
+        """The normalizer alone, over the whole text (added tokens are not looked for)."""
+
+    def pre_tokenize(self, text: Text) -> list[tuple[str, tuple[int, int]]]:
+        """The pre-tokenizer alone, on text as it stands: pieces with offsets in code points of ``text``."""
+
+    # ---- vocabulary
+    def token_to_id(self, token: str) -> int | None: ...
+    def id_to_token(self, id: int) -> str | None: ...
+    def token_bytes(self, id: int) -> bytes | None:
+        """What the token adds to decoded text, as bytes (byte-level and byte fallback undone)."""
+
+    def tokens(self, ids: Sequence[int] | Int32) -> list[str | None]: ...
+    def vocab_size(self, with_added: bool = True) -> int: ...
+    def get_vocab(self, with_added: bool = True) -> dict[str, int]: ...
+    def added_tokens(self) -> list[tuple[int, str, bool, bool, bool, bool, bool]]:
+        """By id: (id, content, single_word, lstrip, rstrip, normalized, special)."""
+
+    def section(self, name: str) -> str | None:
+        """The JSON text of a top-level member of the file as it stood (``post_processor``, ``truncation``,
+        ``padding``, ``normalizer``, ``pre_tokenizer``, ``decoder``, ``added_tokens``, ``version``), or None."""
+
+    def model_json(self) -> str:
+        """The model as JSON in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""
+
+    # ---- decoding
+    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str: ...
+    def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]: ...
+    def decode_tokens(self, tokens: Sequence[str]) -> str:
+        """The decoder alone over token strings (HF: ``decoder.decode(tokens)``)."""
+
+class CoreStream:
+    """The state of one streamed decoding; it belongs to one thread at a time.
+
+    ``step`` gives what HF's DecodeStream.step gives: the new text, or None while a character is open.
+    """
+
+    def __init__(
+        self,
+        tokenizer: CoreTokenizer,
+        ids: Sequence[int] | None = None,
+        skip_special_tokens: bool = False,
+    ) -> None: ...
+    def step(self, id: int) -> str | None: ...
+    def step_many(self, ids: Sequence[int]) -> str | None: ...
+    def finish(self) -> str:
+        """What is still held back, U+FFFD for each unfinished character; empty when nothing is. The stream
+        is then as new."""
+
+    def copy(self) -> CoreStream: ...
