@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.preparer import Preparer
+from prelude.batch import SampleOutput
 from prelude.config import EngineConfig
 from prelude.core import EngineCore, LoopFlush
 from prelude.errors import EngineClosed
@@ -97,10 +98,19 @@ def _result(admitted: Admitted, outcome: Outcome | None, error: BaseException | 
     return admitted.finish(cast(Outcome, outcome))
 
 
+class _EndSink:
+    """A sink that wants the end alone."""
+
+    streams = False
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        return False
+
+
 # ------------------------------------------------------------------ synchronous
 
 
-class _BlockingSink:
+class _BlockingSink(_EndSink):
     """Collects the ends of a group of requests; ``wait`` returns when all have ended."""
 
     def __init__(self, count: int) -> None:
@@ -244,7 +254,7 @@ class _Outbox(LoopFlush):
             sink.end(request, outcome, error)
 
 
-class _GroupSink:
+class _GroupSink(_EndSink):
     """The ends of a group of requests, and one future for all of them, in the loop that awaits it."""
 
     def __init__(self, outbox: _Outbox, future: asyncio.Future[None]) -> None:

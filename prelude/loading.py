@@ -6,7 +6,6 @@ This is where torch is imported first.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +18,8 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 
 if TYPE_CHECKING:
-    from prelude.admission.chat import ChatRenderer
     from prelude.admission.preparer import Preparer
     from prelude.models.config import ModelConfig
-    from prelude.tasks import Message
-    from prelude.tokenizer import Tokenizer
-
-_LOGITS_CHUNK_ROWS = 256
-_POOL_SHARE = 0.5  # of the available memory, at most, for a pool whose size nobody named
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +108,20 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
                 needed=needed,
                 available=available,
             )
-        return CpuExecutor(
+        executor = CpuExecutor(
             model,
             checkpoint,
             num_blocks=blocks,
             block_size=config.block_size,
             dtype=chosen,
             deterministic=config.deterministic,
-            logits_chunk_rows=_LOGITS_CHUNK_ROWS,
         )
+        checkpoint.check_unchanged()
+        return executor
 
 
 def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig) -> Preparer:
+    from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
     from prelude.admission.template import DecisionTemplate
     from prelude.models.pooling import read_pooling
@@ -145,25 +140,10 @@ def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: En
         config,
         eos_ids=model.eos_token_ids,
         bos_id=model.bos_token_id,
+        labels=model.labels,
         default_pooling=pooling.mode,
         normalize_default=pooling.normalize,
         template=DecisionTemplate.from_file(template_file) if template_file.exists() else None,
         chat=chat_renderer(tokenizer),
+        decision_chat=chat_renderer(tokenizer, enable_thinking=False),
     )
-
-
-def chat_renderer(tokenizer: Tokenizer) -> ChatRenderer | None:
-    """The model's chat template as admission calls it, or ``None`` where it has none."""
-    if tokenizer.chat_template is None:
-        return None
-    from prelude.tokenizer.chat import render_segments
-
-    def render(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
-        return render_segments(
-            messages,
-            chat_template=tokenizer.chat_template,
-            add_generation_prompt=add_generation_prompt,
-            special_tokens=tokenizer.special_tokens_map,
-        )
-
-    return render

@@ -118,6 +118,7 @@ class CpuExecutor:
             weight_bytes=self.weights.nbytes,
             device="cpu",
             dtype=str(self.dtype).removeprefix("torch."),
+            lm_head=self.weights.lm_head is not None,
         )
 
     def submit(self, batch: ForwardBatch) -> Finished:

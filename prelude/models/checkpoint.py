@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 Head = Literal["own", "tied", "none"]
 FLOATS = ("F32", "BF16", "F16", "F64")
 EMBEDDINGS, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEADS = (LM_HEAD, "score.weight")  # beside the body, whatever the body's names begin with
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq",)  # a buffer that old versions saved; it is computed from the config
 _CHUNK = 1 << 22
 
@@ -193,7 +194,7 @@ def _places(directory: Path, files: dict[str, SafetensorsFile]) -> dict[str, _Pl
     places: dict[str, _Place] = {}
     for file in files.values():
         for name in file:
-            normal = name if name.startswith("model.") or name == LM_HEAD else f"model.{name}"
+            normal = name if name.startswith("model.") or name in HEADS else f"model.{name}"
             if normal.endswith(_IGNORED_ENDINGS):
                 continue
             if normal in places:

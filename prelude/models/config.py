@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 CONFIG_LIMIT = 4 << 20
 """Bytes of a configuration file; real ones have a few thousand."""
 
+CLASSIFIER = "ForSequenceClassification"
+MAX_LABELS = 1 << 16
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCABULARY = 1 << 24
@@ -90,7 +92,9 @@ class ModelConfig:
     """On the attention's output projection."""
     mlp_bias: bool = False
     lm_head: bool = True
-    """False for a bare body, such as an embedding model saved without its head."""
+    """False for a bare body, such as an embedding model saved without its head, and for a classifier."""
+    labels: tuple[str, ...] = ()
+    """Of the classification head, in the order of its rows; empty where there is none."""
 
     @classmethod
     def from_dir(cls, path: str | Path) -> ModelConfig:
@@ -144,6 +148,7 @@ class ModelConfig:
             output_bias=bias if family.output_bias is None else family.output_bias,
             mlp_bias=_switch(fields, "mlp_bias", family.mlp_bias),
             lm_head=family.architectures[architecture],
+            labels=_labels(fields) if architecture.endswith(CLASSIFIER) else (),
         )
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
@@ -194,6 +199,8 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     tensors["model.norm.weight"] = (hidden,)
     if config.lm_head and not config.tie_word_embeddings:
         tensors["lm_head.weight"] = (config.vocab_size, hidden)
+    if config.labels:
+        tensors["score.weight"] = (len(config.labels), hidden)
     return tensors
 
 
@@ -221,6 +228,22 @@ def _family(raw: Mapping[str, Any], where: str) -> tuple[Family, str]:
             f"belongs to {shown(family.model_type)}"
         )
     return family, named[0]
+
+
+def _labels(fields: Fields) -> tuple[str, ...]:
+    """``id2label`` in the order of its ids, which must be 0, 1, 2 ... without a gap; ``num_labels`` alone gives
+    ``LABEL_0`` and so on, as transformers names them."""
+    named = fields.get("id2label", None)
+    if named is None:
+        count = fields.integer("num_labels", 1, MAX_LABELS, 2)
+        return tuple(f"LABEL_{i}" for i in range(count))
+    if not isinstance(named, dict) or not 1 <= len(named) <= MAX_LABELS:
+        raise fields.wrong("id2label", f"an object of 1 to {MAX_LABELS} labels")
+    order = {str(key): value for key, value in named.items()}
+    labels = tuple(order.get(str(i)) for i in range(len(order)))
+    if any(not isinstance(label, str) for label in labels):
+        raise fields.wrong("id2label", f"an object with the keys 0 to {len(order) - 1} and text for each")
+    return tuple(label for label in labels if isinstance(label, str))
 
 
 def _refuse_unsupported(fields: Fields, family: Family) -> None:

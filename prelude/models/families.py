@@ -33,7 +33,7 @@ class Family:
 
 QWEN3 = Family(
     model_type="qwen3",
-    architectures={"Qwen3ForCausalLM": True, "Qwen3Model": False},
+    architectures={"Qwen3ForCausalLM": True, "Qwen3Model": False, "Qwen3ForSequenceClassification": False},
     qk_norm=True,
     mlp_bias=False,
     window_switch=True,

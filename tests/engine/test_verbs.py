@@ -22,12 +22,11 @@ from prelude import (
     Score,
     YesNo,
 )
+from prelude.errors import InvalidRequest
 from tests.engine.conftest import Oracle, make_checkpoint
 
 Make = Callable[..., Engine]
-STATE = (
-    "The harbour was quiet that morning; two boats lay at the quay, and nobody wanted to sail in the fog."
-)
+STATE = "The harbour was quiet that morning; two boats lay at the quay, and nobody wanted to sail in the fog."
 QUESTIONS = [
     Choice("Where is it?", ["harbour", "harbour master", "mountain", "mountain hut", "city", "a", "ab"]),
     YesNo("Is it polite?"),
@@ -63,14 +62,15 @@ def test_decide_equals_brute_force_label_by_label(make_engine: Make, oracle: Ora
 
 def test_a_state_with_questions_is_tokenised_and_computed_once(make_engine: Make) -> None:
     engine = make_engine()
-    state = engine.explain(Decide(STATE, [YesNo("Q?"), YesNo("R?")])).segments[0][1]
-    tree = engine.explain(Decide(STATE, QUESTIONS))
-    answers = engine.run(Decide(STATE, QUESTIONS))
+    text = " ".join([STATE] * 4)
+    state = engine.explain(Decide(text, [YesNo("Q?"), YesNo("R?")])).segments[0][1]
+    tree = engine.explain(Decide(text, QUESTIONS))
+    answers = engine.run(Decide(text, QUESTIONS))
     stats = engine.stats()
     assert answers.stats.computed_tokens == len(tree.token_ids) == stats["prefill_tokens"]
-    assert answers.stats.computed_tokens < 2 * state
+    assert answers.stats.computed_tokens < state * len(QUESTIONS)
     assert stats["steps"] == {"oneshot": 1, "mixed": 0, "decode": 0}
-    again = engine.run(Decide(STATE, QUESTIONS))
+    again = engine.run(Decide(text, QUESTIONS))
     assert again.stats.cached_tokens == state // 16 * 16
     assert again.stats.computed_tokens == len(tree.token_ids) - again.stats.cached_tokens
     for one, other in zip(answers, again):
@@ -178,6 +178,9 @@ def test_classification_head(tmp_path: Path, make_engine: Make) -> None:
     assert got.logits == pytest.approx(want, abs=1e-4)
     assert got.scores.sum() == pytest.approx(1, abs=1e-6)
     assert engine.classify(STATE, activation="none").scores == pytest.approx(want, abs=1e-4)
+    assert got.labels == ("LABEL_0", "LABEL_1", "LABEL_2") and got.label == got.labels[int(want.argmax())]
+    with pytest.raises(InvalidRequest, match="no language-model head"):
+        engine.loglikelihood(STATE, " and")
 
 
 @pytest.mark.feature("A1")
@@ -234,13 +237,13 @@ def test_all_kinds_at_once_on_one_copy_of_the_weights(make_engine: Make) -> None
     assert [t.logprob for t in together[4][1:]] == pytest.approx([t.logprob for t in apart[4][1:]], abs=1e-4)
     assert [r.token_ids for r in together[5:]] == [r.token_ids for r in apart[5:]]
     weights = sum(p.numel() for p in Oracle(engine.model_path).model.parameters()) * 4
-    assert engine._core.limits.weight_bytes == weights
+    assert 0.99 * weights < engine._core.limits.weight_bytes <= weights
 
 
 @pytest.mark.feature("A10")
 @pytest.mark.fault(20)
 def test_a_request_is_prepared_once_and_owned_by_the_engine(make_engine: Make) -> None:
-    engine = make_engine(kv_blocks=12, max_length=96, max_running=4)
+    engine = make_engine(kv_blocks=8, max_length=96, max_running=4)
     prompts = [f"{number} boats lay at the quay and nobody" for number in range(6)]
     calls = engine.stats()["tokenizer_calls"]
     params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
