@@ -15,6 +15,7 @@ from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, To
 from prelude.admission.tokenization import Encoder, Use
 from prelude.batch import LogprobRows, Readout, SampleRows
 from prelude.config import EngineConfig
+from prelude.detokenize import Texts
 from prelude.errors import InvalidRequest, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
 from prelude.tasks import CacheMode, Task
@@ -28,6 +29,7 @@ class Facts:
     """``max_length`` is what one sequence may hold; a OneShot request also fits one step of ``step_tokens``."""
 
     encoder: Encoder
+    texts: Texts  # the same tokenizer, the other way
     limits: ExecutorLimits
     config: EngineConfig
     max_length: int
@@ -109,6 +111,7 @@ def make_facts(encoder: Encoder, limits: ExecutorLimits, config: EngineConfig, k
     longest = config.resolved_length(limits.max_positions)
     return Facts(
         encoder=encoder,
+        texts=Texts(encoder.tokenizer),
         limits=limits,
         config=config,
         max_length=longest,
