@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ def resolve_bias(bias: Any, rows: int) -> tuple[I32, F32]:
     field = "params.logit_bias"
     if bias is None:
         return _NO_IDS, np.zeros(0, dtype=np.float32)
-    if not isinstance(bias, Mapping):
+    if not isinstance(bias, dict):
         raise InvalidRequest(f"{shown(bias)} is not a dict of token ids and numbers", field=field)
     if len(bias) > rows:
         raise RequestTooLarge(f"{len(bias)} entries; the model has {rows} logits", field=field)
@@ -138,15 +138,13 @@ def resolve_bias(bias: Any, rows: int) -> tuple[I32, F32]:
 
 def token_ids(value: Any, field: str, rows: int, most: int) -> I32:
     """Ids below ``rows`` (the model's logits), each once, ascending."""
-    if value is None or isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+    if not isinstance(value, list | tuple | set | frozenset | range | np.ndarray):
         raise InvalidRequest(f"{shown(value)} is not a list of token ids", field=field)
+    if isinstance(value, np.ndarray) and (value.ndim != 1 or (value.dtype.kind not in "iu" and len(value))):
+        raise InvalidRequest(f"an array {value.dtype}{value.shape} is not a list of token ids", field=field)
     if len(value) > most:
         raise RequestTooLarge(f"{len(value)} ids; the limit is {most}", field=field)
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or (value.dtype.kind not in "iu" and len(value)):
-            raise InvalidRequest(f"an array {value.dtype}{value.shape} is not a list of token ids", field=field)
-        value = value.tolist()
-    ids: Iterable[int] = list(value)
+    ids: list[int] = value.tolist() if isinstance(value, np.ndarray) else list(value)
     if not all(type(i) is int and 0 <= i < rows for i in ids):
         what = f"an id is one of the model's {rows} logits"
         ids = [checks.integer(i, f"{field}[{at}]", 0, rows - 1, what) for at, i in enumerate(ids)]
