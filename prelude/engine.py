@@ -384,8 +384,8 @@ class AsyncEngine:
             try:
                 await sink.future
             except asyncio.CancelledError:
-                for request in live:
-                    engine._core.cancel(request)
+                for waiting in live:
+                    engine._core.cancel(waiting)
                 raise
         results: list[Any] = []
         for item, request in zip(admitted, requests):

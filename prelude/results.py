@@ -66,7 +66,7 @@ class Answers(tuple[Answer, ...]):
         return self
 
 
-class Embedding(npt.NDArray[np.float32]):  # type: ignore[misc]
+class Embedding(npt.NDArray[np.float32]):
     """A float32 vector ``[dimensions]`` with ``.stats``; an array in every other respect."""
 
     stats: RequestStats | None

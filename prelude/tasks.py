@@ -36,7 +36,7 @@ C = TypeVar("C", bound=type)
 
 def strict_keywords(cls: C) -> C:
     """A misspelt keyword of ``cls(...)`` raises ``UnknownParameter`` naming the nearest valid one."""
-    original: Callable[..., None] = cls.__init__
+    original: Callable[..., None] = vars(cls)["__init__"]
     known = [name for name in inspect.signature(original).parameters if name != "self"]
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -23,7 +23,11 @@ def uniform(seed: int, step: int) -> float:
 
 
 def edit(
-    logits: Sequence[float], prompt: Sequence[int], output: Sequence[int], params: SamplingParams, stops: Collection[int]
+    logits: Sequence[float],
+    prompt: Sequence[int],
+    output: Sequence[int],
+    params: SamplingParams,
+    stops: Collection[int],
 ) -> list[float]:
     row = [float(x) for x in logits]
     for i in {*prompt, *output}:

@@ -84,8 +84,11 @@ def log_normalisers(logits: Tensor) -> tuple[Tensor, F64]:
     Kept apart: next to logits of 1e4 the second would lose its digits in float32.
     """
     largest = logits.amax(dim=1, keepdim=True)
-    rest: F64 = (logits - largest).exp_().sum(dim=1).to(torch.float64).log_().numpy()
-    return largest, rest
+    relative = (logits - largest).exp_()
+    if len(relative) == 1:  # torch cuts the sum of a single long row over its threads, and the bits change with it
+        relative = relative.expand(2, -1)
+    rest: F64 = relative.sum(dim=1).to(torch.float64).log_().numpy()
+    return largest, rest[: len(logits)]
 
 
 def _finite_rows(logits: Tensor) -> npt.NDArray[np.bool_]:

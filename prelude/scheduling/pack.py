@@ -94,7 +94,7 @@ def _oneshot_rows(plan: Plan, block_size: int) -> tuple[list[PromptRow], list[in
     rows: list[PromptRow] = []
     at = [0] * len(plan.oneshot)
     begin = [row.skip for row in plan.oneshot]
-    folded = set()
+    folded: set[int] = set()
 
     def add(row: OneShotRow, start: int, parent: int, lease: Lease | None, end: int = -1) -> int:
         rows.append(_prompt_row(row, block_size, start, parent, lease, end))
@@ -213,8 +213,8 @@ def pack(plan: Plan, block_size: int) -> Packed:
     rows, at, begin = _oneshot_rows(plan, block_size)
     first_chunk = len(rows)
     rows.extend(_prefill_row(row) for row in plan.prefill)
-    *arrays, offsets, _ = pack_prompt(rows, block_size)
-    slices = PromptSlices(*arrays)
+    *_, offsets, _ = arrays = pack_prompt(rows, block_size)
+    slices = PromptSlices(*arrays[:8])
     shares: tuple[Share, ...] = ()
     readouts: list[Readout] = []
     computed: list[int] = []
@@ -228,14 +228,14 @@ def pack(plan: Plan, block_size: int) -> Packed:
     sampled = [(token, request) for (token, request), row in zip(ends, plan.prefill) if row.samples]
     if sampled:
         readouts.append(sample_rows([request.drawing(token) for token, request in sampled]))
-    batch = MixedBatch(
+    mixed = MixedBatch(
         slices,
         tuple(readouts),
         _decode_rows(plan.decode, block_size),
         _decode_readout(plan.decode) if plan.decode else None,
     )
     return Packed(
-        batch,
+        mixed,
         shares,
         tuple(Share(r, (i, i + 1)) for i, (_, r) in enumerate(sampled)),
         tuple(Share(r, (i, i + 1)) for i, r in enumerate(plan.decode)),

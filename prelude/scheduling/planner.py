@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from prelude.scheduling.folding import FoldFinder
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import Ledger, Need, logits_bytes
-from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
+from prelude.scheduling.plan import Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 
@@ -204,7 +204,7 @@ def _admit_oneshot(
     return OneShotRow(request, skip)
 
 
-def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple, pool: KvPool) -> tuple[OneShotRow, ...]:
+def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple[Fold, ...], pool: KvPool) -> tuple[OneShotRow, ...]:
     """Blocks for the prompts worth keeping. Folded rows publish their common part once, through the first member."""
     if not pool.caching:
         return rows

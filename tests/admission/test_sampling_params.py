@@ -90,9 +90,8 @@ def test_biases_that_are_none(preparer: Preparer, bias: Any, match: str) -> None
 
 @pytest.mark.fault(11)
 def test_a_million_biases_are_refused_before_they_are_looked_at(preparer: Preparer) -> None:
-    refused(
-        preparer, "1000000 entries; the model has 428 logits", RequestTooLarge, logit_bias=dict.fromkeys(range(10**6), 1)
-    )
+    many = dict.fromkeys(range(10**6), 1)
+    refused(preparer, "1000000 entries; the model has 428 logits", RequestTooLarge, logit_bias=many)
     edits = readout(preparer, logit_bias={np.int32(ROWS - 1): np.float32(2), 0: -100}).edits
     assert edits is not None and edits.bias_ids.tolist() == [ROWS - 1, 0] and edits.bias_values.tolist() == [2, -100]
 
@@ -104,7 +103,7 @@ def test_no_token_allowed(preparer: Preparer) -> None:
     refused(preparer, r"^params.banned_token_ids: no token allowed", banned_token_ids=every)
     refused(preparer, r"no token allowed", allowed_token_ids=[5, 6], banned_token_ids=[6, 5])
     only_stop = {"allowed_token_ids": [0], "min_tokens": 1}
-    with pytest.raises(InvalidRequest, match="no token allowed: .*before min_tokens"):
+    with pytest.raises(InvalidRequest, match=r"no token allowed: .*before min_tokens"):
         preparer.prepare(Generate([5], SamplingParams(max_tokens=2, **only_stop)))
     assert readout(preparer, banned_token_ids=range(1, ROWS)).edits is not None, "one is left"
 

@@ -144,7 +144,7 @@ def test_settings_of_one_text_never_alter_another(make_engine: Make) -> None:
     ]
     alone = engine.complete(STATE, plain)
     for params in loud:
-        first, other, last = engine.run_many([Generate(STATE, plain), Generate(STATE, params), Generate(STATE, plain)])
+        first, other, last = engine.run_many([Generate(STATE, p) for p in (plain, params, plain)])
         assert first.token_ids == last.token_ids == alone.token_ids and first.logprobs is None
         assert other.token_ids == engine.complete(STATE, params).token_ids
 
@@ -156,7 +156,7 @@ def test_a_row_that_is_not_a_number_fails_alone(tmp_path: Path, make_engine: Mak
     bad = 77
     clean = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, banned_token_ids=[bad])
     want = engine.complete(STATE, clean)
-    embedding = engine._core.executor.weights.embedding  # type: ignore[attr-defined]
+    embedding = engine._core.executor.weights.embeddings  # type: ignore[attr-defined]
     embedding[bad] = float("nan")
     forced = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, allowed_token_ids=[bad])
     tasks = [

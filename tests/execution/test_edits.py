@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from prelude.admission.prepared import Sampling
 from prelude.admission.sampling import Drawing, History, join_samples, resolve_edits, sample_rows
 from prelude.batch import OneShotBatch, SampleRows
+from prelude.execution.dump import load, save
 from prelude.execution.sampling import distribution, edited, sample_token, uniforms
 from prelude.tasks import SamplingParams
 from tests import reference_sampler as reference
@@ -182,6 +184,13 @@ def test_joined_tables_are_the_rows_one_after_the_other() -> None:
     for name in type(joined.edits).__slots__:
         assert np.array_equal(getattr(joined.edits, name), getattr(at_once.edits, name)), name
     assert not joined.edits.touched()[-1]
+
+
+def test_a_dumped_batch_keeps_its_edits(tmp_path: Path) -> None:
+    params = SamplingParams(repetition_penalty=2.0, logit_bias={3: 1.0}, min_tokens=4)
+    batch = OneShotBatch(prompts(random_ids(0, 4)), sample_rows([drawing(params, [1, 2], [2], 3)]))
+    save(tmp_path / "step", batch)
+    assert repr(load(tmp_path / "step")) == repr(batch)
 
 
 def test_a_history_counts_what_was_drawn() -> None:

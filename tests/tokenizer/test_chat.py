@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prelude.tokenizer import ChatTemplateError, Tokenizer
 from prelude.tokenizer._marks import METHODS, Marked, joined, segments
 from prelude.tokenizer._sandbox import Bounds

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prelude.tokenizer import Tokenizer, patch_transformers, patched_transformers, transformers_patch
 from tokenizers import AddedToken, pre_tokenizers
+
+from prelude.tokenizer import Tokenizer, patch_transformers, patched_transformers, transformers_patch
 
 transformers = pytest.importorskip("transformers")
 
