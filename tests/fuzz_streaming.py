@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from prelude.tokenizer import Tokenizer
 
 from prelude import default_model
 from prelude.detokenize import BROKEN, Texts
 from prelude.streaming import Stops, TextState
-from prelude.tokenizer import Tokenizer
 from tests.conftest import shared_dir
 
 SHARED = ("qwen3", "llama2", "bert-base-uncased", "t5", "mistral-nemo")

@@ -130,7 +130,8 @@ def complete(facts: Facts, sampling: Sampling, outcome: Outcome) -> Completion:
     ids, logprobs = outcome.token_ids, outcome.logprobs
     if isinstance(outcome.output, SampleOutput):
         ids = ids or tuple(outcome.output.token_ids[:1].tolist())
-        logprobs = (sampled_logprob(ids[0], outcome.output, 0, sampling.logprobs),)
+        first = sampled_logprob(ids[0], outcome.output, 0, sampling.logprobs)
+        logprobs = None if first is None else (first,)
     reason = stats.finish_reason or "length"
     if ids and ids[-1] in sampling.stop_ids:
         reason = "stop"
@@ -145,5 +146,5 @@ def complete(facts: Facts, sampling: Sampling, outcome: Outcome) -> Completion:
             reason = "stop" if stopped else reason
         stats.detok_ms += (time.perf_counter() - started) * 1e3
     stats.finish_reason = reason
-    kept = None if sampling.logprobs is None else tuple(p for p in logprobs or () if p is not None)
+    kept = None if sampling.logprobs is None else logprobs or ()
     return Completion(text, tuple(ids), reason, stats, logprobs=kept)

@@ -209,7 +209,7 @@ class FixedPlan:
                 tile.run(q, keys, values, out)
         for walk in self.walks:
             walk.run(q, k, v, pool_k, pool_v, out)
-        return out.view(q.shape[0], -1).to(dtype)
+        return out.flatten(1).to(dtype)
 
     def _queries(self, start: int, stop: int) -> tuple[I64, I64]:
         """Wanted rows among tokens ``start … stop - 1``: as rows of this layer's queries, and from ``start`` on."""

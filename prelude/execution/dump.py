@@ -21,6 +21,7 @@ from prelude.batch import (
     DecodeRows,
     ForwardBatch,
     HeadRows,
+    LogitEdits,
     LogprobRows,
     MixedBatch,
     OneShotBatch,
@@ -42,6 +43,7 @@ _TYPES: dict[str, type] = {
         PooledRows,
         HeadRows,
         SampleRows,
+        LogitEdits,
     )
 }
 
