@@ -45,4 +45,11 @@ def _load(data: bytes) -> tuple[Core, str, str]:
 
 
 def _over_regex(native: Any, data: bytes) -> Core | None:
-    return None
+    from ._splitter import Refused, matcher
+
+    try:
+        core: Core = native.CoreTokenizer.from_json(data, matcher(native))
+    except (ImportError, Refused, native.UnsupportedFeature) as error:
+        _log.info("not over the regex package: %s", error)
+        return None
+    return core

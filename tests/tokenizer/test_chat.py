@@ -78,7 +78,9 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         if "error" in case:
             continue
         name = case["tokenizer"]
-        tokenizer = loaded.setdefault(name, Tokenizer.from_str(json_of(name)))
+        if name not in loaded:
+            loaded[name] = Tokenizer.from_str(json_of(name))
+        tokenizer = loaded[name]
         template = (folder / f"{case['template']}.jinja").read_text(encoding="utf-8")
         chat = expected["chats"][case["chat"]]
         pieces = render_segments(chat, template, **arguments(case))
@@ -468,9 +470,9 @@ def test_a_bomb_leaves_other_renderings_alone() -> None:
 
 
 def test_bounds_are_the_callers_choice() -> None:
-    assert render("{% for i in range(50) %}a{% endfor %}", bounds=Bounds(max_steps=50)) == "a" * 50
+    assert render("{% for i in range(50) %}a{% endfor %}", bounds=Bounds(max_steps=51)) == "a" * 50
     for bounds, says in (
-        (Bounds(max_steps=49), "more than 49 steps"),
+        (Bounds(max_steps=50), "more than 50 steps"),
         (Bounds(max_output=49), "more than 49 characters"),
         (Bounds(max_range=49), "limit is 49"),
         (Bounds(max_template=10), "limit is 10"),
