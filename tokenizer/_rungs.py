@@ -50,6 +50,6 @@ def _over_regex(native: Any, data: bytes) -> Core | None:
     try:
         core: Core = native.CoreTokenizer.from_json(data, matcher(native))
     except (ImportError, Refused, native.UnsupportedFeature) as error:
-        _log.info("not over the regex package: %s", error)
+        _log.debug("not over the regex package: %s", error)
         return None
     return core

@@ -1,7 +1,7 @@
 """From texts to encodings as they are before post-processing: ids, offsets, word numbers, token strings.
 
 Token strings are made when they are asked for, from the vocabulary; not so for added tokens that swallow
-white space or match normalized text: there HF's token is the text that was found.
+white space or match normalized text: there HF's token is what was found.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Sequences:
         self._core = core
         normalizes = core.section("normalizer") not in (None, "null")
         self._as_found = {
-            id: normalized
-            for id, _, _, left, right, normalized, _ in core.added_tokens()
+            id: (core.normalize(content) if normalized else content, left, right)
+            for id, content, _, left, right, normalized, _ in core.added_tokens()
             if left or right or (normalized and normalizes)
         }
 
@@ -86,9 +86,12 @@ class Sequences:
         row = [k for k, n in enumerate(lengths) for _ in range(n)]
         for i, id in enumerate(ids.tolist()):
             if id in self._as_found:
+                token, left, right = self._as_found[id]
                 start, stop = offsets[i].tolist()
                 found = texts[row[i]][start:stop]
-                tokens[i] = self._core.normalize(found) if self._as_found[id] else found
+                before = found[: len(found) - len(found.lstrip())] if left else ""
+                after = found[len(found.rstrip()) :] if right else ""
+                tokens[i] = before + token + after
         return tokens
 
     @staticmethod
