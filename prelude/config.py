@@ -30,7 +30,7 @@ class EngineConfig:
     """
 
     max_length: int | None = None
-    max_step_tokens: int = 8192
+    max_step_tokens: int | None = None
     max_step_requests: int = 512
     max_running: int = 64
     chunk_tokens: int = 512
@@ -62,11 +62,34 @@ class EngineConfig:
                     raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
             elif value is not None:
                 _positive(field.name, value, least=0 if field.name == "kv_blocks" else 1)
-        if self.max_length is not None and self.max_length > self.max_step_tokens:
+
+    # What the limits come to for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
+
+    def resolved_length(self, max_positions: int) -> int:
+        """The longest sequence, prompt and output together."""
+        if self.max_length is None:
+            return max_positions
+        if self.max_length > max_positions:
             raise ConfigError(
-                f"max_step_tokens={self.max_step_tokens} is below max_length={self.max_length}: a OneShot prompt of "
-                "that length is one step; raise max_step_tokens or lower max_length"
+                f"max_length={self.max_length} is above the model's {max_positions} positions; lower it"
             )
+        return self.max_length
+
+    def resolved_step(self, max_positions: int) -> int:
+        """Tokens of one step: the longest prompt fits beside a full set of running rows."""
+        longest = self.resolved_length(max_positions)
+        if self.max_step_tokens is None:
+            return max(8192, longest + self.max_running)
+        if self.max_step_tokens < longest + self.max_running:
+            raise ConfigError(
+                f"max_step_tokens={self.max_step_tokens} is below max_length + max_running = {longest} + "
+                f"{self.max_running}: a OneShot prompt is one step, beside the running rows; raise it or lower those"
+            )
+        return self.max_step_tokens
+
+    def oneshot_tokens(self, max_positions: int) -> int:
+        """The most tokens a OneShot request may bring: what a step leaves beside a full set of running rows."""
+        return self.resolved_step(max_positions) - self.max_running
 
 
 def _positive(name: str, value: Any, *, least: int) -> None:

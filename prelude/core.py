@@ -14,11 +14,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome, Prepared
 from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, StepResult
 from prelude.errors import EngineClosed, ExecutionError, QueueFull, RequestTooLarge
 from prelude.execution.executor import Executor
-from prelude.scheduling.classes import ExecutionClass
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed, pack
 from prelude.scheduling.plan import Plan
@@ -63,7 +63,8 @@ class EngineStats:
 
 
 class EngineCore:
-    """The scheduler and its executor, without text. Thread-safe: ``submit``, ``cancel``, ``run_inline``, ``close``."""
+    """The scheduler and its executor, without text. ``submit``, ``cancel``, ``run_inline`` and ``close`` may be
+    called from any thread."""
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class EngineCore:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._abort = False
         self._closed = threading.Event()
         self.on_step_end: deque[LoopFlush] = deque()
 
@@ -199,13 +201,14 @@ class EngineCore:
 
     def close(self, *, drain: bool = True) -> None:
         """Stops taking requests; waits for what was taken (``drain``) or fails it with ``EngineClosed``."""
+        if self._closing:
+            return
         self._closing = True
-        if not drain:
+        self._abort = not drain
+        if self._thread is None:
             with self._baton:
-                self._drain_inbox()
-                for request in list(self.queues):
-                    finish(request, self.queues, self.pool, None, EngineClosed("the engine was closed"))
-                self._flush()
+                while self.step():
+                    pass
         if self._thread is not None and self._thread is not threading.current_thread():
             self._wake.set()
             while not self._closed.wait(0.05):
@@ -215,9 +218,21 @@ class EngineCore:
     # -------------------------------------------------------------- one step; the baton is held
 
     def step(self) -> bool:
-        """One turn. False when there was nothing to do."""
+        """One turn. False when there was nothing to do. Never raises: what goes wrong outside a batch ends every
+        request with the error rather than leave anybody waiting."""
+        try:
+            return self._step()
+        except Exception as error:
+            log.exception("the engine's own step failed")
+            self._abandon(error)
+            return False
+
+    def _step(self) -> bool:
         began = time.perf_counter()
         self._drain_inbox()
+        if self._abort:
+            for request in list(self.queues):
+                finish(request, self.queues, self.pool, None, EngineClosed("the engine was closed"))
         if self.queues.empty:
             self._flush()
             return False
@@ -273,6 +288,21 @@ class EngineCore:
         log.error("unplannable request of %d tokens failed", request.num_known)
         self._flush()
         return True
+
+    def _abandon(self, error: Exception) -> None:
+        self.last_error = error
+        self.failures_in_a_row = self.unhealthy_after
+        requests = list(self.queues)
+        self.queues = Queues()
+        for request in requests:
+            if request.lease is not None and not request.lease.released:
+                self.pool.release(request.lease)
+            request.lease = None
+            request.state = State.FINISHED
+            failure = ExecutionError(f"the engine failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            request.sink.deliver(request, None, failure)
+        self._flush()
 
     def _count(self, plan: Plan, packed: Packed, result: StepResult) -> None:
         stats = self.stats

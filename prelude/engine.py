@@ -19,8 +19,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from prelude.admission.prepare import Preparer
 from prelude.admission.prepared import Admitted, Outcome
+from prelude.admission.preparer import Preparer
+from prelude.batch import SampleOutput
 from prelude.config import EngineConfig
 from prelude.core import EngineCore, LoopFlush
 from prelude.errors import EngineClosed
@@ -97,10 +98,19 @@ def _result(admitted: Admitted, outcome: Outcome | None, error: BaseException | 
     return admitted.finish(cast(Outcome, outcome))
 
 
+class _EndSink:
+    """A sink that wants the end alone."""
+
+    streams = False
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        return False
+
+
 # ------------------------------------------------------------------ synchronous
 
 
-class _BlockingSink:
+class _BlockingSink(_EndSink):
     """Collects the ends of a group of requests; ``wait`` returns when all have ended."""
 
     def __init__(self, count: int) -> None:
@@ -244,7 +254,7 @@ class _Outbox(LoopFlush):
             sink.end(request, outcome, error)
 
 
-class _GroupSink:
+class _GroupSink(_EndSink):
     """The ends of a group of requests, and one future for all of them, in the loop that awaits it."""
 
     def __init__(self, outbox: _Outbox, future: asyncio.Future[None]) -> None:
@@ -365,7 +375,7 @@ class AsyncEngine:
         if sum(_text_size(task) for task in tasks) <= _INLINE_CHARS:
             return [_caught(engine._preparer.prepare, task) for task in tasks]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(engine._preparer.config.prepare_threads, "prelude-prepare")
+            self._pool = ThreadPoolExecutor(engine._preparer.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
         futures = [loop.run_in_executor(self._pool, _caught, engine._preparer.prepare, task) for task in tasks]
         return list(await asyncio.gather(*futures))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from prelude.scheduling.classes import ExecutionClass
+from prelude.admission.classes import ExecutionClass
 from prelude.scheduling.request import Request, State
 
 

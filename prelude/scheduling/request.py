@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared, first_read_token, readout_key
-from prelude.batch import I32
+from prelude.batch import I32, SampleOutput
 from prelude.results import RequestStats
-from prelude.scheduling.classes import ExecutionClass, classify
 from prelude.scheduling.lease import Lease
 
 
@@ -31,7 +31,15 @@ _LEGAL = {
 
 
 class Sink(Protocol):
-    """Where a request's end goes. Called once, by the holder of the baton; must not raise."""
+    """Where a request's tokens and its end go. Called by the holder of the baton; must not raise.
+
+    ``streams`` asks for ``token`` after every sampled token; it returns True to end the text there (a stop string,
+    say). ``deliver`` is called once, last.
+    """
+
+    streams: bool
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool: ...
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
 

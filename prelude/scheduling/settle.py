@@ -179,7 +179,9 @@ def _settle_token(
         request.stats.finish_reason = "stop"
     else:
         request.append(token)
-        if len(request.output) >= request.prepared.max_new_tokens:
+        if request.sink.streams and request.sink.token(request, token, output, share.rows[0]):
+            request.stats.finish_reason = "stop"
+        elif len(request.output) >= request.prepared.max_new_tokens:
             request.stats.finish_reason = "length"
     if request.stats.finish_reason:
         finish(request, queues, pool, Outcome(None, tuple(request.output), request.stats), None)

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
 from prelude.tokenizer import Encoding, Tokenizer
 from prelude.tokenizer._reference import ReferenceCore
 from prelude.tokenizer.config import FileConfig
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",

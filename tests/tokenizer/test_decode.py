@@ -11,7 +11,6 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from prelude.tokenizer import DecodeStream, Tokenizer, TokenizerError, decoders
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]

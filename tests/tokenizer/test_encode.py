@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from prelude.tokenizer import Tokenizer
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-
 from prelude.tokenizer import Encoding, Tokenizer
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]

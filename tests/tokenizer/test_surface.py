@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-
 from prelude.tokenizer import AddedToken, Tokenizer, TokenizersMutationError
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
