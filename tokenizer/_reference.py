@@ -77,9 +77,14 @@ class ReferenceCore:
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
         return ids, spans, np.array([-1 if w is None else w for w in found.word_ids], np.int32), found.tokens
 
-    def trim_offsets(self, ids: Int32, offsets: Int32, add_prefix_space: bool) -> Int32:
-        tokens = [t or "" for t in self.tokens(ids)]
-        return np.asarray(trimmed(tokens, offsets, add_prefix_space), np.int32)
+    def encode_tokens(self, text: str | bytes, parse_special: bool = True) -> list[str]:
+        return self.encode_found(text, parse_special)[3]
+
+    def trim_offsets(
+        self, ids: Int32, offsets: Int32, add_prefix_space: bool, tokens: Sequence[str] | None = None
+    ) -> Int32:
+        found = [t or "" for t in self.tokens(ids)] if tokens is None else tokens
+        return np.asarray(trimmed(found, offsets, add_prefix_space), np.int32)
 
     @property
     def trim_passes(self) -> list[bool]:

@@ -16,9 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from .encoding import Encoding, _sliced, merge
 from .errors import TokenizerError
+
+Int32 = npt.NDArray[np.int32]
 
 _SPACE = "\u0120"  # what byte-level BPE writes for a space
 _BLANKS = (
@@ -242,19 +245,53 @@ def without_trimming(processor: Processor | None) -> Processor | None:
     return processor
 
 
-def around(processor: Processor | None) -> tuple[Encoding, Encoding] | None:
-    """What comes before and after a single sequence; None when that is not all that the processor does."""
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a processor does to a single sequence, where that is no more than to put tokens around it."""
+
+    before: Encoding
+    after: Encoding
+    type_id: int
+    sequenced: bool  # whether the sequence gets its number
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.before) and not len(self.after)
+
+    def ids(self, inner: Int32) -> Int32:
+        return inner if self.is_empty else np.concatenate([self.before._ids, inner, self.after._ids])
+
+    def types(self, n: int) -> int | Int32:
+        """The type ids for ``n`` tokens in between."""
+        around = {*self.before.type_ids, *self.after.type_ids}
+        if around <= {self.type_id}:
+            return self.type_id
+        inner = [self.type_id] * n
+        return np.array([*self.before.type_ids, *inner, *self.after.type_ids], np.int32)
+
+    def rows(self, inner: Int32, fill: int) -> Int32:
+        """A column for ``ids``: ``inner`` between rows of ``fill``."""
+        if self.is_empty:
+            return inner
+        whole = np.full((len(self.before) + len(inner) + len(self.after), *inner.shape[1:]), fill, np.int32)
+        whole[len(self.before) : len(self.before) + len(inner)] = inner
+        return whole
+
+
+def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None:
     mark = -2
     probe = Encoding._make(np.array([mark], np.int32), None, None, [""])
     try:
-        whole = run(without_trimming(processor), probe, None, True)
+        whole = run(without_trimming(processor), probe, None, add_special_tokens)
     except TokenizerError:
         return None
-    ids = whole.ids
+    ids, types = whole.ids, whole.type_ids
     if ids.count(mark) != 1:
         return None
     at = ids.index(mark)
-    return _sliced(whole, 0, at), _sliced(whole, at + 1, len(ids))
+    if whole._ranges not in ({}, {0: (at, at + 1)}):
+        return None
+    return Frame(_sliced(whole, 0, at), _sliced(whole, at + 1, len(ids)), types[at], bool(whole._ranges))
 
 
 # ---- from the file

@@ -98,7 +98,7 @@ class Tokenizer(ArrayMethods):
         self._core, self._backend, self._config = core, backend, config
         self._processor = processors.parse(self._section("post_processor"))
         self._untrimmed = processors.without_trimming(self._processor)
-        self._around = processors.around(self._processor)
+        self._frames = processors.frame(self._processor, False), processors.frame(self._processor, True)
         self._truncation = _parsed(self._section("truncation"), Truncation.from_json)
         self._padding = _parsed(self._section("padding"), Padding.from_json)
         self._encode_special = False
@@ -153,6 +153,10 @@ class Tokenizer(ArrayMethods):
         add_special_tokens: bool = True,
     ) -> Encoding:
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+        if type(sequence) is str and pair is None and not is_pretokenized and self._backend != "reference":
+            frame = self._frames[1 if add_special_tokens else 0]
+            if frame is not None and self._truncation is None and self._padding is None:
+                return self._sequences.quick(sequence, frame, not self._encode_special)
         return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
 
     def encode_batch(
