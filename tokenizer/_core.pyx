@@ -241,6 +241,7 @@ cdef extern from "tokenizer.hpp" namespace "fasttoken":
         const vector[cbool]& trim_passes()
         const string* section(const string&)
         string_view token(uint32_t)
+        string_view model_token(uint32_t)
         optional[uint32_t] id(const string&)
         size_t size(cbool)
         uint32_t id_limit()
@@ -471,7 +472,7 @@ cdef class CoreTokenizer:
         cdef Encoded e
         cdef Added added
         self.full_into(text, parse_special, "byte", False, e)
-        out = [view_str(self.core.token(<uint32_t> i)) for i in e.ids]
+        out = [view_str(self.core.model_token(<uint32_t> i)) for i in e.ids]
         for added in e.added:
             out[added.index] = to_str(added.text)
         return out

@@ -158,7 +158,7 @@ void split_added(std::string_view text, const AddedMatcher& matcher, const std::
           if (!u.is(utf8_at(p), re_space)) break;
           begin = static_cast<uint32_t>(p - text.data());
         }
-        if (begin < done) begin = std::min(done, end);
+        begin = std::max(begin, done);
       }
       if (t.rstrip) {
         while (end < text.size()) {
@@ -167,8 +167,9 @@ void split_added(std::string_view text, const AddedMatcher& matcher, const std::
           end = static_cast<uint32_t>(p - text.data());
         }
       }
+      begin = std::min(begin, end);
       if (done < begin) plain(done, begin);
-      token(begin, end, hit.token);
+      if (begin < end) token(begin, end, hit.token);
       done = end;
     }
   }

@@ -78,6 +78,18 @@ class Bpe {
     if (config.ignore_merges) index_words(vocab);
   }
 
+  // Whether every byte has a token wherever it stands in a word. Only then may pieces be read as bytes:
+  // HF's offsets of what is left out depend on the alphabet's spelling.
+  bool knows_all_bytes(const Vocab& vocab) const {
+    for (int b = 0; b < 256; ++b) {
+      std::string text;
+      utf8_append(text, byte_level_char(static_cast<unsigned char>(b)));
+      for (int variant = 0; variant < 4; ++variant)
+        if (!vocab.find(dressed(text, variant))) return false;
+    }
+    return true;
+  }
+
   bool reads_bytes() const { return bytes_; }
 
   // Calls out(id, length) for each token of the piece, which is not empty.

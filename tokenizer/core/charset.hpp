@@ -96,6 +96,14 @@ class CharSet {
   static CharSet flagged(uint16_t flag) {
     return where([flag](unsigned r) { return (tables::record_flags[r] & flag) != 0; });
   }
+  // What \w matches; inside brackets the engine has a slightly smaller set.
+  static CharSet word(bool in_brackets) {
+    CharSet all = flagged(onig_word);
+    if (!in_brackets) return all;
+    CharSet less;
+    for (unsigned i = 0; i < tables::bare_word_size; ++i) less.add(one(tables::bare_word[i]));
+    return all.common(less.negated());
+  }
   static CharSet categories(uint32_t bits) {
     return where([bits](unsigned r) { return (bits >> tables::record_category[r] & 1) != 0; });
   }

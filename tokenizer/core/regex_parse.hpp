@@ -258,7 +258,7 @@ class RegexParser {
   }
 
   // After a backslash: a set of characters, or (nothing set) a single one in c.
-  bool class_escape(CharSet& s, uint32_t& c) {
+  bool class_escape(CharSet& s, uint32_t& c, bool in_brackets) {
     if (!more()) refuse("a backslash at its end");
     uint32_t x = character();
     switch (x) {
@@ -269,10 +269,10 @@ class RegexParser {
         s = CharSet::flagged(onig_space).negated();
         return true;
       case 'w':
-        s = CharSet::flagged(onig_word);
+        s = CharSet::word(in_brackets);
         return true;
       case 'W':
-        s = CharSet::flagged(onig_word).negated();
+        s = CharSet::word(in_brackets).negated();
         return true;
       case 'd':
         s = *CharSet::property("Nd");
@@ -368,7 +368,7 @@ class RegexParser {
     }
     CharSet s;
     uint32_t c = 0;
-    if (class_escape(s, c)) {
+    if (class_escape(s, c, false)) {
       if (fold_ && !s.folded().same(s)) refuse("a property under case folding");
       out = set(std::move(s));
     } else {
@@ -416,7 +416,7 @@ class RegexParser {
     uint32_t low = 0;
     if (take("\\")) {
       if (more() && (look() == 'b' || look() == 'R' || look() == 'X')) refuse("an escape in a class");
-      if (class_escape(s, low)) {
+      if (class_escape(s, low, true)) {
         if (look() == '-' && look(1) != ']' && look(1) != '\0') refuse("a range from a class");
         if (fold_ && !s.folded().same(s)) refuse("a property under case folding");
         return into.add(s);
@@ -429,7 +429,7 @@ class RegexParser {
       ++at_;
       if (look() == '[') refuse("a range to a class");
       if (take("\\")) {
-        if (class_escape(s, high)) refuse("a range to a class");
+        if (class_escape(s, high, true)) refuse("a range to a class");
       } else {
         high = character();
       }

@@ -168,12 +168,19 @@ class Tokenizer {
 
   // ---- vocabulary
 
-  // Empty data(): no such token.
+  // Empty data(): no such token. An added token that is looked for in normalized text is shown normalized, as
+  // HF shows it (and so it may no longer be known as special).
   std::string_view token(uint32_t id) const {
-    if (auto at = added_.by_id.find(id); at != added_.by_id.end()) return added_.tokens[at->second].content;
+    if (auto at = added_.by_id.find(id); at != added_.by_id.end()) {
+      auto shown = shown_.find(id);
+      return shown != shown_.end() ? std::string_view(shown->second)
+                                   : std::string_view(added_.tokens[at->second].content);
+    }
     if (model_.vocab.has(id)) return model_.vocab.text(id);
     return {};
   }
+  // The token as the model has it, for ids that came out of the model.
+  std::string_view model_token(uint32_t id) const { return model_.vocab.has(id) ? model_.vocab.text(id) : token(id); }
   std::optional<uint32_t> id(const std::string& token) const {
     if (auto at = added_.ids.find(token); at != added_.ids.end()) return at->second;
     return model_.vocab.find(token);
@@ -371,7 +378,7 @@ class Tokenizer {
     if (auto d = root.get("decoder")) decoder_.read(*d, externals_);
     if (auto p = root.get("post_processor")) read_post(*p);
     if (auto a = root.get("added_tokens")) added_.read(*a, model_.vocab);
-    pre_.settle(model_.kind == ModelKind::bpe);
+    pre_.settle(model_.kind == ModelKind::bpe && model_.bpe.knows_all_bytes(model_.vocab));
     if (model_.kind == ModelKind::bpe)
       model_.bpe.settle(model_.vocab, pre_.bytes_ready());
     else
@@ -406,6 +413,7 @@ class Tokenizer {
         throw Unsupported("an added token that normalizes to nothing: " + t.content,
                           root.need("added_tokens").path());
       normalized.push_back({content, static_cast<int32_t>(index)});
+      shown_[t.id] = content;
     }
     raw_.build(raw);
     normalized_.build(normalized);
@@ -424,7 +432,7 @@ class Tokenizer {
       }
       if (!t.data()) continue;
       if (!added_.special.empty()) special_[i] = added_.special.count(std::string(t)) > 0;
-      if (!trims_.empty()) trims_[i] = trim_of(t);
+      if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
     }
     if (decodes_bytes()) byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));
   }
@@ -435,6 +443,7 @@ class Tokenizer {
   PreTokenizer pre_;
   Decoder decoder_;
   AddedReader added_;
+  std::unordered_map<uint32_t, std::string> shown_;  // what differs from the content of an added token
   AddedMatcher raw_, normalized_;
   std::vector<bool> trim_passes_;
   std::vector<Trim> trims_;
