@@ -176,7 +176,9 @@ class Table:
 
 def time_all(ours: Tokenizer, theirs: Any, texts: dict[str, str], path: Path, quick: bool) -> Report:
     facts = {"tokenizers": tokenizers.__version__, "backend": ours.backend, "vocabulary": ours.get_vocab_size()}
-    report = Report("fasttoken beside HF tokenizers", "python -m bench.tokenizer", facts=machine_facts(list(facts.items())))
+    report = Report(
+        "fasttoken beside HF tokenizers", "python -m bench.tokenizer", facts=machine_facts(list(facts.items()))
+    )
     table = Table(report, 0.1 if quick else 0.6)
     for name, text in texts.items():
         load = f"{name} ({len(text)} ch, {len(ours.encode_array(text, False))} tok)"
@@ -184,7 +186,9 @@ def time_all(ours: Tokenizer, theirs: Any, texts: dict[str, str], path: Path, qu
         def hf_ids(text: str = text) -> Any:
             return theirs.encode(text, add_special_tokens=False).ids
 
-        table.line(load, "encode to a list", hf_ids, lambda text=text: ours.encode(text, add_special_tokens=False).ids)  # type: ignore[misc]
+        table.line(
+            load, "encode to a list", hf_ids, lambda text=text: ours.encode(text, add_special_tokens=False).ids
+        )  # type: ignore[misc]
         table.line(load, "encode to an array", hf_ids, lambda text=text: ours.encode_array(text, False))  # type: ignore[misc]
         ids = hf_ids()
         table.line(
@@ -201,7 +205,9 @@ def time_all(ours: Tokenizer, theirs: Any, texts: dict[str, str], path: Path, qu
         lambda: every_column(ours.encode(prose)),
     )
     ids = theirs.encode(texts["very_long"], add_special_tokens=False).ids[:500]
-    table.line("very_long, 500 tokens", "stream", lambda: stream_of_hf(theirs, ids), lambda: Ours(ours, None).stream(ids))
+    table.line(
+        "very_long, 500 tokens", "stream", lambda: stream_of_hf(theirs, ids), lambda: Ours(ours, None).stream(ids)
+    )
     for size in (1, 4, 16, 64):
         batch = [prose[i:] + prose[:i] for i in range(size)]
         table.line(
@@ -250,7 +256,9 @@ def main() -> int:
     texts = inputs(options.quick)
     found = list(differences(Ours(ours, options.plant_fault), theirs, texts))
     if found:
-        print(f"not equal to HF, so nothing is timed: {len(found)} differences, the first: {found[0]}", file=sys.stderr)
+        print(
+            f"not equal to HF, so nothing is timed: {len(found)} differences, the first: {found[0]}", file=sys.stderr
+        )
         return 1
     print(f"equal to HF: {', '.join(PLACES)} on {len(texts)} inputs")
     report = time_all(ours, theirs, texts, options.tokenizer, options.quick)

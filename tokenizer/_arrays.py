@@ -19,8 +19,8 @@ from .config import FileConfig
 
 if TYPE_CHECKING:
     from ._rungs import Core
-    from .params import Padding, Truncation
     from ._sequences import Sequences
+    from .params import Padding, Truncation
     from .processors import Frame, Processor
 
 Int32 = npt.NDArray[np.int32]

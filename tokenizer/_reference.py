@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BackendUnavailable
+from .errors import BackendUnavailable, TokenizerFileError
 from .processors import parse, trimmed
 
 Int32 = npt.NDArray[np.int32]
@@ -30,7 +30,12 @@ class ReferenceCore:
             import tokenizers
         except ImportError:
             raise BackendUnavailable(feature, "tokenizers") from None
-        whole = tokenizers.Tokenizer.from_str(data.decode())
+        try:
+            whole = tokenizers.Tokenizer.from_str(data.decode())
+        except Exception as error:  # HF's own are plain Exceptions without a place
+            raise TokenizerFileError(
+                "the file", f"it has {feature}, and `tokenizers` cannot load it: {error}"
+            ) from error
         state = json.loads(whole.to_str())
         self._sections = {k: json.dumps(v) for k, v in state.items() if k != "model"}
         model = state["model"]

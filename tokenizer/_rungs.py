@@ -7,14 +7,14 @@ next is tried; what a file means is never changed to make it fit.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from ._reference import ReferenceCore
 
 if TYPE_CHECKING:
     from ._core import CoreTokenizer
 
-    Core = Union[CoreTokenizer, ReferenceCore]
+    Core = CoreTokenizer | ReferenceCore
 
 _log = logging.getLogger("prelude.tokenizer")
 

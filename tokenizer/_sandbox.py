@@ -128,7 +128,9 @@ def _weigh(value: Any) -> None:
             elif isinstance(item, (list, tuple)):
                 open_items.append(iter(item))
             if size > limit or len(open_items) > 400:
-                raise ChatTemplateError(f"the chat template works on a value of more than {limit} characters and items")
+                raise ChatTemplateError(
+                    f"the chat template works on a value of more than {limit} characters and items"
+                )
             if isinstance(item, (list, tuple, dict)):
                 break
         else:
@@ -151,7 +153,7 @@ def _format_size(template: str, values: Iterable[Any], fields: int) -> int:
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
-    concat = staticmethod(joined)  # type: ignore[assignment]
+    concat = staticmethod(joined)
 
     def __init__(self) -> None:
         super().__init__(
@@ -189,7 +191,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             _weigh(value)
         return value
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         rendering = ACTIVE.get()
         rendering.tick()
         owner = __obj.__self__ if type(__obj) is BuiltinMethodType else None
@@ -205,7 +207,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         kwargs.pop("_loop_vars", None)  # jinja's own, for callables that take a context
         kwargs.pop("_block_vars", None)
         if name == "join":
-            return _join(*args, d=owner)
+            return _join(args[0] if args else (), owner)
         if name == "replace":
             _charge_replace(owner, *args)
         if name in marks.METHODS and (isinstance(owner, Marked) or any(isinstance(a, Marked) for a in args)):
@@ -278,16 +280,17 @@ def _product(
 
 def _instrumented(tree: nodes.Template) -> nodes.Template:
     for node in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
-        node.body.insert(0, nodes.ExprStmt(_env_call("tick", [], node.lineno), lineno=node.lineno))
+        body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
+        body.insert(0, nodes.ExprStmt(_env_call("tick", [], node.lineno), lineno=node.lineno))
     return _Rewritten().visit(tree)  # type: ignore[no-any-return]
 
 
 class _Rewritten(jinja2.visitor.NodeTransformer):
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - the visitor's naming
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _env_call("chain", node.nodes, node.lineno)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         if not any(isinstance(e, nodes.Const) for e in (node.expr, *(o.expr for o in node.ops))):
             node.expr = _env_call("comparable", [node.expr], node.lineno)
@@ -339,7 +342,7 @@ def _guarded(function: Callable[..., Any], deep: bool) -> Callable[..., Any]:
 
 
 # Filters that look into everything they are given.
-_DEEP = frozenset("sort dictsort unique groupby min max sum pprint urlencode xmlattr".split())
+_DEEP = frozenset(["sort", "dictsort", "unique", "groupby", "min", "max", "sum", "pprint", "urlencode", "xmlattr"])
 
 
 def _is_item(result: str, value: Any) -> bool:
@@ -498,7 +501,7 @@ def _check_name(name: Any) -> None:
 
 
 @functools.cache
-def ENVIRONMENT() -> TemplateEnvironment:  # noqa: N802 - a constant made at first use
+def ENVIRONMENT() -> TemplateEnvironment:
     return TemplateEnvironment()
 
 

@@ -7,6 +7,7 @@ white space or match normalized text: there HF's token is what was found.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,9 +59,7 @@ class Sequences:
         ids, offsets, words, starts = core.encode_batch_full(texts, parse_special, "char", trim)
         bounds = starts.tolist()
         return [
-            Encoding._make(
-                ids[a:b], offsets[a:b], words[a:b], self._tokens(ids[a:b], [text], parse_special), type_id
-            )
+            Encoding._make(ids[a:b], offsets[a:b], words[a:b], self._tokens(ids[a:b], [text], parse_special), type_id)
             for text, a, b in zip(texts, bounds, bounds[1:])
         ]
 
@@ -70,7 +69,7 @@ class Sequences:
         ids, starts = self._core.encode_batch_array(flat, parse_special)
         counts = [1 if isinstance(one, str) else len(one) for one in given]
         bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
-        return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in zip(bounds, bounds[1:])]
+        return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
 
     def quick(self, text: str, frame: Frame, parse_special: bool) -> Encoding:
         """One text between the tokens of ``frame``; offsets and words are made when they are asked for."""

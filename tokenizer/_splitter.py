@@ -31,7 +31,7 @@ class Refused(ValueError):
 
 def matcher(native: Any) -> Callable[[str], Matcher]:
     """What the core calls for each pattern that it refuses; raises ``Refused`` or ``ImportError``."""
-    import regex
+    import regex  # type: ignore[import-untyped, unused-ignore]
 
     def compile(pattern: str) -> Matcher:
         compiled = regex.compile(translated(pattern, functools.partial(_code_points, native)), regex.VERSION1)
@@ -151,7 +151,7 @@ def _written_out(ranges: list[tuple[int, int]]) -> str:
 @functools.lru_cache(maxsize=256)
 def _code_points(native: Any, written: str) -> list[tuple[int, int]]:
     """The ranges of code points that a class matches, as the native core reads it."""
-    whole = {
+    whole: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,

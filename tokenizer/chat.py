@@ -29,17 +29,80 @@ if TYPE_CHECKING:
     from ._sandbox import Bounds
 
 ROLES = frozenset(
-    "system developer user assistant model tool tool_call tool_calls tool_response tool_results function ipython "
-    "observation environment context documents critic chatbot human bot".split()
+    [
+        "system",
+        "developer",
+        "user",
+        "assistant",
+        "model",
+        "tool",
+        "tool_call",
+        "tool_calls",
+        "tool_response",
+        "tool_results",
+        "function",
+        "ipython",
+        "observation",
+        "environment",
+        "context",
+        "documents",
+        "critic",
+        "chatbot",
+        "human",
+        "bot",
+    ]
 )
 SPECIAL_TOKENS = frozenset(
-    "bos_token eos_token unk_token sep_token pad_token cls_token mask_token image_token audio_token video_token".split()
+    [
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "sep_token",
+        "pad_token",
+        "cls_token",
+        "mask_token",
+        "image_token",
+        "audio_token",
+        "video_token",
+    ]
 )
 RESERVED = frozenset(
-    "messages conversation conversations chat chat_template tokenize return_tensors return_dict padding truncation "
-    "max_length tokenizer_kwargs return_assistant_tokens_mask continue_final_message add_generation_prompt tools "
-    "documents processor_kwargs bounds self context environment caller loop varargs kwargs range dict namespace "
-    "raise_exception strftime_now cycler joiner lipsum".split()
+    [
+        "messages",
+        "conversation",
+        "conversations",
+        "chat",
+        "chat_template",
+        "tokenize",
+        "return_tensors",
+        "return_dict",
+        "padding",
+        "truncation",
+        "max_length",
+        "tokenizer_kwargs",
+        "return_assistant_tokens_mask",
+        "continue_final_message",
+        "add_generation_prompt",
+        "tools",
+        "documents",
+        "processor_kwargs",
+        "bounds",
+        "self",
+        "context",
+        "environment",
+        "caller",
+        "loop",
+        "varargs",
+        "kwargs",
+        "range",
+        "dict",
+        "namespace",
+        "raise_exception",
+        "strftime_now",
+        "cycler",
+        "joiner",
+        "lipsum",
+    ]
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -60,7 +123,15 @@ def apply_chat_template(
 ) -> str:
     """The text of a conversation. Raises ``ChatTemplateError`` for whatever keeps it from being rendered."""
     rendered = _rendered(
-        messages, chat_template, add_generation_prompt, tools, documents, continue_final_message, bounds, kwargs, False
+        messages,
+        chat_template,
+        add_generation_prompt,
+        tools,
+        documents,
+        continue_final_message,
+        bounds,
+        kwargs,
+        False,
     )
     return str.__str__(rendered)
 
@@ -79,7 +150,15 @@ def render_segments(
     """The text of a conversation in (text, trusted) pieces; adjacent ones differ in trust, none is empty."""
     return segments(
         _rendered(
-            messages, chat_template, add_generation_prompt, tools, documents, continue_final_message, bounds, kwargs, True
+            messages,
+            chat_template,
+            add_generation_prompt,
+            tools,
+            documents,
+            continue_final_message,
+            bounds,
+            kwargs,
+            True,
         )
     )
 
@@ -140,7 +219,9 @@ def _sandbox() -> Any:
     try:
         import jinja2
     except ImportError:
-        raise ChatTemplateError(f"chat templates need the package `jinja2`, which is not installed: {EXTRA}") from None
+        raise ChatTemplateError(
+            f"chat templates need the package `jinja2`, which is not installed: {EXTRA}"
+        ) from None
     if tuple(int(n) for n in re.findall(r"\d+", jinja2.__version__)[:3]) < (3, 1, 6):
         _fail(f"jinja2 {jinja2.__version__} has known ways out of its sandbox; chat templates need 3.1.6 or newer")
     from . import _sandbox as sandbox

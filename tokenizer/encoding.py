@@ -97,7 +97,8 @@ class Encoding:
 
     @property
     def ids(self) -> list[int]:
-        return self._ids.tolist()
+        ids: list[int] = self._ids.tolist()
+        return ids
 
     @property
     def tokens(self) -> list[str]:

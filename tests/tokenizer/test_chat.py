@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from prelude.tokenizer import ChatTemplateError, Tokenizer
 from prelude.tokenizer._marks import METHODS, Marked, joined, segments
 from prelude.tokenizer._sandbox import Bounds
@@ -67,7 +67,7 @@ def test_renders_equal_those_of_transformers(cases: Any) -> None:
         pieces = render_segments(chat, template, **arguments(case))
         assert "".join(text for text, _ in pieces) == case["text"]
         assert all(text for text, _ in pieces)
-        assert all(a[1] != b[1] for a, b in zip(pieces, pieces[1:]))
+        assert all(a[1] != b[1] for a, b in pairwise(pieces))
 
 
 @pytest.mark.fault(25)
@@ -96,7 +96,11 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
             assert ids == case["ids"]
         else:
             trusted_ids = [
-                i for t, trusted in pieces if trusted for i in tokenizer.encode_array(t, False).tolist() if i in control
+                i
+                for t, trusted in pieces
+                if trusted
+                for i in tokenizer.encode_array(t, False).tolist()
+                if i in control
             ]
             assert [i for i in ids if i in control] == trusted_ids
 
@@ -195,7 +199,8 @@ def test_pieces_do_not_join_across_the_border_of_trust(chatml: Tokenizer) -> Non
         "{{ messages | map(attribute='content') | join }}",
         "{{ messages | map(attribute='content') | map('upper') | first }}",
         "{% set x %}{{ messages[0].content }}{% endset %}{{ x }}",
-        "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x + m.content %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x='') %}{% for m in messages %}"
+        "{% set ns.x = ns.x + m.content %}{% endfor %}{{ ns.x }}",
         "{% macro f(x) %}[{{ x }}]{% endmacro %}{{ f(messages[0].content) }}",
         "{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}{{ messages[0].content }}{% endcall %}",
         "{% filter trim %}{{ messages[0].content }}{% endfilter %}",
@@ -403,7 +408,8 @@ BOMBS = [
     "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}"
     "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
     "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+    "{{ ns.x|tojson }}",
     "{{ 'a' * 10**10 }}",
     "{{ [1] * 10**9 }}",
     "{{ 9 ** 99999999 }}",

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-
 from prelude.tokenizer import DecodeStream, Tokenizer
 
 

@@ -15,9 +15,8 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import models
-
 from prelude.tokenizer import Tokenizer
+from tokenizers import models
 
 native = pytest.importorskip("prelude.tokenizer._core", reason="the native core is not built")
 splitter = pytest.importorskip("prelude.tokenizer._splitter")
@@ -57,9 +56,7 @@ def test_a_file_outside_the_subset_goes_to_the_reference(caplog: pytest.LogCaptu
 
 @pytest.mark.feature("J7")
 @pytest.mark.parametrize("flavour", ["byte-level", "template", "sentence pieces", "sequence"])
-def test_the_subset_is_native_and_says_nothing(
-    json_of: Any, flavour: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_subset_is_native_and_says_nothing(json_of: Any, flavour: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="prelude.tokenizer"):
         assert Tokenizer.from_str(json_of(flavour)).backend == "native"
     assert not caplog.records
@@ -67,9 +64,7 @@ def test_the_subset_is_native_and_says_nothing(
 
 @pytest.mark.feature("J7")
 @pytest.mark.parametrize("missing", ["tokenizers", "regex"])
-def test_without_the_package_of_a_rung_the_error_names_it(
-    missing: str, json_of: Any, tmp_path: Path
-) -> None:
+def test_without_the_package_of_a_rung_the_error_names_it(missing: str, json_of: Any, tmp_path: Path) -> None:
     """Without HF a Unigram file is refused, without both packages a refused pattern is; the rest still works."""
     (tmp_path / "blocked").mkdir()
     for package in {"tokenizers", missing}:
@@ -132,9 +127,7 @@ def loaded(text: str) -> tuple[Tokenizer, Any]:
     return _cache[text]
 
 
-def test_refused_patterns_are_served_by_the_regex_package(
-    json_of: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refused_patterns_are_served_by_the_regex_package(json_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="prelude.tokenizer"):
         ours = Tokenizer.from_str(split_by(json_of("byte-level"), PATTERNS[0]))
     assert ours.backend == "native+regex"
