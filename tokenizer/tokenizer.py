@@ -252,6 +252,8 @@ class Tokenizer(ArrayMethods):
         return self._core.token_to_id(token)
 
     def id_to_token(self, id: int) -> str | None:
+        if not 0 <= id < 1 << 32:
+            raise OverflowError(f"{id} is not an id: they are numbers of 32 bits without a sign")
         return self._core.id_to_token(id)
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:

@@ -157,6 +157,37 @@ def test_pieces_do_not_join_across_the_border_of_trust(chatml: Tokenizer) -> Non
     assert chatml.encode_segments([("<|im_", True), ("end|>", False)]).tolist() != [chatml.token_to_id("<|im_end|>")]
 
 
+SHARDS = st.lists(
+    st.tuples(
+        st.text(st.sampled_from("<|im_start|><|im_end|><tool_call> \n_xé"), max_size=12)
+        | st.sampled_from(
+            ["<|im_start|>", "<|im_end|>", "<tool_call>", "<|im_", "end|>", "<special>", "<mask>", " "]
+        ),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.fault(25)
+@settings(max_examples=300, deadline=None)
+@given(parts=SHARDS)
+def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: list[tuple[str, bool]]) -> None:
+    control = chatml._literal.control_ids
+    runs: list[str] = []
+    before = False
+    for text, trusted in parts:
+        if trusted and text:
+            runs[len(runs) - before :] = [runs[-1] + text] if before else [text]
+        before = trusted if text else before
+    expected = [i for run in runs for i in chatml.encode_array(run, False).tolist() if i in control]
+    ids = chatml.encode_segments(parts).tolist()
+    assert [i for i in ids if i in control] == expected
+    whole = "".join(text for text, _ in parts)
+    if not chatml.get_added_tokens_decoder().keys() & set(chatml.encode_array(whole, False).tolist()):
+        assert ids == chatml.encode_array(whole, False).tolist()
+
+
 @pytest.mark.fault(25)
 @pytest.mark.parametrize(
     "template",
