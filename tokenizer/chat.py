@@ -10,7 +10,7 @@ with ``Tokenizer.encode_segments``, untrusted text never becomes a control token
 Trusted from outside are only the special tokens given by name (``bos_token``...), and the role of a message
 where it is one of ``ROLES``: some templates build a control token around it.
 
-jinja2 is imported at the first use.
+jinja2 is imported at the first use. ``Bounds`` says what one rendering may use.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
+from ._limits import ACTIVE, Bounds, Rendering
 from ._marks import Marked, joined, segments
 from .errors import EXTRA, ChatTemplateError
-
-if TYPE_CHECKING:
-    from ._sandbox import Bounds
 
 ROLES = frozenset(
     [
@@ -175,7 +173,7 @@ def _rendered(
     marked: bool,
 ) -> str:
     sandbox = _sandbox()
-    limits = bounds or sandbox.Bounds()
+    limits = bounds or Bounds()
     template = _template(sandbox, chat_template, limits)
     _check_names(kwargs)
     if continue_final_message and add_generation_prompt:
@@ -190,13 +188,13 @@ def _rendered(
         "documents": None if documents is None else _documents(plain, documents),
         "add_generation_prompt": bool(add_generation_prompt),
     }
-    text = _run(sandbox, template, variables, limits)
+    text = _run(template, variables, limits)
     return text if final is None else _untagged(text, final)
 
 
-def _run(sandbox: Any, template: Any, variables: dict[str, Any], limits: Bounds) -> str:
-    rendering = sandbox.Rendering(limits)
-    token = sandbox.ACTIVE.set(rendering)
+def _run(template: Any, variables: dict[str, Any], limits: Bounds) -> str:
+    rendering = Rendering(limits)
+    token = ACTIVE.set(rendering)
     pieces, size = [], 0
     try:
         for piece in template.root_render_func(template.new_context(variables)):
@@ -211,7 +209,7 @@ def _run(sandbox: Any, template: Any, variables: dict[str, Any], limits: Bounds)
     except Exception as error:
         raise ChatTemplateError(_described(error)) from error
     finally:
-        sandbox.ACTIVE.reset(token)
+        ACTIVE.reset(token)
     return joined(pieces)
 
 

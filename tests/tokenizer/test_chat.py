@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prelude.tokenizer import ChatTemplateError, Tokenizer
 from prelude.tokenizer._marks import METHODS, Marked, joined, segments
-from prelude.tokenizer._sandbox import Bounds
-from prelude.tokenizer.chat import apply_chat_template, render_segments
+from prelude.tokenizer.chat import Bounds, apply_chat_template, render_segments
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
