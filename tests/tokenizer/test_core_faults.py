@@ -244,3 +244,11 @@ def test_columns_batches_and_vocabulary_agree() -> None:
             for add_prefix_space in core.trim_passes:
                 by_char = core.trim_offsets(raw, by_char, add_prefix_space, core.encode_tokens(text))
             assert by_char.tolist() == core.encode_full(text)[1].tolist()
+
+
+def test_text_inserted_at_empty_matches_is_left_to_another_rung() -> None:
+    # HF then loses the beginning of the text in later steps: nothing to imitate.
+    for pattern in ({"Regex": r"\b"}, {"Regex": "a*"}, {"String": ""}):
+        with pytest.raises(UnsupportedFeature):
+            CoreTokenizer.from_json(made(SMALL, normalizer={"type": "Replace", "pattern": pattern, "content": "x"}))
+    CoreTokenizer.from_json(made(SMALL, normalizer={"type": "Replace", "pattern": {"Regex": "a*"}, "content": ""}))

@@ -6,6 +6,9 @@
 //                   characters (a paged table by code point), with the prefix and suffix of the file
 //   short pieces    on the stack, scanning for the lowest rank; long ones by RankQueue, linked by position
 //
+//   words           those that come out as one token are looked up whole (word_table.hpp). Where no merge of the
+//                   file ever joins something to a following U+2581, long pieces are cut before it first
+//
 //   invariants      what HF does with characters it does not know, in its order: bytes if the file falls back
 //                   to bytes and has them all; else the unknown token, fused or not; else nothing at all,
 //                   and then the character counts in no offset
@@ -22,6 +25,7 @@
 #include "rank_queue.hpp"
 #include "utf8.hpp"
 #include "vocab.hpp"
+#include "word_table.hpp"
 
 namespace fasttoken {
 
@@ -36,7 +40,7 @@ struct Symbol {
 
 struct BpeScratch {
   std::vector<Symbol> symbols;
-  std::vector<uint32_t> next, previous;
+  std::vector<uint32_t> next, previous, rank, id;
   RankQueue queue;
   std::string text;
 };
@@ -75,7 +79,8 @@ class Bpe {
     for (auto& table : byte_ids_)
       for (uint32_t id : table) complete_ &= id != none;
     if (!bytes) index_characters(vocab);
-    if (config.ignore_merges) index_words(vocab);
+    cuts_ = !bytes && plain_ && !config.ignore_merges && may_cut(vocab);
+    index_words(vocab);
   }
 
   // Whether every byte has a token wherever it stands in a word. Only then may pieces be read as bytes:
@@ -95,28 +100,62 @@ class Bpe {
   // Calls out(id, length) for each token of the piece, which is not empty.
   template <class Out>
   void encode(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
-    if (config.ignore_merges) {
-      if (auto id = words_.find(piece)) {
-        out(*id, static_cast<uint32_t>(piece.size()));
-        return;
-      }
+    if (config.ignore_merges && piece.size() > WordTable::longest) {
+      if (auto id = words_.find(piece)) return out(*id, static_cast<uint32_t>(piece.size()));
     }
-    if (piece.size() <= small) {
-      Symbol symbols[2 * small];
+    if (!cuts_) return encode_word(vocab, piece, s, out);
+    while (!piece.empty()) {
+      size_t end = next_cut(piece);
+      encode_word(vocab, piece.substr(0, end), s, out);
+      piece.remove_prefix(end);
+    }
+  }
+
+ private:
+  static constexpr uint32_t none = UINT32_MAX;
+  static constexpr size_t small = 48;
+
+  template <class Out>
+  void encode_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (piece.size() <= WordTable::longest) {
+      uint32_t id = short_words_.find(piece);
+      if (id != none) return out(id, static_cast<uint32_t>(piece.size()));
+    }
+    merge_word(vocab, piece, s, out);
+  }
+
+  template <class Out>
+  void merge_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (piece.size() <= small && complete_) {
+      Symbol symbols[small];
       size_t n = 0;
-      if (complete_) {
-        first_bytes(piece, [&](uint32_t id) { symbols[n++] = {id, 1}; });
-        return merge_small(symbols, n, out);
-      }
+      first_bytes(piece, [&](uint32_t id) { symbols[n++] = {id, 1}; });
+      return merge_small(symbols, n, out);
     }
     first_symbols(vocab, piece, s);
     if (s.symbols.size() <= small) return merge_small(s.symbols.data(), s.symbols.size(), out);
     merge_large(s, out);
   }
 
- private:
-  static constexpr uint32_t none = UINT32_MAX;
-  static constexpr size_t small = 48;
+  static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
+
+  // Whether no merge ever joins the mark to something else before it.
+  bool may_cut(const Vocab& vocab) const {
+    if (!vocab.find(mark)) return false;
+    for (const Merge& m : merges.slots()) {
+      if (m.rank == no_rank) continue;
+      std::string_view t = vocab.text(m.id);
+      for (size_t i = t.find(mark, 1); i != std::string_view::npos; i = t.find(mark, i + 1))
+        if (i < mark.size() || t.substr(i - mark.size(), mark.size()) != mark) return false;
+    }
+    return true;
+  }
+  // Past the first part of the piece: up to a mark that follows something else.
+  static size_t next_cut(std::string_view piece) {
+    for (size_t i = piece.find(mark, 1); i != std::string_view::npos; i = piece.find(mark, i + 1))
+      if (i < mark.size() || piece.substr(i - mark.size(), mark.size()) != mark) return i;
+    return piece.size();
+  }
 
   // Variant bit 0: not the first character; bit 1: the last.
   std::string dressed(std::string_view text, int variant) const {
@@ -145,17 +184,36 @@ class Bpe {
   }
 
   void index_words(const Vocab& vocab) {
-    words_.reserve(vocab.size(), vocab.size() * 8);
+    short_words_.reserve(vocab.size());
+    if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
     std::string bytes;
+    BpeScratch s;
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
       if (bytes_) {
         bytes.clear();
-        if (!byte_level_decode(t, bytes) || bytes.empty()) continue;
+        if (!byte_level_decode(t, bytes)) continue;
         t = bytes;
       }
-      words_.add(t, id);
+      if (t.empty()) continue;
+      if (config.ignore_merges) {
+        if (t.size() <= WordTable::longest)
+          short_words_.add(t, id);
+        else
+          words_.add(t, id);
+        continue;
+      }
+      if (t.size() > WordTable::longest || (cuts_ && next_cut(t) != t.size())) continue;
+      if (config.wants_unknown && !config.unknown) continue;
+      size_t tokens = 0;
+      uint32_t only = none, length = 0;
+      merge_word(vocab, t, s, [&](uint32_t one, uint32_t n) {
+        ++tokens;
+        only = one;
+        length = n;
+      });
+      if (tokens == 1 && length == t.size()) short_words_.add(t, only);
     }
   }
 
@@ -269,20 +327,22 @@ class Bpe {
       s.next[i] = i + 1;
       s.previous[i] = i ? i - 1 : none;
     }
+    s.rank.resize(n + 1);
+    s.id.resize(n + 1);
     auto look = [&](uint32_t i, uint32_t j) {
       Merge m = merges.find(symbols[i].id, symbols[j].id);
+      s.rank[i] = m.rank;
+      s.id[i] = m.id;
       if (m.rank != no_rank) s.queue.push(m.rank, i);
     };
     for (uint32_t i = 0; i + 1 < n; ++i) look(i, i + 1);
+    s.rank[n - 1] = no_rank;
     for (uint32_t rank, i; s.queue.pop(rank, i);) {
-      if (symbols[i].length == 0) continue;
-      uint32_t j = s.next[i];
-      if (j >= n) continue;
-      Merge m = merges.find(symbols[i].id, symbols[j].id);
-      if (m.rank != rank) continue;  // the pair is no longer the one that was queued
-      symbols[i] = {m.id, symbols[i].length + symbols[j].length};
+      if (s.rank[i] != rank) continue;  // gone, or the pair is no longer the one that was queued
+      uint32_t j = s.next[i], k = s.next[j];
+      symbols[i] = {s.id[i], symbols[i].length + symbols[j].length};
       symbols[j].length = 0;
-      uint32_t k = s.next[j];
+      s.rank[i] = s.rank[j] = no_rank;
       s.next[i] = k;
       if (k < n) s.previous[k] = i;
       if (s.previous[i] != none) look(s.previous[i], i);
@@ -296,8 +356,9 @@ class Bpe {
   std::array<uint32_t, 256> fallback_{};
   std::vector<uint16_t> pages_;
   std::vector<uint32_t> ids_;
-  Vocab words_;
-  bool bytes_ = false, plain_ = true, complete_ = false;
+  Vocab words_;  // of more than 16 bytes, if merges are ignored for words of the vocabulary
+  WordTable short_words_;
+  bool bytes_ = false, plain_ = true, complete_ = false, cuts_ = false;
 };
 
 }  // namespace fasttoken

@@ -61,6 +61,9 @@ class Normalizer {
       step.kind = Kind::replace;
       step.pattern = Pattern::read(json.need("pattern"), externals);
       step.content = json.need("content").string();
+      // HF aligns what it inserts at the very start to nothing, and later steps then work on a part of the text.
+      if (step.pattern.matches_empty() && !step.content.empty())
+        throw Unsupported("a Replace that inserts text at empty matches", json.path());
     } else if (type == "Prepend") {
       step.kind = Kind::prepend;
       step.content = json.need("prepend").string();

@@ -82,7 +82,8 @@ class Pattern {
       found(static_cast<uint32_t>(at), static_cast<uint32_t>(at + text_.size()));
   }
 
-  const std::string* fixed_text() const { return regex_ || externals_ ? nullptr : &text_; }
+  // Whether it may match the empty text, as far as is known.
+  bool matches_empty() const { return regex_ ? regex_->matches_empty() : !externals_ && text_.empty(); }
 
  private:
   std::string text_;

@@ -57,7 +57,8 @@ class Regex {
     collect(root);
     if (!classes_.build(sets_)) refuse("too many distinct character sets");
     first_ = first(root).first;
-    if (nullable(root)) first_ = ~0ull;
+    matches_empty_ = nullable(root);
+    if (matches_empty_) first_ = ~0ull;
     emit(root, ~0ull);
     add(ReIns(ReOp::match));
     for (ReIns& i : program_)
@@ -72,6 +73,7 @@ class Regex {
   }
 
   const std::string& pattern() const { return pattern_; }
+  bool matches_empty() const { return matches_empty_; }
 
   // Calls found(begin, end) for each match in turn; positions in bytes.
   template <class F>
@@ -554,6 +556,7 @@ class Regex {
   std::vector<ReIns> program_;
   uint64_t first_ = ~0ull, mask_of_word_ = 0, mask_of_newline_ = 0;
   uint32_t memos_ = 0;
+  bool matches_empty_ = false;
 };
 
 }  // namespace fasttoken
