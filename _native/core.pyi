@@ -159,12 +159,12 @@ PromptRow: TypeAlias = tuple[
 ]
 
 def pack_prompt(
-    rows: list[PromptRow], block_size: int, out: Sequence[Int32s] | None = None
+    rows: Sequence[PromptRow], block_size: int, out: Sequence[Int32s] | None = None
 ) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s, Int32s, Int32s | None, Int32s, Int32s]: ...
 
 # tokens, num_known, shared_blocks, own_blocks
 DecodeRow: TypeAlias = tuple[IntsLike, int, IntsLike | None, IntsLike | None]
 
 def pack_decode(
-    rows: list[DecodeRow], block_size: int, out: Sequence[Int32s] | None = None
+    rows: Sequence[DecodeRow], block_size: int, out: Sequence[Int32s] | None = None
 ) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...

@@ -140,6 +140,11 @@ class EngineCore:
         self._cancels.append(request)
         self._wake.set()
 
+    def abandon(self, request: Request) -> None:
+        """``cancel`` for finalisers: takes no lock, so it may run inside one. It wakes nobody, which is not needed
+        while a request lives: the engine is stepping, and looks here before each step."""
+        self._cancels.append(request)
+
     def run_inline(self, requests: list[Request]) -> None:
         """The direct path: on an idle engine the caller runs the steps itself, else it waits like everybody."""
         if self._baton.acquire(blocking=False):

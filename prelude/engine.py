@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -21,10 +22,12 @@ import numpy.typing as npt
 
 from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.preparer import Preparer
+from prelude.admission.snapshot import snapshot
 from prelude.batch import SampleOutput
+from prelude.chunks import AsyncSink, AsyncTextStream, Outbox, TextStream, watching
 from prelude.config import EngineConfig
 from prelude.core import EngineCore, LoopFlush
-from prelude.errors import EngineClosed
+from prelude.errors import EngineClosed, InvalidRequest
 from prelude.results import (
     Answers,
     Classification,
@@ -34,7 +37,7 @@ from prelude.results import (
     LoglikelihoodResult,
     PromptLogprobsResult,
 )
-from prelude.scheduling.request import Request
+from prelude.scheduling.request import Request, Sink
 from prelude.tasks import (
     Activation,
     Classify,
@@ -79,7 +82,8 @@ class _Base:
 
     def stats(self) -> dict[str, Any]:
         """Counters since the engine was made."""
-        return {**asdict(self._core.stats), "tokenizer_calls": self._preparer.tokenizer_calls}
+        preparer = self._preparer
+        return {**asdict(self._core.stats), "tokenizer_calls": preparer.tokenizer_calls, **preparer.decode_states}
 
     def health(self) -> Health:
         core = self._core
@@ -96,6 +100,17 @@ def _result(admitted: Admitted, outcome: Outcome | None, error: BaseException | 
     if error is not None:
         raise error
     return admitted.finish(cast(Outcome, outcome))
+
+
+def _request(core: EngineCore, admitted: Admitted, sink: Sink) -> Request:
+    return core.request(admitted.prepared, watching(admitted, sink))
+
+
+def _stream_task(prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]) -> Generate:
+    params = params or SamplingParams()
+    if getattr(params, "prompt_logprobs", None) is not None:
+        raise InvalidRequest("a stream has no place for them; use complete()", field="params.prompt_logprobs")
+    return Generate(prompt, params, **options)
 
 
 class _EndSink:
@@ -161,7 +176,7 @@ class Engine(_Base):
         admitted: list[Admitted | Exception] = [_caught(self._preparer.prepare, task) for task in tasks]
         sink = _BlockingSink(0)
         requests: list[Request | Exception] = [
-            item if isinstance(item, Exception) else _caught(self._core.request, item.prepared, sink)
+            item if isinstance(item, Exception) else _caught(_request, self._core, item, sink)
             for item in admitted
         ]
         live = [request for request in requests if isinstance(request, Request)]
@@ -196,6 +211,13 @@ class Engine(_Base):
 
     def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         return cast(Completion, self.run(Generate(prompt, params or SamplingParams(), **options)))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, hold_words: bool = False, **options: Any
+    ) -> TextStream:
+        """Chunks of the text after ``prompt`` as they come; see ``AsyncEngine.generate``."""
+        task = _stream_task(prompt, params, options)
+        return TextStream(self._core, self._preparer.prepare(task), hold_words)
 
     def close(self, *, drain: bool = True) -> None:
         """Waits for what was submitted (or fails it with ``drain=False``) and gives everything back. Idempotent."""
@@ -232,10 +254,12 @@ class _Outbox(LoopFlush):
     def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
         self._loop = loop
         self._core = core
-        self._ends: deque[tuple[_GroupSink, Request, Outcome | None, BaseException | None]] = deque()
+        self._ends: deque[tuple[_GroupSink | AsyncSink, Request, Outcome | None, BaseException | None]] = deque()
         self._queued = False
 
-    def put(self, sink: _GroupSink, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+    def put(
+        self, sink: _GroupSink | AsyncSink, request: Request, outcome: Outcome | None, error: BaseException | None
+    ) -> None:
         self._ends.append((sink, request, outcome, error))
         if not self._queued:
             self._queued = True
@@ -350,7 +374,7 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         sink = _GroupSink(self._outbox(loop, engine._core), loop.create_future())
         requests: list[Request | Exception] = [
-            item if isinstance(item, Exception) else _caught(engine._core.request, item.prepared, sink)
+            item if isinstance(item, Exception) else _caught(_request, engine._core, item, sink)
             for item in admitted
         ]
         live = [request for request in requests if isinstance(request, Request)]
@@ -360,8 +384,8 @@ class AsyncEngine:
             try:
                 await sink.future
             except asyncio.CancelledError:
-                for request in live:
-                    engine._core.cancel(request)
+                for waiting in live:
+                    engine._core.cancel(waiting)
                 raise
         results: list[Any] = []
         for item, request in zip(admitted, requests):
@@ -429,6 +453,26 @@ class AsyncEngine:
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """Text after ``prompt``."""
         return cast(Completion, await self.run(Generate(prompt, params or SamplingParams(), **options)))
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, hold_words: bool = False, **options: Any
+    ) -> AsyncTextStream:
+        """``async for chunk in engine.generate(...)``: the text after ``prompt`` as it comes.
+
+        All chunks' ``text`` is that of ``complete``; the last chunk, and no other, has ``finish_reason`` and
+        ``stats``. ``hold_words`` ends chunks between words where it can. Leaving the loop early cancels the request.
+        """
+        task = _stream_task(prompt, params, options)
+        return AsyncTextStream(partial(self._admit_stream, snapshot(task)), hold_words)
+
+    async def _admit_stream(self, task: Generate) -> tuple[EngineCore, Admitted, Outbox]:
+        if self._engine is None:
+            await self.start()
+        engine = self.engine
+        [admitted] = await self._prepare(engine, [task])
+        if isinstance(admitted, Exception):
+            raise admitted
+        return engine._core, admitted, self._outbox(asyncio.get_running_loop(), engine._core)
 
     # -------------------------------------------------------------- seen from outside
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from prelude.scheduling.folding import FoldFinder
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import Ledger, Need, logits_bytes
-from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
+from prelude.scheduling.plan import Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 
@@ -83,6 +83,7 @@ def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger) -> tuple[list[Req
                 ledger.give_back(Need(1))
         else:
             if ledger.take(Need(1)):
+                request.staged_len = request.num_known
                 planned.append(request)
     return planned, preempted
 
@@ -145,6 +146,7 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
     if not _grow_to(pool, _lease(request), request.cached_len + count):
         return left
     ledger.take(Need(count))
+    request.staged_len = request.cached_len + count
     rows.append(PrefillRow(request, request.cached_len, count))
     return left - count
 
@@ -202,7 +204,7 @@ def _admit_oneshot(
     return OneShotRow(request, skip)
 
 
-def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple, pool: KvPool) -> tuple[OneShotRow, ...]:
+def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple[Fold, ...], pool: KvPool) -> tuple[OneShotRow, ...]:
     """Blocks for the prompts worth keeping. Folded rows publish their common part once, through the first member."""
     if not pool.caching:
         return rows
