@@ -5,9 +5,76 @@ Importing this package is quick and imports no torch; an engine does, when it is
 
 from __future__ import annotations
 
+import importlib
 import pkgutil
+from typing import TYPE_CHECKING, Any
 
 # A checkout on sys.path must not hide the built parts of an installed wheel.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from prelude.config import EngineConfig
+    from prelude.engine import AsyncEngine, Engine, Health
+    from prelude.tasks import (
+        Choice,
+        Classify,
+        Decide,
+        Embed,
+        Generate,
+        Loglikelihood,
+        PromptLogprobs,
+        SamplingParams,
+        Score,
+        YesNo,
+    )
+
+_PUBLIC = {
+    "prelude.config": ("EngineConfig",),
+    "prelude.engine": ("AsyncEngine", "Engine", "Health"),
+    "prelude.tasks": (
+        "Choice",
+        "Classify",
+        "Decide",
+        "Embed",
+        "Generate",
+        "Loglikelihood",
+        "PromptLogprobs",
+        "SamplingParams",
+        "Score",
+        "YesNo",
+    ),
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = [
+    "AsyncEngine",
+    "Choice",
+    "Classify",
+    "Decide",
+    "Embed",
+    "Engine",
+    "EngineConfig",
+    "Generate",
+    "Health",
+    "Loglikelihood",
+    "PromptLogprobs",
+    "SamplingParams",
+    "Score",
+    "YesNo",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'prelude' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,9 @@
 ├── ``InvalidRequest`` (also a ``ValueError``): the request; raised at admission, before it holds anything
 │   ├── ``PromptTooLong``
 │   ├── ``RequestTooLarge``      could never fit this engine's budgets or pool
+│   ├── ``UnknownParameter``     (also a ``TypeError``): a misspelt or refused keyword
 │   └── ``TemplateError``        chat or decision template: missing, malformed, over its bounds
+├── ``ConfigError`` (also a ``ValueError``): an ``EngineConfig`` that contradicts itself or the model
 ├── ``ModelError`` (also a ``ValueError``): the model directory; raised while loading
 │   ├── ``UnsupportedModel``     a feature we do not have, named
 │   ├── ``CheckpointError``      a weight file or index that is not what it says
@@ -63,8 +65,16 @@ class RequestTooLarge(InvalidRequest):
     """The request could never be planned: a need exceeds a whole budget of this engine."""
 
 
+class UnknownParameter(InvalidRequest, TypeError):
+    """A keyword that does not exist here; the message names the nearest one, or what to do instead."""
+
+
 class TemplateError(InvalidRequest):
     """A chat or decision template that is missing, malformed or past its bounds."""
+
+
+class ConfigError(PreludeError, ValueError):
+    """Engine limits that are out of range or contradict each other; raised when the engine is made."""
 
 
 class ModelError(PreludeError, ValueError):

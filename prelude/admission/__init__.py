@@ -1,0 +1,1 @@
+"""Admission: a task becomes token ids, a readout and a budget, once, before it holds anything."""

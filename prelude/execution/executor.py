@@ -23,6 +23,7 @@ class ExecutorLimits:
     weight_bytes: int
     device: str
     dtype: str
+    lm_head: bool = True  # False: no logits over the vocabulary, only vectors and class logits
 
 
 @runtime_checkable

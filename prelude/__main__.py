@@ -1,0 +1,5 @@
+import sys
+
+from prelude.cli import main
+
+sys.exit(main())

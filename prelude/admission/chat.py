@@ -1,0 +1,73 @@
+"""The chat template as admission uses it: segments with trust, and the frame around one user turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from prelude.errors import TemplateError, shown
+from prelude.tasks import Message
+
+# (messages, add_generation_prompt) -> [(text, trusted)]: what messages say is untrusted, the template's own text
+# trusted.
+ChatRenderer: TypeAlias = Callable[[Sequence[Message], bool], list[tuple[str, bool]]]
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token")
+_MARK = "\u2e22content\u2e23"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the chat template puts around a user turn: trusted text before and after it, the latter up to the end
+    of the generation prompt. ``strips`` says whether it strips white space from what the user wrote."""
+
+    before: str = ""
+    after: str = ""
+    strips: bool = False
+
+
+PLAIN = Frame()
+
+
+def make_frame(chat: ChatRenderer | None) -> Frame:
+    """Renders one user turn that holds a mark, and takes what stands around the mark. Done once, so that a decision
+    costs no rendering; a template that writes the date keeps that of the first decision."""
+    if chat is None:
+        raise TemplateError(
+            "this decision template goes through the chat template, and the model has none; use one with chat=False",
+            field="template",
+        )
+    try:
+        segments = chat([{"role": "user", "content": f" {_MARK} "}], True)
+    except (ValueError, TypeError) as error:
+        raise TemplateError(f"the chat template refuses a single user turn: {shown(str(error))}") from error
+    rendered = "".join(text for text, _ in segments)
+    if rendered.count(_MARK) != 1:
+        raise TemplateError("the chat template does not show the user's turn exactly once; use chat=False")
+    before, after = rendered.split(_MARK)
+    kept = before.endswith(" ") and after.startswith(" ")
+    return Frame(before[:-1], after[1:]) if kept else Frame(before, after, strips=True)
+
+
+def chat_renderer(tokenizer: Any, **options: Any) -> ChatRenderer | None:
+    """The chat template beside a ``prelude.tokenizer.Tokenizer``; ``None`` where there is none.
+
+    ``options`` are variables for the template. ``enable_thinking=False`` is what decisions want: templates that know
+    it close the block of thoughts before the answer, others do not see it.
+    """
+    template = tokenizer.chat_template
+    if template is None:
+        return None
+    named = {name: getattr(tokenizer, name) for name in _SPECIAL_TOKENS}
+    given = {**{name: token for name, token in named.items() if token is not None}, **options}
+
+    def render(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
+        from prelude.tokenizer.chat import render_segments
+
+        segments: list[tuple[str, bool]] = render_segments(
+            messages, template, add_generation_prompt=add_generation_prompt, **given
+        )
+        return segments
+
+    return render

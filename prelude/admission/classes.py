@@ -1,0 +1,20 @@
+"""The execution class: a pure function of what was prepared, the same on the direct and on the scheduled path."""
+
+from __future__ import annotations
+
+import enum
+
+from prelude.admission.prepared import Prepared
+
+
+class ExecutionClass(enum.Enum):
+    """A contract about resources, not a label: see ``DESIGN.md``'s table, or the README."""
+
+    ONESHOT = "oneshot"  # one step, nothing that grows
+    DECODE = "decode"  # a row and blocks until it stops
+
+
+def classify(prepared: Prepared) -> ExecutionClass:
+    """OneShot where at most one token can come out: everything with a fixed-size answer, and generation of 0 or 1
+    tokens, also where the context leaves no room for more."""
+    return ExecutionClass.DECODE if prepared.max_new_tokens > 1 else ExecutionClass.ONESHOT

@@ -1,0 +1,223 @@
+"""Decide: one state, N questions, one tree of tokens and one forward pass.
+
+several questions                        one question
+segment 0  state (trunk)                 segment 0  state and question (trunk)
+segment 1    ├─ question 1                 └─ label pieces, if any
+segment 2    │    └─ label piece
+segment 3    └─ question 2               length_norm="unconditional" adds
+                                         segment k  question without the state: a second root, with its
+                                                      own label pieces
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prelude.admission import checks
+from prelude.admission.chat import PLAIN
+from prelude.admission.facts import Facts, admitted
+from prelude.admission.logprobs import logprob_output
+from prelude.admission.prepared import Admitted, Outcome, TokenTree
+from prelude.admission.prompts import TRUNCATIONS, beginning, check_messages, content_text, is_messages, kept
+from prelude.admission.questions import QuestionPlan, branch, plan_questions, strip_start
+from prelude.admission.template import DecisionTemplate
+from prelude.admission.tokenization import Piece, Use, token_ids
+from prelude.batch import F64, I32, LogprobRows
+from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError, shown
+from prelude.results import Answer, Answers
+from prelude.tasks import Decide, Score, YesNo
+
+LENGTH_NORMS = ("none", "token", "unconditional")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A decision as tokens. Pairs of the readout follow ``plans``, then the plans once more without the state
+    where ``length_norm`` is "unconditional"."""
+
+    tree: TokenTree
+    readout: LogprobRows
+    plans: tuple[QuestionPlan, ...]
+    truncated: int
+
+
+def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layout]:
+    norm = checks.one_of(task.length_norm, "length_norm", LENGTH_NORMS)
+    layout = lay_out(facts, use, task, unconditional=norm == "unconditional")
+    plans = layout.plans
+
+    def finish(outcome: Outcome) -> Answers:
+        logprobs = logprob_output(outcome).logprobs
+        pairs = sum(len(plan.trie.targets) for plan in plans)
+        answers, at = [], 0
+        for plan in plans:
+            count = len(plan.trie.targets)
+            joint = plan.trie.joint(logprobs[at : at + count])
+            scores = joint
+            if norm == "token":
+                scores = joint / plan.trie.lengths
+            elif norm == "unconditional":
+                scores = joint - plan.trie.joint(logprobs[pairs + at : pairs + at + count])
+            answers.append(answer(plan, joint, scores))
+            at += count
+        return Answers(answers, outcome.stats)
+
+    ready = admitted(facts, use, task, layout.tree, layout.readout, finish, truncated=layout.truncated)
+    return ready, layout
+
+
+def answer(plan: QuestionPlan, joint: F64, scores: F64) -> Answer:
+    """``joint`` and ``scores`` are float64[L]. The first label wins a tie."""
+    weights = np.exp(scores - scores.max())
+    shares = (weights / weights.sum()).tolist()
+    index = int(np.argmax(scores))
+    labels = plan.labels
+    mass = min(1.0, float(np.exp(joint[plan.trie.counted]).sum()))
+    expected = None
+    if isinstance(plan.question, Score):
+        expected = float(sum(level * share for level, share in enumerate(shares, start=1)))
+    return Answer(
+        labels[index],
+        index,
+        labels,
+        dict(zip(labels, shares)),
+        dict(zip(labels, joint.tolist())),
+        mass,
+        shares[0 if isinstance(plan.question, YesNo) else index],
+        expected,
+    )
+
+
+# ------------------------------------------------------------------ layout
+
+
+def lay_out(facts: Facts, use: Use, task: Decide, *, unconditional: bool) -> Layout:
+    checks.one_of(task.truncation, "truncation", TRUNCATIONS)
+    template = template_of(facts, task)
+    frame = facts.frame() if template.chat else PLAIN
+    pieces = template.state_pieces(state_pieces(facts, task.state))
+    plans = plan_questions(facts, use, task.questions, template, frame)
+    if template.chat:
+        pieces = [(frame.before, True), *(strip_start(pieces) if frame.strips else pieces)]
+        start = use.encode_pieces([(frame.before, True)]) if unconditional else None
+    else:
+        start = use.encoder.prefix
+        pieces = [(start, True), *pieces]
+    state, truncated = fit_state(facts, use, pieces, plans, task.truncation, start if unconditional else None)
+    if len(plans) == 1 and not unconditional and not plans[0].trie.segments:
+        ids = np.concatenate([state, plans[0].token_ids])
+        return Layout(TokenTree.single(ids), read_rows(plans, [len(ids) - 1]), tuple(plans), truncated)
+    segments: list[tuple[int, I32]] = []
+    if len(plans) == 1:
+        bases = hang(segments, plans, -1, state)
+    else:
+        segments.append((-1, state if len(state) else beginning(facts, "state", eos=True)))
+        bases = hang(segments, plans, 0)
+    if unconditional:
+        bases += hang(segments, plans, -1, start)
+        plans = plans + plans
+    tree = TokenTree.build(segments)
+    return Layout(tree, read_rows(plans, bases), tuple(plans[: len(task.questions)]), truncated)
+
+
+def hang(
+    segments: list[tuple[int, I32]], plans: Sequence[QuestionPlan], parent: int, start: I32 | None = None
+) -> list[int]:
+    """Append each question and its label pieces; returns the token index of each question's last token."""
+    bases = []
+    count = sum(len(ids) for _, ids in segments)
+    for plan in plans:
+        own = len(segments)
+        ids = branch(plan, start)
+        segments.append((parent, ids))
+        bases.append(count + len(ids) - 1)
+        segments += [(own if above < 0 else own + 1 + above, piece) for above, piece in plan.trie.segments]
+        count += len(ids) + plan.tokens - len(plan.token_ids)
+    return bases
+
+
+def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int]) -> LogprobRows:
+    """Every edge of every trie, once."""
+    if len(plans) == 1:
+        trie = plans[0].trie
+        return LogprobRows(trie.rows + np.int32(bases[0]), trie.target_rows, trie.targets)
+    rows, target_rows, before = [], [], 0
+    for plan, base in zip(plans, bases):
+        rows.append(plan.trie.rows + np.int32(base))
+        target_rows.append(plan.trie.target_rows + np.int32(before))
+        before += len(plan.trie.rows)
+    return LogprobRows(
+        np.concatenate(rows), np.concatenate(target_rows), np.concatenate([plan.trie.targets for plan in plans])
+    )
+
+
+def fit_state(
+    facts: Facts, use: Use, pieces: list[Piece], plans: list[QuestionPlan], truncation: str, start: I32 | None
+) -> tuple[I32, int]:
+    """The state's ids, cut where they have to be; questions and labels never are."""
+    state = use.encode_pieces(pieces)
+    deepest = max(plan.depth for plan in plans)
+    asked = sum(plan.tokens for plan in plans)
+    if start is not None:
+        asked = 2 * asked + len(start) * len(plans)
+    if asked >= facts.step_tokens:
+        raise RequestTooLarge(
+            f"the questions have {asked} tokens; state and questions together are one step of at most "
+            f"{facts.step_tokens} (from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
+            field="questions",
+        )
+    room = min(facts.max_length - deepest, facts.step_tokens - asked)
+    excess = len(state) - room
+    if excess <= 0:
+        return state, 0
+    if truncation == "error":
+        raise state_too_long(facts, len(state), deepest, asked)
+    ids, cuttable = use.encode_cuttable(pieces)
+    return ids[kept(facts, cuttable, excess, truncation, "state", room)], excess
+
+
+def state_too_long(facts: Facts, state: int, deepest: int, asked: int) -> InvalidRequest:
+    if state + deepest > facts.max_length:
+        return PromptTooLong(
+            f"{state} tokens of state and {deepest} of the longest question and label; the limit is "
+            f'{facts.max_length}; shorten the state or set truncation="head", "tail" or "middle"',
+            tokens=state + deepest,
+            limit=facts.max_length,
+            field="state",
+        )
+    return RequestTooLarge(
+        f"{state} tokens of state and {asked} of questions and labels; one step computes at most "
+        f"{facts.step_tokens} (from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
+        field="state",
+    )
+
+
+def template_of(facts: Facts, task: Decide) -> DecisionTemplate:
+    template = facts.template if task.template is None else task.template
+    if not isinstance(template, DecisionTemplate):
+        raise TemplateError(f"{shown(template)} is not a DecisionTemplate", field="template")
+    return template
+
+
+def state_pieces(facts: Facts, state: Any) -> list[Piece]:
+    """Text and ids as they are. Messages are written out as "role: content" paragraphs: they are what the question
+    is about, so none of them speaks to the model."""
+    if isinstance(state, str):
+        return [(checks.text(state, "state", facts.max_chars), False)]
+    if not is_messages(state, "state"):
+        return [(token_ids(state, "state", facts.encoder, facts.max_chars), False)]
+    check_messages(facts, state, "state")
+    return [(transcript(state), False)]
+
+
+def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for message in messages:
+        content = message.get("content")
+        shown_content = content if isinstance(content, str) else content_text(content, "state", 1 << 62)
+        lines.append(f"{message['role']}: {shown_content}")
+    return "\n\n".join(lines)

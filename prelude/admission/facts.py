@@ -1,0 +1,107 @@
+"""What admission knows of one engine: model, tokenizer and limits. Nothing in here changes after loading."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, get_args
+
+from prelude.admission import checks
+from prelude.admission.chat import ChatRenderer, Frame, make_frame
+from prelude.admission.memo import Memo
+from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, TokenTree
+from prelude.admission.tokenization import Encoder, Use
+from prelude.batch import LogprobRows, Readout, SampleRows
+from prelude.config import EngineConfig
+from prelude.detokenize import Texts
+from prelude.errors import InvalidRequest
+from prelude.execution.executor import ExecutorLimits
+from prelude.tasks import CacheMode, Task
+
+CHARS_PER_TOKEN = 16
+PLAN_BYTES = 64 << 20  # kept question plans, at most twice this
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``max_length`` is what one sequence may hold, prompt and output together. All tokens of a OneShot request are
+    computed by one step, of at most ``step_tokens``, which is never less than ``max_length``."""
+
+    encoder: Encoder
+    texts: Texts  # the same tokenizer, the other way
+    limits: ExecutorLimits
+    config: EngineConfig
+    max_length: int
+    step_tokens: int
+    max_chars: int
+    eos_ids: frozenset[int]
+    bos_id: int | None
+    labels: tuple[str, ...] = ()
+    default_pooling: str | None = None
+    normalize_default: bool = True
+    template: Any = None  # DecisionTemplate
+    chat: ChatRenderer | None = None
+    decision_chat: ChatRenderer | None = None
+    plans: Memo[Any, Any] = field(default_factory=lambda: Memo(PLAN_BYTES, lambda plan: plan.nbytes))
+    frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
+
+    def frame(self) -> Frame:
+        """The chat template around one user turn, rendered once."""
+        if not self.frames:
+            self.frames.append(make_frame(self.decision_chat))
+        return self.frames[0]
+
+
+def admitted(
+    facts: Facts,
+    use: Use,
+    task: Task,
+    tree: TokenTree,
+    readout: Readout | None,
+    finish: Callable[[Outcome], Any],
+    *,
+    truncated: int = 0,
+    max_new_tokens: int = 0,
+    sampling: Sampling | None = None,
+) -> Admitted:
+    """Put the parts together; the last step of every ``prepare_*``."""
+    if not facts.limits.lm_head and isinstance(readout, LogprobRows | SampleRows):
+        raise InvalidRequest(
+            "this model has no language-model head: it can embed or classify, and cannot score or write text",
+            field=type(task).__name__,
+        )
+    checks.one_of(task.cache, "cache", get_args(CacheMode))
+    cache = facts.config.default_cache if task.cache == "auto" else task.cache
+    prepared = Prepared(
+        tree,
+        readout,
+        max_new_tokens,
+        sampling,
+        cache,
+        0 if task.salt is None else salt_number(checks.salt(task.salt) or ""),
+        truncated,
+        use.close(),
+    )
+    return Admitted(prepared, finish)
+
+
+@lru_cache(maxsize=4096)
+def salt_number(salt: str) -> int:
+    """A 63-bit number that separates this tenant's prefixes from everybody else's; never 0, which is no salt."""
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1
+
+
+def make_facts(encoder: Encoder, limits: ExecutorLimits, config: EngineConfig, known: Mapping[str, Any]) -> Facts:
+    longest = config.resolved_length(limits.max_positions)
+    return Facts(
+        encoder=encoder,
+        texts=Texts(encoder.tokenizer),
+        limits=limits,
+        config=config,
+        max_length=longest,
+        step_tokens=config.oneshot_tokens(limits.max_positions),
+        max_chars=config.max_prompt_chars or CHARS_PER_TOKEN * longest,
+        **known,
+    )

@@ -1,0 +1,129 @@
+"""Loglikelihood and PromptLogprobs: the vocabulary meets only the rows that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from prelude.admission import checks
+from prelude.admission.facts import Facts, admitted
+from prelude.admission.prepared import Admitted, Outcome, TokenTree
+from prelude.admission.prompts import Encoded, encode_prompt, too_long
+from prelude.admission.tokenization import Use, token_ids
+from prelude.batch import I32, LogprobOutput, LogprobRows
+from prelude.errors import InvalidRequest
+from prelude.results import LoglikelihoodResult, PromptLogprobsResult, RequestStats, TokenLogprob
+from prelude.tasks import Loglikelihood, PromptLogprobs
+
+
+def prepare_loglikelihood(facts: Facts, use: Use, task: Loglikelihood) -> Admitted:
+    """Context and continuation are tokenised apart and nothing moves between them: what is scored is exactly the
+    given continuation. (lm-eval's rule, spaces at the context's end go to the continuation, is its client's.) The
+    tokenizer's beginning-of-text token is put before the context, its end-of-text token is not put anywhere. An
+    empty context is BOS, or EOS where there is no BOS. Truncation cuts the context only. The last token of the
+    continuation is not fed, so context and continuation may hold ``max_length + 1`` tokens together."""
+    continuation = continuation_ids(facts, use, task.continuation)
+    room = facts.max_length + 1 - len(continuation)
+    context = context_ids(facts, use, task, room, len(continuation))
+    ids = np.concatenate([context.token_ids, continuation])
+    first, last = len(context.token_ids) - 1, len(ids) - 1
+    index = np.arange(last - first, dtype=np.int32)
+    readout = LogprobRows(index + np.int32(first), index, continuation, ranks=True)
+
+    def finish(outcome: Outcome) -> LoglikelihoodResult:
+        output = logprob_output(outcome)
+        logprobs = output.logprobs.astype(np.float64)
+        greedy = output.ranks is not None and bool((output.ranks == 1).all())
+        return LoglikelihoodResult(float(logprobs.sum()), logprobs, continuation, greedy, outcome.stats)
+
+    tree = TokenTree.single(ids[:last])
+    return admitted(facts, use, task, tree, readout, finish, truncated=context.truncated)
+
+
+def continuation_ids(facts: Facts, use: Use, continuation: Any) -> I32:
+    if isinstance(continuation, str):
+        checks.text(continuation, "continuation", facts.max_chars, empty=False)
+        ids = use.encode(continuation, parse_special=True)
+    elif isinstance(continuation, list | tuple | np.ndarray):
+        ids = token_ids(continuation, "continuation", facts.encoder, facts.max_chars)
+    else:
+        raise InvalidRequest(f"{type(continuation).__name__} is neither text nor token ids", field="continuation")
+    if len(ids) == 0:
+        raise InvalidRequest("it has no token to score; give at least one", field="continuation")
+    return ids
+
+
+def context_ids(facts: Facts, use: Use, task: Loglikelihood, room: int, scored: int) -> Encoded:
+    if room < 1:
+        raise too_long(facts, scored + 1, facts.max_length + 1, "continuation")
+    return encode_prompt(
+        facts,
+        use,
+        task.context,
+        field="context",
+        truncation=task.truncation,
+        room=room,
+        generation_prompt=True,
+        continued=True,
+    )
+
+
+def prepare_prompt_logprobs(facts: Facts, use: Use, task: PromptLogprobs) -> Admitted:
+    top = checks.integer(task.top, "top", 0, top_limit(facts))
+    last = None if task.last is None else checks.integer(task.last, "last", 1, 1 << 31)
+    prompt = encode_prompt(
+        facts,
+        use,
+        task.prompt,
+        field="prompt",
+        truncation=task.truncation,
+        room=facts.max_length,
+        offsets=True,
+    )
+    readout, finish = prompt_readout(prompt, top, last)
+    tree = TokenTree.single(prompt.token_ids)
+    return admitted(
+        facts, use, task, tree, readout, lambda outcome: finish(outcome, outcome.stats), truncated=prompt.truncated
+    )
+
+
+def top_limit(facts: Facts) -> int:
+    return min(facts.config.max_top, facts.limits.vocab_size)
+
+
+def prompt_readout(
+    prompt: Encoded, top: int, last: int | None
+) -> tuple[LogprobRows | None, Callable[[Outcome, RequestStats], PromptLogprobsResult]]:
+    """Rows for the ``last`` tokens of the prompt (all by default). The first token has nothing before it and no
+    row; a prompt of one token needs no forward pass."""
+    ids = prompt.token_ids
+    n = len(ids)
+    first = 0 if last is None else max(0, n - last)
+    targets = ids[max(first, 1) :]
+    index = np.arange(len(targets), dtype=np.int32)
+    readout = LogprobRows(index + np.int32(max(first, 1) - 1), index, targets, top, ranks=True)
+
+    def finish(outcome: Outcome, stats: RequestStats) -> PromptLogprobsResult:
+        spans = [None] * n if prompt.offsets is None else [(int(a), int(b)) for a, b in prompt.offsets]
+        tokens = [TokenLogprob(int(ids[0]), None, None, (), spans[0])] if first == 0 else []
+        if len(targets):
+            tokens += scored(logprob_output(outcome), targets, spans[n - len(targets) :], top)
+        return PromptLogprobsResult(tokens, stats)
+
+    return (readout if len(targets) else None), finish
+
+
+def scored(output: LogprobOutput, targets: I32, spans: list[Any], top: int) -> list[TokenLogprob]:
+    ranks = [None] * len(targets) if output.ranks is None else output.ranks.tolist()
+    best: list[tuple[tuple[int, float], ...]] = [()] * len(targets)
+    if top and output.top_ids is not None and output.top_logprobs is not None:
+        best = [tuple(zip(i, p)) for i, p in zip(output.top_ids.tolist(), output.top_logprobs.tolist())]
+    return [TokenLogprob(*token) for token in zip(targets.tolist(), output.logprobs.tolist(), ranks, best, spans)]
+
+
+def logprob_output(outcome: Outcome) -> LogprobOutput:
+    if not isinstance(outcome.output, LogprobOutput):
+        raise TypeError(f"logprobs were asked for, got {type(outcome.output).__name__}")
+    return outcome.output

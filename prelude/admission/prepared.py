@@ -1,0 +1,182 @@
+"""Prepared: everything the engine needs to know of a request, and no more. No text, no model.
+
+Request-level readouts are the batch's own types with row numbers into this request's tokens; packing adds an
+offset and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from prelude.batch import F32, I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleOutput, SampleRows
+from prelude.results import RequestStats, SampledLogprob
+from prelude.streaming import Stops
+from prelude.tasks import CacheMode
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Token ids of a forest of segments, parents first; segment 0 is the trunk.
+
+    Only the trunk is looked up in, and published to, the prefix cache. ``positions`` continue the parent's.
+    """
+
+    token_ids: I32  # [T]
+    positions: I32  # [T]
+    starts: I32  # [S + 1]
+    parents: I32  # [S]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def trunk_tokens(self) -> int:
+        return int(self.starts[1])
+
+    @classmethod
+    def single(cls, token_ids: I32) -> TokenTree:
+        n = len(token_ids)
+        return cls(
+            token_ids, np.arange(n, dtype=np.int32), np.array([0, n], dtype=np.int32), np.array([-1], dtype=np.int32)
+        )
+
+    @classmethod
+    def build(cls, segments: list[tuple[int, I32]]) -> TokenTree:
+        """From ``[(parent, token_ids)]``, parents before children."""
+        starts = np.zeros(len(segments) + 1, dtype=np.int32)
+        ends_at: list[int] = []
+        positions = []
+        for index, (parent, ids) in enumerate(segments):
+            first = ends_at[parent] if parent >= 0 else 0
+            positions.append(np.arange(first, first + len(ids), dtype=np.int32))
+            ends_at.append(first + len(ids))
+            starts[index + 1] = starts[index] + len(ids)
+        return cls(
+            np.concatenate([np.asarray(ids, dtype=np.int32) for _, ids in segments]),
+            np.concatenate(positions),
+            starts,
+            np.array([parent for parent, _ in segments], dtype=np.int32),
+        )
+
+    @property
+    def depth(self) -> int:
+        """Length of the longest sequence in the tree."""
+        return int(self.positions.max(initial=-1)) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowEdits:
+    """What a request has done to its logits. ``banned_early`` is ``banned`` and the stop ids, for the steps before
+    ``min_tokens``; an empty ``allowed`` allows every id."""
+
+    repetition: float
+    presence: float
+    frequency: float
+    bias_ids: I32
+    bias_values: F32
+    allowed: I32
+    banned: I32
+    banned_early: I32
+
+    @property
+    def penalised(self) -> bool:
+        """Whether what the text has so far plays a part."""
+        return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling settings with every default resolved. ``stop_ids`` end the text; they and the stop string are part of
+    it only with ``include_stop``."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop_ids: frozenset[int]
+    edits: RowEdits | None = None  # None: the logits are sampled as they are
+    min_tokens: int = 0
+    logprobs: int | None = None
+    stops: Stops | None = None
+    include_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    tree: TokenTree
+    readout: Readout | None  # None: nothing is read, the request is answered without a forward pass
+    max_new_tokens: int = 0  # effective: already cut to what the context leaves
+    sampling: Sampling | None = None
+    cache: CacheMode = "auto"
+    salt: int = 0
+    truncated_tokens: int = 0
+    tokenize_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A request's raw numbers, before they become a public result."""
+
+    output: Output | None
+    token_ids: tuple[int, ...]  # generated
+    stats: RequestStats
+    text: str | None = None  # where a reader decoded the tokens on their way
+    logprobs: tuple[SampledLogprob, ...] | None = None
+
+
+class Reader(Protocol):
+    """One request's text as it grows. Called by the thread that settles steps."""
+
+    def token(self, token_id: int, output: SampleOutput, row: int) -> tuple[str, SampledLogprob | None, bool]:
+        """Text that has become certain, the token's logprobs where asked for, and whether the text ends here."""
+
+    def finish(self, stats: RequestStats) -> str:
+        """The rest of the text, once; a stop string that only the end completes is written into ``stats``."""
+
+    def close(self) -> None:
+        """Instead of ``finish``, where the request failed."""
+
+
+MakeReader: TypeAlias = Callable[[bool], Reader]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A task on its way in: what the engine gets, and how its outcome becomes the caller's result. ``finish`` runs
+    in the caller's thread. ``reader(hold_words)`` makes what follows the text as its tokens come."""
+
+    prepared: Prepared
+    finish: Callable[[Outcome], Any]
+    reader: MakeReader | None = None  # for text of more than one token
+    watched: bool = False  # the reader is needed even where nobody reads along: it finds stops, keeps logprobs
+
+
+def first_read_token(readout: Readout | None) -> int | None:
+    """The first token whose hidden state is needed; the prefix cache may stand in for everything before it."""
+    if readout is None or len(readout.rows) == 0:
+        return None
+    return int(readout.rows.min())
+
+
+def readout_key(readout: Readout) -> tuple[object, ...]:
+    """Requests share a batch only where this is equal: head and options (model and tokenizer are the engine's)."""
+    match readout:
+        case LogprobRows():
+            return ("logprobs", readout.top, readout.ranks)
+        case PooledRows():
+            return ("pooled", readout.pooling)
+        case HeadRows():
+            return ("head",)
+        case SampleRows():
+            return ("sample",)  # rows that ask for fewer numbers take their part of what others ask for
+
+
+def logits_rows(readout: Readout | None) -> int:
+    """Rows that meet the vocabulary: the unit of a readout's temporary memory."""
+    return len(readout.rows) if isinstance(readout, LogprobRows | SampleRows) else 0

@@ -1,0 +1,155 @@
+"""Preparer: Task → Admitted, once per request, in any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from prelude.admission.chat import ChatRenderer
+from prelude.admission.classes import classify
+from prelude.admission.decide import Layout, prepare_decide
+from prelude.admission.facts import make_facts
+from prelude.admission.generate import prepare_generate
+from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
+from prelude.admission.pooled import prepare_classify, prepare_embed
+from prelude.admission.prepared import Admitted, logits_rows
+from prelude.admission.snapshot import snapshot
+from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
+from prelude.admission.tokenization import Encoder, TokenizerLike, Use
+from prelude.batch import LogprobRows, PooledRows, Readout
+from prelude.config import EngineConfig
+from prelude.errors import InvalidRequest, shown
+from prelude.execution.executor import ExecutorLimits
+from prelude.results import Explanation
+from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, Task
+
+T = TypeVar("T")
+
+
+class Preparer:
+    """Checks a task, tokenises it and says what is read. Thread-safe; the same task gives the same ``Prepared`` but
+    for ``tokenize_ms`` and a seed that was not given.
+
+    ``template`` is the model's own; without one a model with a chat template gets the built-in chat wording, and
+    others the plain one. ``chat`` renders messages; ``None`` where the model has no chat template. ``decision_chat``
+    renders the turn around a decision where that is another way to call the template (without room for thoughts).
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerLike,
+        limits: ExecutorLimits,
+        config: EngineConfig,
+        *,
+        eos_ids: Iterable[int] = (),
+        bos_id: int | None = None,
+        labels: Sequence[str] = (),
+        default_pooling: str | None = None,
+        normalize_default: bool = True,
+        template: DecisionTemplate | None = None,
+        chat: ChatRenderer | None = None,
+        decision_chat: ChatRenderer | None = None,
+    ) -> None:
+        if template is None:
+            template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
+        self._facts = make_facts(
+            Encoder(tokenizer, limits.vocab_size),
+            limits,
+            config,
+            {
+                "eos_ids": frozenset(eos_ids),
+                "bos_id": bos_id,
+                "labels": tuple(labels),
+                "default_pooling": default_pooling,
+                "normalize_default": normalize_default,
+                "template": template,
+                "chat": chat,
+                "decision_chat": decision_chat or chat,
+            },
+        )
+
+    @property
+    def tokenizer_calls(self) -> int:
+        """Encode calls since loading."""
+        return self._facts.encoder.calls
+
+    @property
+    def decode_states(self) -> dict[str, int]:
+        """Texts that are being read along: how many there are, and how many there have been."""
+        texts = self._facts.texts
+        return {"decode_states_live": texts.live, "streaming_objects_created": texts.created}
+
+    @property
+    def prepare_threads(self) -> int:
+        return self._facts.config.prepare_threads
+
+    @property
+    def tokenizer(self) -> TokenizerLike:
+        return self._facts.encoder.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """Tokens one sequence may hold, prompt and output together."""
+        return self._facts.max_length
+
+    def snapshot(self, task: T) -> T:
+        """A copy of what the caller could still change; cheap, for the caller's own thread."""
+        return snapshot(task)
+
+    def prepare(self, task: Task) -> Admitted:
+        """Raises ``InvalidRequest`` (or a subclass) for anything the caller has to change, and nothing else."""
+        return self._prepare(task)[0]
+
+    def explain(self, task: Task) -> Explanation:
+        """What ``prepare`` would hand to the engine, in words."""
+        ready, layout = self._prepare(task)
+        prepared = ready.prepared
+        tree = prepared.tree
+        readout = prepared.readout
+        return Explanation(
+            text=self._facts.encoder.tokenizer.decode(tree.token_ids.tolist(), skip_special_tokens=False),
+            token_ids=tree.token_ids,
+            segments=tuple(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), tree.parents.tolist())),
+            rows=np.zeros(0, dtype=np.int32) if readout is None else readout.rows,
+            readout=describe(readout),
+            labels=() if layout is None else tuple(tuple(zip(p.labels, p.label_ids)) for p in layout.plans),
+            execution_class=classify(prepared).value,
+            truncated_tokens=prepared.truncated_tokens,
+        )
+
+    def _prepare(self, task: Task) -> tuple[Admitted, Layout | None]:
+        facts, use = self._facts, Use(self._facts.encoder)
+        try:
+            match task:
+                case Decide():
+                    return prepare_decide(facts, use, task)
+                case Embed():
+                    return prepare_embed(facts, use, task), None
+                case Classify():
+                    return prepare_classify(facts, use, task), None
+                case Loglikelihood():
+                    return prepare_loglikelihood(facts, use, task), None
+                case PromptLogprobs():
+                    return prepare_prompt_logprobs(facts, use, task), None
+                case Generate():
+                    return prepare_generate(facts, use, task), None
+                case _:
+                    raise InvalidRequest(f"{shown(task)} is not a task", field="task")
+        finally:
+            use.close()
+
+
+def describe(readout: Readout | None) -> str:
+    if readout is None:
+        return "nothing: answered without a forward pass"
+    rows = f"{len(readout.rows)} row{'s' * (len(readout.rows) != 1)}"
+    if isinstance(readout, LogprobRows):
+        best = f", the {readout.top} best tokens of each row" if readout.top else ""
+        return (
+            f"logprobs of {len(readout.targets)} tokens at {rows} ({logits_rows(readout)} meet the vocabulary){best}"
+        )
+    if isinstance(readout, PooledRows):
+        return f"hidden states of {rows}, pooling {readout.pooling}"
+    return f"{type(readout).__name__.removesuffix('Rows').lower()} at {rows}"

@@ -1,0 +1,215 @@
+"""Prompt → token ids: text, ids or chat messages, and what is cut where it is too long.
+
+=============  ======================================================================================
+text           encoded whole, special tokens of the tokenizer's post-processor added, control tokens in it
+               recognised: the caller wrote all of it
+token ids      taken as they are, nothing added
+messages       the model's chat template; control tokens are recognised in the template's own text only
+=============  ======================================================================================
+
+``truncation`` names what is **cut off**, as ``truncation_side`` does elsewhere: "head" drops the beginning and keeps
+the end, "tail" drops the end, "middle" keeps both ends (the first half rounded up). Exactly as many tokens are
+dropped as have to be. Only what the user wrote is cut: text of a template and the tokenizer's own special tokens
+stay, and where several messages are cut they count as one text. A token that holds characters of both stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prelude.admission import checks
+from prelude.admission.facts import Facts
+from prelude.admission.tokenization import Mask, Piece, Use, token_ids
+from prelude.batch import I32
+from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError, shown
+
+TRUNCATIONS = ("error", "head", "tail", "middle")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """``token_ids`` int32[n]; ``offsets`` int32[n, 2] in code points where they were asked for and exist."""
+
+    token_ids: I32
+    truncated: int = 0
+    offsets: I32 | None = None
+
+
+def encode_prompt(
+    facts: Facts,
+    use: Use,
+    prompt: Any,
+    *,
+    field: str,
+    truncation: str,
+    room: int,
+    generation_prompt: bool = False,
+    continued: bool = False,
+    offsets: bool = False,
+) -> Encoded:
+    """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` where it has
+    none, ``PromptTooLong`` where it does not fit and may not be cut. A prompt that is
+    ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS."""
+    checks.one_of(truncation, "truncation", TRUNCATIONS)
+    spans: I32 | None = None
+    pieces: list[Piece] | None = None
+    if isinstance(prompt, str):
+        checks.text(prompt, field, facts.max_chars)
+        if offsets:
+            ids, spans = use.encode_with_offsets(prompt, special=True, parse_special=True)
+        elif continued:
+            ids = use.encode(prompt, parse_special=True)
+            ids = np.concatenate([use.encoder.prefix, ids]) if len(use.encoder.prefix) else ids
+        else:
+            ids = use.encode(prompt, special=True, parse_special=True)
+    elif is_messages(prompt, field):
+        pieces = render(facts, prompt, field, generation_prompt)
+        ids = use.encode_pieces(pieces)
+    else:
+        ids = token_ids(prompt, field, facts.encoder, facts.max_chars)
+    if len(ids) == 0:
+        return Encoded(beginning(facts, field, eos=continued))
+    excess = len(ids) - room
+    if excess <= 0:
+        return Encoded(ids, 0, spans)
+    if pieces is None:
+        cuttable = np.ones(len(ids), dtype=np.bool_)
+        if isinstance(prompt, str):
+            keep_specials(cuttable, ids, use, suffix=not continued)
+    else:
+        ids, cuttable = use.encode_cuttable(pieces)
+    keep = kept(facts, cuttable, excess, truncation, field, room)
+    return Encoded(ids[keep], excess, None if spans is None else spans[keep])
+
+
+def is_messages(prompt: Any, field: str) -> bool:
+    """Whether this is a list of messages; refuses what is neither messages nor a sequence of ids."""
+    if isinstance(prompt, np.ndarray):
+        return False
+    if isinstance(prompt, Mapping):
+        raise InvalidRequest("one message alone is not a prompt; give a list of messages", field=field)
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+        kind = "None" if prompt is None else type(prompt).__name__
+        raise InvalidRequest(f"{shown(prompt)} is {kind}; give text, token ids or a list of messages", field=field)
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def beginning(facts: Facts, field: str, *, eos: bool = False) -> I32:
+    """The ids of an empty prompt: BOS, or where ``eos`` allows it the smallest EOS."""
+    start = facts.bos_id
+    if start is None and eos and facts.eos_ids:
+        start = min(facts.eos_ids)
+    if start is None:
+        raise InvalidRequest(
+            "the prompt is empty and this model has no beginning-of-sequence token to start from; give at least "
+            "one token",
+            field=field,
+        )
+    return np.array([start], dtype=np.int32)
+
+
+def render(facts: Facts, messages: Sequence[Any], field: str, generation_prompt: bool) -> list[Piece]:
+    """The chat template's segments."""
+    check_messages(facts, messages, field)
+    if facts.chat is None:
+        raise TemplateError("the model directory has no chat template; give text or token ids", field=field)
+    try:
+        segments = facts.chat(messages, generation_prompt)
+    except TemplateError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise TemplateError(f"the chat template refuses these messages: {shown(str(error))}", field=field) from error
+    if sum(len(text) for text, trusted in segments if not trusted) > facts.max_chars:
+        raise too_many_characters(facts, field)
+    return [(text, trusted) for text, trusted in segments]
+
+
+def too_many_characters(facts: Facts, field: str) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten them "
+        "or raise EngineConfig.max_prompt_chars",
+        field=field,
+    )
+
+
+def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> None:
+    """Roles are strings, contents text or lists of text parts, and all of it within the character limit."""
+    if len(messages) > facts.max_length:
+        raise RequestTooLarge(f"{len(messages)} messages; the limit is {facts.max_length}", field=field)
+    count = 0
+    for index, message in enumerate(messages):
+        here = f"{field}[{index}]"
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"{shown(message)} is not a message (a mapping with role and content)", field=here)
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"role {shown(message.get('role'))} is not a string", field=f"{here}.role")
+        count += len(content_text(message.get("content"), f"{here}.content", facts.max_chars))
+        if count > facts.max_chars:
+            raise too_many_characters(facts, field)
+
+
+def content_text(content: Any, field: str, most: int) -> str:
+    """A message's content as text: a string, ``None``, or a list of ``{"type": "text", "text": ...}`` parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return checks.text(content, field, most)
+    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
+        raise InvalidRequest(f"{shown(content)} is not text or a list of text parts", field=field)
+    if len(content) > most:
+        raise RequestTooLarge(f"{len(content)} parts; the limit is {most}", field=field)
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise InvalidRequest(f"{shown(kind)} is not a text part; only text is taken", field=f"{field}[{index}]")
+        texts.append(checks.text(part.get("text"), f"{field}[{index}].text", most))
+    return "".join(texts)
+
+
+# ------------------------------------------------------------------ truncation
+
+
+def kept(facts: Facts, cuttable: Mask, excess: int, truncation: str, field: str, room: int) -> Mask:
+    """Which tokens stay after ``excess`` of the ``cuttable`` ones are dropped. At least one of them stays."""
+    n = len(cuttable)
+    if truncation == "error":
+        raise too_long(facts, n, room, field)
+    where = np.flatnonzero(cuttable)
+    rest = len(where) - excess
+    if rest < 1:
+        fixed = n - len(where)
+        raise PromptTooLong(
+            f"{fixed} tokens belong to the template or may not be cut, which leaves no room for the text: the limit "
+            f"is {room}; shorten the fixed part",
+            tokens=n,
+            limit=room,
+            field=field,
+        )
+    first = {"head": 0, "tail": rest, "middle": (rest + 1) // 2}[truncation]
+    keep = np.ones(n, dtype=np.bool_)
+    keep[where[first : first + excess]] = False
+    return keep
+
+
+def too_long(facts: Facts, tokens: int, room: int, field: str) -> PromptTooLong:
+    return PromptTooLong(
+        f"{tokens} tokens; the limit here is {room} (max_length {facts.max_length}); shorten it or set "
+        'truncation="head", "tail" or "middle"',
+        tokens=tokens,
+        limit=room,
+        field=field,
+    )
+
+
+def keep_specials(cuttable: Mask, ids: I32, use: Use, *, suffix: bool) -> None:
+    """What the tokenizer's post-processor put around the text is not the user's."""
+    before, after = use.encoder.prefix, use.encoder.suffix
+    if len(before) and np.array_equal(ids[: len(before)], before):
+        cuttable[: len(before)] = False
+    if suffix and len(after) and np.array_equal(ids[len(ids) - len(after) :], after):
+        cuttable[len(ids) - len(after) :] = False

@@ -1,0 +1,156 @@
+"""A question as tokens and a label trie. Depends on template, question and labels alone, so it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prelude.admission import checks
+from prelude.admission.chat import Frame
+from prelude.admission.facts import CHARS_PER_TOKEN, Facts
+from prelude.admission.labels import LabelTrie, build_trie
+from prelude.admission.template import DecisionTemplate
+from prelude.admission.tokenization import Piece, Use
+from prelude.batch import I32
+from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.tasks import Choice, Question, Score, YesNo
+
+MAX_LEVELS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionPlan:
+    question: Question
+    labels: tuple[str, ...]
+    label_ids: tuple[tuple[int, ...], ...]
+    token_ids: I32  # the question part, with what follows it in a chat template; at least one
+    trie: LabelTrie
+    tokens: int  # that it adds to a tree
+    depth: int  # that it adds to the longest sequence
+    chars: int
+    nbytes: int
+
+
+def plan_questions(
+    facts: Facts, use: Use, questions: Sequence[Question], template: DecisionTemplate, frame: Frame
+) -> list[QuestionPlan]:
+    """One plan per question; ``InvalidRequest`` names the one that is wrong, ``questions[i]``."""
+    if isinstance(questions, Choice | YesNo | Score):
+        raise InvalidRequest("one question alone; give a list of questions", field="questions")
+    if isinstance(questions, str | bytes) or not isinstance(questions, Sequence):
+        raise InvalidRequest(f"{shown(questions)} is not a list of questions", field="questions")
+    most = facts.config.max_questions
+    if not 1 <= len(questions) <= most:
+        raise InvalidRequest(
+            f"{len(questions)} questions; it takes 1 to {most} (EngineConfig.max_questions)", field="questions"
+        )
+    plans = []
+    left = max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)
+    for index, question in enumerate(questions):
+        given = check_question(facts, question, f"questions[{index}]")
+        plan: QuestionPlan | None = facts.plans.get((template, given))
+        left -= characters(facts, given, f"questions[{index}]") if plan is None else plan.chars
+        if left < 0:
+            raise RequestTooLarge(
+                f"questions and labels have more than {max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)} "
+                "characters, checked before tokenising; ask them in several calls",
+                field="questions",
+            )
+        if plan is None:
+            plan = make_plan(facts, use, given, template, frame, f"questions[{index}]")
+            facts.plans.put((template, given), plan)
+        plans.append(plan)
+    return plans
+
+
+def check_question(facts: Facts, question: Question, field: str) -> Question:
+    """What has to hold before the question may be looked up: hashable, and of bounded size."""
+    if isinstance(question, Score):
+        checks.integer(question.levels, f"{field}.levels", 2, MAX_LEVELS)
+    elif isinstance(question, Choice):
+        labels = question.labels
+        if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
+            raise InvalidRequest(f"{shown(labels)} is not a list of labels", field=f"{field}.labels")
+        most = facts.config.max_labels
+        if not 1 <= len(labels) <= most:
+            raise InvalidRequest(
+                f"{len(labels)} labels; it takes 1 to {most} (EngineConfig.max_labels)", field=f"{field}.labels"
+            )
+        if type(labels) is not tuple:
+            question = Choice(question.question, tuple(labels))
+        for index, label in enumerate(question.labels):
+            if not isinstance(label, str):
+                raise InvalidRequest(f"{shown(label)} is not a string", field=f"{field}.labels[{index}]")
+    elif not isinstance(question, YesNo):
+        raise InvalidRequest(f"{shown(question)} is not a Choice, YesNo or Score", field=field)
+    if not isinstance(question.question, str):
+        raise InvalidRequest(f"{shown(question.question)} is not a string", field=f"{field}.question")
+    return question
+
+
+def characters(facts: Facts, question: Question, field: str) -> int:
+    """Characters of question and labels, each of them checked."""
+    count = len(checks.text(question.question, f"{field}.question", facts.max_chars, empty=False))
+    if isinstance(question, Choice):
+        seen: dict[str, int] = {}
+        for index, label in enumerate(question.labels):
+            here = f"{field}.labels[{index}]"
+            count += len(checks.text(label, here, facts.max_chars, empty=False))
+            if seen.setdefault(label, index) != index:
+                raise InvalidRequest(f"{shown(label)} is given twice, first as label {seen[label]}", field=here)
+    return count
+
+
+def make_plan(
+    facts: Facts, use: Use, question: Question, template: DecisionTemplate, frame: Frame, field: str
+) -> QuestionPlan:
+    labels = template.labels_of(question)
+    pieces = template.question_pieces(question, labels)
+    if frame.strips:
+        pieces = strip_end(pieces)
+    token_ids = use.encode_pieces([*pieces, (frame.after, True)])
+    if len(token_ids) == 0:
+        raise InvalidRequest("the question tokenises to nothing", field=f"{field}.question")
+    label_ids = tuple(tuple(use.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
+    trie = build_trie(label_ids, labels, f"{field}.labels")
+    fed = sum(len(ids) for _, ids in trie.segments)
+    chars = len(question.question) + sum(map(len, labels))
+    edges = sum(map(len, label_ids))
+    return QuestionPlan(
+        question=question,
+        labels=labels,
+        label_ids=label_ids,
+        token_ids=token_ids,
+        trie=trie,
+        tokens=len(token_ids) + fed,
+        depth=len(token_ids) + trie.depth,
+        chars=chars,
+        nbytes=1024 + 8 * chars + 8 * len(token_ids) + 64 * edges + 256 * (len(labels) + len(trie.segments)),
+    )
+
+
+def strip_start(pieces: list[Piece]) -> list[Piece]:
+    """Without leading white space, as a chat template that strips its messages would leave it."""
+    for index, (content, trusted) in enumerate(pieces):
+        if not isinstance(content, str):
+            return pieces[index:]
+        if content := content.lstrip():
+            return [(content, trusted), *pieces[index + 1 :]]
+    return []
+
+
+def strip_end(pieces: list[Piece]) -> list[Piece]:
+    for index in range(len(pieces) - 1, -1, -1):
+        content, trusted = pieces[index]
+        if not isinstance(content, str):
+            return pieces[: index + 1]
+        if content := content.rstrip():
+            return [*pieces[:index], (content, trusted)]
+    return []
+
+
+def branch(plan: QuestionPlan, start: I32 | None = None) -> I32:
+    """The question's ids, after ``start`` where there is one."""
+    return plan.token_ids if start is None or not len(start) else np.concatenate([start, plan.token_ids])

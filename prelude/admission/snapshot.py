@@ -1,0 +1,73 @@
+"""A task that owns all it says: what the caller changes after submitting changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from prelude.tasks import Choice, SamplingParams
+
+T = TypeVar("T")
+_PROMPTS = ("state", "prompt", "context", "continuation")
+_DEPTH = 16
+
+
+def snapshot(task: T) -> T:
+    """``task`` itself where it holds nothing mutable, else one with copies. Never raises for bad values: checking
+    is ``prepare``'s."""
+    changes: dict[str, Any] = {}
+    for name in _PROMPTS:
+        value = getattr(task, name, None)
+        if value is not None and not isinstance(value, str | bytes):
+            changes[name] = copy_prompt(value)
+    questions = getattr(task, "questions", None)
+    if isinstance(questions, list | tuple):
+        copied = tuple(copy_question(question) for question in questions)
+        if type(questions) is list or any(a is not b for a, b in zip(copied, questions)):
+            changes["questions"] = copied
+    params = getattr(task, "params", None)
+    if isinstance(params, SamplingParams):
+        copied_params = copy_params(params)
+        if copied_params is not params:
+            changes["params"] = copied_params
+    return dataclasses.replace(task, **changes) if changes else task  # type: ignore[type-var]
+
+
+def copy_prompt(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], Mapping):
+            return [copy_plain(item, _DEPTH) for item in value]
+        return list(value)
+    return copy_plain(value, _DEPTH)
+
+
+def copy_params(params: SamplingParams) -> SamplingParams:
+    lists = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
+    changes: dict[str, Any] = {}
+    for name in lists:
+        value = getattr(params, name)
+        if isinstance(value, list | np.ndarray):
+            changes[name] = value.copy()
+    if isinstance(params.logit_bias, dict):
+        changes["logit_bias"] = dict(params.logit_bias)
+    return dataclasses.replace(params, **changes) if changes else params
+
+
+def copy_question(question: Any) -> Any:
+    if isinstance(question, Choice) and isinstance(question.labels, list):
+        return Choice(question.question, tuple(question.labels))
+    return question
+
+
+def copy_plain(value: Any, depth: int) -> Any:
+    """Dicts and lists, as JSON has them; anything else is immutable or will be refused."""
+    if depth and isinstance(value, Mapping):
+        return {key: copy_plain(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, list | tuple):
+        return [copy_plain(item, depth - 1) for item in value]
+    return value

@@ -1,0 +1,274 @@
+"""The tokenizer as admission uses it: counted, timed, and with a boundary between trusted and untrusted text.
+
+Text comes in *pieces*, ``(text, trusted)``. Control tokens such as ``<|im_start|>`` are recognised only inside
+trusted pieces (templates); in untrusted ones (what users write) the same characters are ordinary text. The rule for
+what is encoded together:
+
+    trusted pieces are cut at their control tokens; everything between two control tokens, trusted or not, is joined
+    and encoded as one run
+
+so a boundary of trust alone never changes a token: the ids are those of the whole string with control tokens
+recognised in the trusted spans only. Two things are left to each run or piece: tokenizers that mark the beginning of
+a text (``prepend_scheme="first"`` of Metaspace) mark the beginning of every run, and control tokens that swallow the
+white space beside them do so within their own piece.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from prelude.admission.memo import Memo
+from prelude.batch import I32
+from prelude.errors import InvalidRequest, RequestTooLarge, shown
+
+Piece: TypeAlias = tuple[str | I32, bool]  # text or ready ids; trusted?
+Atoms: TypeAlias = tuple[str | I32, ...]  # text and control ids in turn
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+class TokenizerLike(Protocol):
+    """What is used of ``prelude.tokenizer.Tokenizer``. Ids are int32; offsets are code points, ``[n, 2]``."""
+
+    def encode_array(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> I32: ...
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True
+    ) -> tuple[I32, I32]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def id_to_token(self, token_id: int) -> str | None: ...
+
+    def get_vocab_size(self) -> int: ...
+
+
+class Encoder:
+    """One tokenizer for all requests. Thread-safe; ``calls`` counts the tokenizer's encode calls."""
+
+    def __init__(self, tokenizer: TokenizerLike, vocab_rows: int) -> None:
+        self.tokenizer = tokenizer
+        self.calls = 0
+        self._lock = threading.Lock()
+        self._atoms: Memo[str, Atoms] = Memo(1 << 10)
+        self._fixed: Memo[str, I32] = Memo(1 << 10)
+        self.vocab_rows = vocab_rows
+        self.tokenizer_ids = self._known_ids()
+        self.id_limit = min(vocab_rows, self.tokenizer_ids)
+        use = Use(self)
+        self.prefix, self.suffix = use.specials()
+
+    def count(self, calls: int) -> None:
+        with self._lock:
+            self.calls += calls
+
+    def _known_ids(self) -> int:
+        """One more than the largest id that means something, as far as the model has rows."""
+        size = self.tokenizer.get_vocab_size()
+        for token_id in range(max(size, self.vocab_rows) - 1, -1, -1):
+            if self.tokenizer.id_to_token(token_id) is not None:
+                return token_id + 1
+        return 0
+
+    def atoms(self, use: Use, text: str) -> Atoms:
+        """Trusted text cut at its control tokens."""
+        found = self._atoms.get(text)
+        if found is None:
+            found = tuple(self._cut(use, text))
+            self._atoms.put(text, found)
+        return found
+
+    def fixed(self, use: Use, text: str) -> I32:
+        """The ids of a run that is template text throughout, and so the same for every request."""
+        found = self._fixed.get(text)
+        if found is None:
+            found = use.encode(text)
+            self._fixed.put(text, found)
+        return found
+
+    def _cut(self, use: Use, text: str) -> list[str | I32]:
+        if not text or np.array_equal(use.encode(text, parse_special=True), use.encode(text, parse_special=False)):
+            return [text]
+        ids, offsets = use.encode_with_offsets(text, special=False, parse_special=True)
+        parts: list[str | I32] = []
+        last = 0
+        for token_id, (start, end) in zip(ids.tolist(), offsets.tolist()):
+            surface = text[start:end]
+            if self.tokenizer.id_to_token(token_id) != surface.strip() or end <= last:
+                continue
+            if use.encode(surface, parse_special=False).tolist() == [token_id]:
+                continue  # an ordinary token
+            parts += [text[last:start], np.array([token_id], dtype=np.int32)]
+            last = end
+        parts.append(text[last:])
+        return [part for part in parts if len(part)]
+
+
+class Use:
+    """One request's use of the tokenizer: what it called and how long that took."""
+
+    __slots__ = ("calls", "encoder", "seconds")
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.calls = 0
+        self.seconds = 0.0
+
+    def encode(self, text: str, *, special: bool = False, parse_special: bool = False) -> I32:
+        """``int32[n]``; the text was checked before."""
+        started = time.perf_counter()
+        try:
+            ids = self.encoder.tokenizer.encode_array(text, special, parse_special=parse_special)
+        except (ValueError, TypeError) as error:
+            raise refused(text, error) from error
+        self.seconds += time.perf_counter() - started
+        self.calls += 1
+        self._check(ids)
+        return ids
+
+    def encode_with_offsets(
+        self, text: str, *, special: bool = False, parse_special: bool = False
+    ) -> tuple[I32, I32]:
+        """``int32[n]`` and code point offsets ``int32[n, 2]``."""
+        started = time.perf_counter()
+        try:
+            ids, offsets = self.encoder.tokenizer.encode_with_offsets(text, special, parse_special=parse_special)
+        except (ValueError, TypeError) as error:
+            raise refused(text, error) from error
+        self.seconds += time.perf_counter() - started
+        self.calls += 1
+        self._check(ids)
+        return ids, offsets
+
+    def runs(self, pieces: Sequence[Piece]) -> list[I32 | list[tuple[str, bool]]]:
+        """Ready ids, and the stretches of ``(text, cuttable)`` that are encoded together."""
+        runs: list[I32 | list[tuple[str, bool]]] = []
+        for content, trusted in pieces:
+            if len(content) == 0:
+                continue
+            atoms: Atoms = (content,)
+            if trusted and isinstance(content, str):
+                atoms = self.encoder.atoms(self, content)
+            for atom in atoms:
+                if not isinstance(atom, str):
+                    runs.append(atom)
+                elif runs and isinstance(runs[-1], list):
+                    runs[-1].append((atom, not trusted))
+                else:
+                    runs.append([(atom, not trusted)])
+        return runs
+
+    def encode_pieces(self, pieces: Sequence[Piece]) -> I32:
+        """``int32[n]`` by the rule at the top of this module."""
+        parts = []
+        for run in self.runs(pieces):
+            if not isinstance(run, list):
+                parts.append(run)
+                continue
+            text = run[0][0] if len(run) == 1 else "".join(text for text, _ in run)
+            mine = any(cuttable for _, cuttable in run)
+            parts.append(self.encode(text) if mine else self.encoder.fixed(self, text))
+        return parts[0] if len(parts) == 1 else np.concatenate([EMPTY, *parts])
+
+    def encode_cuttable(self, pieces: Sequence[Piece]) -> tuple[I32, Mask]:
+        """The same ids, and which of them stand for untrusted text alone (these may be truncated)."""
+        given = {id(content) for content, trusted in pieces if not trusted and not isinstance(content, str)}
+        ids: list[I32] = [EMPTY]
+        masks: list[Mask] = [np.zeros(0, dtype=np.bool_)]
+        for run in self.runs(pieces):
+            if not isinstance(run, list):
+                ids.append(run)
+                masks.append(np.full(len(run), id(run) in given))
+                continue
+            found, offsets = self.encode_with_offsets("".join(text for text, _ in run))
+            ends = offsets[:, 1]
+            # Offsets may leave white space out that belongs to a token: take all since the token before.
+            starts = np.minimum(offsets[:, 0], np.concatenate([EMPTY, [0], ends[:-1]])[: len(ends)])
+            trusted = np.concatenate([np.full(len(text), not cuttable) for text, cuttable in run])
+            before = np.concatenate([[0], np.cumsum(trusted)])
+            ids.append(found)
+            masks.append(before[ends] == before[starts])
+        return np.concatenate(ids), np.concatenate(masks)
+
+    def specials(self) -> tuple[I32, I32]:
+        """What the tokenizer puts before and after a text (BOS, EOS); either may be empty."""
+        bare = self.encode("a").tolist()
+        full = self.encode("a", special=True)
+        for start in range(len(full) - len(bare) + 1):
+            if full[start : start + len(bare)].tolist() == bare:
+                return full[:start], full[start + len(bare) :]
+        return EMPTY, EMPTY
+
+    def _check(self, ids: I32) -> None:
+        encoder = self.encoder
+        if encoder.tokenizer_ids > encoder.vocab_rows and len(ids) and int(ids.max()) >= encoder.vocab_rows:
+            raise InvalidRequest(
+                f"the tokenizer gives id {int(ids.max())} for this text and the model has {encoder.vocab_rows} rows: "
+                "tokenizer and model do not belong together"
+            )
+
+    def close(self) -> float:
+        """Report to the encoder; returns the milliseconds spent."""
+        if self.calls:
+            self.encoder.count(self.calls)
+            self.calls = 0
+        return self.seconds * 1e3
+
+
+EMPTY: I32 = np.zeros(0, dtype=np.int32)
+
+
+def refused(text: str, error: Exception) -> InvalidRequest:
+    return InvalidRequest(f"the tokenizer refuses {shown(text)}: {shown(str(error))}")
+
+
+def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:
+    """Ids given by the caller, as a copy ``int32[n]``.
+
+    ==================================================  =============================================
+    Python ints, numpy integer arrays and scalars       taken
+    ids up to the smaller of tokenizer and logit rows    taken
+    ids of rows that no token has (padding of the rows)  refused: the model never saw them
+    ids of tokens that no row has                        refused
+    negative, 2**31, 2**63                               refused
+    bool, float (also 5.0), str, None, nested            refused
+    ==================================================  =============================================
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        raise InvalidRequest(f"{shown(value)} is one number; give a list of token ids", field=field)
+    if len(value) > most:
+        raise RequestTooLarge(
+            f"{len(value)} token ids; the limit is {most} (EngineConfig.max_prompt_chars), whatever is cut",
+            field=field,
+        )
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or not np.issubdtype(value.dtype, np.integer):
+            raise InvalidRequest(
+                f"an array of shape {value.shape} and dtype {value.dtype}; token ids are one-dimensional integers",
+                field=field,
+            )
+        array = value.astype(np.int64)
+    else:
+        kinds = set(map(type, value))
+        if not kinds <= {int} and (
+            wrong := [kind for kind in kinds if not issubclass(kind, np.integer | int) or kind is bool]
+        ):
+            at = next(i for i, item in enumerate(value) if type(item) in wrong)
+            raise InvalidRequest(f"{shown(value[at])} is not a token id (an integer)", field=f"{field}[{at}]")
+        try:
+            array = np.array(value, dtype=np.int64)
+        except OverflowError:
+            array = np.array([min(max(int(item), -1), 1 << 62) for item in value], dtype=np.int64)
+    if len(array) and array.view(np.uint64).max() >= encoder.id_limit:  # negative ones are huge
+        at = int(np.flatnonzero((array < 0) | (array >= encoder.id_limit))[0])
+        raise InvalidRequest(
+            f"{shown(int(value[at]))} is not a token id: the tokenizer knows ids below {encoder.tokenizer_ids}, the "
+            f"model has {encoder.vocab_rows} rows; give 0 to {encoder.id_limit - 1}",
+            field=f"{field}[{at}]",
+        )
+    return array.astype(np.int32)

@@ -1,0 +1,136 @@
+"""``prelude demo``: the main job on real input, in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prelude import __version__
+from prelude.errors import PreludeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from prelude.engine import AsyncEngine
+    from prelude.results import Answers
+
+
+_PROMPT = "The library is open"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="prelude", description="Decisions and chat on one set of weights, in-process."
+    )
+    parser.add_argument("--version", action="version", version=f"prelude {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="decide, embed and complete on real input, and say what it took")
+    demo.add_argument("--model", default=None, help="a model directory or a hub name; the packaged model by default")
+    demo.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    demo.add_argument("--deterministic", action="store_true", help="bits that do not depend on the batch")
+    chosen = parser.parse_args(arguments)
+    try:
+        return asyncio.run(_demo(chosen))
+    except PreludeError as error:
+        print(f"prelude: {error}", file=sys.stderr)
+        return 2
+
+
+async def _demo(chosen: argparse.Namespace) -> int:
+    try:
+        from rich.console import Console
+    except ImportError:
+        print("prelude: the demo needs the engine extra: pip install 'prelude-engine[engine]'", file=sys.stderr)
+        return 2
+    from prelude import AsyncEngine, EngineConfig, SamplingParams
+    from prelude.default_model import path as default_path
+
+    console = Console()
+    script = json.loads((default_path() / "demo.json").read_text(encoding="utf-8"))
+    began = time.perf_counter()
+    config = EngineConfig(deterministic=chosen.deterministic)
+    async with AsyncEngine.from_pretrained(chosen.model, dtype=chosen.dtype, config=config) as engine:
+        loaded = time.perf_counter()
+        decisions = await _decisions(engine, script)
+        decided = time.perf_counter()
+        vectors = [await engine.embed(text, pooling="last") for text in script["texts"][:4]]
+        completion = await engine.complete(_PROMPT, SamplingParams(max_tokens=32, temperature=0))
+        _show_decisions(console, script, decisions)
+        _show_rest(console, script, vectors, completion)
+        _show_account(
+            console, engine, str(chosen.model or Path(default_path()).name), loaded - began, decided - loaded
+        )
+    return 0
+
+
+def _questions(script: dict[str, Any]) -> list[Any]:
+    from prelude import Choice, YesNo
+
+    questions: list[Any] = []
+    for question in script["questions"]:
+        yes_no = [label.lower() for label in question["labels"]] == ["yes", "no"]
+        questions.append(YesNo(question["question"]) if yes_no else Choice(question["question"], question["labels"]))
+    return questions
+
+
+async def _decisions(engine: AsyncEngine, script: dict[str, Any]) -> list[Answers]:
+    """Every text under the shared rubric, all at once: the rubric is computed once."""
+    from prelude import Decide
+
+    questions = _questions(script)
+    states = [script["state"].format(rubric=script["rubric"], text=text) for text in script["texts"]]
+    return await engine.run_many([Decide(state, questions) for state in states])
+
+
+def _show_decisions(console: Console, script: dict[str, Any], decisions: list[Answers]) -> None:
+    from rich.table import Table
+
+    asked = " / ".join(question["question"] for question in script["questions"])
+    table = Table(title=f"{asked}  (one rubric, {len(decisions)} texts)", title_justify="left", expand=True)
+    table.add_column("text", ratio=1, no_wrap=True)
+    for question in script["questions"]:
+        longest = max(map(len, question["labels"]))
+        table.add_column(question["key"].replace("_", " "), no_wrap=True, min_width=longest)
+        table.add_column("p", justify="right", no_wrap=True, min_width=5)
+    for text, answers in zip(script["texts"], decisions):
+        cells = [text]
+        for answer in answers:
+            cells += [answer.label, f"{answer.probabilities[answer.label]:.3f}"]
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _show_rest(console: Console, script: dict[str, Any], vectors: list[Any], completion: Any) -> None:
+    near = " ".join(f"{float(vectors[0] @ other):+.2f}" for other in vectors[1:])
+    console.print(f"\n[bold]Embeddings[/]  {len(vectors[0])} dimensions; cosine of text 1 with texts 2 to 4: {near}")
+    console.print(f"[bold]Completion[/]  {_PROMPT!r} -> {completion.text!r} ({completion.finish_reason})\n")
+
+
+def _show_account(console: Console, engine: AsyncEngine, model: str, load_s: float, decide_s: float) -> None:
+    from rich.table import Table
+
+    stats = engine.stats()
+    computed = stats["prefill_tokens"] + stats["decode_tokens"]
+    folded, cached = stats["folded_tokens"], stats["prefix_hit_tokens"]
+    table = Table(title="What happened", title_justify="left", show_header=False)
+    rows = {
+        "model": model,
+        "requests": ", ".join(f"{count} {name}" for name, count in stats["requests"].items()),
+        "steps": ", ".join(f"{count} {name}" for name, count in stats["steps"].items()),
+        "tokens computed": f"{computed}",
+        "tokens reused": f"{folded + cached} ({folded} shared within a step, {cached} from the prefix cache)",
+        "milliseconds": f"{load_s * 1e3:.0f} loading, {decide_s * 1e3:.0f} for the decisions, "
+        f"{stats['forward_seconds'] * 1e3:.0f} in the model altogether",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""EngineConfig: every limit in one frozen value, checked for consistency when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from prelude.errors import ConfigError
+from prelude.tasks import CacheMode, strict_keywords
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits and switches. Tokens unless said otherwise; ``None`` means "from the model".
+
+    ``max_length``            longest sequence, prompt and output together
+    ``max_step_tokens``       tokens one step computes at most (all classes together)
+    ``max_step_requests``     requests one step admits at most
+    ``max_running``           Decode requests that hold a row at the same time
+    ``chunk_tokens``          most tokens of one Decode prompt a step prefills beside running rows
+    ``logits_bytes``          temporary memory for vocabulary-wide rows in one step
+    ``kv_blocks``             blocks of the KV pool; by default as many as ``kv_bytes`` hold
+    ``kv_bytes``              size of the KV pool when ``kv_blocks`` is not given
+    ``prefix_cache``, ``fold``  switches for reuse across steps and within one
+    ``deterministic``         the bits of a row do not depend on its company
+    ``max_prompt_chars``      refused before tokenising; ``None``: 16 characters per token of ``max_length``
+    ``prepare_threads``       threads for tokenising long prompts off the caller's loop
+    """
+
+    max_length: int | None = None
+    max_step_tokens: int | None = None
+    max_step_requests: int = 512
+    max_running: int = 64
+    chunk_tokens: int = 512
+    logits_bytes: int = 256 << 20
+    block_size: int = 16
+    kv_blocks: int | None = None
+    kv_bytes: int = 256 << 20
+    prefix_cache: bool = True
+    fold: bool = True
+    default_cache: CacheMode = "auto"
+    deterministic: bool = False
+    max_queued_requests: int = 1 << 20
+    max_queued_tokens: int = 1 << 31
+    max_prompt_chars: int | None = None
+    max_questions: int = 4096
+    max_labels: int = 4096
+    max_top: int = 256
+    prepare_threads: int = 2
+    unhealthy_after: int = 8  # failed steps in a row
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("prefix_cache", "fold", "deterministic"):
+                if not isinstance(value, bool):
+                    raise ConfigError(f"{field.name} must be True or False, got {value!r}")
+            elif field.name == "default_cache":
+                if value not in ("auto", "always", "never"):
+                    raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
+            elif value is not None:
+                _positive(field.name, value, least=0 if field.name == "kv_blocks" else 1)
+
+    # What the limits come to for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
+
+    def resolved_length(self, max_positions: int) -> int:
+        """The longest sequence, prompt and output together."""
+        if self.max_length is None:
+            return max_positions
+        if self.max_length > max_positions:
+            raise ConfigError(
+                f"max_length={self.max_length} is above the model's {max_positions} positions; lower it"
+            )
+        return self.max_length
+
+    def resolved_step(self, max_positions: int) -> int:
+        """Tokens of one step: the longest prompt fits beside a full set of running rows."""
+        longest = self.resolved_length(max_positions)
+        if self.max_step_tokens is None:
+            return max(8192, longest + self.max_running)
+        if self.max_step_tokens < longest + self.max_running:
+            raise ConfigError(
+                f"max_step_tokens={self.max_step_tokens} is below max_length + max_running = {longest} + "
+                f"{self.max_running}: a OneShot prompt is one step, beside the running rows; raise it or lower those"
+            )
+        return self.max_step_tokens
+
+    def oneshot_tokens(self, max_positions: int) -> int:
+        """The most tokens a OneShot request may bring: what a step leaves beside a full set of running rows."""
+        return self.resolved_step(max_positions) - self.max_running
+
+
+def _positive(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        kind = "not a finite number" if isinstance(value, float) and not math.isfinite(value) else "not an integer"
+        raise ConfigError(f"{name}={value!r} is {kind}; it must be an integer of at least {least}")
+    if not least <= value < 1 << 62:
+        raise ConfigError(f"{name}={value} is out of range; it must be an integer of at least {least}")

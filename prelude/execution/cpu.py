@@ -1,0 +1,229 @@
+"""The CPU executor: the reference that every other executor is held to.
+
+One forward for all three variants: prompt segments and decode rows are one row of tokens, linear layers run over
+all of them, attention follows a plan made once a step, and only rows that are read meet the last layer's MLP, the
+final norm and the LM head.
+
+``submit`` runs the step in the calling thread; ``wait`` hands out what it left.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prelude.batch import (
+    I32,
+    DecodeBatch,
+    ForwardBatch,
+    MixedBatch,
+    OneShotBatch,
+    Output,
+    Readout,
+    StepResult,
+)
+from prelude.errors import EngineClosed
+from prelude.execution.attention import AttentionPlan, CascadePlan
+from prelude.execution.attention_fixed import FixedPlan
+from prelude.execution.bits import check_attention, rows_needed
+from prelude.execution.executor import ExecutorLimits
+from prelude.execution.layout import I64, StepTokens
+from prelude.execution.readouts import HiddenRows, read
+from prelude.models.config import ModelConfig
+from prelude.models.decoder import Decoder
+from prelude.models.ops import Bits
+from prelude.models.weights import DecoderWeights, WeightSource, load_weights
+
+_LOGITS_BYTES = 64 << 20
+"""What one chunk of logits may take where the caller does not say."""
+_TOKEN_CHUNK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The handle of a step, which has run by the time the caller holds it."""
+
+    result: StepResult | None
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """K and V of all blocks, [layers, 2, slots, kv_heads, head_dim]."""
+
+    tensor: Tensor
+
+    @classmethod
+    def empty(cls, config: ModelConfig, slots: int, dtype: torch.dtype) -> KvPool:
+        return cls(torch.zeros(config.num_layers, 2, slots, config.num_kv_heads, config.head_dim, dtype=dtype))
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.tensor[index, 0], self.tensor[index, 1]
+
+
+def resolve_dtype(dtype: str | torch.dtype, config: ModelConfig) -> torch.dtype:
+    """``auto`` is float32: exact to 1e-5, and weights that were saved in bfloat16 lose nothing in it."""
+    if dtype == "auto":
+        return torch.float32
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    resolved = named.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved is None or resolved not in named.values():
+        raise ValueError(f"dtype is {dtype!r}; on a CPU it may be auto, float32 or bfloat16")
+    return resolved
+
+
+class CpuExecutor:
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: WeightSource,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: str | torch.dtype = "auto",
+        deterministic: bool = False,
+        logits_chunk_rows: int | None = None,
+    ) -> None:
+        self.config = config
+        self.block_size = block_size
+        self.dtype = resolve_dtype(dtype, config)
+        self.deterministic = deterministic
+        self.weights: DecoderWeights = load_weights(checkpoint, config, self.dtype)
+        self.decoder = Decoder(config, self.weights, _TOKEN_CHUNK)
+        if deterministic:
+            check_attention(config.num_heads, config.num_kv_heads, config.head_dim)
+            with torch.inference_mode():
+                self.decoder.use(Bits(fixed=True, min_rows=rows_needed(self.decoder.linears())))
+        self.pool = KvPool.empty(config, num_blocks * block_size, self.dtype)
+        default_rows = max(16, min(256, _LOGITS_BYTES // (4 * config.vocab_size)))
+        self._chunk_rows = default_rows if logits_chunk_rows is None else max(1, logits_chunk_rows)
+        self._num_blocks = num_blocks
+        self._closed = False
+
+    def limits(self) -> ExecutorLimits:
+        config, score = self.config, self.weights.score
+        return ExecutorLimits(
+            vocab_size=config.vocab_size,
+            max_positions=config.max_positions,
+            hidden_size=config.hidden_size,
+            num_labels=0 if score is None else score.weight.shape[0],
+            block_size=self.block_size,
+            num_blocks=self._num_blocks,
+            kv_bytes_per_token=config.kv_bytes_per_token(self.dtype.itemsize),
+            logits_chunk_rows=self._chunk_rows,
+            weight_bytes=self.weights.nbytes,
+            device="cpu",
+            dtype=str(self.dtype).removeprefix("torch."),
+            lm_head=self.weights.lm_head is not None,
+        )
+
+    def submit(self, batch: ForwardBatch) -> Finished:
+        readouts = _readouts(batch)
+        if self._closed:
+            raise EngineClosed("the executor is closed")
+        try:
+            with torch.inference_mode():
+                return Finished(self._run(batch, readouts), None)
+        except Exception as error:  # the step's own failure, whatever it is, belongs to whoever waits for it
+            return Finished(None, error)
+
+    def wait(self, handle: Finished) -> StepResult:
+        if handle.error is not None:
+            raise handle.error
+        if handle.result is None:
+            raise TypeError("this handle did not come from submit")
+        return handle.result
+
+    def close(self) -> None:
+        """Refuse further steps and let go of the pool."""
+        self._closed = True
+        self.pool = KvPool.empty(self.config, 0, self.dtype)
+
+    def _run(self, batch: ForwardBatch, readouts: list[tuple[Readout, int]]) -> StepResult:
+        began = time.perf_counter()
+        step = StepTokens.of(batch)
+        rows = _read_rows(readouts, step.num_tokens)
+        hidden = self._forward(step, rows)
+        reading = HiddenRows(self.decoder, hidden, rows, self._chunk_rows)
+        outputs, bad_rows = list[Output](), list[I32]()
+        for readout, first in readouts:
+            reading.first = first
+            output, bad = read(readout, reading)
+            outputs.append(output)
+            bad_rows.append(bad)
+        peak = self._peak_bytes(step, len(hidden), reading.lm_head_rows)
+        return StepResult(
+            tuple(outputs),
+            tuple(bad_rows),
+            seconds=time.perf_counter() - began,
+            lm_head_rows=reading.lm_head_rows,
+            attended_tokens=step.attended(),
+            peak_bytes=sum(peak.values()),
+            extra={name: float(value) for name, value in peak.items()},
+        )
+
+    def _forward(self, step: StepTokens, rows: I64 | None) -> Tensor:
+        plan = self._plan(step, None)
+        last_plan = plan if rows is None else self._plan(step, rows)
+        written = None if step.written is None else torch.from_numpy(step.written)
+        slots = torch.from_numpy(step.slots)
+        last = self.config.num_layers - 1
+
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            pool_k, pool_v = self.pool.layer(layer)
+            if len(slots):
+                pool_k.index_copy_(0, slots, k if written is None else k.index_select(0, written))
+                pool_v.index_copy_(0, slots, v if written is None else v.index_select(0, written))
+            return (last_plan if layer == last else plan).run(q, k, v, pool_k, pool_v)
+
+        highest = int(step.positions.max(initial=-1))
+        ids, positions = torch.from_numpy(step.token_ids), torch.from_numpy(step.positions)
+        return self.decoder.forward(
+            ids, positions, highest, attention, None if rows is None else torch.from_numpy(rows)
+        )
+
+    def _plan(self, step: StepTokens, rows: I64 | None) -> AttentionPlan:
+        if self.deterministic:
+            return FixedPlan(step, self.block_size, rows)
+        return CascadePlan(step, self.block_size, self.dtype, rows)
+
+    def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
+        """Bytes that lived at once, from the shapes: torch does not count them on a CPU."""
+        config, size = self.config, self.dtype.itemsize
+        tokens, chunk = step.num_tokens, min(step.num_tokens, _TOKEN_CHUNK)
+        heads = config.num_heads + 2 * config.num_kv_heads
+        per_token = (
+            config.hidden_size * 4 + heads * config.head_dim * size + config.num_heads * config.head_dim * size
+        )
+        wide = 2 * config.intermediate_size * size + config.hidden_size * size
+        return {
+            "activation_bytes": tokens * per_token + chunk * wide,
+            "hidden_bytes": read * config.hidden_size * 4,
+            "logits_bytes": min(lm_head_rows, self._chunk_rows) * config.vocab_size * 8,
+        }
+
+
+def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:
+    """The batch's readouts, each with the token its rows count from."""
+    if isinstance(batch, OneShotBatch):
+        return [(batch.readout, 0)]
+    if isinstance(batch, DecodeBatch):
+        return [(batch.readout, 0)]
+    if isinstance(batch, MixedBatch):
+        readouts: list[tuple[Readout, int]] = [(readout, 0) for readout in batch.readouts]
+        if batch.decode_readout is not None:
+            readouts.append((batch.decode_readout, batch.slices.num_tokens))
+        return readouts
+    raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {type(batch).__name__}")
+
+
+def _read_rows(readouts: list[tuple[Readout, int]], tokens: int) -> I64 | None:
+    """The tokens that are read, sorted; None where that is all of them."""
+    wanted = np.zeros(tokens, np.bool_)
+    for readout, first in readouts:
+        wanted[readout.rows + first] = True
+    return None if wanted.all() else np.flatnonzero(wanted)

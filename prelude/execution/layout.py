@@ -1,0 +1,133 @@
+"""Where the tokens of a batch stand: which keys each of them may read. Plain numpy, once per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from prelude.batch import I32, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The segments of a batch's prompt slices, as trees.
+
+    ``base[s]`` tokens of s's own sequence precede it: the context in the pool and its ancestors.
+    ``below[s]``, for segments with children, are the token ranges of all its descendants, joined where they touch.
+    """
+
+    slices: PromptSlices
+    starts: list[int]
+    parents: list[int]
+    base: I64
+    roots: I64
+    below: dict[int, list[tuple[int, int]]]
+
+    @classmethod
+    def of(cls, slices: PromptSlices) -> Forest:
+        count = slices.num_segments
+        starts, parents = slices.starts.tolist(), slices.parents.tolist()
+        base, roots = slices.context_lens.astype(np.int64), np.arange(count, dtype=np.int64)
+        below: dict[int, list[tuple[int, int]]] = {}
+        if count and max(parents) >= 0:
+            for s, parent in enumerate(parents):
+                if parent >= s:
+                    raise ValueError(f"segment {s} has parent {parent}; parents come before children")
+                if parent >= 0:
+                    base[s] = base[parent] + starts[parent + 1] - starts[parent]
+                    roots[s] = roots[parent]
+            for s in range(count - 1, -1, -1):
+                if parents[s] >= 0:
+                    own = [(starts[s], starts[s + 1]), *below.get(s, ())]
+                    below.setdefault(parents[s], []).extend(own)
+            below = {s: _joined(ranges) for s, ranges in below.items()}
+        return cls(slices, starts, parents, base, roots, below)
+
+    def blocks(self, root: int) -> npt.NDArray[np.int32]:
+        """Pool blocks of a root's context."""
+        indptr = self.slices.context_indptr
+        return self.slices.context_blocks[indptr[root] : indptr[root + 1]]
+
+    def pairs(self) -> int:
+        """(query, key) pairs of one head."""
+        lengths = np.diff(self.slices.starts).astype(np.int64)
+        return int((lengths * self.base + lengths * (lengths + 1) // 2).sum())
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if start == stop:
+            continue
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """All tokens of a batch in one row: prompt slices first, decode rows behind them."""
+
+    token_ids: I64
+    positions: I64
+    forest: Forest | None
+    decode: DecodeRows | None
+    written: I64 | None  # tokens whose K and V go to the pool; None for all of them
+    slots: I64  # where, one per written token
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return 0 if self.forest is None else self.forest.slices.num_tokens
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> StepTokens:
+        slices = None if not isinstance(batch, (OneShotBatch, MixedBatch)) else batch.slices
+        decode: DecodeRows | None = None
+        if not isinstance(batch, OneShotBatch):
+            decode = batch.decode if isinstance(batch, MixedBatch) else batch.rows
+        ids, positions, slots = list[I32](), list[I32](), list[I32]()
+        if slices is not None:
+            ids.append(slices.token_ids)
+            positions.append(slices.positions)
+            unwritten = np.full(slices.num_tokens, -1, np.int32)
+            slots.append(unwritten if slices.write_slots is None else slices.write_slots)
+        if decode is not None:
+            ids.append(decode.token_ids)
+            positions.append(decode.positions)
+            slots.append(decode.write_slots)
+        all_slots = np.concatenate(slots).astype(np.int64)
+        written = np.flatnonzero(all_slots >= 0)
+        return cls(
+            np.concatenate(ids).astype(np.int64),
+            np.concatenate(positions).astype(np.int64),
+            None if slices is None or not slices.num_segments else Forest.of(slices),
+            None if decode is None or not decode.num_rows else decode,
+            None if len(written) == len(all_slots) else written,
+            all_slots[written],
+        )
+
+    def attended(self) -> int:
+        """Key positions read by all tokens, each counted for every token that reads it."""
+        pairs = 0 if self.forest is None else self.forest.pairs()
+        if self.decode is not None:
+            pairs += int(self.decode.context_lens.sum(dtype=np.int64)) + self.decode.num_rows
+        return pairs
+
+
+def pool_rows(blocks: npt.NDArray[np.int32], length: int, block_size: int) -> I64:
+    """Pool rows of the first ``length`` tokens of a block table."""
+    if length > len(blocks) * block_size:
+        raise ValueError(f"{length} tokens do not lie in {len(blocks)} blocks of {block_size}")
+    rows = blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)
+    flat: I64 = rows.reshape(-1)[:length]
+    return flat

@@ -1,0 +1,149 @@
+"""From a model directory to a running engine: config, weights, tokenizer, templates, pool, budgets.
+
+This is where torch is imported first.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prelude.config import EngineConfig
+from prelude.core import EngineCore
+from prelude.errors import ConfigError, InsufficientMemory, ModelError, UnsupportedModel
+from prelude.execution.executor import Executor, ExecutorLimits
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.planner import Budgets
+
+if TYPE_CHECKING:
+    from prelude.admission.preparer import Preparer
+    from prelude.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    core: EngineCore
+    preparer: Preparer
+    path: Path
+    seconds: float
+
+
+def load(model: str | Path | None, *, device: str, dtype: str, config: EngineConfig) -> Parts:
+    """Raises ``ModelError`` or ``ConfigError``; allocates nothing large before everything has been checked."""
+    began = time.perf_counter()
+    path = model_path(model)
+    _check_choice("device", device, ("auto", "cpu", "cuda"))
+    _check_choice("dtype", dtype, ("auto", "float32", "bfloat16"))
+    if device == "cuda":
+        raise UnsupportedModel("device='cuda': the CUDA executor is not part of this version; use device='cpu'")
+    from prelude.models.config import ModelConfig
+
+    model_config = ModelConfig.from_dir(path)
+    step_tokens = config.resolved_step(model_config.max_positions)
+    executor = _cpu_executor(path, model_config, config, dtype)
+    limits = executor.limits()
+    preparer = _preparer(path, model_config, limits, config)
+    pool = KvPool(limits.num_blocks, limits.block_size, prefix_cache=config.prefix_cache)
+    budgets = Budgets(
+        step_tokens=step_tokens,
+        step_requests=config.max_step_requests,
+        running=config.max_running,
+        chunk_tokens=config.chunk_tokens,
+        logits_bytes=config.logits_bytes,
+        vocab_size=limits.vocab_size,
+        logits_chunk_rows=limits.logits_chunk_rows,
+        fold=config.fold,
+    )
+    core = EngineCore(
+        executor,
+        pool,
+        budgets,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        unhealthy_after=config.unhealthy_after,
+    )
+    return Parts(core, preparer, path, time.perf_counter() - began)
+
+
+def model_path(model: str | Path | None) -> Path:
+    """A local directory as it is, a hub name through the hub's cache, ``None`` the model in the package."""
+    if model is None:
+        from prelude import default_model
+
+        return default_model.path()
+    from prelude.models.hub import resolve
+
+    return resolve(model)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
+
+
+def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            "torch is not installed: the engine needs the extra, pip install 'prelude-engine[engine]'"
+        ) from error
+    from prelude.execution.cpu import CpuExecutor, resolve_dtype
+    from prelude.models.checkpoint import Checkpoint
+    from prelude.models.memory import available_memory
+
+    with Checkpoint.open(path, model) as checkpoint:
+        chosen = resolve_dtype(dtype, model)
+        checkpoint.require_memory(chosen)
+        per_block = model.kv_bytes_per_token(chosen.itemsize) * config.block_size
+        blocks = config.kv_blocks if config.kv_blocks is not None else max(1, config.kv_bytes // per_block)
+        available = available_memory()
+        needed = checkpoint.nbytes(chosen) + blocks * per_block
+        if available is not None and needed > available:
+            raise InsufficientMemory(
+                f"weights and {blocks} KV blocks need {needed} bytes, {available} are available; lower kv_bytes or "
+                "kv_blocks",
+                needed=needed,
+                available=available,
+            )
+        executor = CpuExecutor(
+            model,
+            checkpoint,
+            num_blocks=blocks,
+            block_size=config.block_size,
+            dtype=chosen,
+            deterministic=config.deterministic,
+        )
+        checkpoint.check_unchanged()
+        return executor
+
+
+def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig) -> Preparer:
+    from prelude.admission.chat import chat_renderer
+    from prelude.admission.preparer import Preparer
+    from prelude.admission.template import DecisionTemplate
+    from prelude.models.pooling import read_pooling
+    from prelude.tokenizer import Tokenizer
+
+    tokenizer_file = path / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise ModelError(f"{path}: there is no tokenizer.json; save the model's fast tokenizer there")
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    model.check_vocabulary(tokenizer.get_vocab_size(with_added_tokens=True) - 1)
+    template_file = path / "decision_template.json"
+    pooling = read_pooling(path)
+    return Preparer(
+        tokenizer,
+        limits,
+        config,
+        eos_ids=model.eos_token_ids,
+        bos_id=model.bos_token_id,
+        labels=model.labels,
+        default_pooling=pooling.mode,
+        normalize_default=pooling.normalize,
+        template=DecisionTemplate.from_file(template_file) if template_file.exists() else None,
+        chat=chat_renderer(tokenizer),
+        decision_chat=chat_renderer(tokenizer, enable_thinking=False),
+    )

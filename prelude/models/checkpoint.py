@@ -1,0 +1,289 @@
+"""The weights of a model directory, held against what its config implies.
+
+``Checkpoint.open`` maps the files and checks names, shapes and types; ``load`` copies the weights
+out in the type they will be used in, after asking whether there is memory for them. After that the
+directory may be deleted or overwritten: nothing of it is in use any more. Overwritten *while* being
+loaded, it is an error.
+
+Names: transformers writes ``model.layers.…`` for a model with its head and ``layers.…`` for a body
+that was saved alone. Here a weight always has the name with ``model.``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from prelude.errors import CheckpointError, UnsupportedModel, shown
+from prelude.models.config import ModelConfig, expected_tensors
+from prelude.models.files import check_directory
+from prelude.models.memory import available_memory, require_memory
+from prelude.models.safetensors_file import SafetensorsFile, TensorInfo
+from prelude.models.shards import WeightFiles, find_weight_files
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+Head = Literal["own", "tied", "none"]
+FLOATS = ("F32", "BF16", "F16", "F64")
+EMBEDDINGS, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEADS = (LM_HEAD, "score.weight")  # beside the body, whatever the body's names begin with
+_IGNORED_ENDINGS = (".rotary_emb.inv_freq",)  # a buffer that old versions saved; it is computed from the config
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Place:
+    file: SafetensorsFile
+    name: str
+
+    @property
+    def info(self) -> TensorInfo:
+        return self.file.tensors[self.name]
+
+
+class Checkpoint:
+    """The open, checked weights; a context manager."""
+
+    def __init__(self, directory: Path, config: ModelConfig, places: dict[str, _Place], head: Head) -> None:
+        self.directory = directory
+        self.config = config
+        self.head: Head = head
+        """``own``: ``lm_head.weight`` is there. ``tied``: use the embeddings. ``none``: no logits."""
+        self._places = places
+        self._files = list({id(place.file): place.file for place in places.values()}.values())
+
+    @classmethod
+    def open(cls, path: str | Path, config: ModelConfig, *, scan: bool = False) -> Checkpoint:
+        """Map and check the weights in the directory ``path``; ``scan`` also reads them all for NaN and Inf."""
+        directory = check_directory(path)
+        files = _open_files(find_weight_files(directory))
+        try:
+            places = _places(directory, files)
+            head = _reconcile(directory, config, places)
+            checkpoint = cls(directory, config, places, head)
+            if scan:
+                checkpoint.scan()
+            return checkpoint
+        except BaseException:
+            for file in files.values():
+                file.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def names(self) -> list[str]:
+        """The weights in the order of ``expected_tensors``, all of them with ``model.`` or the head."""
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._place(name).info.shape
+
+    def nbytes(self, dtype: torch.dtype | None = None) -> int:
+        """Bytes of all weights in ``dtype``, or as they are stored."""
+        infos = (place.info for place in self._places.values())
+        if dtype is None:
+            return sum(info.nbytes for info in infos)
+        return sum(math.prod(info.shape) for info in infos) * dtype.itemsize
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The weight as it is stored: a view of the file, valid while the file is not truncated."""
+        place = self._place(name)
+        return place.file.tensor(place.name)
+
+    def load(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
+        """Copies of all weights in ``dtype``; nothing of the files is needed afterwards."""
+        self.require_memory(dtype, device)
+        weights: dict[str, torch.Tensor] = {}
+        for name in self._places:
+            weights[name] = self.tensor(name).to(device=device, dtype=dtype, copy=True)
+        self.check_unchanged()
+        return weights
+
+    def check_unchanged(self) -> None:
+        """For who copies weights out of ``tensor``: raise if a file was written to since it was opened."""
+        for file in self._files:
+            if file.changed():
+                raise CheckpointError(f"{file.path}: changed while it was being loaded; load it again")
+
+    def require_memory(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> None:
+        """Raise ``InsufficientMemory`` unless the weights in ``dtype`` fit on ``device``."""
+        import torch
+
+        target = torch.device(device)
+        if target.type == "cpu":
+            available = available_memory()
+        elif target.type == "cuda":
+            available = torch.cuda.mem_get_info(target)[0]
+        else:
+            return
+        require_memory(self.nbytes(dtype), f"{self.directory}: loading the weights on {target}", available)
+
+    def scan(self) -> None:
+        """Read every weight; raise if one holds a NaN or an infinity."""
+        for name, place in self._places.items():
+            bad = sum(int((~part.isfinite()).sum()) for part in _chunks(self.tensor(name)))
+            if bad:
+                total = math.prod(place.info.shape)
+                raise CheckpointError(
+                    f"{place.file.path}: tensor {name}: {bad:,} of {total:,} values are NaN or infinite"
+                )
+
+    def close(self) -> None:
+        """Let go of the files; views that are still in use stay valid."""
+        for file in self._files:
+            file.close()
+
+    def _place(self, name: str) -> _Place:
+        place = self._places.get(name)
+        if place is None:
+            raise CheckpointError(f"{self.directory}: no weight {shown(name)}")
+        return place
+
+
+def _open_files(found: WeightFiles) -> dict[str, SafetensorsFile]:
+    """By file name. With an index, each file holds exactly what the index says."""
+    files: dict[str, SafetensorsFile] = {}
+    try:
+        for name, path in found.paths.items():
+            files[name] = SafetensorsFile(path)
+        if found.assigned is not None:
+            _check_assignment(found.assigned, files)
+    except BaseException:
+        for file in files.values():
+            file.close()
+        raise
+    return files
+
+
+def _check_assignment(assigned: dict[str, str], files: dict[str, SafetensorsFile]) -> None:
+    for tensor, name in assigned.items():
+        if tensor not in files[name]:
+            others = [other for other, file in files.items() if tensor in file]
+            hint = f"it lies in {others[0]}" if others else "no other shard has it"
+            raise CheckpointError(f"{files[name].path}: tensor {shown(tensor)} is missing; {hint}")
+    for name, file in files.items():
+        for tensor in file:
+            owner = assigned.get(tensor)
+            if owner != name:
+                said = f"puts it in {shown(owner)}" if owner else "does not list it"
+                raise CheckpointError(f"{file.path}: holds tensor {shown(tensor)}, but the index {said}")
+
+
+def _places(directory: Path, files: dict[str, SafetensorsFile]) -> dict[str, _Place]:
+    """Every tensor of the files under its normal name."""
+    places: dict[str, _Place] = {}
+    for file in files.values():
+        for name in file:
+            normal = name if name.startswith("model.") or name in HEADS else f"model.{name}"
+            if normal.endswith(_IGNORED_ENDINGS):
+                continue
+            if normal in places:
+                raise CheckpointError(
+                    f"{directory}: tensor {shown(normal)} is there twice, as {shown(places[normal].name)} "
+                    f"in {places[normal].file.path.name} and as {shown(name)} in {file.path.name}"
+                )
+            places[normal] = _Place(file, name)
+    return places
+
+
+def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:
+    """Check names, shapes and types; leave in ``places`` what the model uses, in the expected order."""
+    expected = expected_tensors(config)
+    head = _decide_head(directory, config, places)
+    if head == "own":
+        expected[LM_HEAD] = (config.vocab_size, config.hidden_size)
+    else:
+        expected.pop(LM_HEAD, None)
+        places.pop(LM_HEAD, None)
+    if missing := [name for name in expected if name not in places]:
+        raise CheckpointError(f"{directory}: {_several(missing)} missing, though config.json implies it")
+    if extra := [name for name in places if name not in expected]:
+        raise CheckpointError(
+            f"{directory}: {_several(extra)} not part of a {config.architecture} with this config.json"
+        )
+    for name, shape in expected.items():
+        _check_tensor(name, places[name], shape)
+    ordered = {name: places[name] for name in expected}
+    places.clear()
+    places.update(ordered)
+    return head
+
+
+def _check_tensor(name: str, place: _Place, shape: tuple[int, ...]) -> None:
+    info = place.info
+    if info.shape != shape:
+        raise CheckpointError(
+            f"{place.file.path}: tensor {name} has shape {list(info.shape)}, config.json implies {list(shape)}"
+        )
+    if info.dtype not in FLOATS:
+        raise UnsupportedModel(
+            f"{place.file.path}: unsupported: tensor {name} is stored as {info.dtype}; supported: {', '.join(FLOATS)}"
+        )
+
+
+def _decide_head(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:
+    """Where logits come from, out of the class, ``tie_word_embeddings`` and what the files hold."""
+    if not config.lm_head:
+        return "none"
+    own, embeddings = places.get(LM_HEAD), places.get(EMBEDDINGS)
+    if config.tie_word_embeddings:
+        if own is None or embeddings is None or _same_values(own, embeddings):
+            return "tied"
+        log.warning(
+            "%s: tie_word_embeddings is true, but lm_head.weight differs from the embeddings; lm_head.weight is used",
+            directory,
+        )
+        return "own"
+    if own is not None:
+        return "own"
+    if embeddings is not None and embeddings.name == EMBEDDINGS:
+        raise CheckpointError(
+            f"{directory}: lm_head.weight is missing and tie_word_embeddings is false; "
+            "if the head is the embeddings, set tie_word_embeddings to true in config.json"
+        )
+    log.warning("%s: the body alone was saved, without lm_head.weight: there will be no logits", directory)
+    return "none"
+
+
+def _same_values(one: _Place, other: _Place) -> bool:
+    if one.info.shape != other.info.shape:
+        return False
+    if one.info.dtype not in FLOATS or other.info.dtype not in FLOATS:
+        return False
+    left, right = (_chunks(place.file.tensor(place.name)) for place in (one, other))
+    return all(bool((a == b).all()) for a, b in zip(left, right))
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """``tensor`` as flat pieces, so that temporaries stay small."""
+    flat = tensor.reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        yield flat[start : start + _CHUNK]
+
+
+def _several(names: list[str]) -> str:
+    first = ", ".join(shown(name) for name in names[:3])
+    return f"tensor {first} is" if len(names) == 1 else f"{len(names):,} tensors ({first}, …) are"
+
+
+__all__ = ["Checkpoint", "Head", "expected_tensors"]

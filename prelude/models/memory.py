@@ -1,0 +1,86 @@
+"""How much memory this process may still take, asked before weights are copied.
+
+A process that asks for too much is not told: it is killed. So the need is compared with what the
+machine has left and with every control group above us, and the refusal says both numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from prelude.errors import InsufficientMemory
+
+_UNLIMITED = 1 << 60  # version 1 writes "no limit" as a huge number
+
+
+def available_memory(root: str | Path = "/") -> int | None:
+    """Bytes that can be allocated without reclaiming anybody's memory; None where nothing says."""
+    base = Path(root)
+    found = [value for value in (_machine(base), *_control_groups(base)) if value is not None]
+    return max(0, min(found)) if found else None
+
+
+def require_memory(needed: int, what: str, available: int | None) -> None:
+    """Raise :class:`InsufficientMemory` unless ``needed`` bytes fit into ``available``."""
+    if available is not None and needed > available:
+        raise InsufficientMemory(
+            f"{what} needs {needed:,} bytes ({needed / 2**30:.2f} GiB), "
+            f"{available:,} bytes ({available / 2**30:.2f} GiB) are available: "
+            "free memory, choose a smaller dtype or a smaller model",
+            needed=needed,
+            available=available,
+        )
+
+
+def _machine(base: Path) -> int | None:
+    for line in _text(base / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _control_groups(base: Path) -> list[int]:
+    """What each control group from ours up to the root leaves; page cache that can be dropped is free."""
+    left: list[int] = []
+    for line in _text(base / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            mount, limit, usage = base / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            mount, limit, usage = base / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        # Inside a container the path may be the host's, and its own group is what is mounted.
+        for depth in range(len(parts), -1, -1):
+            group = mount.joinpath(*parts[:depth])
+            most, used = _number(group / limit), _number(group / usage)
+            if most is not None and used is not None and most < _UNLIMITED:
+                left.append(most - used + _reclaimable(group))
+    return left
+
+
+def _reclaimable(group: Path) -> int:
+    names = ("inactive_file", "active_file")
+    total = 0
+    for line in _text(group / "memory.stat").splitlines():
+        key, _, value = line.partition(" ")
+        if key in names and value.strip().isdigit():
+            total += int(value)
+    return total
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,158 @@
+"""Rotary position embeddings as a config describes them: base, scaling, inverse frequencies.
+
+transformers 4 writes ``rope_theta`` and ``rope_scaling``; transformers 5 writes one object
+``rope_parameters``. Both are read, and files that say both must say the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from prelude.errors import ModelError, UnsupportedModel, shown
+from prelude.models.fields import Fields
+
+if TYPE_CHECKING:
+    import torch
+
+RopeKind = Literal["linear", "llama3", "yarn"]
+MAX_POSITIONS = 1 << 24
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """A change to the plain inverse frequencies; the fields that its ``kind`` does not use keep their defaults."""
+
+    kind: RopeKind
+    factor: float
+    original_max_positions: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+def parse_rope(fields: Fields, max_positions: int) -> tuple[float, RopeScaling | None]:
+    """``(theta, scaling)`` out of a config of either spelling."""
+    rope = Fields(_merged(fields), f"{fields.where}: rope parameters", fields.defaults)
+    theta = rope.number("rope_theta", 1.0, 1e15)
+    if rope.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+        raise UnsupportedModel(f"{fields.where}: partial_rotary_factor other than 1 is not supported")
+    kind = rope.text("rope_type", "default")
+    if kind == "default":
+        return theta, None
+    if kind not in ("linear", "llama3", "yarn"):
+        raise UnsupportedModel(
+            f"{fields.where}: unsupported: rope_type {shown(kind)}; supported are default, linear, llama3 and yarn"
+        )
+    return theta, _scaling(rope, kind, max_positions)
+
+
+def _merged(fields: Fields) -> dict[str, Any]:
+    """The one rope object that the two spellings describe together."""
+    merged: dict[str, Any] = {}
+    sources: list[dict[str, Any]] = []
+    for key in ("rope_parameters", "rope_scaling"):
+        value = fields.get(key, None)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise fields.wrong(key, "an object is needed")
+        if any(isinstance(item, dict) for item in value.values()):
+            raise UnsupportedModel(f"{fields.where}: unsupported: {key} with one entry per layer type")
+        source = dict(value)
+        old = source.pop("type", None)  # the spelling before rope_type
+        if old is not None and source.setdefault("rope_type", old) != old:
+            raise ModelError(
+                f"{fields.where}: {key} says type {shown(old)} and rope_type {shown(source['rope_type'])}"
+            )
+        sources.append(source)
+    top = ("rope_theta", "partial_rotary_factor")
+    sources.append({key: fields.values[key] for key in top if fields.values.get(key) is not None})
+    for source in sources:
+        for key, value in source.items():
+            if merged.setdefault(key, value) != value and value == value:
+                raise ModelError(
+                    f"{fields.where}: {key} is given twice, as {shown(merged[key])} and as {shown(value)}"
+                )
+    return merged
+
+
+def _scaling(rope: Fields, kind: str, max_positions: int) -> RopeScaling:
+    factor = rope.number("factor", 0.0, 1e6)
+    if factor < 1.0:
+        raise rope.wrong("factor", "it must be at least 1")
+    if kind == "linear":
+        return RopeScaling("linear", factor, max_positions)
+    original = rope.integer("original_max_position_embeddings", 1, MAX_POSITIONS, max_positions)
+    if kind == "llama3":
+        low = rope.number("low_freq_factor", 0.0, 1e6)
+        high = rope.number("high_freq_factor", 0.0, 1e6)
+        if high <= low:
+            raise rope.wrong("high_freq_factor", f"it must be above low_freq_factor = {low:g}")
+        return RopeScaling("llama3", factor, original, low, high)
+    fast, slow = (rope.number(key, 0.0, 1e6, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    if fast < slow:
+        raise rope.wrong("beta_fast", f"it must be at least beta_slow = {slow:g}")
+    return RopeScaling(
+        "yarn",
+        factor,
+        original,
+        attention_factor=_yarn_attention(rope, factor),
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=rope.boolean("truncate", True),
+    )
+
+
+def _yarn_attention(rope: Fields, factor: float) -> float:
+    """What cosine and sine are multiplied with; the paper's rule where the file does not say."""
+    if rope.get("attention_factor", None) is not None:
+        return rope.number("attention_factor", 0.0, 1e3)
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    if rope.get("mscale", None) and rope.get("mscale_all_dim", None):
+        return scale(rope.number("mscale", 0.0, 1e3)) / scale(rope.number("mscale_all_dim", 0.0, 1e3))
+    return scale(1.0)
+
+
+def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[torch.Tensor, float]:
+    """``(frequencies[head_dim / 2] in float32, factor on cosine and sine)``.
+
+    Computed with the float32 operations of the reference implementation, in its order: angles at far
+    positions amplify the last bit.
+    """
+    import torch
+
+    powers = theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim)
+    plain = 1.0 / powers
+    if scaling is None:
+        return plain, 1.0
+    if scaling.kind == "linear":
+        return plain / scaling.factor, 1.0
+    original = scaling.original_max_positions
+    if scaling.kind == "llama3":
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        wavelengths = 2 * math.pi / plain
+        stretched = torch.where(wavelengths > original / low, plain / scaling.factor, plain)
+        smooth = (original / wavelengths - low) / (high - low)
+        blended = (1 - smooth) * stretched / scaling.factor + smooth * stretched
+        between = ~(wavelengths < original / high) & ~(wavelengths > original / low)
+        return torch.where(between, blended, stretched), 1.0
+    first, last = (
+        head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    ramp = torch.arange(head_dim // 2, dtype=torch.float32) - first
+    ramp = torch.clamp(ramp / (last - first if first != last else 0.001), 0, 1)
+    keep = 1 - ramp
+    interpolated = 1.0 / (scaling.factor * powers)
+    return interpolated * (1 - keep) + plain * keep, scaling.attention_factor

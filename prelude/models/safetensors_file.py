@@ -1,0 +1,273 @@
+"""A ``.safetensors`` file: its header checked to the letter, its tensors as views of a mapping.
+
+    8 bytes   N, little endian
+    N bytes   {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, …}
+    the rest  the data, which the offsets cover without hole or overlap
+
+The file is untrusted. No number of the header is used before it was compared with the size that
+``fstat`` gave, all arithmetic is in Python's integers, which cannot wrap, and a header that two
+parsers could read differently (a key given twice) is refused. The parser is ours so that a refusal
+can name the tensor and its value.
+
+Views and lifetime: the mapping is private and read through numpy, which keeps it alive for as long
+as a tensor looks at it; ``close`` only lets go of it. A file that is *truncated* while views of it
+are in use ends the process with a bus error, as any mapping would; so weights are copied out when a
+model is loaded, and ``changed`` tells whether it stayed what it was until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from prelude.errors import CheckpointError, shown
+from prelude.models.files import open_regular
+from prelude.models.strict_json import parse
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_HEADER_BYTES = 100_000_000
+"""As in the reference implementation."""
+MAX_TENSORS = 100_000
+MAX_DIMENSIONS = 32
+MAX_ELEMENTS = 1 << 60
+
+# dtype name: (bytes of one element, name in torch)
+DTYPES: dict[str, tuple[int, str]] = {
+    "BOOL": (1, "bool"),
+    "U8": (1, "uint8"),
+    "I8": (1, "int8"),
+    "F8_E4M3": (1, "float8_e4m3fn"),
+    "F8_E5M2": (1, "float8_e5m2"),
+    "I16": (2, "int16"),
+    "U16": (2, "uint16"),
+    "F16": (2, "float16"),
+    "BF16": (2, "bfloat16"),
+    "I32": (4, "int32"),
+    "U32": (4, "uint32"),
+    "F32": (4, "float32"),
+    "I64": (8, "int64"),
+    "U64": (8, "uint64"),
+    "F64": (8, "float64"),
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies: ``begin`` and ``end`` count from the start of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+
+class SafetensorsFile:
+    """One open, validated file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file = os.fdopen(open_regular(self.path, CheckpointError), "rb", buffering=0)
+        try:
+            status = os.fstat(self._file.fileno())
+            self._written = _written(status)
+            header = _read_header(self._file, status.st_size, self.path)
+            self.data_start = 8 + len(header)
+            self.tensors, self.metadata = _parse_header(header, status.st_size - self.data_start, self.path)
+            self._mapping: mmap.mmap | None = _map(self._file.fileno(), status.st_size)
+        except (OSError, ValueError) as failure:
+            self._file.close()
+            if isinstance(failure, CheckpointError):
+                raise
+            raise CheckpointError(f"{self.path}: cannot be read: {failure}") from failure
+        self._bytes: torch.Tensor | None = None
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A view of the file; a copy only where the data is not aligned to its element size."""
+        import torch
+
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{self.path}: no tensor {shown(name)}")
+        size, torch_name = DTYPES[info.dtype]
+        begin = self.data_start + info.begin
+        flat = self._all_bytes()[begin : begin + info.nbytes]
+        if begin % size:
+            flat = flat.clone()
+        view: torch.Tensor = flat.view(getattr(torch, torch_name)).view(info.shape)
+        return view
+
+    def changed(self) -> bool:
+        """Whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
+        return self._file.closed or _written(os.fstat(self._file.fileno())) != self._written
+
+    def close(self) -> None:
+        """Let go of the mapping; tensors that are still in use keep it alive."""
+        self._bytes = None
+        self._file.close()
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            with contextlib.suppress(BufferError):
+                mapping.close()
+
+    def _all_bytes(self) -> torch.Tensor:
+        if self._bytes is None:
+            import numpy as np
+            import torch
+
+            if self._mapping is None:
+                raise CheckpointError(f"{self.path}: already closed")
+            # Not torch.frombuffer: it would not stop the mapping from being closed under its tensors.
+            self._bytes = torch.from_numpy(np.frombuffer(self._mapping, dtype=np.uint8))
+        return self._bytes
+
+
+def _written(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    """Copy on write, so that torch may take it as writable, though nothing ever writes to it."""
+    if sys.platform == "win32":
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+    # Nothing is written, so nothing need be reserved: a file larger than memory can be mapped.
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _read_header(file: FileIO, size: int, path: Path) -> bytes:
+    if size < 8:
+        raise CheckpointError(f"{path}: {size} bytes, too short for a safetensors file")
+    length = int.from_bytes(_read(file, 8, path), "little")
+    if not 2 <= length <= MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{path}: the header claims {length:,} bytes, the limits are 2 and {MAX_HEADER_BYTES:,}; "
+            "is this a safetensors file?"
+        )
+    if length > size - 8:
+        raise CheckpointError(
+            f"{path}: the header claims {length:,} bytes, the file has {size - 8:,} after the length: "
+            "truncated, or not a safetensors file"
+        )
+    return _read(file, length, path)
+
+
+def _read(file: FileIO, count: int, path: Path) -> bytes:
+    parts: list[bytes] = []
+    while count:
+        part = file.read(count)
+        if not part:
+            raise CheckpointError(f"{path}: became shorter while it was read")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _parse_header(header: bytes, data_bytes: int, path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    if header[:1] != b"{":
+        raise CheckpointError(f"{path}: the header is not a JSON object")
+    _check_count(header.count(b'"data_offsets"'), path)  # before parsing: too many are refused cheaply
+    parsed = parse(header, f"{path}: header", CheckpointError, naturals=True)
+    metadata = parsed.pop("__metadata__", {})
+    _check_count(len(parsed), path)
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ must be an object of strings")
+    tensors = {name: _tensor_info(name, entry, data_bytes, path) for name, entry in parsed.items()}
+    _check_coverage(tensors, data_bytes, path)
+    return tensors, metadata
+
+
+def _check_count(tensors: int, path: Path) -> None:
+    if tensors > MAX_TENSORS:
+        raise CheckpointError(f"{path}: the header lists {tensors:,} tensors, the limit is {MAX_TENSORS:,}")
+
+
+def _tensor_info(name: str, entry: Any, data_bytes: int, path: Path) -> TensorInfo:
+    where = f"{path}: tensor {shown(name)}"
+    if not _encodable(name):
+        raise CheckpointError(f"{where}: the name is not valid Unicode")
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{where}: an object of dtype, shape and data_offsets is needed, got {shown(entry)}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise CheckpointError(f"{where}: unknown dtype {shown(dtype)}; known: {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+        seen = f"{len(shape):,} dimensions" if isinstance(shape, list) else shown(shape)
+        raise CheckpointError(f"{where}: shape is {seen}, a list of at most {MAX_DIMENSIONS} sizes is needed")
+    extent = 1  # as torch counts strides: a zero-size dimension must not hide an overflow beside it
+    elements = 1
+    for size in shape:
+        if type(size) is not int:
+            raise CheckpointError(f"{where}: shape {shown(shape)} holds {shown(size)}, sizes are natural numbers")
+        extent *= max(size, 1)
+        elements *= size
+    if extent > MAX_ELEMENTS:
+        raise CheckpointError(f"{where}: shape {shown(shape)} overflows, the limit is {MAX_ELEMENTS:,} elements")
+    if not isinstance(offsets, list) or len(offsets) != 2 or any(type(offset) is not int for offset in offsets):
+        raise CheckpointError(f"{where}: data_offsets is {shown(offsets)}, two natural numbers are needed")
+    begin, end = offsets
+    if not begin <= end <= data_bytes:
+        raise CheckpointError(
+            f"{where}: data_offsets [{begin}, {end}] do not lie in order within the {data_bytes:,} bytes of data: "
+            "malformed, or the file is truncated"
+        )
+    needed = elements * DTYPES[dtype][0]
+    if end - begin != needed:
+        raise CheckpointError(
+            f"{where}: data_offsets [{begin}, {end}] span {end - begin:,} bytes, "
+            f"shape {shown(shape)} in {dtype} takes {needed:,}"
+        )
+    return TensorInfo(dtype, tuple(shape), begin, end)
+
+
+def _check_coverage(tensors: dict[str, TensorInfo], data_bytes: int, path: Path) -> None:
+    """The tensors lie end to end and fill the file. Tensors of no bytes may share an offset."""
+    reached = 0
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if info.begin != reached:
+            what = "overlaps the tensor before it" if info.begin < reached else "leaves a hole before it"
+            raise CheckpointError(
+                f"{path}: tensor {shown(name)} {what}: it begins at {info.begin:,}, "
+                f"the data before it ends at {reached:,}"
+            )
+        reached = info.end
+    if reached != data_bytes:
+        raise CheckpointError(f"{path}: {data_bytes - reached:,} bytes after the last tensor belong to none")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

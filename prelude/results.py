@@ -1,0 +1,172 @@
+"""What comes back: one public type per task, each with the counters of its request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """What one request took. Times are wall milliseconds.
+
+    ``computed_tokens`` are tokens that went through the layers for this request, ``cached_tokens`` were read from
+    the prefix cache; a state shared by N questions is counted once.
+    """
+
+    execution_class: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    deferred_ticks: int = 0
+    chunks: int = 0
+    preemptions: int = 0
+    queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    tokenize_ms: float = 0.0
+    detok_ms: float = 0.0
+    finish_reason: str | None = None
+    truncated_tokens: int = 0
+    estimated_jct: float = 0.0
+    batch_size_seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question's answer. ``probabilities`` are over the labels and sum to 1; ``logprobs`` are the joint
+    logprobs of each label's tokens, before ``length_norm``; ``mass`` is the probability the model gave to all the
+    labels together (1: it would have said nothing else; near 0: the question did not fit the model)."""
+
+    label: str
+    index: int
+    labels: tuple[str, ...]
+    probabilities: Mapping[str, float]
+    logprobs: Mapping[str, float]
+    mass: float
+    probability: float  # of yes for YesNo, of the chosen label otherwise
+    expected: float | None = None  # mean level, for Score
+
+
+class Answers(tuple[Answer, ...]):
+    """The answers in the order of the questions, with ``.stats``."""
+
+    stats: RequestStats
+
+    def __new__(cls, answers: Iterable[Answer], stats: RequestStats) -> Answers:
+        self = super().__new__(cls, answers)
+        self.stats = stats
+        return self
+
+
+class Embedding(npt.NDArray[np.float32]):
+    """A float32 vector ``[dimensions]`` with ``.stats``; an array in every other respect."""
+
+    stats: RequestStats | None
+
+    @classmethod
+    def of(cls, vector: F32, stats: RequestStats) -> Embedding:
+        self = np.ascontiguousarray(vector, dtype=np.float32).view(cls)
+        self.stats = stats
+        return self
+
+    def __array_finalize__(self, obj: Any) -> None:
+        self.stats = getattr(obj, "stats", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    logits: F32  # [num_labels], raw
+    scores: F32  # [num_labels], after the activation
+    labels: tuple[str, ...]
+    label: str
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class LoglikelihoodResult:
+    total: float
+    token_logprobs: F64  # [n]
+    token_ids: I32  # [n]
+    is_greedy: bool  # every continuation token is the argmax
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One prompt token. The first token of a prompt has nothing before it: its numbers are ``None``."""
+
+    token_id: int
+    logprob: float | None
+    rank: int | None  # 1 = the argmax
+    top: tuple[tuple[int, float], ...]
+    offsets: tuple[int, int] | None  # code points of the given text; None for prompts given as ids
+
+
+class PromptLogprobsResult(tuple[TokenLogprob, ...]):
+    stats: RequestStats
+
+    def __new__(cls, tokens: Iterable[TokenLogprob], stats: RequestStats) -> PromptLogprobsResult:
+        self = super().__new__(cls, tokens)
+        self.stats = stats
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLogprob:
+    """One output token under the model's own distribution, and the best tokens of that distribution, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """``finish_reason``: "stop" (an end-of-sequence token, a stop id or a stop string), "length" (``max_tokens`` or
+    the context). ``token_ids`` are the tokens drawn, those of a stop string with them; ``text`` is cut before it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stats: RequestStats
+    prompt_logprobs: PromptLogprobsResult | None = None
+    logprobs: tuple[SampledLogprob, ...] | None = None  # one per token
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Text that has become certain since the chunk before, and the tokens drawn meanwhile.
+
+    ``text`` begins ``offset`` code points into the whole text. Text may lag behind the tokens (an open character, a
+    stop string that may yet complete), so a chunk's tokens need not spell its text; all chunks' tokens and all
+    chunks' text are those of the ``Completion``. The last chunk has ``finish_reason`` and ``stats``, and no other.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    offset: int
+    logprobs: tuple[SampledLogprob, ...] | None = None
+    finish_reason: str | None = None
+    stats: RequestStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would run: the final text, the ids, the rows that are read and what they are read for."""
+
+    text: str
+    token_ids: I32  # flattened tree
+    segments: tuple[tuple[int, int, int], ...]  # (start, end, parent) into token_ids
+    rows: I32
+    readout: str
+    labels: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...] = ()  # per question: (label, its token ids)
+    execution_class: str = ""
+    truncated_tokens: int = 0

@@ -1,0 +1,231 @@
+"""Queues + one trie walk a request + Ledger -> Plan.
+
+Order of a step: running rows first (one token each, growing block by block, the youngest preempted when the
+pool is full); then, whichever arrived first, prompt chunks of Decode requests and one group of OneShot
+requests. OneShot rows can neither preempt nor be preempted: they take what is left, or wait holding nothing.
+
+A Decode row that finishes its prompt in a step decodes from the next one on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prelude.scheduling.folding import FoldFinder
+from prelude.scheduling.lease import KvPool, Lease
+from prelude.scheduling.ledger import Ledger, Need, logits_bytes
+from prelude.scheduling.plan import Fold, OneShotRow, Plan, PrefillRow
+from prelude.scheduling.queues import Queues
+from prelude.scheduling.request import Request, State
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """The step limits planning works with, resolved from EngineConfig and the executor's limits."""
+
+    step_tokens: int
+    step_requests: int
+    running: int
+    chunk_tokens: int
+    logits_bytes: int
+    vocab_size: int
+    logits_chunk_rows: int
+    fold: bool = True
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.step_tokens, self.step_requests, self.logits_bytes)
+
+
+def plan_step(queues: Queues, pool: KvPool, budgets: Budgets) -> Plan:
+    ledger = budgets.ledger()
+    decode, preempted = _plan_decode(queues, pool, ledger)
+    prefill: list[PrefillRow] = []
+    oneshot: tuple[tuple[OneShotRow, ...], FoldFinder | None] = ((), None)
+    if _oneshot_first(queues):
+        oneshot = _plan_oneshot(queues, pool, budgets, ledger)
+        prefill = _plan_prefill(queues, pool, budgets, ledger, beside_rows=bool(decode))
+    else:
+        prefill = _plan_prefill(queues, pool, budgets, ledger, beside_rows=bool(decode))
+        oneshot = _plan_oneshot(queues, pool, budgets, ledger)
+    rows, finder = oneshot
+    folds = finder.folds() if finder else ()
+    rows = _plan_publishing(rows, folds, pool)
+    return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted))
+
+
+def _oneshot_first(queues: Queues) -> bool:
+    if not queues.oneshot:
+        return False
+    prefilling = [r.arrived for r in queues.running if r.state is State.PREFILL]
+    prefilling.extend(r.arrived for r in list(queues.decode)[:1])
+    return not prefilling or queues.oneshot[0].arrived <= min(prefilling)
+
+
+# ------------------------------------------------------------------ decode rows
+
+
+def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger) -> tuple[list[Request], list[Request]]:
+    """Running rows, oldest first. A row that cannot grow preempts the youngest running request, itself last."""
+    planned: list[Request] = []
+    preempted: list[Request] = []
+    for request in list(queues.running):
+        if request.state is not State.DECODE:
+            continue
+        lease = _lease(request)
+        while not _grow_to(pool, lease, request.num_known):
+            victim = queues.running[-1]
+            preempt(victim, queues, pool)
+            preempted.append(victim)
+            if victim is request:
+                break
+            if victim in planned:
+                planned.remove(victim)
+                ledger.give_back(Need(1))
+        else:
+            if ledger.take(Need(1)):
+                request.staged_len = request.num_known
+                planned.append(request)
+    return planned, preempted
+
+
+def _grow_to(pool: KvPool, lease: Lease, tokens: int) -> bool:
+    return pool.grow(lease, -(-tokens // pool.block_size) - lease.num_blocks)
+
+
+def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
+    """Recompute later: blocks go back (what the trie knows stays there), the sampled tokens are kept."""
+    pool.release(_lease(request))
+    request.lease = None
+    request.cached_len = request.staged_len = 0
+    request.stats.preemptions += 1
+    request.move(State.WAITING)
+    queues.requeue(request)
+
+
+# ------------------------------------------------------------------ prompts of Decode requests
+
+
+def _plan_prefill(
+    queues: Queues, pool: KvPool, budgets: Budgets, ledger: Ledger, *, beside_rows: bool
+) -> list[PrefillRow]:
+    """Chunks in order of arrival. Beside running rows a step prefills ``chunk_tokens`` at most, so that the rows'
+    next token is never far away."""
+    rows: list[PrefillRow] = []
+    left = min(ledger.tokens, budgets.chunk_tokens) if beside_rows else ledger.tokens
+    for request in [r for r in queues.running if r.state is State.PREFILL]:
+        left = _chunk(request, pool, ledger, left, rows)
+    while left > 0 and queues.decode and len(queues.running) < budgets.running:
+        request = queues.decode[0]
+        lease = pool.attach(
+            request.known[: request.num_known],
+            request.prepared.salt,
+            0 if request.prepared.cache == "never" else request.num_known - 1,
+            growable=True,
+        )
+        request.lease = lease
+        cached = len(lease.shared) * pool.block_size
+        before = len(rows)
+        request.cached_len = request.staged_len = cached
+        left = _chunk(request, pool, ledger, left, rows)
+        if len(rows) == before:
+            pool.release(lease)
+            request.lease = None
+            request.cached_len = request.staged_len = 0
+            break
+        if not request.output:
+            request.stats.cached_tokens = cached
+        request.move(State.PREFILL)
+        queues.start(request)
+    return rows
+
+
+def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list[PrefillRow]) -> int:
+    count = min(left, request.num_known - request.cached_len)
+    if count <= 0 or not ledger.fits(Need(count)):
+        return left
+    if not _grow_to(pool, _lease(request), request.cached_len + count):
+        return left
+    ledger.take(Need(count))
+    request.staged_len = request.cached_len + count
+    rows.append(PrefillRow(request, request.cached_len, count))
+    return left - count
+
+
+# ------------------------------------------------------------------ OneShot rows
+
+
+def _plan_oneshot(
+    queues: Queues, pool: KvPool, budgets: Budgets, ledger: Ledger
+) -> tuple[tuple[OneShotRow, ...], FoldFinder | None]:
+    """One group: the requests that may share a batch with the oldest one, in order of arrival, until one of them
+    does not fit. Each is matched first, and charged with what the cache does not have."""
+    if not queues.oneshot:
+        return (), None
+    finder = FoldFinder(pool.block_size) if budgets.fold else None
+    key = queues.oneshot[0].key
+    rows: list[OneShotRow] = []
+    for request in list(queues.oneshot):
+        if request.key != key:
+            continue
+        row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows))
+        if row is None:
+            break
+        rows.append(row)
+    queues.take_oneshot([row.request for row in rows])
+    return tuple(rows), finder
+
+
+def _admit_oneshot(
+    request: Request, pool: KvPool, budgets: Budgets, ledger: Ledger, finder: FoldFinder | None, index: int
+) -> OneShotRow | None:
+    prepared = request.prepared
+    tree = prepared.tree
+    trunk = tree.trunk_tokens
+    unread = trunk if request.first_read is None else min(trunk, request.first_read)
+    lease = pool.attach(
+        tree.token_ids[:trunk], prepared.salt, 0 if prepared.cache == "never" else unread, growable=False
+    )
+    skip = len(lease.shared) * pool.block_size
+    uncached = tree.num_tokens - skip
+    offer = finder.offer((prepared.salt, lease.node), tree.token_ids[skip:unread], uncached) if finder else None
+    need = Need(
+        offer.tokens if offer else uncached,
+        1,
+        logits_bytes(prepared, budgets.vocab_size, budgets.logits_chunk_rows),
+    )
+    if not ledger.take(need):
+        pool.release(lease)
+        return None
+    if offer and finder:
+        finder.accept(offer, index)
+    request.lease = lease
+    request.stats.cached_tokens = skip
+    request.move(State.PREFILL)
+    return OneShotRow(request, skip)
+
+
+def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple[Fold, ...], pool: KvPool) -> tuple[OneShotRow, ...]:
+    """Blocks for the prompts worth keeping. Folded rows publish their common part once, through the first member."""
+    if not pool.caching:
+        return rows
+    ends = {}
+    for fold in folds:
+        for place, member in enumerate(fold.members):
+            ends[member] = rows[member].skip + fold.tokens if place == 0 else 0
+    published = []
+    for index, row in enumerate(rows):
+        request = row.request
+        end = ends.get(index, request.prepared.tree.trunk_tokens)
+        blocks = end // pool.block_size - row.skip // pool.block_size
+        wanted = request.prepared.cache != "never" and blocks > 0
+        lease = _lease(request)
+        if wanted and pool.take_for_publishing(lease, blocks, evict_promoted=request.prepared.cache == "always"):
+            row = OneShotRow(request, row.skip, blocks)
+        published.append(row)
+    return tuple(published)
+
+
+def _lease(request: Request) -> Lease:
+    if request.lease is None:
+        raise RuntimeError("a planned request holds no lease")
+    return request.lease

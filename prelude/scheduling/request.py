@@ -1,0 +1,139 @@
+"""Request: the mutable state of an admitted task, from the queue to its outcome."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from prelude.admission.classes import ExecutionClass, classify
+from prelude.admission.prepared import Outcome, Prepared, first_read_token, readout_key
+from prelude.admission.sampling import Drawing, History
+from prelude.batch import I32, SampleOutput
+from prelude.results import RequestStats
+from prelude.scheduling.lease import Lease
+
+
+class State(str, Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+_LEGAL = {
+    State.WAITING: {State.PREFILL, State.FINISHED},
+    State.PREFILL: {State.DECODE, State.WAITING, State.FINISHED},
+    State.DECODE: {State.WAITING, State.FINISHED},
+    State.FINISHED: set(),
+}
+
+
+class Sink(Protocol):
+    """Where a request's tokens and its end go. Called by the holder of the baton; must not raise.
+
+    ``streams`` asks for ``token`` after every sampled token; it returns True to end the text there (a stop string,
+    say). ``deliver`` is called once, last.
+    """
+
+    streams: bool
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool: ...
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
+
+
+class Request:
+    """``known`` tokens are the prompt and what was sampled; ``cached_len`` of them have their KV in the pool.
+
+    ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, settling moves
+    ``cached_len`` up to it.
+    """
+
+    __slots__ = (
+        "arrived",
+        "cached_len",
+        "cancelled",
+        "execution_class",
+        "first_read",
+        "history",
+        "key",
+        "known",
+        "lease",
+        "num_known",
+        "output",
+        "planned",
+        "prepared",
+        "sink",
+        "staged_len",
+        "state",
+        "stats",
+    )
+
+    def __init__(self, prepared: Prepared, sink: Sink, execution_class: ExecutionClass | None = None) -> None:
+        self.prepared = prepared
+        self.sink = sink
+        self.execution_class = execution_class or classify(prepared)
+        self.state = State.WAITING
+        self.lease: Lease | None = None
+        self.cancelled = False
+        self.cached_len = 0
+        self.staged_len = 0
+        self.output: list[int] = []
+        self.history: History | None = None  # made when a step first needs it
+        self.arrived = time.perf_counter()
+        self.planned = 0.0
+        tree = prepared.tree
+        self.first_read = first_read_token(prepared.readout)
+        self.key = None if prepared.readout is None else readout_key(prepared.readout)
+        self.num_known = tree.num_tokens
+        self.known: I32 = tree.token_ids
+        if self.execution_class is ExecutionClass.DECODE:
+            self.known = np.empty(tree.num_tokens + prepared.max_new_tokens, dtype=np.int32)
+            self.known[: tree.num_tokens] = tree.token_ids
+        self.stats = RequestStats(
+            execution_class=self.execution_class.value,
+            prompt_tokens=tree.num_tokens,
+            truncated_tokens=prepared.truncated_tokens,
+            tokenize_ms=prepared.tokenize_ms,
+        )
+
+    # The names of the request's lengths in the field's textbooks.
+    @property
+    def device_len(self) -> int:
+        return self.num_known
+
+    @property
+    def max_device_len(self) -> int:
+        return self.prepared.tree.num_tokens + self.prepared.max_new_tokens
+
+    @property
+    def extend_len(self) -> int:
+        return self.num_known - self.cached_len
+
+    def append(self, token_id: int) -> None:
+        self.known[self.num_known] = token_id
+        self.num_known += 1
+        self.output.append(token_id)
+        if self.history is not None:
+            self.history.add(token_id)
+
+    def drawing(self, row: int) -> Drawing:
+        """This request as a row that is about to be sampled."""
+        sampling = self.prepared.sampling
+        if sampling is None:
+            raise RuntimeError("a Decode request has no sampling settings")
+        edits = sampling.edits
+        if self.history is None and edits is not None and edits.penalised:
+            self.history = History.of(edits, self.prepared.tree.token_ids)
+            for token_id in self.output:
+                self.history.add(token_id)
+        return Drawing(row, sampling, len(self.output), self.history)
+
+    def move(self, state: State) -> None:
+        """The one place where a request's state changes."""
+        if state not in _LEGAL[self.state]:
+            raise RuntimeError(f"illegal transition {self.state.value} -> {state.value}")
+        self.state = state

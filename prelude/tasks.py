@@ -1,0 +1,221 @@
+"""What a caller wants, as frozen values. Limits that depend on the model are checked at admission."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from prelude.errors import UnknownParameter
+
+Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
+Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
+CacheMode: TypeAlias = Literal["auto", "always", "never"]
+Truncation: TypeAlias = Literal["error", "head", "tail", "middle"]
+LengthNorm: TypeAlias = Literal["none", "token", "unconditional"]
+Pooling: TypeAlias = Literal["last", "cls", "mean"]
+Activation: TypeAlias = Literal["default", "none", "sigmoid", "softmax"]
+
+# Parameters that other libraries have and this one refuses by name, with what to do instead.
+NOT_OFFERED: Mapping[str, str] = {
+    "n": "submit the task n times with different seeds",
+    "best_of": "submit several seeds and compare their logprobs",
+    "beam_width": "beam search is not offered",
+    "bad_words": "use banned_token_ids, or logit_bias",
+    "use_beam_search": "beam search is not offered",
+    "length_penalty": "beam search is not offered",
+}
+
+C = TypeVar("C", bound=type)
+
+
+def strict_keywords(cls: C) -> C:
+    """A misspelt keyword of ``cls(...)`` raises ``UnknownParameter`` naming the nearest valid one."""
+    original: Callable[..., None] = vars(cls)["__init__"]
+    known = [name for name in inspect.signature(original).parameters if name != "self"]
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                raise UnknownParameter(unknown_keyword(cls.__name__, name, known), field=name)
+        original(self, *args, **kwargs)
+
+    __init__.__wrapped__ = original  # type: ignore[attr-defined]
+    __init__.__doc__ = original.__doc__
+    cls.__init__ = __init__  # type: ignore[misc]
+    return cls
+
+
+def unknown_keyword(owner: str, name: str, known: Sequence[str]) -> str:
+    if name in NOT_OFFERED:
+        return f"{owner} does not offer {name!r}: {NOT_OFFERED[name]}"
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{owner} has no parameter {name[:60]!r}{hint} It takes: {', '.join(known)}"
+
+
+# ------------------------------------------------------------------ questions
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of ``labels``? Labels may have any number of tokens and share prefixes."""
+
+    question: str
+    labels: Sequence[str]
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class YesNo:
+    """Yes or no? ``answer.probability`` is the probability of yes."""
+
+    question: str
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A level from 1 to ``levels`` (2 to 10); ``answer.expected`` is the mean level."""
+
+    question: str
+    levels: int = 5
+
+
+Question: TypeAlias = Choice | YesNo | Score
+
+# ------------------------------------------------------------------ tasks
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How ``Generate`` draws tokens, and where the text ends.
+
+    ``max_tokens`` counts output tokens; 0 and 1 need a single pass. ``temperature`` 0 is greedy (the smallest id
+    among ties). ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``repetition_penalty`` 1 and the other penalties at 0 are off.
+    ``seed=None`` takes a fresh one. What is done to the logits, in this order (formulas: ``execution/sampling.py``):
+
+        ``repetition_penalty`` (prompt and output), ``frequency_penalty`` and ``presence_penalty`` (output),
+        ``logit_bias`` {token id: added logit}, ``allowed_token_ids`` and ``banned_token_ids``,
+        ``temperature``, ``top_k``, ``top_p``, ``min_p``
+
+    The text ends with a token of the model's end-of-sequence set (unless ``ignore_eos``), with one of
+    ``stop_token_ids``, or where a ``stop`` string is complete, wherever the token boundaries fall: the first place
+    where one is, and the longest of those that end there. What stopped it is cut off, unless ``include_stop``. None
+    of these is looked for before ``min_tokens`` tokens, and the ids cannot be drawn before.
+
+    ``logprobs=k``: with each output token its logprob and the ``k`` best, under the model's own distribution (before
+    any of the settings above). ``prompt_logprobs=k`` is for ``max_tokens=0``: of the prompt, instead of text.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop: bool = False
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    banned_token_ids: Sequence[int] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Every question about one state, in one forward pass: the state is computed once.
+
+    ``length_norm``: "none" compares joint logprobs, "token" divides by the number of tokens, "unconditional"
+    subtracts the logprob of the label without the state.
+    """
+
+    state: Prompt
+    questions: Sequence[Question]
+    length_norm: LengthNorm = "none"
+    template: Any = None  # a DecisionTemplate; None takes the model's
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class Classify:
+    """Logits of the model's own classification head at the last token."""
+
+    prompt: Prompt
+    activation: Activation = "default"
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """One vector. ``pooling`` must be named where the model directory does not say it. ``dimensions`` cuts the
+    vector before it is normalised."""
+
+    prompt: Prompt
+    pooling: Pooling | None = None
+    dimensions: int | None = None
+    normalize: bool = True
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class Loglikelihood:
+    """How likely is ``continuation`` after ``context``? Tokenised apart: the boundary is a token boundary."""
+
+    context: Prompt
+    continuation: str | Sequence[int] | npt.NDArray[np.integer[Any]]
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprob, rank and ``top`` alternatives of every token of the prompt, or of its ``last`` ones."""
+
+    prompt: Prompt
+    top: int = 5
+    last: int | None = None
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Text after ``prompt``."""
+
+    prompt: Prompt
+    params: SamplingParams = SamplingParams()
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+Task: TypeAlias = Decide | Classify | Embed | Loglikelihood | PromptLogprobs | Generate

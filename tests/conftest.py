@@ -1,0 +1,59 @@
+"""Shared by all tests: where the optional reference files lie, and the record that ``coverage_map`` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / ".pytest_cache" / "prelude_shown.json"
+
+
+def shared_dir() -> Path | None:
+    """The folder of real tokenizers, texts and models that some tests use where it is present; it is not part of the
+    project. ``PRELUDE_SHARED`` names it, else it lies beside the checkout."""
+    candidates = [os.environ.get("PRELUDE_SHARED"), ROOT.parent / "shared", ROOT.parent.parent / "shared"]
+    for candidate in candidates:
+        if candidate and (Path(candidate) / "tokenizers").is_dir():
+            return Path(candidate)
+    return None
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    found = shared_dir()
+    if found is None:
+        pytest.skip("the folder of real reference files is not beside the checkout (set PRELUDE_SHARED)")
+    return found
+
+
+_shown: dict[str, dict[str, Any]] = {}
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    marks = [(mark.name, str(mark.args[0])) for mark in item.iter_markers() if mark.name in ("feature", "fault")]
+    if not marks:
+        return
+    entry = _shown.setdefault(item.nodeid, {"marks": marks, "passed": False, "failed": False})
+    if report.when == "call":
+        entry["passed"] = report.passed
+    if report.failed:
+        entry["failed"] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("collectonly", False):
+        return
+    try:
+        RECORD.parent.mkdir(exist_ok=True)
+        RECORD.write_text(json.dumps(_shown))
+    except OSError:  # a read-only checkout can still be tested
+        pass

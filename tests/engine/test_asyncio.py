@@ -1,0 +1,194 @@
+"""The asyncio engine: loops, threads, cancellation, bad rows, closing, and what it must not open."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prelude import AsyncEngine, Choice, Decide, Embed, EngineConfig, Generate, SamplingParams, YesNo
+from prelude.errors import EngineClosed, InvalidRequest, ModelError
+
+SMALL = EngineConfig(kv_bytes=1 << 22)
+STATE = "The harbour was quiet that morning; two boats lay at the quay."
+
+
+def open_engine(path: Path, config: EngineConfig = SMALL) -> AsyncEngine:
+    return AsyncEngine.from_pretrained(path, dtype="float32", config=config)
+
+
+def test_every_verb_in_a_service(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with open_engine(checkpoint) as engine:
+            answers = await engine.decide(STATE, [Choice("Where?", ["harbour", "city"]), YesNo("Is it polite?")])
+            assert answers[0].label in ("harbour", "city") and 0 <= answers[0].mass <= 1
+            vector = await engine.embed(STATE, pooling="mean", dimensions=8)
+            assert vector.dtype == np.float32 and vector.shape == (8,) and vector.stats.execution_class == "oneshot"
+            assert (await engine.loglikelihood(STATE, " Then")).total < 0
+            assert len(await engine.prompt_logprobs(STATE, top=2, last=3)) == 3
+            done = await engine.complete(STATE, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+            assert len(done.token_ids) == 5
+            assert engine.explain(Decide(STATE, [YesNo("?")])).text.startswith(STATE)
+            assert engine.stats()["requests"] == {"oneshot": 4, "decode": 1}
+            assert engine.health().ok
+        assert engine.health().closed
+        with pytest.raises(EngineClosed):
+            await engine.embed(STATE, pooling="last")
+
+    asyncio.run(main())
+
+
+def test_concurrent_tasks_share_steps_and_one_wake_up(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with open_engine(checkpoint) as engine:
+            alone = [np.asarray(await engine.embed(f"{i} {STATE}", pooling="last")) for i in range(20)]
+            loop = asyncio.get_running_loop()
+            wakes = 0
+            real = loop.call_soon_threadsafe
+
+            def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
+                nonlocal wakes
+                wakes += 1
+                return real(*args, **kwargs)
+
+            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+            before = sum(engine.stats()["steps"].values())
+            together = await engine.run_many([Embed(f"{i} {STATE}", pooling="last") for i in range(20)])
+            steps = sum(engine.stats()["steps"].values()) - before
+            assert steps == 1 and wakes == 1
+            for one, other in zip(alone, together):
+                assert np.asarray(other) == pytest.approx(one, abs=1e-5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.fault(15)
+def test_a_bad_row_fails_alone(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with open_engine(checkpoint) as engine:
+            tasks = [Embed(STATE, pooling="last"), Embed(None, pooling="last"), Embed(b"x", pooling="last")]  # type: ignore[arg-type]
+            good, *bad = await engine.run_many(tasks, return_exceptions=True)
+            assert good.shape == (64,)
+            assert all(isinstance(error, InvalidRequest) for error in bad)
+            with pytest.raises(InvalidRequest):
+                await engine.run_many(tasks)
+            assert engine.health().ok
+
+    asyncio.run(main())
+
+
+def test_cancelling_the_awaiting_task_gives_everything_back(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with open_engine(checkpoint) as engine:
+            params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+            tasks = [asyncio.create_task(engine.complete(f"{i} {STATE}", params)) for i in range(6)]
+            await asyncio.sleep(0.15)
+            for task in tasks[:5]:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert sum(isinstance(end, asyncio.CancelledError) for end in ends) == 5
+            assert len(ends[5].token_ids) == 300
+            await engine.embed("after", pooling="last")
+            core = engine.engine._core
+            assert core.stats.cancelled == 5 and core.pool.live_leases == 0 and core.queues.empty
+
+    asyncio.run(main())
+
+
+def test_two_loops_and_a_plain_thread_share_an_engine(checkpoint: Path) -> None:
+    engine = open_engine(checkpoint)
+    asyncio.run(engine.start())
+    want = np.asarray(engine.engine.embed(STATE, pooling="last"))
+    wrong: list[object] = []
+
+    def in_a_loop() -> None:
+        async def main() -> None:
+            vectors = await asyncio.gather(*(engine.embed(STATE, pooling="last") for _ in range(20)))
+            wrong.extend(v for v in vectors if np.abs(np.asarray(v) - want).max() > 1e-5)
+
+        asyncio.run(main())
+
+    def plain() -> None:
+        for _ in range(20):
+            vector = engine.engine.embed(STATE, pooling="last")
+            if np.abs(np.asarray(vector) - want).max() > 1e-5:
+                wrong.append(vector)
+
+    threads = [threading.Thread(target=work) for work in (in_a_loop, in_a_loop, plain)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+    asyncio.run(engine.aclose())
+    asyncio.run(engine.aclose())
+
+
+@pytest.mark.fault(5)
+def test_giant_prompts_do_not_hold_up_the_loop(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with open_engine(checkpoint) as engine:
+            await engine.embed("warm", pooling="last")
+            loop = asyncio.get_running_loop()
+            for size in (10 << 20, 100 << 20):
+                text = "a" * size
+                task = asyncio.create_task(engine.embed(text, pooling="last"))
+                longest = 0.0
+                while not task.done():
+                    began = loop.time()
+                    await asyncio.sleep(0.001)
+                    longest = max(longest, loop.time() - began)
+                with pytest.raises(InvalidRequest, match="characters"):
+                    await task
+                assert longest < 0.05
+
+    asyncio.run(main())
+
+
+@pytest.mark.fault(49)
+def test_a_local_directory_opens_no_socket_and_needs_no_home(checkpoint: Path) -> None:
+    code = f"""
+import os, socket, sys
+for name in ("HOME", "XDG_CACHE_HOME", "HF_HOME"): os.environ.pop(name, None)
+os.environ["HOME"] = "/nonexistent"
+def audit(event, args):
+    if event in ("socket.connect", "socket.bind", "socket.getaddrinfo", "subprocess.Popen", "os.fork"):
+        raise SystemExit("opened: " + event)
+sys.addaudithook(audit)
+import prelude
+with prelude.Engine.from_pretrained({str(checkpoint)!r}) as engine:
+    params = prelude.SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    print(engine.complete("Once", params).stats.prompt_tokens > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.fault(47)
+def test_what_is_not_a_model_directory_is_refused_by_name(tmp_path: Path) -> None:
+    from prelude import Engine
+
+    (tmp_path / "file").write_text("x")
+    for bad in (tmp_path / "file", tmp_path / "missing" / "dir", tmp_path):
+        with pytest.raises(ModelError, match=str(tmp_path)):
+            Engine.from_pretrained(bad)
+
+
+def test_submit_after_close_and_close_with_work_under_way(checkpoint: Path) -> None:
+    async def main() -> None:
+        engine = await open_engine(checkpoint).start()
+        params = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+        work = asyncio.create_task(engine.complete(STATE, params))
+        await asyncio.sleep(0.1)
+        await engine.aclose(drain=False)
+        with pytest.raises(EngineClosed):
+            await work
+        with pytest.raises(EngineClosed):
+            await engine.run(Generate(STATE, params))
+
+    asyncio.run(main())

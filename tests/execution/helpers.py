@@ -1,0 +1,202 @@
+"""Batches made by hand, and small random checkpoints made with transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from prelude.batch import (
+    DecodeBatch,
+    DecodeRows,
+    LogprobRows,
+    MixedBatch,
+    OneShotBatch,
+    PooledRows,
+    PromptSlices,
+    SampleRows,
+    StepResult,
+)
+from prelude.execution.cpu import CpuExecutor
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+
+VOCAB = 211
+BLOCK = 16
+
+
+def i32(values: Any) -> np.ndarray:
+    return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def save_model(
+    path: Path, *, scale: float = 0.08, seed: int = 0, shard: str = "1GB", dtype: Any = None, **changes: Any
+) -> Path:
+    """A small random Qwen3, with weights large enough that its answers differ clearly."""
+    settings: dict[str, Any] = dict(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(Qwen3Config(**{**settings, **changes}))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            centre = 1.0 if "norm" in name else 0.0
+            weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
+    model.tie_weights()
+    model.to(dtype or torch.float32).save_pretrained(path, max_shard_size=shard)
+    return path
+
+
+@dataclass
+class Model:
+    path: Path
+    config: ModelConfig = field(init=False)
+    oracle: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = ModelConfig.from_dir(self.path)
+        self.oracle = Qwen3ForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
+
+    def executor(self, num_blocks: int = 128, **options: Any) -> CpuExecutor:
+        with Checkpoint.open(self.path, self.config) as checkpoint:
+            return CpuExecutor(self.config, checkpoint, num_blocks=num_blocks, block_size=BLOCK, **options)
+
+    def logprobs(self, ids: Sequence[int]) -> np.ndarray:
+        """[tokens, vocab] from transformers in float32."""
+        with torch.no_grad():
+            logits = self.oracle(torch.tensor(np.asarray(ids, np.int64))[None]).logits[0]
+        return logits.double().log_softmax(-1).numpy()
+
+
+def random_ids(seed: int, count: int, vocab: int = VOCAB) -> np.ndarray:
+    return i32(np.random.default_rng(seed).integers(0, vocab, count))
+
+
+@dataclass
+class Segment:
+    ids: np.ndarray
+    parent: int = -1
+    context: int = 0
+    blocks: Sequence[int] = ()
+    write: Sequence[int] = ()  # blocks that take this segment's tokens, at offset ``context``
+
+
+def slices(segments: Sequence[Segment]) -> PromptSlices:
+    starts = np.concatenate([[0], np.cumsum([len(s.ids) for s in segments])])
+    ends: list[int] = []
+    positions, write = [], []
+    for s in segments:
+        first = s.context if s.parent < 0 else ends[s.parent]
+        ends.append(first + len(s.ids))
+        positions.append(np.arange(first, ends[-1]))
+        write.append(slots(s.write)[first : ends[-1]] if len(s.write) else np.full(len(s.ids), -1))
+    written = i32(np.concatenate(write))
+    return PromptSlices(
+        i32(np.concatenate([s.ids for s in segments])),
+        i32(np.concatenate(positions)),
+        i32(starts),
+        i32([s.parent for s in segments]),
+        i32([s.context for s in segments]),
+        i32(np.concatenate([[0], np.cumsum([len(s.blocks) for s in segments])])),
+        i32(np.concatenate([np.asarray(s.blocks, np.int32) for s in segments])),
+        written if (written >= 0).any() else None,
+    )
+
+
+def slots(blocks: Sequence[int]) -> np.ndarray:
+    return (np.asarray(blocks)[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+
+
+def prompts(*ids: np.ndarray) -> PromptSlices:
+    return slices([Segment(x) for x in ids])
+
+
+def ends(s: PromptSlices) -> np.ndarray:
+    """The last token of each segment that has one."""
+    keep = np.diff(s.starts) > 0
+    return i32(s.starts[1:][keep] - 1)
+
+
+def all_logprobs(rows: np.ndarray, vocab: int = VOCAB, **options: Any) -> LogprobRows:
+    count = len(rows)
+    return LogprobRows(
+        i32(rows), i32(np.repeat(np.arange(count), vocab)), i32(np.tile(np.arange(vocab), count)), **options
+    )
+
+
+def sampling(rows: Any, temperature: float = 0.0, seeds: Any = 0, steps: Any = 0, **options: Any) -> SampleRows:
+    n = len(rows)
+
+    def full(value: Any, dtype: Any) -> np.ndarray:
+        return np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtype), n))
+
+    return SampleRows(
+        i32(rows),
+        full(temperature, np.float32),
+        full(options.pop("top_k", 0), np.int32),
+        full(options.pop("top_p", 1.0), np.float32),
+        full(options.pop("min_p", 0.0), np.float32),
+        full(seeds, np.uint64),
+        full(steps, np.int32),
+        **options,
+    )
+
+
+def decode_rows(tokens: Sequence[int], lengths: Sequence[int], tables: Sequence[Sequence[int]]) -> DecodeRows:
+    """Rows of which ``lengths`` tokens are in the pool already."""
+    return DecodeRows(
+        i32(tokens),
+        i32(lengths),
+        i32([slots(t)[n] for n, t in zip(lengths, tables)]),
+        i32(lengths),
+        i32(np.concatenate([[0], np.cumsum([len(t) for t in tables])])),
+        i32(np.concatenate([np.asarray(t) for t in tables])),
+    )
+
+
+def run(executor: CpuExecutor, batch: Any) -> StepResult:
+    return executor.wait(executor.submit(batch))
+
+
+def last_logprobs(executor: CpuExecutor, s: PromptSlices, rows: np.ndarray | None = None) -> np.ndarray:
+    """[rows, vocab] logprobs at ``rows``, by default the last token of each segment."""
+    rows = ends(s) if rows is None else i32(rows)
+    vocab = executor.config.vocab_size
+    result = run(executor, OneShotBatch(s, all_logprobs(rows, vocab)))
+    assert all(len(bad) == 0 for bad in result.bad_rows)
+    return result.outputs[0].logprobs.reshape(len(rows), vocab)
+
+
+def hidden(executor: CpuExecutor, s: PromptSlices, rows: Any) -> np.ndarray:
+    """[rows, hidden] after the final norm: what bit comparisons are made on."""
+    rows = i32(rows)
+    readout = PooledRows(rows, i32(np.arange(len(rows) + 1)))
+    return run(executor, OneShotBatch(s, readout)).outputs[0].vectors
+
+
+def greedy(
+    executor: CpuExecutor, prompts_: Sequence[np.ndarray], tables: Sequence[Sequence[int]], steps: int
+) -> np.ndarray:
+    """[prompts, steps] greedy tokens: the prompts in one mixed step, then decode steps."""
+    s = slices([Segment(ids, write=table) for ids, table in zip(prompts_, tables)])
+    nobody = decode_rows([], [], [[]])
+    batch = MixedBatch(s, (sampling(ends(s)),), nobody, None)
+    tokens = [run(executor, batch).outputs[0].token_ids]
+    for step in range(steps - 1):
+        lengths = [len(ids) + step for ids in prompts_]
+        rows = decode_rows(tokens[-1], lengths, tables)
+        tokens.append(run(executor, DecodeBatch(rows, sampling(range(len(prompts_))))).outputs[0].token_ids)
+    return np.stack(tokens, axis=1)

@@ -1,0 +1,245 @@
+"""The CPU executor against transformers in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prelude.batch import MixedBatch, OneShotBatch, PooledRows
+from tests.execution.helpers import (
+    VOCAB,
+    Model,
+    Segment,
+    all_logprobs,
+    decode_rows,
+    ends,
+    greedy,
+    i32,
+    last_logprobs,
+    prompts,
+    random_ids,
+    run,
+    sampling,
+    slices,
+    slots,
+)
+
+
+@pytest.mark.feature("H2")
+def test_logits_of_every_position(variant: Model) -> None:
+    ids = [random_ids(n, n) for n in (1, 2, 15, 16, 17, 90)]
+    s = prompts(*ids)
+    ours = last_logprobs(variant.executor(), s, np.arange(s.num_tokens))
+    theirs = np.concatenate([variant.logprobs(x) for x in ids])
+    assert np.abs(ours - theirs).max() < 1e-4
+
+
+@pytest.mark.feature("H1")
+@pytest.mark.feature("H8")
+def test_64_greedy_tokens(variant: Model) -> None:
+    """Prefill and decode read K and V in different ways; the tokens are those of a growing full forward."""
+    ids = [random_ids(n + 50, n) for n in (1, 16, 37)]
+    order = np.random.default_rng(0).permutation(60)
+    tables = [order[i * 8 : i * 8 + 8] for i in range(3)]
+    tokens = greedy(variant.executor(), ids, tables, 64)
+    for prompt, generated in zip(ids, tokens):
+        text = np.concatenate([prompt, generated])
+        theirs = variant.logprobs(text[:-1])[len(prompt) - 1 :]
+        chosen = theirs[np.arange(64), generated]
+        best = theirs.max(axis=1)
+        assert (theirs.argmax(axis=1) == generated)[best - chosen > 1e-5].all()
+        assert (theirs.argmax(axis=1) == generated).mean() == 1.0
+
+
+@pytest.mark.feature("A17")
+def test_one_lm_head_row_per_sequence(model: Model) -> None:
+    ids = [random_ids(n, n) for n in (40, 3, 77, 12)]
+    s = prompts(*ids)
+    result = run(model.executor(), OneShotBatch(s, all_logprobs(ends(s))))
+    assert result.lm_head_rows == 4
+    assert s.num_tokens == 132 and s.starts.tolist() == [0, 40, 43, 120, 132]
+    together = result.outputs[0].logprobs.reshape(4, -1)
+    for row, x in zip(together, ids):
+        assert np.abs(row - last_logprobs(model.executor(), prompts(x))).max() < 1e-5
+
+
+@pytest.mark.feature("A18")
+def test_last_five_of_4096_positions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from tests.execution.helpers import save_model
+
+    long = Model(save_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096, num_hidden_layers=2))
+    ids = random_ids(1, 4096)
+    executor = long.executor()
+    few = run(executor, OneShotBatch(prompts(ids), all_logprobs(np.arange(4091, 4096))))
+    many = run(executor, OneShotBatch(prompts(ids), all_logprobs(np.arange(4096 - 500, 4096))))
+    assert few.lm_head_rows == 5 and many.lm_head_rows == 500
+    rows = ("hidden_bytes", "logits_bytes")
+    assert sum(few.extra[k] for k in rows) * 40 < sum(many.extra[k] for k in rows)
+    assert few.extra["activation_bytes"] == many.extra["activation_bytes"]
+    five = few.outputs[0].logprobs.reshape(5, -1)
+    assert np.abs(five - long.logprobs(ids)[-5:]).max() < 1e-4
+
+
+def test_chunks_of_logits_change_nothing(model: Model) -> None:
+    s = prompts(random_ids(0, 50))
+    rows = np.arange(50)
+    whole = last_logprobs(model.executor(), s, rows)
+    assert np.abs(last_logprobs(model.executor(logits_chunk_rows=7), s, rows) - whole).max() < 1e-5
+
+
+# ------------------------------------------------------------------ trees
+
+
+def _tree() -> tuple[list[Segment], dict[int, np.ndarray]]:
+    """A state, three questions, and label pieces behind two of them; and the whole sequence of each segment."""
+    shapes = [(70, -1), (12, 0), (3, 1), (1, 2), (12, 0), (5, 0), (2, 1), (9, -1), (4, 7)]
+    segments = [Segment(random_ids(i, n), parent) for i, (n, parent) in enumerate(shapes)]
+    whole: dict[int, np.ndarray] = {}
+    for i, s in enumerate(segments):
+        whole[i] = s.ids if s.parent < 0 else np.concatenate([whole[s.parent], s.ids])
+    return segments, whole
+
+
+def test_a_tree_is_its_sequences(variant: Model) -> None:
+    segments, whole = _tree()
+    s = slices(segments)
+    executor = variant.executor()
+    folded = last_logprobs(executor, s)
+    for i, ids in whole.items():
+        assert np.abs(folded[i] - variant.logprobs(ids)[-1]).max() < 1e-4
+        assert np.abs(folded[i] - last_logprobs(executor, prompts(ids))[0]).max() < 1e-5
+
+
+def test_all_rows_of_a_tree(model: Model) -> None:
+    """The same through the plan that computes every query in the last layer too."""
+    segments, whole = _tree()
+    s = slices(segments)
+    folded = last_logprobs(model.executor(), s, np.arange(s.num_tokens))
+    for i, ids in whole.items():
+        rows = folded[s.starts[i] : s.starts[i + 1]]
+        assert np.abs(rows - model.logprobs(ids)[-len(rows) :]).max() < 1e-4
+
+
+def test_scattered_rows_of_a_segment(model: Model) -> None:
+    ids = random_ids(3, 60)
+    rows = np.array([0, 7, 8, 31, 58])
+    assert np.abs(last_logprobs(model.executor(), prompts(ids), rows) - model.logprobs(ids)[rows]).max() < 1e-4
+
+
+def test_shared_context_in_the_pool(model: Model) -> None:
+    """Roots that continue the same blocks, one of them empty with a child, beside one that continues others."""
+    executor = model.executor()
+    state, other = random_ids(0, 48), random_ids(1, 32)
+    fill = slices([Segment(state, write=[9, 2, 5]), Segment(other, write=[7, 30])])
+    run(executor, OneShotBatch(fill, all_logprobs(ends(fill))))
+    tails = [random_ids(10 + i, n) for i, n in enumerate((5, 8, 1, 6))]
+    s = slices(
+        [
+            Segment(tails[0], context=48, blocks=[9, 2, 5]),
+            Segment(tails[1], context=32, blocks=[7, 30]),
+            Segment(tails[2], context=40, blocks=[9, 2, 5]),
+            Segment(random_ids(0, 0), context=48, blocks=[9, 2, 5]),
+            Segment(tails[3], parent=3),
+        ]
+    )
+    whole = [(state, 0), (other, 1), (state[:40], 2), (state, 3)]
+    theirs = np.stack([model.logprobs(np.concatenate([head, tails[i]]))[-1] for head, i in whole])
+    assert np.abs(last_logprobs(executor, s) - theirs).max() < 1e-4
+
+
+@pytest.mark.feature("A12")
+def test_nothing_stays_in_the_pool_that_was_not_published(model: Model) -> None:
+    executor = model.executor()
+    last_logprobs(executor, prompts(random_ids(0, 40)))
+    assert not executor.pool.tensor.any()
+    s = slices([Segment(random_ids(0, 40), write=[3, 4, 5])])
+    last_logprobs(executor, s)
+    written = np.flatnonzero(executor.pool.tensor.numpy().any(axis=(0, 1, 3, 4)))
+    assert written.tolist() == slots([3, 4, 5])[:40].tolist()
+
+
+@pytest.mark.feature("D6")
+def test_bytes_of_a_token(variant: Model) -> None:
+    executor = variant.executor(num_blocks=4)
+    limits, c = executor.limits(), variant.config
+    assert limits.kv_bytes_per_token == 2 * c.num_layers * c.num_kv_heads * c.head_dim * 4
+    assert executor.pool.tensor.nbytes == limits.kv_bytes_per_token * 4 * limits.block_size
+
+
+@pytest.mark.feature("A20")
+def test_weights_are_counted_once(variant: Model) -> None:
+    count = sum(p.numel() for p in variant.oracle.parameters())  # tied weights appear once
+    c = variant.config
+    per_head_gains = c.num_layers * c.head_dim * (c.num_heads + c.num_kv_heads - 2)
+    folded = 2 * c.num_layers * c.hidden_size
+    assert variant.executor().limits().weight_bytes == 4 * (count + per_head_gains - folded)
+
+
+# ------------------------------------------------------------------ chunks and mixed steps
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 33])
+def test_chunked_prefill_beside_decode(model: Model, chunk: int) -> None:
+    executor = model.executor()
+    long, short = random_ids(0, 75), random_ids(1, 20)
+    table, other = [11, 3, 8, 1, 6], [20, 15, 17, 21, 22, 23, 24]
+    tokens = [int(greedy(executor, [short], [other], 1)[0, 0])]
+    ours = np.zeros(0)
+    for done in range(0, 75, chunk):
+        part = Segment(long[done : done + chunk], context=done, blocks=table[: -(-done // 16)], write=table)
+        s = slices([part])
+        rows = decode_rows([tokens[-1]], [20 + len(tokens) - 1], [other])
+        result = run(executor, MixedBatch(s, (all_logprobs(ends(s)),), rows, sampling([0])))
+        ours = result.outputs[0].logprobs
+        tokens.append(int(result.outputs[1].token_ids[0]))
+    assert np.abs(ours - model.logprobs(long)[-1]).max() < 1e-4
+    theirs = model.logprobs(np.concatenate([short, tokens[:-1]]))[19:].argmax(axis=1)
+    assert tokens == theirs.tolist()
+
+
+def test_steps_that_read_nothing_or_hold_nothing(model: Model) -> None:
+    executor = model.executor()
+    nobody = decode_rows([], [], [[]])
+    part = slices([Segment(random_ids(0, 20), write=[1, 2])])
+    assert run(executor, MixedBatch(part, (), nobody, None)).outputs == ()
+    rest = slices([Segment(random_ids(1, 3), context=20, blocks=[1, 2])])
+    whole = np.concatenate([random_ids(0, 20), random_ids(1, 3)])
+    assert np.abs(last_logprobs(executor, rest)[0] - model.logprobs(whole)[-1]).max() < 1e-4
+    empty = slices([Segment(random_ids(0, 0))])
+    result = run(executor, MixedBatch(empty, (), decode_rows([5], [0], [[7]]), sampling([0])))
+    assert result.outputs[0].token_ids[0] == model.logprobs([5])[0].argmax()
+
+
+def test_pooling(model: Model) -> None:
+    import torch
+
+    ids = [random_ids(n, n) for n in (9, 1, 30)]
+    s = prompts(*ids)
+    with torch.no_grad():
+        states = [model.oracle.model(torch.tensor(x.astype(np.int64))[None])[0][0].numpy() for x in ids]
+    rows, executor = i32(np.arange(40)), model.executor()
+    mean = run(executor, OneShotBatch(s, PooledRows(rows, s.starts, "mean"))).outputs[0].vectors
+    assert np.abs(mean - np.stack([x.mean(axis=0) for x in states])).max() < 1e-4
+    for pooling, at in (("last", -1), ("cls", 0)):
+        picked = s.starts[1:] - 1 if at else s.starts[:-1]
+        vectors = (
+            run(executor, OneShotBatch(s, PooledRows(i32(picked), i32([0, 1, 2, 3]), pooling))).outputs[0].vectors
+        )
+        assert np.abs(vectors - np.stack([x[at] for x in states])).max() < 1e-4
+
+
+def test_decode_rows_read_in_place_and_gathered(model: Model) -> None:
+    """Long rows whose blocks lie in a row, are scattered, or begin elsewhere, beside short ones."""
+    executor = model.executor()
+    texts = [random_ids(i, n) for i, n in enumerate((130, 140, 20, 97, 200))]
+    tables = [list(range(10, 19)), [30, 5, 8, 9, 44, 3, 2, 1, 0], [60, 61], list(range(70, 77)), list(range(90, 103))]
+    fill = slices([Segment(x[:-1], write=t) for x, t in zip(texts, tables)])
+    run(executor, OneShotBatch(fill, sampling(ends(fill))))
+    rows = decode_rows([int(x[-1]) for x in texts], [len(x) - 1 for x in texts], tables)
+    part = slices([Segment(random_ids(9, 4), context=128, blocks=list(range(10, 18)))])
+    batch = MixedBatch(part, (all_logprobs(ends(part)),), rows, sampling(range(5), top=VOCAB))
+    first, second = run(executor, batch).outputs
+    for i, x in enumerate(texts):
+        assert np.abs(second.top_logprobs[i] - model.logprobs(x)[-1][second.top_ids[i]]).max() < 1e-4
+    whole = np.concatenate([texts[0][:128], random_ids(9, 4)])
+    assert np.abs(first.logprobs - model.logprobs(whole)[-1]).max() < 1e-4

@@ -1,0 +1,108 @@
+"""Small real checkpoints, written by transformers and safetensors, and ways to spoil a copy of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prelude.errors import CheckpointError, ModelError
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "bf16": {"dtype": "bfloat16"},
+    "sharded": {"shard": "20KB", "dtype": "bfloat16"},
+    "sharded_tied": {"shard": "20KB", "tie_word_embeddings": True},
+    "biased": {"attention_bias": True},
+    "multi_query": {"num_key_value_heads": 1, "head_dim": 16},
+}
+
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+Copy = Callable[[str], Path]
+
+
+def open_checkpoint(directory: Path, **options: Any) -> Checkpoint:
+    return Checkpoint.open(directory, ModelConfig.from_dir(directory), **options)
+
+
+def refused(directory: Path, match: str, error: type[ModelError] = CheckpointError, **options: Any) -> None:
+    """Opening raises ``error``, matching, with a message of bounded length."""
+    with pytest.raises(error, match=match) as failure:
+        open_checkpoint(directory, **options)
+    assert len(str(failure.value)) < 1000
+
+
+def edit_json(path: Path, *remove: str, **changes: Any) -> None:
+    value = json.loads(path.read_text())
+    value.update(changes)
+    for key in remove:
+        del value[key]
+    path.write_text(json.dumps(value))
+
+
+def edit_weights(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Rewrite the file ``path`` after ``change`` did something to its tensors by name."""
+    from safetensors.torch import load, save_file
+
+    tensors = load(path.read_bytes())
+    tensors = change(tensors) or tensors
+    save_file(tensors, path)
+
+
+def reference_weights(directory: Path) -> dict[str, Any]:
+    """What the reference library reads."""
+    from safetensors.torch import load
+
+    found: dict[str, Any] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        found.update(load(path.read_bytes()))
+    return found
+
+
+@pytest.fixture(scope="session")
+def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """``checkpoint_dir("tied")`` is a directory written by transformers; not to be changed."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            import torch
+            from transformers import Qwen3Config, Qwen3ForCausalLM
+
+            options = dict(KINDS[kind])
+            shard, dtype = options.pop("shard", "1GB"), options.pop("dtype", "float32")
+            torch.manual_seed(0)
+            model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **options})).to(getattr(torch, dtype))
+            made[kind] = tmp_path_factory.mktemp(kind)
+            model.save_pretrained(made[kind], max_shard_size=shard)
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture
+def copy_of(checkpoint_dir: Copy, tmp_path: Path) -> Copy:
+    """``copy_of("tied")`` is a directory of one's own."""
+
+    def copy(kind: str) -> Path:
+        return Path(shutil.copytree(checkpoint_dir(kind), tmp_path / kind))
+
+    return copy

@@ -1,0 +1,442 @@
+"""config.json: what is read, in which spellings, and every way to refuse it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prelude.errors import ModelError, UnsupportedModel
+from prelude.models.config import ModelConfig, expected_tensors
+
+NEW: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "dtype": "bfloat16",
+    "eos_token_id": 3,
+    "bos_token_id": 1,
+    "pad_token_id": None,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "sliding_window": None,
+}
+OLD = {key: value for key, value in NEW.items() if key not in ("rope_parameters", "dtype")} | {
+    "rope_theta": 1000000,
+    "rope_scaling": None,
+    "torch_dtype": "bfloat16",
+    "sliding_window": 4096,
+    "max_window_layers": 2,
+}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+ABSENT: Any = object()
+
+
+def read(base: dict[str, Any] = NEW, **changes: Any) -> ModelConfig:
+    raw = {**base, **changes}
+    return ModelConfig.from_dict({key: value for key, value in raw.items() if value is not ABSENT})
+
+
+def test_fields() -> None:
+    config = read()
+    assert config == ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        model_type="qwen3",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        max_positions=256,
+        rms_eps=1e-6,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+        eos_token_ids=(3,),
+        bos_token_id=1,
+        qk_norm=True,
+    )
+    assert config.kv_bytes_per_token(2) == 2 * 2 * 2 * 8 * 2
+    hash(config)
+
+
+def test_both_transformers_spellings_mean_the_same() -> None:
+    assert read(OLD) == read(NEW)
+
+
+def test_directory_written_by_transformers(checkpoint_dir: Any) -> None:
+    config = ModelConfig.from_dir(checkpoint_dir("bf16"))
+    assert (config.dtype, config.rope_theta, config.head_dim) == ("bfloat16", 10000.0, 8)
+
+
+@pytest.mark.parametrize("kind", ["untied", "tied", "biased", "multi_query"])
+def test_expected_tensors_are_those_that_transformers_writes(kind: str, checkpoint_dir: Any) -> None:
+    from safetensors import safe_open
+
+    directory = checkpoint_dir(kind)
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        written = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    config = ModelConfig.from_dir(directory)
+    assert expected_tensors(config) == written
+    assert config.num_parameters() == sum(math.prod(shape) for shape in written.values())
+
+
+@pytest.mark.parametrize(
+    "changes, theta",
+    [
+        ({"rope_theta": 500.0, "rope_parameters": None}, 500.0),
+        ({"rope_theta": 1000000.0}, 1e6),
+        ({"rope_theta": 500, "rope_parameters": {"rope_type": "default"}}, 500.0),
+    ],
+)
+def test_theta_in_either_place(changes: dict[str, Any], theta: float) -> None:
+    assert read(**changes).rope_theta == theta
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_yarn_in_either_spelling(key: str) -> None:
+    scaling = read(OLD, rope_scaling={key: "yarn", **YARN}).rope_scaling
+    assert scaling is not None
+    assert (scaling.kind, scaling.factor, scaling.original_max_positions) == ("yarn", 4.0, 64)
+    assert scaling == read(rope_parameters={"rope_theta": 1e6, "rope_type": "yarn", **YARN}).rope_scaling
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "yarn", **YARN},
+        {"rope_type": "yarn", **YARN, "truncate": False, "beta_fast": 16, "attention_factor": 1.5},
+        {"rope_type": "yarn", **YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
+        LLAMA3,
+    ],
+)
+def test_inverse_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    import torch
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    rope = {"rope_theta": 10000.0, **rope}
+    sizes = {key: NEW[key] for key in ("hidden_size", "num_attention_heads", "max_position_embeddings")}
+    reference = Qwen3RotaryEmbedding(Qwen3Config(**sizes, head_dim=32, rope_parameters=dict(rope)))
+    frequencies, factor = read(rope_parameters=rope, head_dim=32).inverse_frequencies()
+    assert torch.equal(frequencies, reference.inv_freq)
+    assert factor == reference.attention_scaling
+
+
+@pytest.mark.parametrize(
+    "generation, config, expected",
+    [
+        ({"eos_token_id": [5, 6, 5]}, 3, (5, 6)),
+        ({"eos_token_id": 5}, 3, (5,)),
+        ({}, [3, 4], (3, 4)),
+        (None, 3, (3,)),
+        (None, None, ()),
+        ({"eos_token_id": None}, 0, (0,)),
+    ],
+)
+def test_end_of_text_ids(generation: Any, config: Any, expected: tuple[int, ...]) -> None:
+    assert ModelConfig.from_dict({**NEW, "eos_token_id": config}, generation).eos_token_ids == expected
+
+
+def test_defaults_of_the_family() -> None:
+    config = read(hidden_act=ABSENT, attention_bias=ABSENT, tie_word_embeddings=ABSENT, architectures=None)
+    assert (config.hidden_act, config.attention_bias, config.tie_word_embeddings) == ("silu", False, False)
+    assert (config.architecture, config.lm_head) == ("Qwen3ForCausalLM", True)
+
+
+def test_sizes_that_follow_from_others() -> None:
+    config = read(num_key_value_heads=None, head_dim=None)
+    assert (config.num_kv_heads, config.head_dim) == (4, 8)
+
+
+def test_body_without_head() -> None:
+    config = read(architectures=["Qwen3Model"], tie_word_embeddings=False)
+    assert not config.lm_head
+    assert "lm_head.weight" not in expected_tensors(config)
+
+
+def test_pad_token_of_minus_one_is_none() -> None:
+    assert read(pad_token_id=-1).pad_token_id is None
+
+
+# -- 43: refused, by name -------------------------------------------------------------------------
+
+REQUIRED = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+]
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("key", REQUIRED)
+def test_missing_key(key: str) -> None:
+    with pytest.raises(ModelError, match=f"{key} is missing"):
+        read(**{key: ABSENT})
+
+
+@pytest.mark.fault(43)
+def test_missing_theta() -> None:
+    with pytest.raises(ModelError, match="rope_theta is missing"):
+        read(rope_parameters=None)
+
+
+@pytest.mark.fault(43)
+def test_missing_architecture_and_type() -> None:
+    with pytest.raises(ModelError, match="architectures and model_type"):
+        read(architectures=ABSENT, model_type=ABSENT)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("key", [key for key in REQUIRED if key != "rms_norm_eps"])
+@pytest.mark.parametrize("value", [True, "32", 8.0, [8], {"a": 1}, -8, 0, 10**9, 2**64, math.nan])
+def test_size_of_wrong_type_or_range(key: str, value: Any) -> None:
+    with pytest.raises(ModelError, match=f"{key} is .*(needed|limits are)"):
+        read(**{key: value})
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("layers", [0, 10**9])
+def test_number_of_layers(layers: int) -> None:
+    with pytest.raises(ModelError, match=f"num_hidden_layers is {layers}, the limits are 1 and 1,024"):
+        read(num_hidden_layers=layers, layer_types=None)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("eps", [0, 0.0, -1e-6, math.nan, math.inf, "1e-6", True, None, 1.0])
+def test_epsilon(eps: Any) -> None:
+    with pytest.raises(ModelError, match="rms_norm_eps is"):
+        read(rms_norm_eps=eps)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("theta", [0, 0.0, -1.0, math.nan, math.inf, "10000", True, 1.0, 10**400])
+@pytest.mark.parametrize("base", [OLD, NEW], ids=["transformers4", "transformers5"])
+def test_theta(theta: Any, base: dict[str, Any]) -> None:
+    change = {"rope_theta": theta} if base is OLD else {"rope_parameters": {"rope_theta": theta}}
+    with pytest.raises(ModelError, match="rope_theta is"):
+        read(base, **change)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"hidden_size": 33, "head_dim": None}, "hidden_size is 33, .*multiple of num_attention_heads = 4"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, it must divide num_attention_heads = 4"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads is 8, it must divide"),
+        ({"head_dim": 7}, "head_dim is 7, .*even"),
+        ({"hidden_size": 4, "head_dim": None}, "head_dim is 1, .*even"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, true or false"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', true or false"),
+        ({"attention_bias": "no"}, "attention_bias is 'no', true or false"),
+        ({"hidden_act": 5}, "hidden_act is 5, a string"),
+        ({"model_type": 5}, "model_type is 5, a string"),
+        ({"model_type": "llama"}, "model_type is 'llama', but the architecture Qwen3ForCausalLM"),
+        ({"architectures": []}, "architectures is \\[\\], a list of one name"),
+        ({"architectures": "Qwen3ForCausalLM"}, "architectures is 'Qwen3ForCausalLM', a list"),
+        ({"architectures": [{}]}, "architectures is"),
+        ({"eos_token_id": 64}, "eos_token_id is 64, token ids here are between 0 and vocab_size - 1 = 63"),
+        ({"eos_token_id": -1}, "eos_token_id is -1, token ids"),
+        ({"eos_token_id": [3, True]}, "eos_token_id is \\[3, True\\], a token id"),
+        ({"eos_token_id": 3.0}, "eos_token_id is 3.0, a token id"),
+        ({"eos_token_id": [1] * 2000}, "eos_token_id lists 2,000 ids"),
+        ({"bos_token_id": [1]}, "bos_token_id is \\[1\\], one token id"),
+        ({"pad_token_id": 64}, "pad_token_id is 64"),
+        ({"pad_token_id": False}, "pad_token_id is False"),
+        ({"rope_theta": 5.0}, "rope_theta is given twice, as 1000000.0 and as 5.0"),
+        ({"rope_parameters": [1]}, "rope_parameters is \\[1\\], an object"),
+        ({"torch_dtype": "float16"}, "dtype is 'bfloat16', but torch_dtype is 'float16'"),
+        ({"dtype": 16}, "dtype is 16, a string"),
+        ({"layer_types": ["full_attention"]}, "layer_types is .*list of 2 names"),
+        ({"use_sliding_window": "yes"}, "use_sliding_window is 'yes', true or false"),
+    ],
+)
+def test_contradictions_and_wrong_values(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(**changes)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize(
+    "rope, message",
+    [
+        ({"rope_type": "yarn"}, "factor is missing"),
+        ({"rope_type": "yarn", "factor": 0.5}, "factor is 0.5, it must be at least 1"),
+        ({"rope_type": "yarn", "factor": math.nan}, "factor is nan, a finite"),
+        ({"rope_type": "yarn", **YARN, "beta_fast": 1, "beta_slow": 2}, "beta_fast is 1, .*beta_slow = 2"),
+        ({"rope_type": "linear", "factor": "2"}, "factor is '2', a number"),
+        ({"rope_type": 7}, "rope_type is 7, a string"),
+        ({"rope_type": "yarn", "type": "linear", **YARN}, "type 'linear' and rope_type 'yarn'"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor is 1.0, it must be above low_freq_factor"),
+        ({**LLAMA3, "original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
+    ],
+)
+def test_rope_values(rope: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(rope_parameters={"rope_theta": 1e4, **rope})
+
+
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "architecture 'LlamaForCausalLM'"),
+    ({"architectures": None, "model_type": "bert"}, "model_type 'bert'"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config \\('gptq'\\)"),
+    ({"quantization_config": {}}, "quantization_config"),
+    ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window"),
+    ({"use_sliding_window": ABSENT, "sliding_window": 4096}, "sliding_window 4096"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with 'sliding_attention'"),
+    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "spiral"}}, "rope_type 'spiral'"),
+    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope", "factor": 2}}, "rope_type 'longrope'"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "one entry per layer type"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
+    ({"num_experts": 8}, "num_experts \\(8\\)"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ({"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config"),
+    ({"mlp_bias": True}, "mlp_bias True"),
+    ({"vision_config": {}}, "vision_config"),
+]
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("changes, message", UNSUPPORTED, ids=[message for _, message in UNSUPPORTED])
+def test_unsupported_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read(**changes)
+
+
+@pytest.mark.fault(43)
+def test_unsupported_before_the_weights_are_touched(copy_of: Any) -> None:
+    from prelude.models.checkpoint import Checkpoint
+
+    directory = copy_of("tied")
+    raw = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**raw, "quantization_config": {"quant_method": "awq"}}))
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match="quantization_config"):
+        Checkpoint.open(directory, ModelConfig.from_dir(directory))
+
+
+@pytest.mark.fault(43)
+def test_vocabulary_smaller_than_the_tokenizer() -> None:
+    config = read()
+    config.check_vocabulary(63)
+    with pytest.raises(ModelError, match="token id 64, but vocab_size is 64"):
+        config.check_vocabulary(64)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe{}",
+        b'{"a": 1, "a": 1}',
+        b"[" * 100_000,
+        b'{"a": ' * 100_000,
+        b'{"vocab_size": ' + b"9" * 10_000 + b"}",
+        b" " * (5 << 20),
+    ],
+    ids=["empty", "open", "list", "null", "utf16", "duplicate", "deep", "deeper", "digits", "large"],
+)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_file_that_is_not_a_json_object(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(NEW))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=f"{name}: "):
+        ModelConfig.from_dir(tmp_path)
+
+
+HOSTILE: list[Any] = [
+    *(None, True, False, 0, 1, -1, 7, 2**31, 2**63, 10**400, 0.0, -0.0, 0.5, 1e308, math.nan, math.inf, -math.inf),
+    *("", "x", "0", "\ud800", "a\0b", "x" * 100_000, [], [None], [[]], [1] * 5000, ["x"], {}, {"x": 1}, {"x": {}}),
+]
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("base", [OLD, NEW], ids=["transformers4", "transformers5"])
+def test_any_value_anywhere_is_read_or_refused(base: dict[str, Any]) -> None:
+    """Nothing but a ModelError, of bounded length, whatever stands where; and what is read can be used."""
+    refused = 0
+    more = ("rope_scaling", "layer_types", "quantization_config", "auto_map", "num_experts", "partial_rotary_factor")
+    for key in (*base, *more):
+        for value in HOSTILE:
+            for change in ({key: value}, {"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", key: value}}):
+                try:
+                    config = read(base, **change)
+                except ModelError as failure:
+                    refused += 1
+                    if len(str(failure)) > 500:
+                        pytest.fail(f"a message of {len(str(failure))} characters for {key}")
+                else:
+                    expected_tensors(config)
+    assert refused > 500
+
+
+@pytest.mark.fault(43)
+def test_not_a_mapping() -> None:
+    with pytest.raises(ModelError, match="an object is needed"):
+        ModelConfig.from_dict([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.fault(44)
+def test_code_of_the_model_is_never_imported(
+    copy_of: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prelude.models.checkpoint import Checkpoint
+
+    directory = copy_of("tied")
+    marker = directory / "was_run"
+    for module in ("modeling_own", "configuration_own"):
+        (directory / f"{module}.py").write_text(f"open({str(marker)!r}, 'w')")
+    raw = json.loads((directory / "config.json").read_text())
+    raw["auto_map"] = {"AutoConfig": "configuration_own.C", "AutoModelForCausalLM": "modeling_own.M"}
+    (directory / "config.json").write_text(json.dumps(raw))
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(str(directory))
+    with caplog.at_level(logging.WARNING), Checkpoint.open(directory, ModelConfig.from_dir(directory)) as checkpoint:
+        assert len(checkpoint) == 24
+    assert "auto_map" in caplog.text and "not imported" in caplog.text
+    assert not marker.exists()
+
+
+@pytest.mark.fault(44)
+def test_architecture_that_needs_its_own_code_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="architecture 'OwnForCausalLM'"):
+        read(architectures=["OwnForCausalLM"], model_type="own", auto_map={"AutoModel": "modeling_own.M"})

@@ -1,0 +1,239 @@
+"""A model directory as a thing on a disk: pickles, permissions, later changes, memory, a bare process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prelude.errors import CheckpointError, InsufficientMemory, ModelError
+from prelude.models import checkpoint as checkpoint_module
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig, expected_tensors
+from prelude.models.safetensors_file import SafetensorsFile
+
+from .conftest import FILE, Copy, open_checkpoint, reference_weights, refused
+
+# -- 45: pickles -----------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(45)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "epoch.ckpt"])
+def test_pickles_alone_are_refused_unread(name: str, copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    marker = directory / "was_run"
+    payload = b"cbuiltins\nopen\n(V" + str(marker).encode() + b"\nVw\ntR."
+    (directory / FILE).unlink()
+    (directory / name).write_bytes(payload)
+    refused(directory, f"only pickled weights \\({name}\\).*save_pretrained", ModelError)
+    assert not marker.exists()
+
+
+@pytest.mark.fault(45)
+def test_pickles_beside_safetensors_are_left_alone(copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    (directory / "pytorch_model.bin").write_bytes(b"not a pickle")
+    open_checkpoint(directory).close()
+
+
+@pytest.mark.fault(45)
+def test_no_weights_at_all(copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    (directory / FILE).rename(directory / "weights.safetensors")
+    refused(directory, "weights.safetensors.* but neither model.safetensors nor")
+    (directory / "weights.safetensors").unlink()
+    refused(directory, "no weights: model.safetensors or", ModelError)
+
+
+# -- 47: the directory, before and after -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """As somebody whom permissions stop."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.fault(47)
+def test_directory_that_is_missing_or_a_file(copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    with pytest.raises(ModelError, match="no such directory"):
+        ModelConfig.from_dir(directory / "nothing")
+    with pytest.raises(ModelError, match=r"a file; give the directory that holds config\.json"):
+        ModelConfig.from_dir(directory / FILE)
+    with pytest.raises(ModelError, match="cannot be read"):
+        ModelConfig.from_dir("a\0b")
+    config = ModelConfig.from_dir(directory)
+    with pytest.raises(ModelError, match="no such directory"):
+        Checkpoint.open(directory / "nothing", config)
+    (directory / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"config\.json: missing"):
+        ModelConfig.from_dir(directory)
+
+
+@pytest.mark.fault(47)
+@pytest.mark.parametrize("name", [".", "config.json", FILE])
+def test_what_may_not_be_read(name: str, copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    for parent in directory.parents[:3]:  # those of the test run itself are private
+        parent.chmod(0o755)
+    (directory / name).chmod(0)
+    try:
+        with unprivileged():
+            refused(directory, "cannot be .*: Permission denied", ModelError)
+    finally:
+        (directory / name).chmod(0o755)
+
+
+@pytest.mark.fault(47)
+@pytest.mark.parametrize("kind", ["tied", "sharded"])
+def test_files_deleted_or_overwritten_after_loading(kind: str, copy_of: Copy) -> None:
+    directory = copy_of(kind)
+    reference = reference_weights(directory)
+    dtype = torch.bfloat16 if kind == "sharded" else torch.float32  # no conversion: a copy all the same
+    with open_checkpoint(directory) as checkpoint:
+        weights = checkpoint.load(dtype)
+    assert str(directory) not in Path("/proc/self/maps").read_text()
+    for path in directory.iterdir():
+        path.write_bytes(b"\xff" * 64)  # truncated and overwritten in place: a mapping would fault
+    shutil.rmtree(directory)
+    assert all(torch.equal(weights[name], value) for name, value in reference.items())
+
+
+@pytest.mark.fault(47)
+def test_deleted_or_replaced_between_opening_and_loading(copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    reference = reference_weights(directory)
+    with open_checkpoint(directory) as checkpoint:
+        shutil.rmtree(directory)
+        weights = checkpoint.load(torch.float32)
+    assert all(torch.equal(weights[name], value) for name, value in reference.items())
+
+
+@pytest.mark.fault(47)
+def test_overwritten_between_opening_and_loading(copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    with open_checkpoint(directory) as checkpoint:
+        checkpoint.check_unchanged()
+        with open(directory / FILE, "r+b") as file:
+            file.seek(-8, os.SEEK_END)
+            file.write(b"\0" * 8)
+        os.utime(directory / FILE, ns=(1, 1))
+        for use in (checkpoint.check_unchanged, lambda: checkpoint.load(torch.float32)):
+            with pytest.raises(CheckpointError, match="changed while it was being loaded"):
+                use()
+
+
+# -- 48: memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(48)
+def test_not_enough_memory_is_said_before_anything_is_read(
+    checkpoint_dir: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touched(*_: Any) -> Any:
+        raise RuntimeError("read before memory was checked")
+
+    with open_checkpoint(checkpoint_dir("untied")) as checkpoint:
+        needed = checkpoint.nbytes(torch.float32)
+        monkeypatch.setattr(checkpoint_module, "available_memory", lambda: needed - 1)
+        monkeypatch.setattr(SafetensorsFile, "tensor", touched)
+        with pytest.raises(InsufficientMemory, match=f"needs {needed:,} bytes .*{needed - 1:,} bytes") as failure:
+            checkpoint.load(torch.float32)
+        assert (failure.value.needed, failure.value.available) == (needed, needed - 1)
+        checkpoint.require_memory(torch.bfloat16)
+        monkeypatch.setattr(checkpoint_module, "available_memory", lambda: None)
+        checkpoint.require_memory(torch.float32)
+
+
+@pytest.mark.fault(48)
+def test_file_larger_than_memory_is_refused_without_touching_it(tmp_path: Path) -> None:
+    """A sparse file of eight TiB: mapped and checked, and then there is no room for its copy."""
+    sizes = {"hidden_size": 1 << 20, "vocab_size": 1 << 21, "intermediate_size": 4, "num_hidden_layers": 1}
+    config = ModelConfig.from_dict(
+        {
+            **sizes,
+            "architectures": ["Qwen3ForCausalLM"],
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "head_dim": 2,
+            "max_position_embeddings": 16,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e4,
+            "tie_word_embeddings": True,
+        }
+    )
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in expected_tensors(config).items():
+        begin, end = end, end + 4 * int(torch.Size(shape).numel())
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    (tmp_path / FILE).write_bytes(len(text).to_bytes(8, "little") + text)
+    try:
+        os.truncate(tmp_path / FILE, 8 + len(text) + end)
+    except OSError:
+        pytest.skip("this file system has no sparse files of that size")
+    with (
+        Checkpoint.open(tmp_path, config) as checkpoint,
+        pytest.raises(InsufficientMemory, match=r"needs 8,7\d\d,.* are available"),
+    ):
+        checkpoint.load(torch.float32)
+
+
+# -- 49: a bare process ----------------------------------------------------------------------------
+
+
+BARE = """
+import sys, torch
+directory = sys.argv[1]
+def forbid(event, arguments):
+    if event.startswith("socket.") or event in ("os.mkdir", "os.rename", "os.remove", "subprocess.Popen"):
+        raise SystemError(f"{event} {arguments}")
+    if event == "open" and (set(str(arguments[1] or "r")) & set("wax+") or arguments[2] & 0o103):
+        raise SystemError(f"{event} {arguments}")
+sys.addaudithook(forbid)
+from prelude.models.hub import resolve
+from prelude.models.config import ModelConfig
+from prelude.models.checkpoint import Checkpoint
+path = resolve(directory)
+with Checkpoint.open(path, ModelConfig.from_dir(path), scan=True) as checkpoint:
+    weights = checkpoint.load(torch.float32)
+loaded = [name for name in ("huggingface_hub", "transformers", "safetensors") if name in sys.modules]
+print(len(weights), loaded)
+"""
+
+
+@pytest.mark.fault(49)
+@pytest.mark.parametrize("optimised", [False, True])
+def test_no_home_no_network_nothing_written(optimised: bool, copy_of: Copy) -> None:
+    directory = copy_of("sharded")
+    directory.chmod(0o555)
+    root = str(Path(checkpoint_module.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-B", *(["-O"] if optimised else []), "-c", BARE, str(directory)],
+        env={"PYTHONPATH": root},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    directory.chmod(0o755)
+    assert done.stdout.split() == ["25", "[]"], done.stderr

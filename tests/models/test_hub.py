@@ -1,0 +1,211 @@
+"""What a user may type for a model: directories first, hub names through a cache or a stand-in for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prelude.errors import ModelError
+from prelude.models import hub
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.hub import resolve
+
+from .conftest import Copy
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Calls of ``snapshot_download``, which finds nothing."""
+    import huggingface_hub
+
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def record(name: str, **options: Any) -> str:
+        calls.append((name, options))
+        raise ConnectionError("no route to the hub")
+
+    for key in hub._OFFLINE:
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    return calls
+
+
+@pytest.fixture
+def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", forbidden)
+
+
+@pytest.mark.fault(49)
+@pytest.mark.parametrize("how", ["absolute", "relative", "pathlike", "home", "like_a_hub_name"])
+def test_directory_is_itself(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downloads: list[Any], no_sockets: None
+) -> None:
+    directory = tmp_path / "org" / "name"
+    directory.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    typed: Any = {
+        "absolute": str(directory),
+        "relative": "./org/name",
+        "pathlike": directory,
+        "home": "~/org/name",
+        "like_a_hub_name": "org/name",
+    }[how]
+    assert resolve(typed) == directory
+    assert downloads == []
+
+
+@pytest.mark.fault(47)
+@pytest.mark.parametrize(
+    "typed, match",
+    [
+        ("./nothing", "no such directory"),
+        ("/nothing/here", "no such directory"),
+        ("a/b/c", "no such directory, and not a hub name"),
+        ("../up", "no such directory"),
+        ("~nobody_at_all/x/y", "no such directory"),
+        ("org/../name", "no such directory"),
+        ("org/na me", "no such directory"),
+        ("org\\name", "no such directory"),
+        ("https://hub.example/org/name", "no such directory"),
+        ("org--name", "no such directory"),
+        ("x" * 5000, "no such directory|cannot be read"),
+        ("", "a directory or a hub name"),
+        ("a\0b", "a directory or a hub name"),
+        (None, "a directory or a hub name"),
+        (7, "a directory or a hub name"),
+        (b"org/name", "a directory or a hub name"),
+        (Path("org/name"), "no such directory"),
+    ],
+)
+def test_what_can_be_neither(
+    typed: Any, match: str, downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=match) as failure:
+        resolve(typed)
+    assert downloads == [] and len(str(failure.value)) < 1000
+
+
+@pytest.mark.fault(47)
+def test_file_or_dangling_link_instead_of_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downloads: list[Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "gone").symlink_to("nowhere")
+    with pytest.raises(ModelError, match=r"a file; give the directory that holds config\.json"):
+        resolve("model.safetensors")
+    with pytest.raises(ModelError, match="no such directory"):
+        resolve("gone")
+    assert downloads == []
+
+
+def test_hub_name_asks_for_safe_files_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downloads: list[Any]
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.utils._paths import filter_repo_objects
+
+    asked: dict[str, Any] = {}
+
+    def found(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", found)
+    assert resolve("org/name-1.5B", revision="abc", cache_dir=tmp_path) == tmp_path
+    assert (asked["name"], asked["revision"], asked["cache_dir"]) == ("org/name-1.5B", "abc", tmp_path)
+    assert asked["local_files_only"] is False
+    wanted = [
+        "config.json",
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "merges.txt",
+        "chat_template.jinja",
+        "1_Pooling/config.json",
+        "2_Dense/model.safetensors",
+    ]
+    unwanted = [
+        "pytorch_model.bin",
+        "modeling_own.py",
+        "consolidated.safetensors",
+        "original/model.safetensors",
+        "onnx/config.json",
+        "README.md",
+        "model.gguf",
+    ]
+    kept = filter_repo_objects(
+        wanted + unwanted, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
+    )
+    assert list(kept) == wanted
+
+
+def test_hub_failure_says_the_way_out(downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"org/name: no such directory, .*check the name, the network.*no route"):
+        resolve("org/name")
+    assert [name for name, _ in downloads] == ["org/name"]
+
+
+@pytest.mark.parametrize("key, value", [("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "true")])
+def test_offline_looks_in_the_cache_only(
+    key: str, value: str, downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(key, value)
+    with pytest.raises(ModelError, match="stay offline; unset HF_HUB_OFFLINE"):
+        resolve("org/name")
+    assert downloads[0][1]["local_files_only"] is True
+
+
+def test_without_huggingface_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match=r"pip install 'prelude-engine\[engine\]'"):
+        resolve("org/name")
+
+
+@pytest.mark.fault(49)
+def test_cached_snapshot_offline(
+    checkpoint_dir: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_sockets: None
+) -> None:
+    repository, revision = tmp_path / "models--org--name", "0123456789" * 4
+    snapshot = repository / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    for path in checkpoint_dir("sharded").iterdir():
+        shutil.copy(path, repository / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    found = resolve("org/name", cache_dir=tmp_path)
+    assert os.path.samefile(found, snapshot)
+    Checkpoint.open(found, ModelConfig.from_dir(found)).close()
+
+
+def test_importing_the_package_needs_no_torch_and_no_hub() -> None:
+    root = str(Path(hub.__file__).parents[2])
+    code = (
+        "import sys, prelude.models.hub, prelude.models.config, prelude.models.checkpoint;"
+        "print([name for name in ('torch', 'numpy', 'huggingface_hub') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": root}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

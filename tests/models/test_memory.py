@@ -1,0 +1,76 @@
+"""What counts as available: the machine, and every control group above the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prelude.errors import InsufficientMemory
+from prelude.models.memory import available_memory, require_memory
+
+GIB = 1 << 30
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": f"MemTotal: {32 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {16 * GIB >> 10} kB\n"}
+V2 = {"proc/self/cgroup": "0::/service/job\n"}
+
+
+def group(name: str, most: int | str, used: int, stat: str = "") -> dict[str, str]:
+    base = f"sys/fs/cgroup/{name}".rstrip("/")
+    return {f"{base}/memory.max": f"{most}\n", f"{base}/memory.current": f"{used}\n", f"{base}/memory.stat": stat}
+
+
+@pytest.mark.fault(48)
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        ({}, 16 * GIB),
+        ({**V2, **group("service/job", "max", GIB)}, 16 * GIB),
+        ({**V2, **group("service/job", 8 * GIB, 3 * GIB)}, 5 * GIB),
+        ({**V2, **group("service/job", 8 * GIB, 3 * GIB), **group("service", 4 * GIB, 3 * GIB)}, GIB),
+        ({**V2, **group("", 2 * GIB, GIB)}, GIB),
+        ({**V2, **group("service/job", GIB, 2 * GIB)}, 0),
+        (
+            {**V2, **group("service/job", 8 * GIB, 8 * GIB, f"anon 1\ninactive_file {GIB}\nactive_file {GIB}\n")},
+            2 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:cpu:/job\n4:memory,hugetlb:/job\n",
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{6 * GIB}\n",
+                "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{2 * GIB}\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "0\n",
+            },
+            4 * GIB,
+        ),
+        ({"proc/self/cgroup": "nonsense\n\n0::/../..\n"}, 16 * GIB),
+    ],
+    ids=["machine", "unlimited", "group", "parent", "container", "over", "page_cache", "version_1", "odd"],
+)
+def test_available(files: dict[str, str], expected: int, tmp_path: Path) -> None:
+    assert available_memory(tree(tmp_path, {**MEMINFO, **files})) == expected
+
+
+def test_this_machine() -> None:
+    available = available_memory()
+    assert available is not None and available > 0
+
+
+@pytest.mark.fault(48)
+def test_requirement_names_both_numbers() -> None:
+    require_memory(10, "this", 10)
+    require_memory(10, "this", None)
+    with pytest.raises(
+        InsufficientMemory, match=r"this needs 4,294,967,296 bytes \(4\.00 GiB\), 1,024 bytes"
+    ) as failure:
+        require_memory(4 * GIB, "this", 1024)
+    assert (failure.value.needed, failure.value.available) == (4 * GIB, 1024)

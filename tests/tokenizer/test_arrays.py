@@ -1,0 +1,301 @@
+"""What goes beyond HF: arrays, byte offsets, text that must stay text, marked tokens, tiktoken's files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prelude.tokenizer import Tokenizer, TokenizerConfigWarning, TokenizerError
+
+Pair = Callable[[str], tuple[Tokenizer, Any]]
+laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.feature("J2")
+@pytest.mark.parametrize("special", [True, False])
+def test_arrays_are_what_encode_gives(name: str, pair_of: Pair, texts: list[str], special: bool) -> None:
+    ours, _ = pair_of(name)
+    encodings = [ours.encode(t, add_special_tokens=special) for t in texts]
+    for text, encoding in zip(texts, encodings):
+        ids = ours.encode_array(text, special)
+        assert ids.dtype == np.int32 and ids.tolist() == encoding.ids
+        assert ours.encode_array(text.encode(), special).tolist() == encoding.ids
+        ids, offsets = ours.encode_with_offsets(text, special)
+        assert offsets.dtype == np.int32 and offsets.shape == (len(ids), 2)
+        assert ids.tolist() == encoding.ids
+        assert list(map(tuple, offsets.tolist())) == encoding.offsets
+    for how in (None, "char"):
+        ids, offsets, starts = ours.encode_batch_array(texts, special, offsets=how)
+        assert starts.dtype == np.int64 and len(starts) == len(texts) + 1
+        rows = [ids[a:b].tolist() for a, b in pairwise(starts)]
+        assert rows == [e.ids for e in encodings]
+        if how:
+            assert [tuple(o) for o in offsets.tolist()] == [o for e in encodings for o in e.offsets]
+        else:
+            assert offsets is None
+    ids, _, starts = ours.encode_batch_array([], special)
+    assert len(ids) == 0 and starts.tolist() == [0]
+
+
+def test_settings_do_not_touch_arrays(pair_of: Pair) -> None:
+    ours, _ = pair_of("template")
+    before = ours.encode_array("Hello there you").tolist()
+    ours.enable_truncation(4)
+    ours.enable_padding(length=50)
+    assert ours.encode_array("Hello there you").tolist() == before
+
+
+@pytest.mark.parametrize("flavour", ["byte-level", "template", "sentence pieces"])
+@laws
+@given(text=st.text(max_size=40))
+def test_byte_offsets_are_the_character_offsets_in_utf8(pair_of: Pair, flavour: str, text: str) -> None:
+    ours, _ = pair_of(flavour)
+    positions = np.cumsum([0, *(len(c.encode()) for c in text)])
+    _, chars = ours.encode_with_offsets(text)
+    _, in_bytes = ours.encode_with_offsets(text, offsets="byte")
+    assert in_bytes.tolist() == positions[chars].tolist()
+
+
+# ---- text that must stay text
+
+ATTACKS = [
+    "<special>",
+    "a<mask>b <special><special> c",
+    "<s></s><pad>",
+    "[CLS] [SEP] [MASK] [PAD]",
+    "<tool>call</tool> <r> x",
+    "Ünïcödé",
+    "<<special>>spe<special>cial>",
+    "<spe\u200bcial>",
+]
+
+
+@pytest.mark.fault(25)
+@pytest.mark.parametrize("text", ATTACKS)
+def test_control_tokens_in_text_stay_text(name: str, pair_of: Pair, text: str) -> None:
+    ours, _ = pair_of(name)
+    control = {i for i, t in ours.get_added_tokens_decoder().items() if t.content != "[UNK]"}
+    ids = ours.encode_array(text, False, parse_special=False)
+    assert not control & set(ids.tolist())
+    with_offsets, offsets = ours.encode_with_offsets(text, False, parse_special=False)
+    assert with_offsets.tolist() == ids.tolist() and len(offsets) == len(ids)
+    batch, _, starts = ours.encode_batch_array([text, "b", text], False, parse_special=False)
+    assert batch[: starts[1]].tolist() == ids.tolist() == batch[starts[2] :].tolist()
+    if name == "byte-level":
+        assert ours.decode(ids, skip_special_tokens=False).strip() == text
+    added = set(ours.encode_array(text, True, parse_special=False).tolist()) & control
+    assert added <= set(ours.encode_array("", True).tolist()), "the post-processor's own tokens still come"
+
+
+@pytest.mark.fault(25)
+def test_a_model_that_spells_a_control_token_is_caught(json_of: Any) -> None:
+    """The merges of some vocabularies build "<s>" out of its characters; that must not come through."""
+    state = json.loads(json_of("sentence pieces"))
+    vocab = state["model"]["vocab"]
+    for piece in ("<", "s", ">", "s>", "<s>"):
+        vocab.setdefault(piece, max(vocab.values()) + 1)
+    state["model"]["merges"] = [["s", ">"], ["<", "s>"]]
+    ours = Tokenizer.from_str(json.dumps(state))
+    bos = ours.token_to_id("<s>")
+    assert bos in ours.encode_array("a<s>b", False).tolist()
+    ids, offsets = ours.encode_with_offsets("a<s>b", False, parse_special=False)
+    assert bos not in ids.tolist()
+    assert ours.decode(ids) == "a<s>b"
+    assert [tuple(o) for o in offsets.tolist()[-4:]] == [(1, 2), (2, 3), (3, 4), (4, 5)]
+
+
+def test_ordinary_text_is_the_same_either_way(name: str, pair_of: Pair) -> None:
+    ours, _ = pair_of(name)
+    for text in ("Hello there, how are you?", "  two  spaces\n\n", "你好 🙂 naïve", ""):
+        assert ours.encode_array(text, parse_special=False).tolist() == ours.encode_array(text).tolist()
+
+
+# ---- what stands beside the file
+
+
+def beside(tmp_path: Path, text: str, **config: Any) -> Path:
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return tmp_path / "tokenizer.json"
+
+
+@pytest.mark.feature("J2")
+def test_marked_tokens_come_from_the_configuration(json_of: Any, tmp_path: Path) -> None:
+    path = beside(
+        tmp_path,
+        json_of("template"),
+        bos_token=None,
+        eos_token="[SEP]",
+        pad_token={"content": "[PAD]", "lstrip": False},
+        chat_template="{{ messages }}",
+    )
+    tokenizer = Tokenizer.from_file(path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (None, 3, 0)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (None, "[SEP]", "[PAD]")
+    assert tokenizer.chat_template == "{{ messages }}"
+    bare = Tokenizer.from_str(json_of("template"))
+    assert bare.bos_token_id is bare.eos_token_id is bare.pad_token_id is bare.chat_template is None
+
+
+def test_the_template_file_counts_over_the_configuration(json_of: Any, tmp_path: Path) -> None:
+    path = beside(tmp_path, json_of("template"), chat_template=[{"name": "default", "template": "named"}])
+    assert Tokenizer.from_file(path).chat_template == "named"
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    assert Tokenizer.from_file(path).chat_template == "from the file"
+
+
+@pytest.mark.fault(31)
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"add_eos_token": True, "eos_token": "<special>"}, "add_eos_token is true.*never ends"),
+        ({"add_bos_token": False, "bos_token": "[CLS]"}, "add_bos_token is false.*begins"),
+        ({"pad_token": "<nowhere>"}, "pad_token '<nowhere>' is not in the vocabulary"),
+        ({"added_tokens_decoder": {"17": {"content": "[CLS]"}}}, "'\\[CLS\\]' as id 17, the vocabulary as 2"),
+    ],
+)
+def test_contradictions_are_warned_about(json_of: Any, tmp_path: Path, config: Any, says: str) -> None:
+    path = beside(tmp_path, json_of("template"), **config)
+    with pytest.warns(TokenizerConfigWarning, match=says) as caught:
+        Tokenizer.from_file(path)
+    assert "tokenizer_config.json" in str(caught[0].message) and str(path) in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+def test_agreement_and_unreadable_configurations_are_silent(json_of: Any, tmp_path: Path) -> None:
+    agreed = {"add_bos_token": True, "bos_token": "[CLS]", "add_eos_token": True, "eos_token": "[SEP]"}
+    path = beside(tmp_path, json_of("template"), **agreed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Tokenizer.from_file(path)
+        for junk in ("", "[1]", '{"bos_token": 7, "add_bos_token": "x"}', "\ud800".encode("utf-8", "surrogatepass")):
+            data = junk if isinstance(junk, bytes) else junk.encode()
+            (tmp_path / "tokenizer_config.json").write_bytes(data)
+            assert Tokenizer.from_file(path).bos_token_id is None
+
+
+# ---- tiktoken
+
+PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"
+    r"\s*[\r\n]|\s+(?!\S)|\s"
+)
+
+
+def ranks_of(words: list[str], extra: int) -> dict[bytes, int]:
+    """A small vocabulary trained the plain way, ids in the order of the merges."""
+    ranks = {bytes([b]): b for b in range(256)}
+    corpus = [[bytes([b]) for b in w.encode()] for w in words]
+    while len(ranks) < 256 + extra:
+        counts: dict[bytes, int] = {}
+        for parts in corpus:
+            for a, b in pairwise(parts):
+                counts[a + b] = counts.get(a + b, 0) + 1
+        if not counts:
+            break
+        best = max(counts, key=lambda t: (counts[t], t))
+        ranks.setdefault(best, len(ranks))
+        corpus = [plain_merge(b"".join(parts), ranks) for parts in corpus]
+    return ranks
+
+
+def plain_merge(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    parts = [bytes([b]) for b in piece]
+    while True:
+        unions = [(ranks.get(a + b, 1 << 60), i) for i, (a, b) in enumerate(pairwise(parts))]
+        if not unions or min(unions)[0] == 1 << 60:
+            return parts
+        at = min(unions)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+def tiktoken_encode(text: str, ranks: dict[bytes, int], pattern: str) -> list[int]:
+    import regex
+
+    ids = []
+    for piece in regex.findall(pattern.replace("$", r"\Z"), text):
+        data = piece.encode()
+        ids += [ranks[data]] if data in ranks else [ranks[p] for p in plain_merge(data, ranks)]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def rank_file() -> tuple[dict[bytes, int], bytes]:
+    words = [
+        "the",
+        "theme",
+        "then",
+        "there",
+        "here",
+        "hear",
+        "heart",
+        "art",
+        "aaaa",
+        "aaaaaa",
+        "banana",
+        "bandana",
+        "你好",
+        "naïve",
+        "",
+        "\n\n",
+        "1234",
+    ]
+    ranks = ranks_of(words, 60)
+    lines = [base64.b64encode(t) + b" " + str(r).encode() for t, r in ranks.items()]
+    return ranks, b"\n".join(lines)
+
+
+@laws
+@given(text=st.text(st.sampled_from("thernabd aA1\n \t'sé你🙂."), max_size=60))
+def test_tiktoken_files_encode_as_tiktoken_does(rank_file: Any, text: str) -> None:
+    ranks, data = rank_file
+    tokenizer = Tokenizer.from_tiktoken(data, PATTERN, {"<|end|>": 1000})
+    assert tokenizer.encode_array(text).tolist() == tiktoken_encode(text, ranks, PATTERN)
+    assert tokenizer.decode(tokenizer.encode_array(text), False) == text
+
+
+def test_tiktoken_file_on_disk_with_special_tokens(rank_file: Any, tmp_path: Path) -> None:
+    ranks, data = rank_file
+    (tmp_path / "x.tiktoken").write_bytes(data)
+    tokenizer = Tokenizer.from_tiktoken(tmp_path / "x.tiktoken", PATTERN, {"<|end|>": 1000, "<|fim|>": 500})
+    assert tokenizer.encode_array("the<|end|>").tolist() == [*tiktoken_encode("the", ranks, PATTERN), 1000]
+    assert 1000 not in tokenizer.encode_array("<|end|>", parse_special=False)
+    assert tokenizer.token_to_id("<|fim|>") == 500
+    longest = max(ranks, key=len)
+    assert len(longest) > 3 and tokenizer.token_bytes(ranks[longest]) == longest
+
+
+@pytest.mark.parametrize(
+    ("data", "special", "says"),
+    [
+        (b"AAA= x", {}, "line 1"),
+        (b"!!!! 3", {}, "line 1"),
+        (b"AA== 0", {}, "byte 1 has no token"),
+        (b"AA== 0\nAA== 1", {}, "line 2"),
+        (None, {"<|x|>": 3}, "already taken"),
+        (None, {"<|x|>": -1}, "not an id"),
+        (None, {"": 999}, "not an id"),
+    ],
+)
+def test_malformed_tiktoken_files(rank_file: Any, data: bytes | None, special: Any, says: str) -> None:
+    with pytest.raises(TokenizerError, match=says):
+        Tokenizer.from_tiktoken(data or rank_file[1], PATTERN, special)
+
+
+@pytest.mark.feature("J8")
+def test_texts_are_tokenised_from_many_threads_in_order(pair_of: Pair) -> None:
+    ours, _ = pair_of("byte-level")
+    prompts = [f"prompt {i}: Hello there, how are you? " * 20 for i in range(64)]
+    expected = [ours.encode_array(p).tolist() for p in prompts]
+    with ThreadPoolExecutor(8) as pool:
+        assert [a.tolist() for a in pool.map(ours.encode_array, prompts)] == expected

@@ -1,0 +1,161 @@
+"""encode, encode_batch and encode_batch_fast: every column equal to HF's, for every post-processor."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prelude.tokenizer import Tokenizer
+
+Pair = Callable[[str], tuple[Tokenizer, Any]]
+
+
+@pytest.mark.feature("J1")
+@pytest.mark.parametrize("special", [True, False])
+def test_single(name: str, pair_of: Pair, assert_same: Any, texts: list[str], special: bool) -> None:
+    ours, theirs = pair_of(name)
+    for text in texts:
+        assert_same(
+            ours.encode(text, add_special_tokens=special),
+            theirs.encode(text, add_special_tokens=special),
+            text,
+        )
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_pair(name: str, pair_of: Pair, assert_same: Any, texts: list[str], special: bool) -> None:
+    ours, theirs = pair_of(name)
+    for one, two in itertools.product(texts[:6], texts[1:5]):
+        assert_same(
+            ours.encode(one, two, add_special_tokens=special),
+            theirs.encode(one, two, add_special_tokens=special),
+            (one, two),
+        )
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_words(name: str, pair_of: Pair, assert_same: Any, special: bool) -> None:
+    ours, theirs = pair_of(name)
+    lists = [[], [""], ["Hello", "there", "you"], ["two words", " lead", "trail "], ["<mask>", " ", "a<special>"]]
+    for words in lists:
+        assert_same(
+            ours.encode(words, is_pretokenized=True, add_special_tokens=special),
+            theirs.encode(words, is_pretokenized=True, add_special_tokens=special),
+            words,
+        )
+        assert_same(
+            ours.encode(words, ("pair", "words"), True, special),
+            theirs.encode(words, ("pair", "words"), True, special),
+            words,
+        )
+
+
+def test_batch(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> None:
+    ours, theirs = pair_of(name)
+    batches: list[list[Any]] = [[], texts, list(zip(texts, reversed(texts))), ["one", ("two", "three"), ["a", "b"]]]
+    for batch in batches:
+        for mine, other in zip(ours.encode_batch(batch), theirs.encode_batch(batch), strict=True):
+            assert_same(mine, other, batch)
+        fast = zip(ours.encode_batch_fast(batch), theirs.encode_batch_fast(batch), strict=True)
+        for mine, other in fast:
+            assert_same(mine, other, batch)
+
+
+def test_batch_of_words(name: str, pair_of: Pair, assert_same: Any) -> None:
+    ours, theirs = pair_of(name)
+    batch = [["Hello", "there"], (["a", "b"], ["c"]), ("x", "y", "z"), []]
+    for add in (True, False):
+        for method in ("encode_batch", "encode_batch_fast"):
+            mine = getattr(ours, method)(batch, is_pretokenized=True, add_special_tokens=add)
+            other = getattr(theirs, method)(batch, is_pretokenized=True, add_special_tokens=add)
+            for a, b in zip(mine, other, strict=True):
+                assert_same(a, b, (method, add))
+
+
+def test_async_methods(pair_of: Pair, assert_same: Any) -> None:
+    ours, theirs = pair_of("template")
+
+    async def work() -> tuple[Any, ...]:
+        return (
+            await ours.async_encode("Hello", "there"),
+            await ours.async_encode_batch(["Hello", "you"]),
+            await ours.async_encode_batch_fast(["Hello"]),
+            await ours.async_decode_batch([[5, 6], [7]]),
+        )
+
+    one, batch, fast, decoded = asyncio.run(work())
+    assert_same(one, theirs.encode("Hello", "there"))
+    assert_same(batch[1], theirs.encode("you"))
+    assert_same(fast[0], theirs.encode_batch_fast(["Hello"])[0])
+    assert decoded == theirs.decode_batch([[5, 6], [7]])
+
+
+def test_encode_special_tokens(name: str, pair_of: Pair, assert_same: Any) -> None:
+    """As in HF: the text of special tokens is ordinary text, other added tokens still match."""
+    ours, theirs = pair_of(name)
+    ours.encode_special_tokens = theirs.encode_special_tokens = True
+    assert ours.encode_special_tokens is True
+    for text in ("a<special>b", "<s>x</s>", "[CLS] [MASK]", "  <mask> <tool> Ünïcödé"):
+        assert_same(ours.encode(text), theirs.encode(text), text)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda t: t.encode(None), TypeError),
+        (lambda t: t.encode(5), TypeError),
+        (lambda t: t.encode(b"abc"), TypeError),
+        (lambda t: t.encode(["a", "b"]), TypeError),
+        (lambda t: t.encode("a", is_pretokenized=True), TypeError),
+        (lambda t: t.encode("a", 7), TypeError),
+        (lambda t: t.encode_batch("abc"), TypeError),
+        (lambda t: t.encode_batch([("a", "b", "c")]), TypeError),
+        (lambda t: t.encode_batch([5]), TypeError),
+        (lambda t: t.encode_batch_fast([None]), TypeError),
+        (lambda t: t.encode_batch([["a", 5]], is_pretokenized=True), TypeError),
+    ],
+)
+def test_wrong_types_raise_as_in_hf(pair_of: Pair, call: Any, error: type[Exception]) -> None:
+    for tokenizer in pair_of("template"):
+        with pytest.raises(error):
+            call(tokenizer)
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("text", ["a\ud800", "\udc00b", "\udc00\ud800", "a\ud83d\ude42b"])
+def test_lone_surrogates_have_one_policy_on_all_paths(pair_of: Pair, text: str) -> None:
+    ours, _ = pair_of("byte-level")
+    calls: list[Callable[[], Any]] = [
+        lambda: ours.encode(text),
+        lambda: ours.encode("a", text),
+        lambda: ours.encode([text], is_pretokenized=True),
+        lambda: ours.encode_batch([text]),
+        lambda: ours.encode_batch_fast([text]),
+        lambda: ours.encode_array(text),
+        lambda: ours.encode_array(text, parse_special=False),
+        lambda: ours.encode_with_offsets(text),
+        lambda: ours.encode_batch_array([text]),
+        lambda: ours.encode_batch_array([text], offsets="char"),
+    ]
+    for call in calls:
+        with pytest.raises(UnicodeEncodeError):
+            call()
+
+
+@pytest.mark.fault(22)
+@pytest.mark.parametrize("data", [b"\xff", b"\xc0\xaf", b"a\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\xe4\xbd"])
+def test_invalid_utf8_is_refused(pair_of: Pair, data: bytes) -> None:
+    ours, _ = pair_of("byte-level")
+    for call in (ours.encode_array, ours.encode_with_offsets):
+        with pytest.raises(UnicodeDecodeError):
+            call(data)
+
+
+@pytest.mark.fault(22)
+def test_odd_code_points(name: str, pair_of: Pair, assert_same: Any) -> None:
+    ours, theirs = pair_of(name)
+    for text in ("\x00a\x00", "\ufffe\uffff", "\ufeffBOM", "\U0010ffff\U000e0001", "\u0378 unassigned \U0001fae9"):
+        assert_same(ours.encode(text), theirs.encode(text), text)

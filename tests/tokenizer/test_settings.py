@@ -1,0 +1,165 @@
+"""Truncation and padding: parameters, results and errors as in HF."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prelude.tokenizer import Tokenizer
+
+Pair = Callable[[str], tuple[Tokenizer, Any]]
+
+LONG = "Hello there, how are you today? I'm fine, thank you! Ünïcödé 你好 <mask> the end"
+SHORT = "two words"
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("strategy", ["longest_first", "only_first", "only_second"])
+def test_truncation(name: str, pair_of: Pair, assert_same: Any, strategy: str, direction: str) -> None:
+    ours, theirs = pair_of(name)
+    for length, stride in itertools.product((5, 8, 13, 40), (0, 1)):
+        for tokenizer in (ours, theirs):
+            tokenizer.enable_truncation(length, stride=stride, strategy=strategy, direction=direction)
+        for inputs in ((LONG,), (SHORT,), ("",), (LONG, SHORT), (SHORT, LONG), (LONG, LONG), ("", LONG)):
+            for add in (True, False):
+                where = (length, stride, inputs, add)
+                try:
+                    other = theirs.encode(*inputs, add_special_tokens=add)
+                except BaseException as error:
+                    if not isinstance(error, Exception) and "PanicException" not in type(error).__name__:
+                        raise
+                    with pytest.raises(ValueError):
+                        ours.encode(*inputs, add_special_tokens=add)
+                    continue
+                assert_same(ours.encode(*inputs, add_special_tokens=add), other, where)
+
+
+def test_truncation_of_words_and_batches(name: str, pair_of: Pair, assert_same: Any) -> None:
+    ours, theirs = pair_of(name)
+    for tokenizer in (ours, theirs):
+        tokenizer.enable_truncation(12, stride=2)
+    words = LONG.split()
+    assert_same(ours.encode(words, is_pretokenized=True), theirs.encode(words, is_pretokenized=True))
+    batch: list[Any] = [LONG, SHORT, (SHORT, LONG)]
+    for method in ("encode_batch", "encode_batch_fast"):
+        for a, b in zip(getattr(ours, method)(batch), getattr(theirs, method)(batch), strict=True):
+            assert_same(a, b, method)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3])
+def test_truncation_about_the_size_of_the_special_tokens(
+    name: str, pair_of: Pair, assert_same: Any, length: int
+) -> None:
+    ours, theirs = pair_of(name)
+    for tokenizer in (ours, theirs):
+        tokenizer.enable_truncation(length)
+    for inputs in ((LONG,), (LONG, SHORT), ("",)):
+        assert_same(ours.encode(*inputs), theirs.encode(*inputs), inputs)
+        assert_same(ours.encode(*inputs, add_special_tokens=False), theirs.encode(*inputs, add_special_tokens=False))
+
+
+def test_padding(name: str, pair_of: Pair, assert_same: Any) -> None:
+    ours, theirs = pair_of(name)
+    batch: list[Any] = [LONG, SHORT, "", (SHORT, SHORT)]
+    for direction, length, multiple in itertools.product(("left", "right"), (None, 3, 50), (None, 0, 8)):
+        options = dict(
+            direction=direction, length=length, pad_to_multiple_of=multiple, pad_id=7, pad_type_id=2, pad_token="<p>"
+        )
+        for tokenizer in (ours, theirs):
+            tokenizer.enable_padding(**options)
+        for inputs in batch:
+            inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+            assert_same(ours.encode(*inputs), theirs.encode(*inputs), options)
+        for method in ("encode_batch", "encode_batch_fast"):
+            for a, b in zip(getattr(ours, method)(batch), getattr(theirs, method)(batch), strict=True):
+                assert_same(a, b, options)
+
+
+def test_padding_with_truncation_pads_the_overflowing_parts(pair_of: Pair, assert_same: Any) -> None:
+    ours, theirs = pair_of("template")
+    for tokenizer in (ours, theirs):
+        tokenizer.enable_truncation(10, stride=3)
+        tokenizer.enable_padding(length=12, direction="left")
+    assert ours.encode(LONG).overflowing
+    assert_same(ours.encode(LONG), theirs.encode(LONG))
+
+
+def test_parameters_read_back_as_in_hf(pair_of: Pair) -> None:
+    ours, theirs = pair_of("template")
+    assert ours.truncation is None and ours.padding is None
+    for tokenizer in (ours, theirs):
+        tokenizer.enable_truncation(9, stride=2, strategy="only_first", direction="left")
+        tokenizer.enable_padding(direction="left", pad_id=3, pad_type_id=1, pad_token="x", length=9)
+    assert ours.truncation == theirs.truncation
+    assert ours.padding == theirs.padding
+    for tokenizer in (ours, theirs):
+        tokenizer.enable_truncation(max_length=4)
+        tokenizer.enable_padding(pad_to_multiple_of=4)
+    assert ours.truncation == theirs.truncation
+    assert ours.padding == theirs.padding
+    for tokenizer in (ours, theirs):
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    assert ours.truncation is None and ours.padding is None
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda t: t.enable_truncation(5, stride=7), ValueError),
+        (lambda t: t.enable_truncation(-1), OverflowError),
+        (lambda t: t.enable_truncation("5"), TypeError),
+        (lambda t: t.enable_truncation(5, strategy="longest"), ValueError),
+        (lambda t: t.enable_truncation(5, direction="up"), ValueError),
+        (lambda t: t.enable_padding(direction="up"), ValueError),
+        (lambda t: t.enable_padding(length=-3), OverflowError),
+        (lambda t: t.enable_padding(pad_id=-3), OverflowError),
+    ],
+)
+def test_errors_are_those_of_hf(pair_of: Pair, call: Any, error: type[Exception]) -> None:
+    ours, theirs = pair_of("template")
+    for tokenizer in (ours, theirs):
+        with pytest.raises(error):
+            call(tokenizer)
+    assert ours.truncation is None and ours.padding is None
+
+
+def test_unknown_option_is_an_error_not_a_printed_line(pair_of: Pair) -> None:
+    ours, _ = pair_of("template")
+    with pytest.raises(TypeError, match="max_len"):
+        ours.enable_truncation(5, max_len=3)  # type: ignore[call-arg]
+
+
+def test_settings_of_the_file_are_taken_over(json_of: Callable[[str], str], assert_same: Any) -> None:
+    import tokenizers
+
+    theirs = tokenizers.Tokenizer.from_str(json_of("template"))
+    theirs.enable_truncation(7, stride=1, strategy="only_second", direction="left")
+    theirs.enable_padding(length=8, direction="left", pad_id=5, pad_token="[SEP]")
+    ours = Tokenizer.from_str(theirs.to_str())
+    assert ours.truncation == theirs.truncation and ours.padding == theirs.padding
+    assert_same(ours.encode("a", LONG), theirs.encode("a", LONG))
+    again = Tokenizer.from_str(ours.to_str())
+    assert again.truncation == theirs.truncation and again.padding == theirs.padding
+
+
+def test_post_process(name: str, pair_of: Pair, assert_same: Any) -> None:
+    ours, theirs = pair_of(name)
+    for tokenizer in (ours, theirs):
+        tokenizer.enable_truncation(9)
+        tokenizer.enable_padding(length=11)
+    for add in (True, False):
+        raw = [(t.encode_batch([LONG, SHORT], add_special_tokens=False)) for t in (ours, theirs)]
+        assert_same(ours.post_process(raw[0][0], None, add), theirs.post_process(raw[1][0], None, add), add)
+        assert_same(ours.post_process(raw[0][0], raw[0][1], add), theirs.post_process(raw[1][0], raw[1][1], add), add)
+    before = raw[0][0].ids
+    ours.post_process(raw[0][0])
+    assert raw[0][0].ids == before, "the argument is left alone"
+
+
+def test_num_special_tokens_to_add(name: str, pair_of: Pair) -> None:
+    ours, theirs = pair_of(name)
+    for is_pair in (True, False):
+        assert ours.num_special_tokens_to_add(is_pair) == theirs.num_special_tokens_to_add(is_pair)

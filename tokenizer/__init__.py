@@ -1,0 +1,44 @@
+"""fasttoken: an exact, complete, inference-only drop-in for HuggingFace ``tokenizers``.
+
+    from prelude.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_file("tokenizer.json")
+    tokenizer.encode("Hello").ids
+
+The names, arguments, defaults and results are those of ``tokenizers`` 0.2x. What is left out on purpose
+(training, adding tokens, setting components after loading) raises an error that says what to do instead.
+Importing this package imports neither ``tokenizers``, ``transformers`` nor ``jinja2``.
+"""
+
+from __future__ import annotations
+
+from . import decoders
+from .added_token import AddedToken
+from .decoders import DecodeStream
+from .encoding import Encoding
+from .errors import (
+    BackendUnavailable,
+    ChatTemplateError,
+    TokenizerConfigWarning,
+    TokenizerError,
+    TokenizerFileError,
+    TokenizersMutationError,
+)
+from .tokenizer import Tokenizer
+from .transformers_patch import patch_transformers, patched_transformers
+
+__all__ = [
+    "AddedToken",
+    "BackendUnavailable",
+    "ChatTemplateError",
+    "DecodeStream",
+    "Encoding",
+    "Tokenizer",
+    "TokenizerConfigWarning",
+    "TokenizerError",
+    "TokenizerFileError",
+    "TokenizersMutationError",
+    "decoders",
+    "patch_transformers",
+    "patched_transformers",
+]

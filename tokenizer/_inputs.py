@@ -1,0 +1,64 @@
+"""What may be given to ``encode`` and ``encode_batch``: HF's rules, with the offending type in the message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class EncodeInput(NamedTuple):
+    """A text, or a list of words, and the same again when it is a pair."""
+
+    first: str | list[str]
+    second: str | list[str] | None
+
+    @property
+    def has_words(self) -> bool:
+        return not isinstance(self.first, str) or not isinstance(self.second, (str, type(None)))
+
+
+def single_input(sequence: Any, pair: Any, is_pretokenized: bool) -> EncodeInput:
+    take = _words if is_pretokenized else _text
+    return EncodeInput(take(sequence), None if pair is None else take(pair))
+
+
+def batch_inputs(inputs: Sequence[Any], is_pretokenized: bool) -> list[EncodeInput]:
+    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, (Sequence, np.ndarray)):
+        raise TypeError(f"a batch is a list of inputs, not {type(inputs).__name__}")
+    return [_batch_input(item, is_pretokenized) for item in inputs]
+
+
+def _batch_input(item: Any, is_pretokenized: bool) -> EncodeInput:
+    if not is_pretokenized and isinstance(item, str):
+        return EncodeInput(item, None)
+    if is_pretokenized and _is_words(item):
+        return EncodeInput(_words(item), None)
+    if isinstance(item, (list, tuple)) and len(item) == 2:
+        return single_input(item[0], item[1], is_pretokenized)
+    kind = "words or a pair of lists of words" if is_pretokenized else "a string or a pair of strings"
+    raise TypeError(f"an input of a batch is {kind}, not {_described(item)}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    hint = "; for a list of words pass is_pretokenized=True" if isinstance(value, (list, tuple)) else ""
+    raise TypeError(f"TextInputSequence must be str, not {_described(value)}{hint}")
+
+
+def _words(value: Any) -> list[str]:
+    if _is_words(value):
+        return [str(word) for word in value]
+    raise TypeError(f"PreTokenizedInputSequence must be Union[List[str], Tuple[str]], not {_described(value)}")
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, (list, tuple, np.ndarray)) and all(isinstance(word, str) for word in value)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and value:
+        return f"{type(value).__name__} of {len(value)}, the first {type(value[0]).__name__}"
+    return type(value).__name__

@@ -1,0 +1,99 @@
+"""Text that must stay text: no control token may come out of it, whatever it says.
+
+The core already leaves special tokens unmatched when asked to. Two ways remain by which untrusted text could
+become a control token: added tokens that are not flagged special (``<tool_call>``, ``<|User|>`` in some
+files), and a model whose merges spell a control token from its characters. Both are found by looking at the
+ids, and each such token is replaced by the tokens of its single characters.
+
+Added tokens of white space only, or of one character, are ordinary text in every family and stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ._reference import BYTE_CHARS, _kinds
+
+if TYPE_CHECKING:
+    from ._rungs import Core
+
+Int32 = npt.NDArray[np.int32]
+
+
+class LiteralText:
+    """Which ids are control tokens, and how to spell them out; immutable."""
+
+    def __init__(self, core: Core, unknown: int) -> None:
+        self._core = core
+        self._unknown = unknown
+        added = core.added_tokens()
+        control = [i for i, content, *_ in added if len(content) > 1 and not content.isspace()]
+        self.control_ids = frozenset(control)
+        self._is_control = np.zeros(max(control, default=-1) + 2, np.bool_)
+        self._is_control[control] = True
+        decoder = core.section("decoder")
+        self._kinds = _kinds(json.loads(decoder) if decoder else None)
+
+    def ids(self, text: str | bytes) -> Int32:
+        """The ids of ``text``, without a control token."""
+        ids = self._core.encode_array(text, False)
+        return self.encode(text)[0] if self._marked(ids).any() else ids
+
+    def encode(self, text: str | bytes, offsets: str = "char") -> tuple[Int32, Int32]:
+        """(ids, offsets untrimmed), without a control token."""
+        ids, spans, _ = self._core.encode_full(text, False, offsets, False)  # type: ignore[arg-type]
+        marked = self._marked(ids)
+        if not marked.any():
+            return ids, spans
+        string = text if isinstance(text, str) else text.decode()
+        raw = string.encode() if offsets == "byte" else string
+        out_ids: list[int] = []
+        out_spans: list[tuple[int, int]] = []
+        for id, (start, stop), bad in zip(ids.tolist(), spans.tolist(), marked.tolist()):
+            if not bad:
+                out_ids.append(id)
+                out_spans.append((start, stop))
+                continue
+            piece = raw[start:stop]
+            for char in piece.decode() if isinstance(piece, bytes) else piece:
+                width = len(char.encode()) if offsets == "byte" else 1
+                spelled = self._spelled(char)
+                out_ids.extend(spelled)
+                out_spans.extend([(start, start + width)] * len(spelled))
+                start += width
+        return np.array(out_ids, np.int32), np.array(out_spans, np.int32).reshape(-1, 2)
+
+    def _marked(self, ids: Int32) -> npt.NDArray[np.bool_]:
+        marked = self._is_control[np.minimum(ids, len(self._is_control) - 1)]
+        if marked.any():
+            marked &= ids != self._unknown  # an unknown word is not a control token
+        return marked
+
+    def _spelled(self, char: str) -> list[int]:
+        core = self._core
+        if "ByteLevel" in self._kinds:
+            found = [core.token_to_id(BYTE_CHARS[b]) for b in char.encode()]
+        else:
+            shown = "\u2581" if char == " " and ("Replace" in self._kinds or "Metaspace" in self._kinds) else char
+            for form in (shown, "##" + char, char + "</w>"):
+                id = core.token_to_id(form)
+                if id is not None and id not in self.control_ids:
+                    return [id]
+            found = [core.token_to_id(f"<0x{b:02X}>") for b in char.encode()]
+        unknown = self._unknown
+        return [i if i is not None else unknown for i in found if i is not None or unknown >= 0]
+
+
+def unknown_id(data: bytes, core: Core) -> int:
+    """The id of the model's unknown token in the file ``data``, or -1. Read without parsing the vocabulary."""
+    named = re.search(rb'"unk_token"\s*:\s*("(?:[^"\\]|\\.)*")', data)
+    if named:
+        id = core.token_to_id(json.loads(named[1]))
+        return -1 if id is None else id
+    numbered = re.search(rb'"unk_id"\s*:\s*(\d+)', data)
+    return int(numbered[1]) if numbered else -1

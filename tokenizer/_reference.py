@@ -1,0 +1,260 @@
+"""The last rung: HF ``tokenizers`` behind the interface of the native core.
+
+Its tokenizer is loaded once, without post-processor, truncation or padding (those are ours on every rung),
+and is not changed afterwards: a setter on a shared HF object is what "Already borrowed" comes from. Treating
+special tokens as text is such a setting, so a second, lazily made copy has it switched on for good.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BackendUnavailable, TokenizerFileError
+from .processors import parse, trimmed
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+class ReferenceCore:
+    external_patterns: list[str] = []  # noqa: RUF012 - never changed
+
+    def __init__(self, data: bytes, feature: str) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            raise BackendUnavailable(feature, "tokenizers") from None
+        try:
+            whole = tokenizers.Tokenizer.from_str(data.decode())
+        except Exception as error:  # HF's own are plain Exceptions without a place
+            raise TokenizerFileError(
+                "the file", f"it has {feature}, and `tokenizers` cannot load it: {error}"
+            ) from error
+        state = json.loads(whole.to_str())
+        self._sections = {k: json.dumps(v) for k, v in state.items() if k != "model"}
+        model = state["model"]
+        self._unk = model.get("unk_token")
+        self._trim_passes = _trim_passes(json.loads(self._sections["post_processor"]))
+        whole.no_truncation()
+        whole.no_padding()
+        whole.post_processor = None
+        self._hf = whole
+        self._literal: Any = None
+        self._lock = threading.Lock()  # only around the making of ``_literal``
+        self._added = whole.get_added_tokens_decoder()
+        self._decoder_kinds = _kinds(json.loads(self._sections["decoder"]))
+        self._prefix = model.get("continuing_subword_prefix") or "##"
+
+    @classmethod
+    def from_json(cls, data: bytes, feature: str = "a component outside the supported subset") -> ReferenceCore:
+        return cls(data, feature)
+
+    # ---- encoding
+
+    def encode_ids(self, text: str | bytes, parse_special: bool = True) -> list[int]:
+        ids: list[int] = self._engine(parse_special).encode(_text(text), add_special_tokens=False).ids
+        return ids
+
+    def encode_array(self, text: str | bytes, parse_special: bool = True) -> Int32:
+        return np.array(self.encode_ids(text, parse_special), np.int32)
+
+    def encode_full(
+        self, text: str | bytes, parse_special: bool = True, offsets: str = "char", trim: bool = True
+    ) -> tuple[Int32, Int32, Int32]:
+        ids, spans, words, tokens = self.encode_found(text, parse_special)
+        if trim:
+            for add_prefix_space in self._trim_passes:
+                spans = trimmed(tokens, spans, add_prefix_space)
+        if offsets == "byte":
+            spans = _byte_positions(_text(text))[spans]
+        return ids, spans, words
+
+    def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
+        """As ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
+        found = self._engine(parse_special).encode(_text(text), add_special_tokens=False)
+        ids = np.array(found.ids, np.int32)
+        spans = np.array(found.offsets, np.int32).reshape(-1, 2)
+        return ids, spans, np.array([-1 if w is None else w for w in found.word_ids], np.int32), found.tokens
+
+    def encode_tokens(self, text: str | bytes, parse_special: bool = True) -> list[str]:
+        return self.encode_found(text, parse_special)[3]
+
+    def trim_offsets(
+        self, ids: Int32, offsets: Int32, add_prefix_space: bool, tokens: Sequence[str] | None = None
+    ) -> Int32:
+        found = [t or "" for t in self.tokens(ids)] if tokens is None else tokens
+        return np.asarray(trimmed(found, offsets, add_prefix_space), np.int32)
+
+    @property
+    def trim_passes(self) -> list[bool]:
+        return list(self._trim_passes)
+
+    def encode_batch_array(self, texts: Sequence[str | bytes], parse_special: bool = True) -> tuple[Int32, Int64]:
+        rows = self.encode_batch_ids(texts, parse_special)
+        return _concatenated([np.array(r, np.int32) for r in rows]), _starts([len(r) for r in rows])
+
+    def encode_batch_ids(self, texts: Sequence[str | bytes], parse_special: bool = True) -> list[list[int]]:
+        engine = self._engine(parse_special)
+        found = engine.encode_batch_fast([_text(t) for t in texts], add_special_tokens=False)
+        return [e.ids for e in found]
+
+    def encode_batch_full(
+        self, texts: Sequence[str | bytes], parse_special: bool = True, offsets: str = "char", trim: bool = True
+    ) -> tuple[Int32, Int32, Int32, Int64]:
+        rows = [self.encode_full(t, parse_special, offsets, trim) for t in texts]
+        ids = _concatenated([r[0] for r in rows])
+        spans = np.concatenate([r[1] for r in rows]) if rows else np.empty((0, 2), np.int32)
+        return ids, spans, _concatenated([r[2] for r in rows]), _starts([len(r[0]) for r in rows])
+
+    def normalize(self, text: str | bytes) -> str:
+        normalizer = self._hf.normalizer
+        return _text(text) if normalizer is None else str(normalizer.normalize_str(_text(text)))
+
+    def pre_tokenize(self, text: str | bytes) -> list[tuple[str, tuple[int, int]]]:
+        splitter, string = self._hf.pre_tokenizer, _text(text)
+        if splitter is None:
+            return [(string, (0, len(string)))] if string else []
+        pieces: list[tuple[str, tuple[int, int]]] = splitter.pre_tokenize_str(string)
+        return pieces
+
+    # ---- vocabulary
+
+    def token_to_id(self, token: str) -> int | None:
+        found: int | None = self._hf.token_to_id(token)
+        return found
+
+    def id_to_token(self, id: int) -> str | None:
+        found: str | None = self._hf.id_to_token(id)
+        return found
+
+    def token_bytes(self, id: int) -> bytes | None:
+        token = self._hf.id_to_token(id)
+        return None if token is None else _token_bytes(token, self._decoder_kinds, self._prefix)
+
+    def tokens(self, ids: Sequence[int] | Int32) -> list[str | None]:
+        return [self._hf.id_to_token(int(i)) for i in ids]
+
+    def vocab_size(self, with_added: bool = True) -> int:
+        return int(self._hf.get_vocab_size(with_added))
+
+    def get_vocab(self, with_added: bool = True) -> dict[str, int]:
+        vocab: dict[str, int] = self._hf.get_vocab(with_added)
+        return vocab
+
+    def added_tokens(self) -> list[tuple[int, str, bool, bool, bool, bool, bool]]:
+        return [
+            (i, t.content, t.single_word, t.lstrip, t.rstrip, t.normalized, t.special)
+            for i, t in sorted(self._added.items())
+        ]
+
+    def section(self, name: str) -> str | None:
+        return self._sections.get(name)
+
+    def model_json(self) -> str:
+        return json.dumps(json.loads(self._hf.to_str())["model"], ensure_ascii=False)
+
+    # ---- decoding
+
+    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str:
+        return str(self._hf.decode(_plain(ids), skip_special_tokens))
+
+    def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]:
+        found: list[str] = self._hf.decode_batch([_plain(r) for r in rows], skip_special_tokens)
+        return found
+
+    def decode_tokens(self, tokens: Sequence[str]) -> str:
+        decoder = self._hf.decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode(list(tokens)))
+
+    def _engine(self, parse_special: bool) -> Any:
+        if parse_special:
+            return self._hf
+        if self._literal is None:
+            with self._lock:
+                if self._literal is None:
+                    literal = type(self._hf).from_str(self._hf.to_str())
+                    literal.encode_special_tokens = True
+                    self._literal = literal
+        return self._literal
+
+
+def _text(text: str | bytes) -> str:
+    """Text as the native core takes it: no lone surrogates, valid UTF-8, each with its own ``ValueError``."""
+    if isinstance(text, bytes):
+        return text.decode()
+    if not isinstance(text, str):
+        raise TypeError(f"expected str or bytes, got {type(text).__name__}")
+    text.encode()
+    return text
+
+
+def _plain(ids: Sequence[int] | Int32) -> list[int]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+
+
+def _concatenated(rows: list[Int32]) -> Int32:
+    return np.concatenate(rows) if rows else np.empty(0, np.int32)
+
+
+def _starts(lengths: list[int]) -> Int64:
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def _byte_positions(text: str) -> Int32:
+    positions = np.zeros(len(text) + 1, np.int32)
+    np.cumsum([len(c.encode()) for c in text], out=positions[1:])
+    return positions
+
+
+def _trim_passes(member: Any) -> list[bool]:
+    def passes(processor: Any) -> list[bool]:
+        if hasattr(processor, "processors"):
+            return [p for inner in processor.processors for p in passes(inner)]
+        return [processor.add_prefix_space] if processor is not None and processor.trims else []
+
+    return passes(parse(member))
+
+
+def _kinds(member: Any) -> list[str]:
+    if member is None:
+        return []
+    if member["type"] == "Sequence":
+        return [kind for inner in member["decoders"] for kind in _kinds(inner)]
+    return [member["type"]]
+
+
+def _token_bytes(token: str, kinds: list[str], prefix: str) -> bytes:
+    if "ByteLevel" in kinds:
+        found = [CHAR_BYTES.get(c) for c in token]
+        return token.encode() if None in found else bytes(b for b in found if b is not None)
+    if "ByteFallback" in kinds and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    if "WordPiece" in kinds:
+        return (token[len(prefix) :] if token.startswith(prefix) else " " + token).encode()
+    if "BPEDecoder" in kinds:
+        return token.replace("</w>", " ").encode()
+    if "Metaspace" in kinds or "Replace" in kinds:
+        return token.replace("\u2581", " ").encode()
+    return token.encode()
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+CHAR_BYTES = _byte_characters()
+BYTE_CHARS = {b: c for c, b in CHAR_BYTES.items()}

@@ -1,0 +1,55 @@
+"""Which rung serves a file: the native core, the native core over the ``regex`` package, or HF ``tokenizers``.
+
+The first that can serve the file exactly is taken. A rung that cannot raises ``UnsupportedFeature`` and the
+next is tried; what a file means is never changed to make it fit.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ._reference import ReferenceCore
+
+if TYPE_CHECKING:
+    from ._core import CoreTokenizer
+
+    Core = CoreTokenizer | ReferenceCore
+
+_log = logging.getLogger("prelude.tokenizer")
+
+
+def load(data: bytes) -> tuple[Core, str]:
+    """(core, backend name) for the bytes of a tokenizer.json; one log line when it is not the native rung."""
+    core, backend, reason = _load(data)
+    if backend != "native":
+        _log.info("backend %s: %s", backend, reason)
+    return core, backend
+
+
+def _load(data: bytes) -> tuple[Core, str, str]:
+    native: Any
+    try:
+        from . import _core as native
+    except ImportError as error:
+        return ReferenceCore(data, "the native extension (not built)"), "reference", str(error)
+    try:
+        return native.CoreTokenizer.from_json(data), "native", ""
+    except native.UnsupportedFeature as error:
+        reason = f"{error.feature} at {error.path}"
+        if error.kind == "regex":
+            served = _over_regex(native, data)
+            if served is not None:
+                return served, "native+regex", reason
+        return ReferenceCore(data, reason), "reference", reason
+
+
+def _over_regex(native: Any, data: bytes) -> Core | None:
+    from ._splitter import Refused, matcher
+
+    try:
+        core: Core = native.CoreTokenizer.from_json(data, matcher(native))
+    except (ImportError, Refused, native.UnsupportedFeature) as error:
+        _log.debug("not over the regex package: %s", error)
+        return None
+    return core

@@ -1,0 +1,40 @@
+"""The description of one added token: HF's ``AddedToken``, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AddedToken:
+    """A token matched in the text before the model sees it."""
+
+    content: str = ""
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+    def __str__(self) -> str:
+        return self.content
+
+    def __repr__(self) -> str:
+        return (
+            f"AddedToken({_quoted(self.content)}, rstrip={self.rstrip}, lstrip={self.lstrip}, "
+            f"single_word={self.single_word}, normalized={self.normalized}, special={self.special})"
+        )
+
+    def to_dict(self) -> dict[str, str | bool]:
+        return {
+            "content": self.content,
+            "single_word": self.single_word,
+            "lstrip": self.lstrip,
+            "rstrip": self.rstrip,
+            "normalized": self.normalized,
+            "special": self.special,
+        }
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -1,0 +1,119 @@
+"""Streaming decoding: HF's ``DecodeStream``.
+
+A stream belongs to one sequence and one thread; all its state is here, none in the tokenizer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import TokenizerError
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+_BROKEN = "\ufffd"
+
+
+class DecodeStream:
+    """Text as it grows, token by token: ``step`` gives the new text, or None while a character is open."""
+
+    def __init__(self, ids: Sequence[int] | None = None, skip_special_tokens: bool | None = False) -> None:
+        self._ids = [_id(i) for i in ids] if ids is not None else []
+        self._skip = bool(skip_special_tokens)
+        self._stream: Any = None  # a CoreStream or a _Stream, made at the first step
+        self._tokenizer: Tokenizer | None = None
+
+    def step(self, tokenizer: Tokenizer, id: int | Sequence[int]) -> str | None:
+        stream = self._stream if self._tokenizer is tokenizer else self._over(tokenizer)
+        if type(id) is int and id >= 0:
+            text: str | None = stream.step(id)
+            return text
+        if hasattr(id, "__index__"):
+            single: str | None = stream.step(_id(id))
+            return single
+        many: str | None = stream.step_many([_id(i) for i in id])
+        return many
+
+    def finish(self) -> str:
+        """What is held back, each unfinished character as U+FFFD; beyond HF, whose streams drop it."""
+        return "" if self._stream is None else str(self._stream.finish())
+
+    def _over(self, tokenizer: Tokenizer) -> Any:
+        if self._stream is not None:
+            raise TokenizerError("a DecodeStream serves the tokenizer of its first step only")
+        self._stream, self._tokenizer = _stream(tokenizer, self._ids, self._skip), tokenizer
+        return self._stream
+
+    def __copy__(self) -> DecodeStream:
+        made = DecodeStream(self._ids, self._skip)
+        made._tokenizer = self._tokenizer
+        made._stream = None if self._stream is None else self._stream.copy()
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DecodeStream:
+        return self.__copy__()
+
+
+def _stream(tokenizer: Tokenizer, ids: list[int], skip: bool) -> Any:
+    if tokenizer.backend == "reference":
+        return _Stream(tokenizer, ids, skip)
+    from ._core import CoreStream
+
+    return CoreStream(tokenizer._core, ids, skip)  # type: ignore[arg-type]
+
+
+class _Stream:
+    """The stream over full decoding, for the reference rung.
+
+    ``ids`` are what is still needed: those of the chunk given last (up to ``start``), so that what follows
+    is decoded in its context, and those not given yet. ``prefix`` is the text of the former.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+        self._decode = tokenizer._core.decode
+        self._ids, self._skip = list(ids), skip
+        self._prefix, self._start = "", 0
+
+    def step(self, id: int) -> str | None:
+        return self.step_many([id])
+
+    def step_many(self, ids: Sequence[int]) -> str | None:
+        if not self._prefix and self._ids:
+            text = self._decode(self._ids, self._skip)
+            if not text.endswith(_BROKEN):
+                self._prefix, self._start = text, len(self._ids)
+        self._ids.extend(ids)
+        text = self._decode(self._ids, self._skip)
+        if len(text.encode()) <= len(self._prefix.encode()) or text.endswith(_BROKEN):
+            return None
+        if not text.startswith(self._prefix):
+            raise TokenizerError(
+                f"Invalid prefix encountered while decoding stream. Token ID: {self._ids[-1]}, "
+                f"Expected prefix: '{self._prefix}', Actual string: '{text}'"
+            )
+        new = text[len(self._prefix) :]
+        self._start, self._ids = len(self._ids) - self._start, self._ids[self._start :]
+        self._prefix = self._decode(self._ids, self._skip)
+        return new
+
+    def finish(self) -> str:
+        text = self._decode(self._ids, self._skip)
+        rest = text[len(self._prefix) :] if text.startswith(self._prefix) else ""
+        self._ids, self._prefix, self._start = [], "", 0
+        return rest
+
+    def copy(self) -> _Stream:
+        made = _Stream.__new__(_Stream)
+        made.__dict__.update(self.__dict__)
+        made._ids = list(self._ids)
+        return made
+
+
+def _id(value: Any) -> int:
+    number = operator.index(value)
+    if number < 0:
+        raise OverflowError("can't convert negative int to unsigned")
+    return number

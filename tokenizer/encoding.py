@@ -1,0 +1,449 @@
+"""One encoded input: HF's ``Encoding`` over numpy columns.
+
+Columns that are the same for every token (type ids, the masks) are kept as one number, and lists are made
+when they are asked for. An encoding belongs to its caller: ``pad``, ``truncate`` and ``set_sequence_id``
+change it in place, as in HF; nothing is shared with the tokenizer but its immutable vocabulary.
+
+``ranges`` maps a sequence number to its token range; empty means one sequence that covers everything.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Column = int | Int32
+Tokens = list[str] | Callable[[], list[str]]
+Pending = Callable[[], tuple[Int32, Int32]]  # gives (offsets, words)
+
+_NO_IDS: Int32 = np.empty(0, np.int32)
+_ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
+
+
+class Encoding:
+    __slots__ = (
+        "_attention",
+        "_ids",
+        "_known_offsets",
+        "_known_words",
+        "_overflowing",
+        "_pending",
+        "_ranges",
+        "_special",
+        "_tokens",
+        "_types",
+    )
+
+    _ids: Int32
+    _known_offsets: Int32 | None  # None: all (0, 0)
+    _known_words: Int32 | None  # -1 or the whole column None: no word
+    _pending: Pending | None  # what makes the two columns above, until they are asked for
+    _tokens: Tokens
+    _types: Column
+    _special: Column
+    _attention: Column
+    _ranges: dict[int, tuple[int, int]]
+    _overflowing: list[Encoding]
+
+    def __init__(self) -> None:
+        _fill(self, _NO_IDS, None, None, [])
+
+    @classmethod
+    def _make(
+        cls,
+        ids: Int32,
+        offsets: Int32 | None,
+        words: Int32 | None,
+        tokens: Tokens,
+        types: Column = 0,
+        special: Column = 0,
+        attention: Column = 1,
+    ) -> Encoding:
+        made = cls.__new__(cls)
+        _fill(made, ids, offsets, words, tokens, types, special, attention)
+        return made
+
+    # ---- columns
+
+    @property
+    def _offsets(self) -> Int32 | None:
+        if self._pending is not None:
+            self._resolve()
+        return self._known_offsets
+
+    @_offsets.setter
+    def _offsets(self, offsets: Int32 | None) -> None:
+        if self._pending is not None:
+            self._resolve()
+        self._known_offsets = offsets
+
+    @property
+    def _words(self) -> Int32 | None:
+        if self._pending is not None:
+            self._resolve()
+        return self._known_words
+
+    def _resolve(self) -> None:
+        pending = self._pending
+        if pending is not None:  # another thread may have been first; it had the same result
+            self._known_offsets, self._known_words = pending()
+            self._pending = None
+
+    @property
+    def ids(self) -> list[int]:
+        ids: list[int] = self._ids.tolist()
+        return ids
+
+    @property
+    def tokens(self) -> list[str]:
+        if callable(self._tokens):
+            self._tokens = self._tokens()
+        return list(self._tokens)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        if self._offsets is None:
+            return [(0, 0)] * len(self._ids)
+        return list(zip(*self._offsets.T.tolist())) if len(self._ids) else []
+
+    @property
+    def word_ids(self) -> list[int | None]:
+        if self._words is None:
+            return [None] * len(self._ids)
+        return [None if w < 0 else w for w in self._words.tolist()]
+
+    @property
+    def words(self) -> list[int | None]:
+        warnings.warn(
+            "Deprecated in 0.9.4: Encoding.words is deprecated, please use Encoding.word_ids instead.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.word_ids
+
+    @property
+    def type_ids(self) -> list[int]:
+        return _listed(self._types, len(self._ids))
+
+    @property
+    def special_tokens_mask(self) -> list[int]:
+        return _listed(self._special, len(self._ids))
+
+    @property
+    def attention_mask(self) -> list[int]:
+        return _listed(self._attention, len(self._ids))
+
+    @property
+    def overflowing(self) -> list[Encoding]:
+        return [_clone(e) for e in self._overflowing]
+
+    @property
+    def n_sequences(self) -> int:
+        return len(self._ranges) or 1
+
+    @property
+    def sequence_ids(self) -> list[int | None]:
+        found: list[int | None] = [None] * len(self._ids)
+        for sequence in range(self.n_sequences):
+            start, stop = self._range(sequence)
+            found[start:stop] = [sequence] * (stop - start)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __repr__(self) -> str:
+        return f"Encoding(num_tokens={len(self._ids)}, attributes=[{_ATTRIBUTES}])"
+
+    # ---- between tokens, words, characters and sequences
+
+    def token_to_sequence(self, token_index: int) -> int | None:
+        token = _unsigned(token_index)
+        if token > len(self._ids):
+            return None
+        if not self._ranges:
+            return 0
+        return next((s for s, (start, stop) in self._ranges.items() if start <= token < stop), None)
+
+    def token_to_chars(self, token_index: int) -> tuple[int, int] | None:
+        token = _unsigned(token_index)
+        if self.token_to_sequence(token) is None or token >= len(self._ids):
+            return None
+        return self._offset(token)
+
+    def token_to_word(self, token_index: int) -> int | None:
+        token = _unsigned(token_index)
+        if self.token_to_sequence(token) is None or token >= len(self._ids) or self._words is None:
+            return None
+        word = int(self._words[token])
+        return None if word < 0 else word
+
+    def word_to_tokens(self, word_index: int, sequence_index: int = 0) -> tuple[int, int] | None:
+        word, (start, stop) = _unsigned(word_index), self._range(_unsigned(sequence_index))
+        if self._words is None or stop > len(self._ids):
+            return None
+        words = self._words[start:stop]
+        later = np.flatnonzero(words > word)  # HF looks no further than the first later word
+        found = np.flatnonzero(words[: later[0]] == word if len(later) else words == word)
+        if not len(found):
+            return None
+        return start + int(found[0]), start + int(found[-1]) + 1
+
+    def word_to_chars(self, word_index: int, sequence_index: int = 0) -> tuple[int, int] | None:
+        span = self.word_to_tokens(word_index, sequence_index)
+        return None if span is None else (self._offset(span[0])[0], self._offset(span[1] - 1)[1])
+
+    def char_to_token(self, char_pos: int, sequence_index: int = 0) -> int | None:
+        pos, (start, stop) = _unsigned(char_pos), self._range(_unsigned(sequence_index))
+        if self._offsets is None or stop > len(self._ids):
+            return None
+        part = self._offsets[start:stop]
+        found = np.flatnonzero((part[:, 0] <= pos) & (pos < part[:, 1]))
+        return start + int(found[0]) if len(found) else None
+
+    def char_to_word(self, char_pos: int, sequence_index: int = 0) -> int | None:
+        token = self.char_to_token(char_pos, sequence_index)
+        return None if token is None else self.token_to_word(token)
+
+    # ---- changes in place
+
+    def set_sequence_id(self, sequence_id: int) -> None:
+        self._ranges = {**self._ranges, _unsigned(sequence_id): (0, len(self._ids))}
+
+    def truncate(self, max_length: int, stride: int = 0, direction: str = "right") -> None:
+        """Keep at most ``max_length`` tokens; the rest become ``overflowing`` parts that overlap by ``stride``."""
+        limit, stride, total = _unsigned(max_length), _unsigned(stride), len(self._ids)
+        if direction not in ("left", "right"):
+            raise ValueError(f"Invalid truncation direction value : {direction}")
+        if limit >= total:
+            return
+        if limit == 0:
+            whole = _clone(self)
+            self.__init__()  # type: ignore[misc]
+            self._overflowing = [whole]
+            return
+        if stride >= limit:
+            raise ValueError(f"stride {stride} must be below max_length {limit}")
+        spans = _part_spans(total, limit, limit - stride, direction)
+        first, *rest = (_sliced(self, start, stop) for start, stop in spans)
+        _copy_into(self, first)
+        self._overflowing = rest
+
+    def pad(
+        self,
+        length: int,
+        direction: str = "right",
+        pad_id: int = 0,
+        pad_type_id: int = 0,
+        pad_token: str = "[PAD]",
+    ) -> None:
+        """Pad with ``pad_token`` up to ``length`` tokens; the overflowing parts too."""
+        target = _unsigned(length)
+        if direction not in ("left", "right"):
+            raise ValueError(f"Unknown `direction`: `{direction}`. Use one of `left` or `right`")
+        for part in self._overflowing:
+            part.pad(target, direction, pad_id, pad_type_id, pad_token)
+        missing = target - len(self._ids)
+        if missing <= 0:
+            return
+        padding = Encoding._make(
+            np.full(missing, pad_id, np.int32), None, None, [pad_token] * missing, pad_type_id, 1, 0
+        )
+        first, second = (padding, self) if direction == "left" else (self, padding)
+        joined = _joined(first, second, 0)
+        shift = missing if direction == "left" else 0
+        joined._ranges = {s: (a + shift, b + shift) for s, (a, b) in self._ranges.items()}
+        joined._overflowing = self._overflowing
+        _copy_into(self, joined)
+
+    @staticmethod
+    def merge(encodings: Sequence[Encoding], growing_offsets: bool = True) -> Encoding:
+        return merge(encodings, growing_offsets)
+
+    # ---- copies
+
+    def __copy__(self) -> Encoding:
+        return _clone(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Encoding:
+        return _clone(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = (self._ids, self._offsets, self._words, self.tokens, self._types, self._special, self._attention)
+        return _restored, (state, dict(self._ranges), list(self._overflowing))
+
+    # ---- inside
+
+    def _range(self, sequence: int) -> tuple[int, int]:
+        return self._ranges.get(sequence, (0, len(self._ids)))
+
+    def _offset(self, token: int) -> tuple[int, int]:
+        if self._offsets is None:
+            return 0, 0
+        start, stop = self._offsets[token].tolist()
+        return start, stop
+
+
+def merge(encodings: Iterable[Encoding], growing_offsets: bool = False) -> Encoding:
+    """One encoding after the other; each overflowing part is combined with each of the others, as in HF."""
+    merged = Encoding()
+    for encoding in encodings:
+        merged = _merged(merged, encoding, growing_offsets)
+    return merged
+
+
+def _merged(left: Encoding, right: Encoding, growing: bool) -> Encoding:
+    parts = []
+    for part in left._overflowing:
+        parts.append(_merged(part, right, growing))
+        parts.extend(_merged(part, other, growing) for other in right._overflowing)
+    parts.extend(_merged(left, other, growing) for other in right._overflowing)
+    shift = left._offset(len(left) - 1)[1] if growing and len(left) else 0
+    joined = _joined(left, right, shift)
+    n = len(left)
+    joined._ranges = {**left._ranges, **{s: (a + n, b + n) for s, (a, b) in right._ranges.items()}}
+    joined._overflowing = parts
+    return joined
+
+
+def _joined(left: Encoding, right: Encoding, shift: int) -> Encoding:
+    """The columns one after the other; ranges and overflowing are the caller's business."""
+    n, m = len(left), len(right)
+    if not n and not shift:
+        return _columns_of(right)
+    offsets = None
+    if left._offsets is not None or right._offsets is not None or shift:
+        offsets = np.concatenate([_pairs(left), _pairs(right) + np.int32(shift)])
+    words = None
+    if left._words is not None or right._words is not None:
+        words = np.concatenate([_word_column(left), _word_column(right)])
+    return Encoding._make(
+        np.concatenate([left._ids, right._ids]),
+        offsets,
+        words,
+        _joined_tokens(left._tokens, right._tokens),
+        _joined_column(left._types, n, right._types, m),
+        _joined_column(left._special, n, right._special, m),
+        _joined_column(left._attention, n, right._attention, m),
+    )
+
+
+def _joined_tokens(left: Tokens, right: Tokens) -> Tokens:
+    if isinstance(left, list) and isinstance(right, list):
+        return left + right
+    return lambda: _made(left) + _made(right)
+
+
+def _joined_column(left: Column, n: int, right: Column, m: int) -> Column:
+    if isinstance(left, int) and isinstance(right, int) and (left == right or not n or not m):
+        return left if n else right
+    return np.concatenate([_array(left, n), _array(right, m)])
+
+
+def _sliced(encoding: Encoding, start: int, stop: int) -> Encoding:
+    tokens = encoding._tokens
+    part: Tokens = tokens[start:stop] if isinstance(tokens, list) else (lambda: _made(tokens)[start:stop])
+    return Encoding._make(
+        encoding._ids[start:stop],
+        None if encoding._offsets is None else encoding._offsets[start:stop],
+        None if encoding._words is None else encoding._words[start:stop],
+        part,
+        *(
+            column if isinstance(column, int) else column[start:stop]
+            for column in (encoding._types, encoding._special, encoding._attention)
+        ),
+    )
+
+
+def _part_spans(total: int, limit: int, step: int, direction: str) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    if direction == "right":
+        for start in range(0, total, step):
+            spans.append((start, min(start + limit, total)))
+            if spans[-1][1] == total:
+                break
+    else:
+        for stop in range(total, 0, -step):
+            spans.append((max(stop - limit, 0), stop))
+            if spans[-1][0] == 0:
+                break
+    return spans
+
+
+def _fill(
+    encoding: Encoding,
+    ids: Int32,
+    offsets: Int32 | None,
+    words: Int32 | None,
+    tokens: Tokens,
+    types: Column = 0,
+    special: Column = 0,
+    attention: Column = 1,
+) -> None:
+    encoding._ids, encoding._tokens, encoding._pending = ids, tokens, None
+    encoding._known_offsets, encoding._known_words = offsets, words
+    encoding._types, encoding._special, encoding._attention = types, special, attention
+    encoding._ranges, encoding._overflowing = {}, []
+
+
+def _columns_of(encoding: Encoding) -> Encoding:
+    return Encoding._make(
+        encoding._ids,
+        encoding._offsets,
+        encoding._words,
+        encoding._tokens,
+        encoding._types,
+        encoding._special,
+        encoding._attention,
+    )
+
+
+def _copy_into(target: Encoding, source: Encoding) -> None:
+    for name in Encoding.__slots__:
+        setattr(target, name, getattr(source, name))
+
+
+def _clone(encoding: Encoding) -> Encoding:
+    copied = _columns_of(encoding)
+    copied._ranges = encoding._ranges  # replaced, never changed in place
+    copied._overflowing = [_clone(e) for e in encoding._overflowing]
+    return copied
+
+
+def _restored(state: tuple[Any, ...], ranges: dict[int, tuple[int, int]], parts: list[Encoding]) -> Encoding:
+    made = Encoding._make(*state)
+    made._ranges, made._overflowing = ranges, parts
+    return made
+
+
+def _made(tokens: Tokens) -> list[str]:
+    return tokens() if callable(tokens) else tokens
+
+
+def _pairs(encoding: Encoding) -> Int32:
+    return np.zeros((len(encoding), 2), np.int32) if encoding._offsets is None else encoding._offsets
+
+
+def _word_column(encoding: Encoding) -> Int32:
+    return np.full(len(encoding), -1, np.int32) if encoding._words is None else encoding._words
+
+
+def _array(column: Column, n: int) -> Int32:
+    return np.full(n, column, np.int32) if isinstance(column, int) else column
+
+
+def _listed(column: Column, n: int) -> list[int]:
+    return [column] * n if isinstance(column, int) else column.tolist()
+
+
+def _unsigned(value: SupportsIndex) -> int:
+    number = operator.index(value)
+    if number < 0:
+        raise OverflowError("can't convert negative int to unsigned")
+    return number

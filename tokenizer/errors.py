@@ -1,0 +1,64 @@
+"""What can go wrong with a tokenizer, by who has to act.
+
+``TokenizerFileError`` (a ``ValueError``)  the file is malformed: ``path`` is where in the JSON
+``TokenizerError`` (a ``ValueError``)
+├── ``BackendUnavailable``     the file needs another rung, and the package behind that rung is not installed
+├── ``ChatTemplateError``      a chat template that is missing, malformed, refuses, or is past its bounds
+└── ``TokenizersMutationError``  something this library leaves out on purpose (also an ``AttributeError``)
+
+``TokenizerFileError`` comes from the native core, as does ``UnsupportedFeature``, by which a rung says no.
+"""
+
+from __future__ import annotations
+
+try:
+    from ._core import TokenizerFileError
+except ImportError:  # the extension is not built: only the reference rung serves
+
+    class TokenizerFileError(ValueError):  # type: ignore[no-redef]
+        """The file is not a tokenizer file: ``path`` is where in it, ``message`` says what."""
+
+        def __init__(self, path: str, message: str) -> None:
+            super().__init__(f"{path}: {message}")
+            self.path, self.message = path, message
+
+
+__all__ = [
+    "EXTRA",
+    "BackendUnavailable",
+    "ChatTemplateError",
+    "TokenizerConfigWarning",
+    "TokenizerError",
+    "TokenizerFileError",
+    "TokenizersMutationError",
+]
+
+EXTRA = 'pip install "prelude-engine[engine]"'
+
+
+class TokenizerError(ValueError):
+    """Base of the errors raised on purpose by the Python side."""
+
+
+class BackendUnavailable(TokenizerError, ImportError):
+    """The file needs a package that is not installed; the message names the feature and the extra."""
+
+    def __init__(self, feature: str, package: str) -> None:
+        super().__init__(
+            f"this tokenizer file needs {feature}, which the native core does not do, and the package "
+            f"`{package}` that would serve it is not installed: {EXTRA}"
+        )
+        self.feature = feature
+        self.package = package
+
+
+class ChatTemplateError(TokenizerError):
+    """A chat template that is missing, malformed, refuses the messages, or went past its bounds."""
+
+
+class TokenizersMutationError(TokenizerError, AttributeError):
+    """A part of HF's API that is left out on purpose; the message says what to do instead."""
+
+
+class TokenizerConfigWarning(UserWarning):
+    """tokenizer_config.json and tokenizer.json disagree."""

@@ -1,0 +1,191 @@
+"""Truncation and padding: the settings, as values, and what they do to encodings (HF's rules).
+
+A tokenizer holds each as one immutable object and every call reads it once, so that a thread that changes
+the settings never disturbs a call that is under way.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from .encoding import Encoding
+
+Direction = Literal["left", "right"]
+Strategy = Literal["longest_first", "only_first", "only_second"]
+
+_WRAP = 1 << 64  # HF subtracts in 64 bits without a sign
+_STRATEGY_JSON = {"longest_first": "LongestFirst", "only_first": "OnlyFirst", "only_second": "OnlySecond"}
+_STRATEGY_NAME = {value: key for key, value in _STRATEGY_JSON.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    max_length: int
+    stride: int = 0
+    strategy: Strategy = "longest_first"
+    direction: Direction = "right"
+
+    @staticmethod
+    def checked(max_length: int, stride: int, strategy: str, direction: str) -> Truncation:
+        if strategy not in _STRATEGY_JSON:
+            raise ValueError(
+                f"Unknown `strategy`: `{strategy}`. Use one of `longest_first`, `only_first`, or `only_second`"
+            )
+        return Truncation(_unsigned(max_length), _unsigned(stride), cast(Strategy, strategy), _direction(direction))
+
+    @staticmethod
+    def from_json(member: dict[str, Any]) -> Truncation:
+        return Truncation(
+            int(member["max_length"]),
+            int(member["stride"]),
+            cast(Strategy, _STRATEGY_NAME[member["strategy"]]),
+            _direction(str(member.get("direction", "Right")).lower()),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "direction": self.direction.capitalize(),
+            "max_length": self.max_length,
+            "strategy": _STRATEGY_JSON[self.strategy],
+            "stride": self.stride,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "max_length": self.max_length,
+            "stride": self.stride,
+            "strategy": self.strategy,
+            "direction": self.direction,
+        }
+
+    def check_stride(self, added: int) -> None:
+        effective = (self.max_length - added) % _WRAP
+        if effective < self.stride:
+            raise ValueError(
+                f"tokenizer stride set to {self.stride}, which is greater than or equal to its effective max "
+                f"length of {effective} (= {self.max_length} original max length - {added} added special tokens), "
+            )
+
+    def limit(self, added: int) -> int:
+        return (self.max_length - added) % _WRAP
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    length: int | None = None
+    pad_to_multiple_of: int | None = None
+    pad_id: int = 0
+    pad_token: str = "[PAD]"
+    pad_type_id: int = 0
+    direction: Direction = "right"
+
+    @staticmethod
+    def checked(
+        direction: str,
+        pad_id: int,
+        pad_type_id: int,
+        pad_token: str,
+        length: int | None,
+        pad_to_multiple_of: int | None,
+    ) -> Padding:
+        return Padding(
+            None if length is None else _unsigned(length),
+            None if pad_to_multiple_of is None else _unsigned(pad_to_multiple_of),
+            _unsigned(pad_id),
+            pad_token,
+            _unsigned(pad_type_id),
+            _direction(direction),
+        )
+
+    @staticmethod
+    def from_json(member: dict[str, Any]) -> Padding:
+        strategy = member["strategy"]
+        return Padding(
+            int(strategy["Fixed"]) if isinstance(strategy, dict) else None,
+            member.get("pad_to_multiple_of"),
+            int(member["pad_id"]),
+            str(member["pad_token"]),
+            int(member["pad_type_id"]),
+            _direction(str(member["direction"]).lower()),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "strategy": "BatchLongest" if self.length is None else {"Fixed": self.length},
+            "direction": self.direction.capitalize(),
+            "pad_to_multiple_of": self.pad_to_multiple_of,
+            "pad_id": self.pad_id,
+            "pad_type_id": self.pad_type_id,
+            "pad_token": self.pad_token,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "length": self.length,
+            "pad_to_multiple_of": self.pad_to_multiple_of,
+            "pad_id": self.pad_id,
+            "pad_token": self.pad_token,
+            "pad_type_id": self.pad_type_id,
+            "direction": self.direction,
+        }
+
+    def apply(self, encodings: Sequence[Encoding]) -> None:
+        if not encodings:
+            return
+        target = max(map(len, encodings)) if self.length is None else self.length
+        multiple = self.pad_to_multiple_of
+        if multiple and target % multiple:
+            target += multiple - target % multiple
+        for encoding in encodings:
+            encoding.pad(target, self.direction, self.pad_id, self.pad_type_id, self.pad_token)
+
+
+def truncate_pair(encoding: Encoding, pair: Encoding | None, rule: Truncation, added: int) -> None:
+    """Truncate in place so that both, with ``added`` special tokens, fit ``rule.max_length``."""
+    limit = rule.limit(added)
+    total = len(encoding) + (len(pair) if pair is not None else 0)
+    if limit == 0:
+        targets = [(encoding, 0)] + ([(pair, 0)] if pair is not None else [])
+    elif total <= limit:
+        return
+    elif rule.strategy == "longest_first":
+        targets = _longest_first(encoding, pair, limit)
+    else:
+        target = encoding if rule.strategy == "only_first" else pair
+        if target is None:
+            raise ValueError("Truncation error: Second sequence not provided")
+        kept = len(target) - (total - limit)
+        if kept <= 0:
+            raise ValueError("Truncation error: Sequence to truncate too short to respect the provided max_length")
+        targets = [(target, kept)]
+    for one, kept in targets:
+        one.truncate(kept, rule.stride, rule.direction)
+
+
+def _longest_first(encoding: Encoding, pair: Encoding | None, limit: int) -> list[tuple[Encoding, int]]:
+    """The longer one gives way first; when both must, each gets half and the longer the odd token."""
+    if pair is None:
+        return [(encoding, limit)]
+    shorter, longer = (pair, encoding) if len(encoding) > len(pair) else (encoding, pair)
+    short = len(shorter)
+    long = short if short > limit else max(short, limit - short)
+    if short + long > limit:
+        short = limit // 2
+        long = short + limit % 2
+    return [(shorter, short), (longer, long)]
+
+
+def _direction(value: str) -> Direction:
+    if value not in ("left", "right"):
+        raise ValueError(f"Unknown `direction`: `{value}`. Use one of `left` or `right`.")
+    return cast(Direction, value)
+
+
+def _unsigned(value: Any) -> int:
+    number = operator.index(value)
+    if number < 0:
+        raise OverflowError("can't convert negative int to unsigned")
+    return number

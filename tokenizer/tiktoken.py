@@ -1,0 +1,124 @@
+"""From tiktoken's rank files to a tokenizer.json.
+
+tiktoken merges, at each step, the neighbours whose union has the lowest rank, and takes a whole piece that
+is in the vocabulary as it is. A merge list says the same when it has every way to split each token into two
+tokens, ordered by the token's rank; ``ignore_merges`` says the second part.
+
+The split pattern is written for another regular-expression dialect: there ``$`` is the end of the text, and
+``{1,3}+`` is possessive. Both are rewritten, see ``_translated``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+
+from ._reference import BYTE_CHARS
+from .errors import TokenizerError
+
+_ATOM = r"(?:\\[pP]\{[^}]*\}|\\.|\[(?:\\.|\[:\w+:\]|[^\]\\])*\]|[^\\\[\](){}*+?|^$])"
+_COUNTED_POSSESSIVE = re.compile(rf"({_ATOM})(\{{\d*,?\d*\}})\+")
+
+
+def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -> bytes:
+    """The tokenizer.json for a rank file, its split pattern and its special tokens."""
+    by_bytes = parse_ranks(ranks)
+    taken = set(by_bytes.values())
+    for token, id in special_tokens.items():
+        if not token or isinstance(id, bool) or not isinstance(id, int) or id < 0:
+            raise TokenizerError(f"special_tokens[{token!r}]: {id!r} is not an id of a token")
+        if id in taken:
+            raise TokenizerError(f"special_tokens[{token!r}]: id {id} is already taken")
+        taken.add(id)
+    written = {token: "".join(map(BYTE_CHARS.__getitem__, token)) for token in by_bytes}
+    whole = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": id,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for token, id in sorted(special_tokens.items(), key=lambda item: item[1])
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": _translated(pattern)},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": {written[token]: id for token, id in by_bytes.items()}
+            | {token: id for token, id in special_tokens.items()},
+            "merges": [[written[a], written[b]] for a, b in _merges(by_bytes)],
+        },
+    }
+    return json.dumps(whole, ensure_ascii=False).encode()
+
+
+def parse_ranks(data: bytes) -> dict[bytes, int]:
+    """The ranks of a file of lines "base64 rank"."""
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            encoded, rank = line.split()
+            token, id = base64.b64decode(encoded, validate=True), int(rank)
+        except (ValueError, binascii.Error):
+            raise TokenizerError(f"line {number}: expected a base64 token and its rank, not {line[:60]!r}") from None
+        if not token or id < 0 or token in ranks:
+            raise TokenizerError(f"line {number}: an empty, repeated or negatively ranked token: {line[:60]!r}")
+        ranks[token] = id
+    missing = [b for b in range(256) if bytes([b]) not in ranks]
+    if missing:
+        raise TokenizerError(f"not a rank file: byte {missing[0]} has no token")
+    if len(set(ranks.values())) != len(ranks):
+        raise TokenizerError("not a rank file: two tokens have the same rank")
+    return ranks
+
+
+def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    merges: list[tuple[bytes, bytes]] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        splits = ((token[:i], token[i:]) for i in range(1, len(token)))
+        ways = [(ranks[a], ranks[b], a, b) for a, b in splits if a in ranks and b in ranks]
+        merges.extend((a, b) for _, _, a, b in sorted(ways))
+    return merges
+
+
+def _translated(pattern: str) -> str:
+    """``pattern`` in Oniguruma's dialect, which tokenizer.json speaks."""
+    pattern = re.sub(r"(\\.|\[(?:\\.|[^\]\\])*\])|\$", lambda m: m[1] or r"(?![\s\S])", pattern)
+
+    def counted(match: re.Match[str]) -> str:
+        body = match[1] + match[2]
+        last = match.end() == len(pattern) or pattern[match.end()] in "|)"
+        return body if last else f"(?>{body})"  # with nothing after it, giving back makes no difference
+
+    return _COUNTED_POSSESSIVE.sub(counted, pattern)

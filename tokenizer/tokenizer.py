@@ -1,0 +1,344 @@
+"""``Tokenizer``: the inference API of HF ``tokenizers`` 0.2x over an immutable core.
+
+Everything that is expensive or shared is in the core and in frozen settings, so one tokenizer serves any
+number of threads without a lock: a call reads the settings once, and a setter replaces them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from . import components, processors
+from ._arrays import ArrayMethods
+from ._inputs import EncodeInput, batch_inputs, single_input
+from ._literal import LiteralText, unknown_id
+from ._rungs import load
+from ._sequences import Sequences
+from ._trusted import ControlTokens
+from .added_token import AddedToken
+from .config import FileConfig, beside, warn_contradictions
+from .encoding import Encoding
+from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
+from .params import Padding, Truncation, truncate_pair
+
+if TYPE_CHECKING:
+    from ._rungs import Core
+
+
+class Tokenizer(ArrayMethods):
+    """A loaded tokenizer file. Make one with ``from_file``, ``from_str``, ``from_buffer``,
+    ``from_pretrained`` or ``from_tiktoken``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise TokenizersMutationError(
+            "a tokenizer is loaded, not built from components: use Tokenizer.from_file, from_str, from_buffer, "
+            "from_pretrained or from_tiktoken"
+        )
+
+    # ---- loading and saving
+
+    @staticmethod
+    def from_file(path: str | os.PathLike[str]) -> Tokenizer:
+        """Load a tokenizer.json, with the tokenizer_config.json beside it where there is one."""
+        where = Path(os.fspath(path))
+        return Tokenizer._build(where.read_bytes(), beside(where), str(where))
+
+    @staticmethod
+    def from_str(json: str) -> Tokenizer:
+        return Tokenizer._build(json.encode(), FileConfig(), "the string")
+
+    @staticmethod
+    def from_buffer(buffer: bytes) -> Tokenizer:
+        return Tokenizer._build(bytes(buffer), FileConfig(), "the buffer")
+
+    @staticmethod
+    def from_pretrained(identifier: str, revision: str = "main", token: str | None = None) -> Tokenizer:
+        """Load from a local directory, or from the Hugging Face Hub through ``huggingface_hub``."""
+        if os.path.isdir(identifier):
+            return Tokenizer.from_file(Path(identifier) / "tokenizer.json")
+        try:
+            from huggingface_hub import hf_hub_download
+            from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+        except ImportError:
+            raise BackendUnavailable("the Hugging Face Hub", "huggingface_hub") from None
+        path = hf_hub_download(identifier, "tokenizer.json", revision=revision, token=token)
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+            try:
+                hf_hub_download(identifier, name, revision=revision, token=token)
+            except (EntryNotFoundError, LocalEntryNotFoundError):
+                continue
+        return Tokenizer.from_file(path)
+
+    @staticmethod
+    def from_tiktoken(
+        ranks: str | os.PathLike[str] | bytes,
+        pattern: str,
+        special_tokens: dict[str, int] | None = None,
+    ) -> Tokenizer:
+        """Load a rank file (base64 bytes and a rank a line) with its split pattern and special tokens."""
+        from .tiktoken import tokenizer_json
+
+        data = ranks if isinstance(ranks, bytes) else Path(os.fspath(ranks)).read_bytes()
+        return Tokenizer.from_buffer(tokenizer_json(data, pattern, special_tokens or {}))
+
+    @staticmethod
+    def _build(data: bytes, config: FileConfig, source: str) -> Tokenizer:
+        made = Tokenizer.__new__(Tokenizer)
+        made._assemble(*load(data), config, data)
+        if config.source:
+            warn_contradictions(config, source, made._core.token_to_id, made._around_lists())
+        return made
+
+    def _assemble(self, core: Core, backend: str, config: FileConfig, data: bytes) -> None:
+        self._core, self._backend, self._config = core, backend, config
+        self._processor = processors.parse(self._section("post_processor"))
+        self._untrimmed = processors.without_trimming(self._processor)
+        self._frames = processors.frame(self._processor, False), processors.frame(self._processor, True)
+        self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)
+        self._padding = _parsed(self._section("padding"), "padding", Padding.from_json)
+        self._encode_special = False
+        self._literal = LiteralText(core, unknown_id(data, core))
+        self._control = ControlTokens(core, self._literal)
+        self._sequences = Sequences(core)
+
+    def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
+        Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")
+
+    def to_str(self, pretty: bool = False) -> str:
+        """The tokenizer as a tokenizer.json, with the truncation and padding that are set now."""
+        whole = {
+            "version": self._section("version") or "1.0",
+            "truncation": self._truncation and self._truncation.to_json(),
+            "padding": self._padding and self._padding.to_json(),
+            "added_tokens": [
+                {"id": i, **token.to_dict()} for i, token in sorted(self.get_added_tokens_decoder().items())
+            ],
+            **{name: self._section(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")},
+            "model": json.loads(self._core.model_json()),
+        }
+        if pretty:
+            return json.dumps(whole, ensure_ascii=False, indent=2)
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.to_str().encode(), self._config, self._encode_special)
+
+    def __copy__(self) -> Tokenizer:
+        """A tokenizer with settings of its own over the same immutable tables."""
+        made = Tokenizer.__new__(Tokenizer)
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
+        return self.__copy__()
+
+    def __repr__(self) -> str:
+        return (
+            f"Tokenizer(backend={self._backend!r}, vocab_size={self.get_vocab_size()}, "
+            f"truncation={self._truncation}, padding={self._padding})"
+        )
+
+    # ---- encoding
+
+    def encode(
+        self,
+        sequence: Any,
+        pair: Any | None = None,
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+    ) -> Encoding:
+        """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+        if type(sequence) is str and pair is None and not is_pretokenized and self._backend != "reference":
+            frame = self._frames[1 if add_special_tokens else 0]
+            if frame is not None and self._truncation is None and self._padding is None:
+                return self._sequences.quick(sequence, frame, not self._encode_special)
+        return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
+
+    def encode_batch(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Encoding]:
+        """Encode each input, then pad them together if padding is on."""
+        return self._encoded(batch_inputs(input, is_pretokenized), add_special_tokens)
+
+    def encode_batch_fast(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Encoding]:
+        """``encode_batch`` for the ids: offsets are all (0, 0), words None, tokens empty, as in HF."""
+        return self._encoded(batch_inputs(input, is_pretokenized), add_special_tokens, fast=True)
+
+    async def async_encode(
+        self,
+        sequence: Any,
+        pair: Any | None = None,
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+    ) -> Encoding:
+        return await asyncio.to_thread(self.encode, sequence, pair, is_pretokenized, add_special_tokens)
+
+    async def async_encode_batch(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Encoding]:
+        return await asyncio.to_thread(self.encode_batch, input, is_pretokenized, add_special_tokens)
+
+    async def async_encode_batch_fast(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Encoding]:
+        return await asyncio.to_thread(self.encode_batch_fast, input, is_pretokenized, add_special_tokens)
+
+    def post_process(
+        self, encoding: Encoding, pair: Encoding | None = None, add_special_tokens: bool = True
+    ) -> Encoding:
+        """Truncate, add what the post-processor adds, and pad: the last steps of ``encode``, on copies."""
+        made = _finished(
+            encoding.__copy__(),
+            None if pair is None else pair.__copy__(),
+            add_special_tokens,
+            self._truncation,
+            self._processor,
+        )
+        padding = self._padding
+        if padding is not None:
+            padding.apply([made])
+        return made
+
+    def _encoded(self, inputs: list[EncodeInput], add_special_tokens: bool, fast: bool = False) -> list[Encoding]:
+        """Encode and post-process; the settings are read here, once."""
+        truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
+        sequences = self._sequences
+        # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
+        trim = truncation is None and sequences.may_trim and not any(given.has_words for given in inputs)
+        columns: list[list[Encoding]] = []
+        sides: list[list[str | list[str] | None]] = [[g.first for g in inputs], [g.second for g in inputs]]
+        for type_id, side in enumerate(sides):
+            present = [one for one in side if one is not None]
+            if fast:
+                columns.append(sequences.encode_fast(present, parse_special))
+            elif len(present) > 1 and all(isinstance(one, str) for one in present):
+                texts = cast(list[str], present)
+                columns.append(sequences.encode_many(texts, type_id, parse_special, trim))
+            else:
+                columns.append([sequences.encode(one, type_id, parse_special, trim) for one in present])
+        pairs = iter(columns[1])
+        processor = self._untrimmed if trim else self._processor
+        encodings = [
+            _finished(first, None if g.second is None else next(pairs), add_special_tokens, truncation, processor)
+            for g, first in zip(inputs, columns[0])
+        ]
+        if padding is not None:
+            padding.apply(encodings)
+        return encodings
+
+    # ---- decoding
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._core.decode(ids, skip_special_tokens)
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        return self._core.decode_batch(sequences, skip_special_tokens)
+
+    async def async_decode_batch(
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
+    ) -> list[str]:
+        return await asyncio.to_thread(self.decode_batch, sequences, skip_special_tokens)
+
+    # ---- vocabulary
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._core.token_to_id(token)
+
+    def id_to_token(self, id: int) -> str | None:
+        if not 0 <= id < 1 << 32:
+            raise OverflowError(f"{id} is not an id: they are numbers of 32 bits without a sign")
+        return self._core.id_to_token(id)
+
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
+        return self._core.get_vocab(with_added_tokens)
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
+        return self._core.vocab_size(with_added_tokens)
+
+    def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return {i: AddedToken(*rest) for i, *rest in self._core.added_tokens()}  # type: ignore[arg-type]
+
+    def num_special_tokens_to_add(self, is_pair: bool) -> int:
+        return 0 if self._processor is None else self._processor.added(bool(is_pair))
+
+    # ---- settings
+
+    @property
+    def truncation(self) -> dict[str, Any] | None:
+        rule = self._truncation
+        return None if rule is None else rule.as_dict()
+
+    def enable_truncation(
+        self, max_length: int, stride: int = 0, strategy: str = "longest_first", direction: str = "right"
+    ) -> None:
+        rule = Truncation.checked(max_length, stride, strategy, direction)
+        rule.check_stride(self.num_special_tokens_to_add(False))
+        self._truncation = rule
+
+    def no_truncation(self) -> None:
+        self._truncation = None
+
+    @property
+    def padding(self) -> dict[str, Any] | None:
+        rule = self._padding
+        return None if rule is None else rule.as_dict()
+
+    def enable_padding(
+        self,
+        direction: str = "right",
+        pad_id: int = 0,
+        pad_type_id: int = 0,
+        pad_token: str = "[PAD]",
+        length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+    ) -> None:
+        self._padding = Padding.checked(direction, pad_id, pad_type_id, pad_token, length, pad_to_multiple_of)
+
+    def no_padding(self) -> None:
+        self._padding = None
+
+    @property
+    def encode_special_tokens(self) -> bool:
+        """Whether the text of special tokens is encoded as ordinary text."""
+        return self._encode_special
+
+    @encode_special_tokens.setter
+    def encode_special_tokens(self, value: bool) -> None:
+        self._encode_special = bool(value)
+
+
+components.attach(Tokenizer)
+
+
+def _restored(data: bytes, config: FileConfig, encode_special: bool) -> Tokenizer:
+    made = Tokenizer.__new__(Tokenizer)
+    made._assemble(*load(data), config, data)
+    made._encode_special = encode_special
+    return made
+
+
+def _parsed(member: Any, path: str, parse: Callable[[dict[str, Any]], Any]) -> Any:
+    try:
+        return None if member is None else parse(member)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TokenizerFileError(path, f"not {path} parameters: {type(error).__name__} {error}") from None
+
+
+def _finished(
+    first: Encoding,
+    second: Encoding | None,
+    add_special_tokens: bool,
+    truncation: Truncation | None,
+    processor: processors.Processor | None,
+) -> Encoding:
+    if truncation is not None:
+        added = processor.added(second is not None) if processor is not None and add_special_tokens else 0
+        truncate_pair(first, second, truncation, added)
+    return processors.run(processor, first, second, add_special_tokens)
