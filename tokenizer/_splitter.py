@@ -76,7 +76,8 @@ def _piece(pattern: str, at: int, code_points: Callable[[str], list[tuple[int, i
         return _written_out(code_points(pattern[at:end])), end
     if char == "(":
         group = _GROUP.match(pattern, at)
-        assert group is not None
+        if group is None:
+            raise Refused(f"the group {pattern[at : at + 6]!r}")
         if pattern[group.end() : group.end() + 1] in ("?", "*"):
             raise Refused(f"the group {pattern[at : at + 6]!r}")
         return group[0], group.end()
