@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench.tokenizer import inputs
+
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ["encode", "encode without special tokens", "decode", "stream"]
 
@@ -47,3 +49,39 @@ def test_without_a_fault_it_says_equal_and_gives_a_table(tokenizer_file: str, tm
     measures = {(row["load"].split(" (")[0], row["measure"]) for row in rows}
     assert {("tiny", "encode to a list"), ("the file", "load"), ("empty text", "encode to a list")} <= measures
     assert {("long_unique", "decode"), ("random_4K", "encode to an array")} <= measures
+
+
+REFERENCE = {
+    "tiny": 5,
+    "short_english": 51,
+    "short_chinese": 90,
+    "medium_prose": 674,
+    "code_snippet": 470,
+    "mixed_multilingual": 641,
+    "long_repeat": 2_025,
+    "long_unique": 4_000,
+    "very_long": 8_000,
+    "chat_template": 212,
+    "long_32K": 32_000,
+    "long_64K": 64_000,
+    "long_200K": 200_000,
+    "long_code_16K": 16_000,
+    "multi_turn_chat_8K": 21_370,
+    "multi_turn_chat_32K": 85_480,
+    "long_chinese_32K": 31_998,
+}
+
+
+@pytest.mark.feature("K1")
+def test_the_reference_inputs_have_the_published_names_and_lengths() -> None:
+    found = {name: len(text) for name, text in inputs(quick=False).items()}
+    assert {name: found.get(name) for name in REFERENCE} == REFERENCE
+
+
+@pytest.mark.feature("K4")
+def test_some_inputs_leave_a_cache_nothing_to_remember() -> None:
+    texts = inputs(quick=False)
+    for name in ("long_unique", "long_200K_unique"):
+        words = texts[name].split()
+        assert len(set(words)) > 0.9 * len(words), name
+    assert len(set(texts["random_4K"])) > 500
