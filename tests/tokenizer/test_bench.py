@@ -84,4 +84,5 @@ def test_some_inputs_leave_a_cache_nothing_to_remember() -> None:
     for name in ("long_unique", "long_200K_unique"):
         words = texts[name].split()
         assert len(set(words)) > 0.9 * len(words), name
-    assert len(set(texts["random_4K"])) > 500
+    pieces = [texts["random_4K"][at : at + 6] for at in range(0, 4_000, 6)]
+    assert len(set(pieces)) > 0.98 * len(pieces)
