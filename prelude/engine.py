@@ -431,7 +431,7 @@ class AsyncEngine:
         *,
         pooling: Pooling | None = None,
         dimensions: int | None = None,
-        normalize: bool = True,
+        normalize: bool | None = True,
         **options: Any,
     ) -> Embedding:
         """A float32 vector ``[dimensions]``."""

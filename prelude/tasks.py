@@ -170,12 +170,12 @@ class Classify:
 @dataclass(frozen=True, slots=True)
 class Embed:
     """One vector. ``pooling`` must be named where the model directory does not say it. ``dimensions`` cuts the
-    vector before it is normalised."""
+    vector before it is normalised; ``normalize=None`` does as the model directory says."""
 
     prompt: Prompt
     pooling: Pooling | None = None
     dimensions: int | None = None
-    normalize: bool = True
+    normalize: bool | None = True
     truncation: Truncation = "error"
     cache: CacheMode = "auto"
     salt: str | None = None

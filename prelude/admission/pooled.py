@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from prelude.admission import checks
@@ -31,8 +29,7 @@ def prepare_embed(facts: Facts, use: Use, task: Embed) -> Admitted:
     checks.one_of(pooling, "pooling", POOLINGS)
     hidden = facts.limits.hidden_size
     dimensions = hidden if task.dimensions is None else checks.integer(task.dimensions, "dimensions", 1, hidden)
-    wanted: Any = task.normalize
-    normalize = facts.normalize_default if wanted is None else checks.flag(wanted, "normalize")
+    normalize = facts.normalize_default if task.normalize is None else checks.flag(task.normalize, "normalize")
     prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
     n = len(prompt.token_ids)
     rows = np.arange(n) if pooling == "mean" else np.array([0 if pooling == "cls" else n - 1])
