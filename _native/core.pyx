@@ -12,7 +12,7 @@ import os
 
 cimport cython
 cimport numpy as cnp
-from cpython.long cimport PyLong_CheckExact
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -337,6 +337,26 @@ cdef cnp.ndarray _int32_sequence(object x, str name):
             p[i] = <int32_t><object>items[i]
     except OverflowError:
         raise ValueError(f"{name}: {x[i]} at {i} does not fit in int32") from None
+    return out
+
+
+def ids_below(object x, int64_t limit):
+    """A new int32 array of a list or tuple of plain ints in [0, limit), or None where anything else is in it."""
+    if not isinstance(x, (list, tuple)):
+        return None
+    cdef Py_ssize_t i, n = PySequence_Fast_GET_SIZE(x)
+    cdef PyObject** items = PySequence_Fast_ITEMS(x)
+    cdef cnp.ndarray out = _new_int32(n)
+    cdef int32_t* p = _data(out)
+    cdef int overflow = 0
+    cdef long long value
+    for i in range(n):
+        if not PyLong_CheckExact(<object>items[i]):
+            return None
+        value = PyLong_AsLongLongAndOverflow(<object>items[i], &overflow)
+        if overflow or value < 0 or value >= limit or value > 2147483647:
+            return None
+        p[i] = <int32_t>value
     return out
 
 

@@ -17,6 +17,16 @@ from prelude.results import RequestStats, SampledLogprob
 from prelude.streaming import Stops
 from prelude.tasks import CacheMode
 
+_ROOT: I32 = np.array([-1], dtype=np.int32)
+_COUNT: I32 = np.arange(1 << 16, dtype=np.int32)
+for _shared in (_ROOT, _COUNT):
+    _shared.setflags(write=False)
+
+
+def _counting(n: int) -> I32:
+    """0 .. n - 1, as a read-only view for all but very long prompts."""
+    return _COUNT[:n] if n <= len(_COUNT) else np.arange(n, dtype=np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
@@ -41,9 +51,7 @@ class TokenTree:
     @classmethod
     def single(cls, token_ids: I32) -> TokenTree:
         n = len(token_ids)
-        return cls(
-            token_ids, np.arange(n, dtype=np.int32), np.array([0, n], dtype=np.int32), np.array([-1], dtype=np.int32)
-        )
+        return cls(token_ids, _counting(n), np.array([0, n], dtype=np.int32), _ROOT)
 
     @classmethod
     def build(cls, segments: list[tuple[int, I32]]) -> TokenTree:
