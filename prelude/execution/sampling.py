@@ -93,13 +93,20 @@ def _keep_top_k(weights: F64, logits: Logits, k: int) -> F64:
 
 
 def _keep_top_p(weights: F64, logits: Logits, p: float) -> F64:
-    alive = np.flatnonzero(weights > 0)
-    order = alive[np.argsort(-logits[alive], kind="stable")]
-    cumulative = np.cumsum(weights[order])
+    wanted = p * weights.sum()
+    count, kept = 256, np.zeros_like(weights)
+    while True:
+        # Sorting a whole vocabulary takes ten times as long as all the rest; the best few usually suffice.
+        above = -np.inf if count >= len(logits) else np.partition(logits, len(logits) - count)[len(logits) - count]
+        some = np.flatnonzero((logits > above) & (weights > 0))
+        order = some[np.argsort(-logits[some], kind="stable")]
+        cumulative = np.cumsum(weights[order])
+        if count >= len(logits) or (len(order) and cumulative[-1] >= wanted):
+            break
+        count *= 16
     # The first position where the sum reaches p of the whole; at least one token is kept.
-    count = int(np.searchsorted(cumulative, p * cumulative[-1], side="left")) + 1
-    kept = np.zeros_like(weights)
-    kept[order[:count]] = weights[order[:count]]
+    order = order[: int(np.searchsorted(cumulative, wanted, side="left")) + 1]
+    kept[order] = weights[order]
     return kept
 
 
