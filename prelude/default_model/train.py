@@ -95,7 +95,8 @@ def optimizers(network: Network) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(network: Network, corpus: Corpus, tokenizer: Tokenizer, steps: int, tokens: int) -> None:
+def train(network: Network, corpus: Corpus, tokenizer: Tokenizer, steps: int, tokens: int, peak: float) -> None:
+    """``peak`` is the highest learning rate as a share of the usual one."""
     chosen = optimizers(network)
     rates = [group["lr"] for optimizer in chosen for group in optimizer.param_groups]
     decisions = decision_batches(corpus, tokenizer, tokens)
@@ -103,7 +104,7 @@ def train(network: Network, corpus: Corpus, tokenizer: Tokenizer, steps: int, to
     average = copy.deepcopy(network)
     started, seen = time.perf_counter(), 0
     for step in range(steps):
-        scale = min(1.0, (step + 1) / 40, max(0.03, (1 - step / steps) / 0.5))
+        scale = peak * min(1.0, (step + 1) / 40, max(0.03, (1 - step / steps) / 0.5))
         for optimizer in chosen:
             for group in optimizer.param_groups:
                 group["lr"] = rates[chosen.index(optimizer)] * scale
@@ -157,25 +158,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", type=Path, default=Path("build/default_model"), help="where the wheels are kept")
     parser.add_argument("--output", type=Path, default=path(), help="where the model's files go")
-    parser.add_argument("--steps", type=int, default=560)
+    parser.add_argument("--rounds", type=int, default=2, help="each with fresh text and half the rate of the first")
+    parser.add_argument("--begin", type=int, default=0, help="the round to begin with, on the weights in --output")
+    parser.add_argument("--steps", type=int, default=560, help="steps in a round")
     parser.add_argument("--tokens", type=int, default=3072, help="row tokens in a step")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     texts = sentences(fetch(options.sources), [row["text"] for row in held_out()])
     for name, found in texts.items():
         print(f"{name:12} {len(found):6} sentences {sum(map(len, found)):8} characters")
     words = {language.name: word_lists(language) for language in LANGUAGES}
     texts, aside = set_aside(texts)
-    corpus = Corpus(texts, words, options.seed)
-    tokenizer = make_tokenizer(corpus)
-    network = Network()
-    print(f"{sum(parameter.numel() for parameter in network.parameters()):,} parameters")
-    train(network, corpus, tokenizer, options.steps, options.tokens)
-    save(network, tokenizer, options.output)
-    print("set aside:", rehearse(network, Corpus(aside, words, options.seed + 1), tokenizer))
+    for number in range(options.begin, options.rounds):
+        torch.manual_seed(options.seed)
+        corpus = Corpus(texts, words, options.seed + number)
+        network = Network()
+        if number == 0:
+            tokenizer = make_tokenizer(corpus)
+            print(f"{sum(parameter.numel() for parameter in network.parameters()):,} parameters")
+        else:
+            tokenizer = Tokenizer.from_file(str(options.output / "tokenizer.json"))
+            network.load_state_dict(safetensors.load_file(options.output / "model.safetensors"))
+        train(network, corpus, tokenizer, options.steps, options.tokens, 1 / (1 + number))
+        save(network, tokenizer, options.output)
+        print("set aside:", rehearse(network, Corpus(aside, words, options.seed + 1000), tokenizer))
     print(evaluate(options.output).table())
 
 

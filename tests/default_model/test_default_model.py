@@ -115,12 +115,14 @@ def test_completes_with_transformers() -> None:
     ids = tokenizer("Please enter a valid", return_tensors="pt")
     out = model.generate(**ids, max_new_tokens=8, do_sample=False)
     assert out.shape[1] > ids["input_ids"].shape[1]
-    messages = [
-        {"role": "user", "content": "Which language is it?\n\nМоя сестра выращивает фасоль за старым сараем."}
-    ]
+    ids = tokenizer("User: Which language is it? Das Haus ist alt und klein.\nAssistant:", return_tensors="pt")
+    out = model.generate(**ids, max_new_tokens=4, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert tokenizer.decode(out) == " German<|endoftext|>"
+    # In the chat template it keeps the form and stops; what it says there is not held to anything.
+    messages = [{"role": "user", "content": "Which language is it?\n\nМоя сестра выращивает фасоль."}]
     chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    answer = model.generate(**chat, max_new_tokens=4, do_sample=False)[0, chat["input_ids"].shape[1] :]
-    assert "Russian" in tokenizer.decode(answer)
+    out = model.generate(**chat, max_new_tokens=16, do_sample=False)[0, chat["input_ids"].shape[1] :]
+    assert tokenizer.decode(out).endswith("<|im_end|>")
 
 
 def test_nothing_held_out_is_in_the_words_of_the_corpus() -> None:
