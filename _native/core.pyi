@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, final
 
 import numpy as np
@@ -129,7 +130,7 @@ class PrefixTrie:
         salts: PerRow = 0,
         first_blocks: PerRow = 0,
         promoted: PerRow = 0,
-    ) -> tuple[Int32s, Int32s]: ...
+    ) -> tuple[Int32s, Int32s, Int32s]: ...
     def promise(self, tokens: IntsLike, blocks: IntsLike, salt: int = 0, first_block: int = 0) -> int: ...
     def fulfil(self, node: int, num_blocks: int = -1) -> None: ...
     def break_promise(self, node: int) -> int: ...
@@ -140,3 +141,30 @@ class PrefixTrie:
 def block_hashes(
     tokens: IntsLike, block_size: int = 16, salt: int = 0, key: bytes | None = None
 ) -> npt.NDArray[np.uint64]: ...
+
+# token_ids, positions, starts, parents, begin, end, parent, context, context_len, slot_blocks, slot_start, slot_count
+PromptRow: TypeAlias = tuple[
+    IntsLike,
+    IntsLike | None,
+    IntsLike | None,
+    IntsLike | None,
+    int,
+    int,
+    int,
+    IntsLike | None,
+    int,
+    IntsLike | None,
+    int,
+    int,
+]
+
+def pack_prompt(
+    rows: list[PromptRow], block_size: int, out: Sequence[Int32s] | None = None
+) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s, Int32s, Int32s | None, Int32s, Int32s]: ...
+
+# tokens, num_known, shared_blocks, own_blocks
+DecodeRow: TypeAlias = tuple[IntsLike, int, IntsLike | None, IntsLike | None]
+
+def pack_decode(
+    rows: list[DecodeRow], block_size: int, out: Sequence[Int32s] | None = None
+) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...

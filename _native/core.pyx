@@ -12,6 +12,8 @@ import os
 
 cimport cython
 cimport numpy as cnp
+from cpython.long cimport PyLong_CheckExact
+from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -26,6 +28,12 @@ cdef extern from "Python.h" nogil:
         pass
     PyThreadState* PyEval_SaveThread() noexcept
     void PyEval_RestoreThread(PyThreadState* state) noexcept
+
+
+cdef extern from "Python.h":
+    Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
+    PyObject** PySequence_Fast_ITEMS(object sequence)
+    long PyLong_AsLongAndOverflow(object value, int* overflow) except? -1
 
 
 cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
@@ -99,7 +107,7 @@ cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
         int32_t node, blocks, promised
 
     cdef struct TrieInsert:
-        int32_t node, taken
+        int32_t node, there, taken
 
     cdef struct TrieCounters:
         uint64_t lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted
@@ -143,6 +151,60 @@ cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
         TrieAudit audit() except +
         vector[TrieNodeView] dump() except +
         void tokens_of(int32_t index, int32_t* out)
+
+
+cdef extern from "prelude/packer.hpp" namespace "prelude" nogil:
+    cdef struct PromptRow:
+        const int32_t* tokens
+        const int32_t* positions
+        int64_t num_tokens
+        const int32_t* starts
+        const int32_t* parents
+        int64_t segments, begin, end, parent
+        const int32_t* context
+        int64_t context_blocks, context_len
+        const int32_t* slots
+        int64_t slot_blocks, slot_start, slot_count
+
+    cdef struct PromptSizes:
+        int64_t tokens, segments, context
+        cbool writes
+        int64_t bad_row
+        const char* reason
+
+    cdef struct PromptArrays:
+        int32_t* token_ids
+        int32_t* positions
+        int32_t* starts
+        int32_t* parents
+        int32_t* context_lens
+        int32_t* context_indptr
+        int32_t* context_blocks
+        int32_t* write_slots
+        int32_t* row_offsets
+        int32_t* row_segments
+
+    cdef struct DecodeRow:
+        const int32_t* tokens
+        int64_t num_tokens, known
+        const int32_t* shared
+        const int32_t* own
+        int64_t shared_blocks, own_blocks
+
+    cdef struct DecodeArrays:
+        int32_t* token_ids
+        int32_t* positions
+        int32_t* write_slots
+        int32_t* context_lens
+        int32_t* block_indptr
+        int32_t* block_ids
+
+    PromptSizes measure(const PromptRow* rows, int64_t count, int64_t block_size)
+    void fill_prompt "prelude::fill"(const PromptRow* rows, int64_t count, int32_t block_size,
+                                     const PromptArrays& out)
+    const char* wrong_decode_row "prelude::wrong_row"(const DecodeRow& row, int64_t block_size)
+    void fill_decode "prelude::fill"(const DecodeRow* rows, int64_t count, int32_t block_size,
+                                     const DecodeArrays& out)
 
 
 # One native call may let go of the GIL: where it expects enough work. Between the two only C++ runs, which
@@ -256,15 +318,35 @@ cdef cnp.ndarray _int32(object x, str name):
         if (cnp.PyArray_TYPE(a) == cnp.NPY_INT32 and cnp.PyArray_NDIM(a) == 1
                 and cnp.PyArray_ISCARRAY_RO(a)):
             return a
+    if isinstance(x, (list, tuple)):
+        return _int32_sequence(x, name)
     return _int32_slow(x, name)
+
+
+cdef cnp.ndarray _int32_sequence(object x, str name):
+    """A list or tuple of Python ints, checked and copied in one loop; anything else in it takes the slow way."""
+    cdef Py_ssize_t i, n = PySequence_Fast_GET_SIZE(x)
+    cdef PyObject** items = PySequence_Fast_ITEMS(x)
+    cdef cnp.ndarray out = _new_int32(n)
+    cdef int32_t* p = _data(out)
+    cdef long value
+    cdef int overflow = 0
+    for i in range(n):
+        if isinstance(<object>items[i], bool):
+            raise TypeError(f"{name}: a bool at {i} is not a number")
+        if not PyLong_CheckExact(<object>items[i]):
+            return _int32_slow(np.array(x), name)
+        value = PyLong_AsLongAndOverflow(<object>items[i], &overflow)
+        if overflow or value > 2147483647 or value < -2147483648:
+            raise ValueError(f"{name}: {x[i]} at {i} does not fit in int32")
+        p[i] = <int32_t>value
+    return out
 
 
 cdef cnp.ndarray _int32_slow(object x, str name):
     a = np.asarray(x)
     if a.ndim != 1:
         raise TypeError(f"{name}: a flat array of int32 is needed, not {a.ndim} dimensions")
-    if a.size == 0 and not isinstance(x, np.ndarray):
-        return np.empty(0, np.int32)
     if a.dtype.kind not in "iu":
         raise TypeError(f"{name}: int32 is needed, not {a.dtype}")
     if a.dtype != np.int32:
@@ -476,7 +558,11 @@ cdef class Match:
 @cython.final
 @cython.freelist(64)
 cdef class Inserted:
-    """``node``: end of the prompt's ready path; ``num_taken`` blocks are the trie's, ``duplicates`` the caller's."""
+    """What became of the blocks given, in order: ``duplicates``, then ``num_taken`` the trie's, then a rest.
+
+    ``node`` is the end of the prompt's ready path. Duplicates and rest stay with the caller; there is a rest
+    only where the path before is gone or a leader's promise is in the way.
+    """
 
     cdef readonly int node
     cdef readonly int num_taken
@@ -685,8 +771,8 @@ cdef class PrefixTrie:
     def insert(self, tokens, blocks, uint64_t salt=0, int64_t first_block=0, cbool promoted=False):
         """Extends the prompt's path by the blocks of ``tokens[first_block * block_size:]``.
 
-        The trie takes over the caller's reference on the blocks it keeps. ``duplicates`` are those it has
-        already, or all when the path before ``first_block`` is gone or promised: they stay with the caller.
+        The trie takes over the caller's reference on the blocks it keeps; those it has already come back as
+        ``duplicates``. Nothing is kept when the path before ``first_block`` is gone, or part of it promised.
         """
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef cnp.ndarray b = _int32(blocks, "blocks")
@@ -696,7 +782,7 @@ cdef class PrefixTrie:
         cdef int64_t nt = _len(t), nb = _len(b)
         cdef TrieInsert made
         cdef Result r
-        made.node, made.taken = -1, 0
+        made.node, made.there, made.taken = -1, 0, 0
         self.alloc.enter()
         cdef PyThreadState* state = _let_go(nt // self.alloc.c.block_size())
         r = self.c.insert(tp, nt, bp, nb, salt, first_block, promoted, &made)
@@ -706,11 +792,11 @@ cdef class PrefixTrie:
         cdef Inserted out = Inserted.__new__(Inserted)
         out.node = made.node
         out.num_taken = made.taken
-        out.duplicates = b[:nb - made.taken] if made.taken != nb else _NONE
+        out.duplicates = b[:made.there] if made.there else _NONE
         return out
 
     def insert_batch(self, tokens, indptr, blocks, block_indptr, salts=0, first_blocks=0, promoted=0):
-        """``insert`` of many rows: (nodes, num_taken). What row i leaves are its first blocks, all but num_taken.
+        """``insert`` of many rows: (nodes, duplicates, num_taken), the last two as numbers of blocks.
 
         An error names its row in ``row``; the rows before it are in, it and those after it are not.
         """
@@ -729,8 +815,9 @@ cdef class PrefixTrie:
         cdef const int32_t* protect = _data(protect_rows)
         for i in range(rows):
             _count(first[i], "first_blocks")
-        nodes, taken = _new_int32(rows), _new_int32(rows)
+        nodes, there, taken = _new_int32(rows), _new_int32(rows), _new_int32(rows)
         cdef int32_t* out_node = _data(nodes)
+        cdef int32_t* out_there = _data(there)
         cdef int32_t* out_taken = _data(taken)
         cdef const int32_t* tp = _data(t)
         cdef const int32_t* bp = _data(b)
@@ -738,7 +825,7 @@ cdef class PrefixTrie:
         cdef const int32_t* be = _data(bends)
         cdef TrieInsert made
         cdef Result r
-        made.node, made.taken = -1, 0
+        made.node, made.there, made.taken = -1, 0, 0
         self.alloc.enter()
         cdef PyThreadState* state = _let_go(te[rows] // self.alloc.c.block_size())
         for i in range(rows):
@@ -746,14 +833,14 @@ cdef class PrefixTrie:
                               first[i], protect[i] != 0, &made)
             if not r.ok():
                 break
-            out_node[i], out_taken[i] = made.node, made.taken
+            out_node[i], out_there[i], out_taken[i] = made.node, made.there, made.taken
         _take_back(state)
         self.alloc.writer.leave()
         if rows and not r.ok():
             error = _error(r, 0)
             error.row = i
             raise error
-        return nodes, taken
+        return nodes, there, taken
 
     def promise(self, tokens, blocks, uint64_t salt=0, int64_t first_block=0) -> int:
         """As ``insert``, for blocks that are still to be filled: ``match`` shows them as promised.
@@ -893,3 +980,149 @@ def block_hashes(tokens, int32_t block_size=16, uint64_t salt=0, key: bytes | No
     _take_back(state)
     del sip
     return out
+
+
+# --- packing --------------------------------------------------------------------------------------------------
+
+
+cdef class _Borrowed:
+    """Arrays that a call reads through pointers: kept alive, and made contiguous where they were not."""
+
+    cdef list kept
+
+    def __cinit__(self):
+        self.kept = []
+
+    cdef const int32_t* take(self, object x, str name, int64_t* n) except? NULL:
+        cdef cnp.ndarray a
+        if x is None:
+            n[0] = 0
+            return NULL
+        a = _int32(x, name)
+        if a is not x:
+            self.kept.append(a)
+        n[0] = _len(a)
+        return _data(a)
+
+
+cdef cnp.ndarray _room(object out, Py_ssize_t index, int64_t size, str name):
+    """A new array of ``size``, or the caller's buffer of that place, cut to it."""
+    if out is None:
+        return _new_int32(size)
+    cdef cnp.ndarray a = out[index]
+    if (cnp.PyArray_TYPE(a) != cnp.NPY_INT32 or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY(a)
+            or _len(a) < size):
+        raise ValueError(f"out: {name} needs a writable, contiguous int32 array of at least {size}")
+    return a[:size]
+
+
+def pack_prompt(list rows, int32_t block_size, out=None):
+    """Lays the rows of a step end to end: (token_ids, positions, starts, parents, context_lens, context_indptr,
+    context_blocks, write_slots or None, row_offsets, row_segments), all int32.
+
+    A row is a tuple
+
+        (token_ids, positions, starts, parents, begin, end, parent, context, context_len,
+         slot_blocks, slot_start, slot_count)
+
+    ``positions`` None: a token's index. ``starts`` and ``parents`` None: one segment of tokens ``begin`` to
+    ``end``; else a tree of segments, of whose trunk the first ``begin`` tokens are left out (``end`` is not
+    read). ``parent``: the earlier row whose first segment this row continues, or -1. ``context``: pool blocks
+    of the ``context_len`` tokens before, or None. The first ``slot_count`` tokens are written to
+    ``slot_blocks``, from their position ``slot_start`` on.
+
+    ``row_offsets`` and ``row_segments`` say where each row begins. ``out``: ten buffers in this order to fill
+    instead of new arrays (``write_slots`` too, whether it is needed or not); views of them are returned.
+    """
+    if block_size < 1:
+        raise ValueError(f"block_size: {block_size} is less than 1")
+    cdef int64_t i, n, count = len(rows)
+    cdef vector[PromptRow] packed
+    packed.resize(count)
+    cdef PromptRow* r
+    cdef _Borrowed borrowed = _Borrowed()
+    cdef tuple row
+    for i in range(count):
+        row = rows[i]
+        if len(row) != 12:
+            raise ValueError(f"row {i}: 12 fields are needed, not {len(row)}")
+        r = &packed[i]
+        r.tokens = borrowed.take(row[0], "token_ids", &r.num_tokens)
+        r.positions = borrowed.take(row[1], "positions", &n)
+        if r.positions != NULL and n != r.num_tokens:
+            raise ValueError(f"row {i}: {n} positions for {r.num_tokens} tokens")
+        r.starts = borrowed.take(row[2], "starts", &n)
+        r.segments = n - 1 if r.starts != NULL else 1
+        r.parents = borrowed.take(row[3], "parents", &n)
+        if r.starts != NULL and (r.parents == NULL or n != r.segments):
+            raise ValueError(f"row {i}: one parent a segment is needed")
+        r.begin, r.end, r.parent = row[4], row[5], row[6]
+        r.context = borrowed.take(row[7], "context", &r.context_blocks)
+        r.context_len = row[8]
+        r.slots = borrowed.take(row[9], "slot_blocks", &r.slot_blocks)
+        r.slot_start, r.slot_count = row[10], row[11]
+    cdef PromptSizes sizes = measure(packed.data(), count, block_size)
+    if sizes.reason != NULL:
+        raise ValueError(f"row {sizes.bad_row}: {sizes.reason.decode()}")
+
+    cdef PromptArrays a
+    token_ids = _room(out, 0, sizes.tokens, "token_ids")
+    positions = _room(out, 1, sizes.tokens, "positions")
+    starts = _room(out, 2, sizes.segments + 1, "starts")
+    parents = _room(out, 3, sizes.segments, "parents")
+    context_lens = _room(out, 4, sizes.segments, "context_lens")
+    context_indptr = _room(out, 5, sizes.segments + 1, "context_indptr")
+    context_blocks = _room(out, 6, sizes.context, "context_blocks")
+    write_slots = _room(out, 7, sizes.tokens, "write_slots") if sizes.writes else None
+    row_offsets = _room(out, 8, count, "row_offsets")
+    row_segments = _room(out, 9, count, "row_segments")
+    a.token_ids, a.positions, a.starts, a.parents = _data(token_ids), _data(positions), _data(starts), _data(parents)
+    a.context_lens, a.context_indptr = _data(context_lens), _data(context_indptr)
+    a.context_blocks = _data(context_blocks)
+    a.write_slots = _data(write_slots) if sizes.writes else NULL
+    a.row_offsets, a.row_segments = _data(row_offsets), _data(row_segments)
+    cdef PyThreadState* state = _let_go(sizes.tokens // 64)
+    fill_prompt(packed.data(), count, block_size, a)
+    _take_back(state)
+    return (token_ids, positions, starts, parents, context_lens, context_indptr, context_blocks, write_slots,
+            row_offsets, row_segments)
+
+
+def pack_decode(list rows, int32_t block_size, out=None):
+    """One token of each running row: (token_ids, positions, write_slots, context_lens, block_indptr, block_ids).
+
+    A row is a tuple ``(tokens, num_known, shared_blocks, own_blocks)``: the last of ``num_known`` tokens is fed,
+    and the two lists of blocks, end to end, are its block table. ``out``: six buffers to fill instead.
+    """
+    if block_size < 1:
+        raise ValueError(f"block_size: {block_size} is less than 1")
+    cdef int64_t i, count = len(rows), blocks = 0
+    cdef vector[DecodeRow] packed
+    packed.resize(count)
+    cdef DecodeRow* r
+    cdef _Borrowed borrowed = _Borrowed()
+    cdef tuple row
+    cdef const char* wrong
+    for i in range(count):
+        row = rows[i]
+        if len(row) != 4:
+            raise ValueError(f"row {i}: 4 fields are needed, not {len(row)}")
+        r = &packed[i]
+        r.tokens = borrowed.take(row[0], "tokens", &r.num_tokens)
+        r.known = row[1]
+        r.shared = borrowed.take(row[2], "shared_blocks", &r.shared_blocks)
+        r.own = borrowed.take(row[3], "own_blocks", &r.own_blocks)
+        wrong = wrong_decode_row(r[0], block_size)
+        if wrong != NULL:
+            raise ValueError(f"row {i}: {wrong.decode()}")
+        blocks += r.shared_blocks + r.own_blocks
+    if blocks > 2147483647:
+        raise ValueError("more blocks in one step than int32 can count")
+    cdef DecodeArrays a
+    token_ids, positions = _room(out, 0, count, "token_ids"), _room(out, 1, count, "positions")
+    write_slots, context_lens = _room(out, 2, count, "write_slots"), _room(out, 3, count, "context_lens")
+    block_indptr, block_ids = _room(out, 4, count + 1, "block_indptr"), _room(out, 5, blocks, "block_ids")
+    a.token_ids, a.positions, a.write_slots = _data(token_ids), _data(positions), _data(write_slots)
+    a.context_lens, a.block_indptr, a.block_ids = _data(context_lens), _data(block_indptr), _data(block_ids)
+    fill_decode(packed.data(), count, block_size, a)
+    return token_ids, positions, write_slots, context_lens, block_indptr, block_ids

@@ -90,11 +90,13 @@ async def _decisions(engine: AsyncEngine, script: dict[str, Any]) -> list[Answer
 def _show_decisions(console: Console, script: dict[str, Any], decisions: list[Answers]) -> None:
     from rich.table import Table
 
-    table = Table(title="Decisions under one rubric", title_justify="left")
-    table.add_column("text", max_width=56, no_wrap=True)
+    asked = " / ".join(question["question"] for question in script["questions"])
+    table = Table(title=f"{asked}  (one rubric, {len(decisions)} texts)", title_justify="left", expand=True)
+    table.add_column("text", ratio=1, no_wrap=True)
     for question in script["questions"]:
-        table.add_column(question["question"])
-        table.add_column("p", justify="right")
+        longest = max(map(len, question["labels"]))
+        table.add_column(question["key"].replace("_", " "), no_wrap=True, min_width=longest)
+        table.add_column("p", justify="right", no_wrap=True, min_width=5)
     for text, answers in zip(script["texts"], decisions):
         cells = [text]
         for answer in answers:

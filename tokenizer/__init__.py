@@ -24,6 +24,7 @@ from .errors import (
     TokenizersMutationError,
 )
 from .tokenizer import Tokenizer
+from .transformers_patch import patch_transformers, patched_transformers
 
 __all__ = [
     "AddedToken",
@@ -36,4 +37,6 @@ __all__ = [
     "TokenizerError",
     "TokenizersMutationError",
     "decoders",
+    "patch_transformers",
+    "patched_transformers",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._literal import LiteralText
+from ._trusted import ControlTokens
 from .config import FileConfig
 from .encoding import Encoding
 
@@ -35,6 +36,7 @@ class ArrayMethods:
     _backend: str
     _config: FileConfig
     _literal: LiteralText
+    _control: ControlTokens
     _processor: Processor | None
     _untrimmed: Processor | None
     _around: tuple[Encoding, Encoding] | None
@@ -48,10 +50,13 @@ class ArrayMethods:
     ) -> Int32:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
         special token, nor of another added token that is more than white space, comes out of ``text``."""
-        core = self._core
-        ids = core.encode_array(text, parse_special)
-        if not parse_special and not self._literal.clean(ids):
-            ids, _ = self._literal.encode(text)
+        ids = self._core.encode_array(text, True) if parse_special else self._literal.ids(text)
+        return self._surround(ids) if add_special_tokens else ids
+
+    def encode_segments(self, segments: Sequence[tuple[str, bool]], add_special_tokens: bool = False) -> Int32:
+        """The ids of (text, trusted) pieces, one after the other: as of the whole string, but that control
+        tokens come out of trusted text alone. See ``chat.render_segments``."""
+        ids = self._control.encode(segments)
         return self._surround(ids) if add_special_tokens else ids
 
     def encode_with_offsets(

@@ -11,7 +11,8 @@ Added tokens of white space only, or of one character, are ordinary text in ever
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,18 +26,23 @@ Int32 = npt.NDArray[np.int32]
 
 
 class LiteralText:
-    """Which ids are control tokens, and how to spell them out; immutable but for one lazily read number."""
+    """Which ids are control tokens, and how to spell them out; immutable."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, unknown: int) -> None:
         self._core = core
+        self._unknown = unknown
         added = core.added_tokens()
         control = [i for i, content, *_ in added if len(content) > 1 and not content.isspace()]
         self.control_ids = frozenset(control)
         self._is_control = np.zeros(max(control, default=-1) + 2, np.bool_)
         self._is_control[control] = True
-        self._unk: int | None = None
         decoder = core.section("decoder")
         self._kinds = _kinds(json.loads(decoder) if decoder else None)
+
+    def ids(self, text: str | bytes) -> Int32:
+        """The ids of ``text``, without a control token."""
+        ids = self._core.encode_array(text, False)
+        return self.encode(text)[0] if self._marked(ids).any() else ids
 
     def encode(self, text: str | bytes, offsets: str = "char") -> tuple[Int32, Int32]:
         """(ids, offsets untrimmed), without a control token."""
@@ -62,14 +68,10 @@ class LiteralText:
                 start += width
         return np.array(out_ids, np.int32), np.array(out_spans, np.int32).reshape(-1, 2)
 
-    def clean(self, ids: Int32) -> bool:
-        """Whether ``ids``, encoded without special tokens, hold no control token."""
-        return not self._marked(ids).any()
-
     def _marked(self, ids: Int32) -> npt.NDArray[np.bool_]:
         marked = self._is_control[np.minimum(ids, len(self._is_control) - 1)]
         if marked.any():
-            marked &= ids != self._unknown()  # an unknown word is not a control token
+            marked &= ids != self._unknown  # an unknown word is not a control token
         return marked
 
     def _spelled(self, char: str) -> list[int]:
@@ -83,14 +85,15 @@ class LiteralText:
                 if id is not None and id not in self.control_ids:
                     return [id]
             found = [core.token_to_id(f"<0x{b:02X}>") for b in char.encode()]
-        unknown = self._unknown()
+        unknown = self._unknown
         return [i if i is not None else unknown for i in found if i is not None or unknown >= 0]
 
-    def _unknown(self) -> int:
-        if self._unk is None:
-            model: dict[str, Any] = json.loads(self._core.model_json())
-            token, id = model.get("unk_token"), model.get("unk_id")
-            if isinstance(token, str):
-                id = self._core.token_to_id(token)
-            self._unk = id if isinstance(id, int) else -1
-        return self._unk
+
+def unknown_id(data: bytes, core: Core) -> int:
+    """The id of the model's unknown token in the file ``data``, or -1. Read without parsing the vocabulary."""
+    named = re.search(rb'"unk_token"\s*:\s*("(?:[^"\\]|\\.)*")', data)
+    if named:
+        id = core.token_to_id(json.loads(named[1]))
+        return -1 if id is None else id
+    numbered = re.search(rb'"unk_id"\s*:\s*(\d+)', data)
+    return int(numbered[1]) if numbered else -1

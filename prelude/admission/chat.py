@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from prelude.errors import TemplateError, shown
 from prelude.tasks import Message
@@ -13,6 +13,7 @@ from prelude.tasks import Message
 # trusted.
 ChatRenderer: TypeAlias = Callable[[Sequence[Message], bool], list[tuple[str, bool]]]
 
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token")
 _MARK = "\u2e22content\u2e23"
 
 
@@ -30,7 +31,8 @@ PLAIN = Frame()
 
 
 def make_frame(chat: ChatRenderer | None) -> Frame:
-    """Renders one user turn that holds a mark, and takes what stands around the mark."""
+    """Renders one user turn that holds a mark, and takes what stands around the mark. Done once, so that a decision
+    costs no rendering; a template that writes the date keeps that of the first decision."""
     if chat is None:
         raise TemplateError(
             "this decision template goes through the chat template, and the model has none; use one with chat=False",
@@ -46,3 +48,26 @@ def make_frame(chat: ChatRenderer | None) -> Frame:
     before, after = rendered.split(_MARK)
     kept = before.endswith(" ") and after.startswith(" ")
     return Frame(before[:-1], after[1:]) if kept else Frame(before, after, strips=True)
+
+
+def chat_renderer(tokenizer: Any, **options: Any) -> ChatRenderer | None:
+    """The chat template beside a ``prelude.tokenizer.Tokenizer``; ``None`` where there is none.
+
+    ``options`` are variables for the template. ``enable_thinking=False`` is what decisions want: templates that know
+    it close the block of thoughts before the answer, others do not see it.
+    """
+    template = tokenizer.chat_template
+    if template is None:
+        return None
+    named = {name: getattr(tokenizer, name) for name in _SPECIAL_TOKENS}
+    given = {**{name: token for name, token in named.items() if token is not None}, **options}
+
+    def render(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
+        from prelude.tokenizer.chat import render_segments
+
+        segments: list[tuple[str, bool]] = render_segments(
+            messages, template, add_generation_prompt=add_generation_prompt, **given
+        )
+        return segments
+
+    return render

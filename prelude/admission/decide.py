@@ -99,8 +99,8 @@ def lay_out(facts: Facts, use: Use, task: Decide, *, unconditional: bool) -> Lay
     checks.one_of(task.truncation, "truncation", TRUNCATIONS)
     template = template_of(facts, task)
     frame = facts.frame() if template.chat else PLAIN
-    plans = plan_questions(facts, use, task.questions, template, frame)
     pieces = template.state_pieces(state_pieces(facts, task.state))
+    plans = plan_questions(facts, use, task.questions, template, frame)
     if template.chat:
         pieces = [(frame.before, True), *(strip_start(pieces) if frame.strips else pieces)]
         start = use.encode_pieces([(frame.before, True)]) if unconditional else None
@@ -167,7 +167,7 @@ def fit_state(
     if asked >= facts.step_tokens:
         raise RequestTooLarge(
             f"the questions have {asked} tokens; state and questions together are one step of at most "
-            f"{facts.step_tokens} (EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
+            f"{facts.step_tokens} (from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
             field="questions",
         )
     room = min(facts.max_length - deepest, facts.step_tokens - asked)
@@ -191,7 +191,7 @@ def state_too_long(facts: Facts, state: int, deepest: int, asked: int) -> Invali
         )
     return RequestTooLarge(
         f"{state} tokens of state and {asked} of questions and labels; one step computes at most "
-        f"{facts.step_tokens} (EngineConfig.max_step_tokens); ask the questions in several calls or raise the limit",
+        f"{facts.step_tokens} (from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
         field="state",
     )
 

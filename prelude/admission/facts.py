@@ -15,7 +15,7 @@ from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, To
 from prelude.admission.tokenization import Encoder, Use
 from prelude.batch import LogprobRows, Readout, SampleRows
 from prelude.config import EngineConfig
-from prelude.errors import InvalidRequest, RequestTooLarge
+from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
 from prelude.tasks import CacheMode, Task
 
@@ -25,7 +25,8 @@ PLAN_BYTES = 64 << 20  # kept question plans, at most twice this
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``max_length`` is what one sequence may hold; a OneShot request also fits one step of ``step_tokens``."""
+    """``max_length`` is what one sequence may hold, prompt and output together. All tokens of a OneShot request are
+    computed by one step, of at most ``step_tokens``, which is never less than ``max_length``."""
 
     encoder: Encoder
     limits: ExecutorLimits
@@ -40,17 +41,14 @@ class Facts:
     normalize_default: bool = True
     template: Any = None  # DecisionTemplate
     chat: ChatRenderer | None = None
+    decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(default_factory=lambda: Memo(PLAN_BYTES, lambda plan: plan.nbytes))
     frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
-
-    @property
-    def oneshot_room(self) -> int:
-        return min(self.max_length, self.step_tokens)
 
     def frame(self) -> Frame:
         """The chat template around one user turn, rendered once."""
         if not self.frames:
-            self.frames.append(make_frame(self.chat))
+            self.frames.append(make_frame(self.decision_chat))
         return self.frames[0]
 
 
@@ -72,11 +70,8 @@ def admitted(
             "this model has no language-model head: it can embed or classify, and cannot score or write text",
             field=type(task).__name__,
         )
-    cache = task.cache
-    if cache == "auto":
-        cache = facts.config.default_cache
-    else:
-        checks.one_of(cache, "cache", get_args(CacheMode))
+    checks.one_of(task.cache, "cache", get_args(CacheMode))
+    cache = facts.config.default_cache if task.cache == "auto" else task.cache
     prepared = Prepared(
         tree,
         readout,
@@ -88,15 +83,6 @@ def admitted(
         use.close(),
     )
     return Admitted(prepared, finish)
-
-
-def check_step(facts: Facts, tokens: int, what: str, way_out: str) -> None:
-    """A OneShot request is one step: all of its tokens have to fit the largest one."""
-    if tokens > facts.step_tokens:
-        raise RequestTooLarge(
-            f"{tokens} tokens {what}; one step computes at most {facts.step_tokens} "
-            f"(EngineConfig.max_step_tokens); {way_out}"
-        )
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ from prelude.admission import checks
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import Admitted, Outcome, Sampling, TokenTree
-from prelude.admission.prompts import Encoded, encode_prompt
+from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.tokenization import Use
 from prelude.batch import SampleOutput, SampleRows
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
@@ -42,7 +42,7 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
     prompt = encode_generate(facts, use, task, wanted)
     n = len(prompt.token_ids)
     budget = min(wanted, facts.max_length - n)
-    check_fits(facts, n, budget)
+    check_pool(facts, n, budget)
     readout = sample_row(n - 1, sampling)
     return admitted(
         facts,
@@ -58,12 +58,10 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
 
 
 def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Encoded:
-    if task.truncation == "error":
+    if checks.one_of(task.truncation, "truncation", TRUNCATIONS) == "error":
         room = facts.max_length - 1
     else:
         room = facts.max_length - min(wanted, max(1, facts.max_length // 2))
-    if wanted == 1:
-        room = min(room, facts.step_tokens)
     if room < 1:
         raise RequestTooLarge(f"max_length is {facts.max_length}: no room for a prompt and a token", field="prompt")
     return encode_prompt(
@@ -77,15 +75,9 @@ def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Enco
     )
 
 
-def check_fits(facts: Facts, prompt: int, budget: int) -> None:
-    """What can never be planned is refused now: a OneShot prompt larger than a step, a sequence larger than the
-    pool (the last token's keys and values are never written)."""
-    if budget == 1 and prompt > facts.step_tokens:
-        raise RequestTooLarge(
-            f"{prompt} tokens; a generation of one token is one step of at most {facts.step_tokens} tokens; raise "
-            "EngineConfig.max_step_tokens",
-            field="prompt",
-        )
+def check_pool(facts: Facts, prompt: int, budget: int) -> None:
+    """A sequence that is larger than the pool could never finish (the last token's keys and values are never
+    written)."""
     slots = facts.limits.num_blocks * facts.limits.block_size
     if budget > 1 and prompt + budget - 1 > slots:
         raise RequestTooLarge(
@@ -107,7 +99,7 @@ def prepare_prompt_only(facts: Facts, use: Use, task: Generate, params: Sampling
         task.prompt,
         field="prompt",
         truncation=task.truncation,
-        room=facts.oneshot_room,
+        room=facts.max_length,
         generation_prompt=True,
         offsets=top is not None,
     )

@@ -25,7 +25,7 @@ def prepare_loglikelihood(facts: Facts, use: Use, task: Loglikelihood) -> Admitt
     empty context is BOS, or EOS where there is no BOS. Truncation cuts the context only. The last token of the
     continuation is not fed, so context and continuation may hold ``max_length + 1`` tokens together."""
     continuation = continuation_ids(facts, use, task.continuation)
-    room = facts.oneshot_room + 1 - len(continuation)
+    room = facts.max_length + 1 - len(continuation)
     context = context_ids(facts, use, task, room, len(continuation))
     ids = np.concatenate([context.token_ids, continuation])
     first, last = len(context.token_ids) - 1, len(ids) - 1
@@ -57,7 +57,7 @@ def continuation_ids(facts: Facts, use: Use, continuation: Any) -> I32:
 
 def context_ids(facts: Facts, use: Use, task: Loglikelihood, room: int, scored: int) -> Encoded:
     if room < 1:
-        raise too_long(facts, scored + 1, facts.oneshot_room + 1, "continuation")
+        raise too_long(facts, scored + 1, facts.max_length + 1, "continuation")
     return encode_prompt(
         facts,
         use,
@@ -79,7 +79,7 @@ def prepare_prompt_logprobs(facts: Facts, use: Use, task: PromptLogprobs) -> Adm
         task.prompt,
         field="prompt",
         truncation=task.truncation,
-        room=facts.oneshot_room,
+        room=facts.max_length,
         offsets=True,
     )
     readout, finish = prompt_readout(prompt, top, last)

@@ -33,9 +33,7 @@ def prepare_embed(facts: Facts, use: Use, task: Embed) -> Admitted:
     dimensions = hidden if task.dimensions is None else checks.integer(task.dimensions, "dimensions", 1, hidden)
     wanted: Any = task.normalize
     normalize = facts.normalize_default if wanted is None else checks.flag(wanted, "normalize")
-    prompt = encode_prompt(
-        facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.oneshot_room
-    )
+    prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
     n = len(prompt.token_ids)
     rows = np.arange(n) if pooling == "mean" else np.array([0 if pooling == "cls" else n - 1])
     readout = PooledRows(rows.astype(np.int32), np.array([0, len(rows)], dtype=np.int32), pooling)
@@ -68,9 +66,7 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
     if activation == "default":
         activation = "sigmoid" if count == 1 else "softmax"
     labels = facts.labels if len(facts.labels) == count else tuple(f"LABEL_{i}" for i in range(count))
-    prompt = encode_prompt(
-        facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.oneshot_room
-    )
+    prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
     readout = HeadRows(np.array([len(prompt.token_ids) - 1], dtype=np.int32))
 
     def finish(outcome: Outcome) -> Classification:

@@ -33,7 +33,8 @@ class Preparer:
     for ``tokenize_ms`` and a seed that was not given.
 
     ``template`` is the model's own; without one a model with a chat template gets the built-in chat wording, and
-    others the plain one. ``chat`` renders messages; ``None`` where the model has no chat template.
+    others the plain one. ``chat`` renders messages; ``None`` where the model has no chat template. ``decision_chat``
+    renders the turn around a decision where that is another way to call the template (without room for thoughts).
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Preparer:
         normalize_default: bool = True,
         template: DecisionTemplate | None = None,
         chat: ChatRenderer | None = None,
+        decision_chat: ChatRenderer | None = None,
     ) -> None:
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
@@ -64,6 +66,7 @@ class Preparer:
                 "normalize_default": normalize_default,
                 "template": template,
                 "chat": chat,
+                "decision_chat": decision_chat or chat,
             },
         )
 

@@ -52,7 +52,7 @@ def encode_prompt(
     offsets: bool = False,
 ) -> Encoded:
     """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` where it has
-    none, ``PromptTooLong`` or ``RequestTooLarge`` where it does not fit and may not be cut. A prompt that is
+    none, ``PromptTooLong`` where it does not fit and may not be cut. A prompt that is
     ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS."""
     checks.one_of(truncation, "truncation", TRUNCATIONS)
     spans: I32 | None = None
@@ -123,21 +123,33 @@ def render(facts: Facts, messages: Sequence[Any], field: str, generation_prompt:
         raise
     except (ValueError, TypeError) as error:
         raise TemplateError(f"the chat template refuses these messages: {shown(str(error))}", field=field) from error
+    if sum(len(text) for text, trusted in segments if not trusted) > facts.max_chars:
+        raise too_many_characters(facts, field)
     return [(text, trusted) for text, trusted in segments]
+
+
+def too_many_characters(facts: Facts, field: str) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten them "
+        "or raise EngineConfig.max_prompt_chars",
+        field=field,
+    )
 
 
 def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> None:
     """Roles are strings, contents text or lists of text parts, and all of it within the character limit."""
     if len(messages) > facts.max_length:
         raise RequestTooLarge(f"{len(messages)} messages; the limit is {facts.max_length}", field=field)
-    left = facts.max_chars
+    count = 0
     for index, message in enumerate(messages):
         here = f"{field}[{index}]"
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"{shown(message)} is not a message (a mapping with role and content)", field=here)
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"role {shown(message.get('role'))} is not a string", field=f"{here}.role")
-        left -= len(content_text(message.get("content"), f"{here}.content", left))
+        count += len(content_text(message.get("content"), f"{here}.content", facts.max_chars))
+        if count > facts.max_chars:
+            raise too_many_characters(facts, field)
 
 
 def content_text(content: Any, field: str, most: int) -> str:
@@ -156,7 +168,6 @@ def content_text(content: Any, field: str, most: int) -> str:
             kind = part.get("type") if isinstance(part, Mapping) else part
             raise InvalidRequest(f"{shown(kind)} is not a text part; only text is taken", field=f"{field}[{index}]")
         texts.append(checks.text(part.get("text"), f"{field}[{index}].text", most))
-        most -= len(texts[-1])
     return "".join(texts)
 
 
@@ -185,16 +196,10 @@ def kept(facts: Facts, cuttable: Mask, excess: int, truncation: str, field: str,
     return keep
 
 
-def too_long(facts: Facts, tokens: int, room: int, field: str) -> InvalidRequest:
-    way_out = 'shorten it or set truncation="head", "tail" or "middle"'
-    if room >= facts.step_tokens and tokens <= facts.max_length:
-        return RequestTooLarge(
-            f"{tokens} tokens fit the context but not one step, which computes at most {facts.step_tokens} tokens; "
-            f"raise EngineConfig.max_step_tokens, {way_out}",
-            field=field,
-        )
+def too_long(facts: Facts, tokens: int, room: int, field: str) -> PromptTooLong:
     return PromptTooLong(
-        f"{tokens} tokens; the limit here is {room} (max_length {facts.max_length}); {way_out}",
+        f"{tokens} tokens; the limit here is {room} (max_length {facts.max_length}); shorten it or set "
+        'truncation="head", "tail" or "middle"',
         tokens=tokens,
         limit=room,
         field=field,

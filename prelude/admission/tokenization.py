@@ -8,8 +8,9 @@ what is encoded together:
     and encoded as one run
 
 so a boundary of trust alone never changes a token: the ids are those of the whole string with control tokens
-recognised in the trusted spans only. (Tokenizers that mark the beginning of a text, ``prepend_scheme="first"`` of
-Metaspace, mark the beginning of every run.)
+recognised in the trusted spans only. Two things are left to each run or piece: tokenizers that mark the beginning of
+a text (``prepend_scheme="first"`` of Metaspace) mark the beginning of every run, and control tokens that swallow the
+white space beside them do so within their own piece.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:
                 f"an array of shape {value.shape} and dtype {value.dtype}; token ids are one-dimensional integers",
                 field=field,
             )
-        array = value
+        array = value.astype(np.int64)
     else:
         kinds = set(map(type, value))
         if not kinds <= {int} and (
@@ -263,7 +264,7 @@ def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:
             array = np.array(value, dtype=np.int64)
         except OverflowError:
             array = np.array([min(max(int(item), -1), 1 << 62) for item in value], dtype=np.int64)
-    if len(array) and not (array.min() >= 0 and array.max() < encoder.id_limit):
+    if len(array) and array.view(np.uint64).max() >= encoder.id_limit:  # negative ones are huge
         at = int(np.flatnonzero((array < 0) | (array >= encoder.id_limit))[0])
         raise InvalidRequest(
             f"{shown(int(value[at]))} is not a token id: the tokenizer knows ids below {encoder.tokenizer_ids}, the "

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .corpus import END, TEMPLATE, Corpus, Example
+from .corpus import END, STYLES, TEMPLATE, Corpus, Example
 
 IGNORE = -100
 SPLIT = "\x00"
@@ -34,14 +34,16 @@ class Batch:
     label_targets: Tensor
 
 
-def render(example: Example, rubric: str, bare: bool) -> tuple[str, str, list[tuple[str, str]]]:
+def render(
+    example: Example, rubric: str, bare: bool, style: dict[str, str] = TEMPLATE
+) -> tuple[str, str, list[tuple[str, str]]]:
     """Shared prefix, the rest of the state, and (question part, label part) of each question."""
     state = example.text if bare else f"{rubric}\n\nText:{SPLIT} {example.text}".lstrip("\n")
-    prefix, _, rest = TEMPLATE["state"].format(state=state).rpartition(SPLIT)
+    prefix, _, rest = style["state"].format(state=state).rpartition(SPLIT)
     parts = [
         (
-            TEMPLATE["question"].format(question=question.text, labels=", ".join(question.labels)),
-            TEMPLATE["label"].format(label=question.answer),
+            style["question"].format(question=question.text, labels=", ".join(question.labels)),
+            style["label"].format(label=question.answer),
         )
         for question in example.questions
     ]
@@ -94,9 +96,10 @@ def decision_batches(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Itera
     while True:
         rubric, default = corpus.rubric()
         bare = not rubric and rng.random() < 0.5
+        style = TEMPLATE if default else rng.choice(STYLES)
         least = rng.randint(300, 2500) if rng.random() < 0.06 else None
         examples = [corpus.example(default, least) for _ in range(24 if least else 128)]
-        rendered = [render(example, rubric, bare) for example in examples]
+        rendered = [render(example, rubric, bare, style) for example in examples]
         prefix = tokenizer.encode(rendered[0][0]).ids if rendered[0][0] else []
         rows = [Rows(tokenizer, end, rest, parts) for _, rest, parts in rendered]
         rows = sorted((row for row in rows if len(row.ids) + len(prefix) <= 2048), key=lambda row: len(row.ids))

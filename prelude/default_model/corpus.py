@@ -17,6 +17,13 @@ TEMPLATE = {
     "question": "Question: {question}\nOptions: {labels}\nAnswer:",
     "label": " {label}",
 }
+CHAT = {
+    "state": "<|im_start|>user\n{state}\n\n",
+    "question": "{question}\n{labels}<|im_end|>\n<|im_start|>assistant\n",
+    "label": "{label}<|im_end|>",
+}
+PLAIN = {"state": "User: {state}\n", "question": "{question}\nAssistant:", "label": " {label}"}
+STYLES = (*[TEMPLATE] * 17, CHAT, CHAT, PLAIN)
 END = "<|endoftext|>"
 UNSPACED = ("Chinese", "Japanese", "Thai")
 
@@ -52,7 +59,9 @@ class Corpus:
         roll = self.rng.random()
         if roll < 0.05:
             return self.rng.choice(self.words[language])
-        return self.rng.choice(self.long[language] if roll < 0.6 else self.sentences[language])
+        if roll < 0.2:
+            return self.values[language].everyday() or self.rng.choice(self.long[language])
+        return self.rng.choice(self.long[language] if roll < 0.75 else self.sentences[language])
 
     def passage(self, language: str, least: int) -> str:
         """One sentence, or several up to a length."""
@@ -85,16 +94,16 @@ class Corpus:
         rng, values = self.rng, self.values[language]
         least = rng.choice((10, 30, 30, 60, 60, 100, 160)) if least is None else least
         text, kind = self.passage(language, least), ""
-        roll = rng.random()
-        if roll < 0.5:
-            kind = rng.choice(("email", "phone", "phone", "card"))
+        if rng.random() < 0.5:
+            kind = rng.choice(("email", "email", "phone", "phone", "card"))
+        for _ in range(rng.choice((0, 0, 0, 1)) if kind else rng.choice((0, 1, 1, 2))):
+            text = self.insert(text, values.harmless(), language)
+        if kind:
             value = getattr(values, kind)()
             if rng.random() < 0.6:
                 leads = {"email": phrases.EMAIL, "phone": phrases.PHONE, "card": phrases.CARD}[kind]
                 value = rng.choice(leads[language]).format(value)
             text = self.insert(text, value, language)
-        for _ in range(rng.choice((0, 0, 0, 1)) if kind else rng.choice((0, 1, 1, 2))):
-            text = self.insert(text, values.harmless(), language)
         return text, kind
 
     def labels(self, answer: str, most: int) -> tuple[str, ...]:
@@ -141,7 +150,7 @@ class Corpus:
             return phrases.RUBRIC, True
         if roll < 0.45:
             return phrases.RUBRIC, False
-        return ("" if roll < 0.6 else self.rng.choice(phrases.RUBRICS)), False
+        return ("" if roll < 0.75 else self.rng.choice(phrases.RUBRICS)), False
 
     def document(self) -> str:
         """Running text for the language model: passages, chats, short reports."""

@@ -34,8 +34,8 @@ class Result:
         return "\n".join(lines)
 
 
-def held_out(directory: Path | None = None) -> list[dict[str, Any]]:
-    lines = ((directory or path()) / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+def held_out(file: Path | None = None) -> list[dict[str, Any]]:
+    lines = (file or path() / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -69,23 +69,31 @@ def label_logprobs(
     return out
 
 
-def evaluate(directory: Path | None = None, dtype: torch.dtype = torch.float32, batch: int = 16) -> Result:
-    """Both decisions on every held-out sentence, with the demo's rubric and the default template."""
+def evaluate(
+    directory: Path | None = None,
+    rows: list[dict[str, Any]] | None = None,
+    dtype: torch.dtype = torch.float32,
+    batch: int = 16,
+) -> Result:
+    """Both decisions on every held-out sentence, with the demo's rubric and the default template.
+
+    The rubric, the questions and the sentences are the package's own; ``directory`` has the model.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     directory = directory or path()
     template = json.loads((directory / "decision_template.json").read_text(encoding="utf-8"))
-    demo = json.loads((directory / "demo.json").read_text(encoding="utf-8"))
+    demo = json.loads((path() / "demo.json").read_text(encoding="utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
-    rows = held_out(directory)
+    rows = held_out() if rows is None else rows
     result = Result(0.0, 0.0)
     for question in demo["questions"]:
         asked = template["question"].format(question=question["question"], labels=", ".join(question["labels"]))
         after = tokenizer.encode(asked, add_special_tokens=False)
         prompts = []
         for row in rows:
-            state = template["state"].format(state=f"{demo['rubric']}\n\nText: {row['text']}")
+            state = template["state"].format(state=demo["state"].format(rubric=demo["rubric"], text=row["text"]))
             prompts.append(tokenizer.encode(state, add_special_tokens=False) + after)
         scores = label_logprobs(model, tokenizer, prompts, question["labels"], template, batch)
         for row, best in zip(rows, scores.argmax(-1).tolist()):
@@ -114,9 +122,10 @@ def evaluate(directory: Path | None = None, dtype: torch.dtype = torch.float32, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", nargs="?", type=Path, default=path())
+    parser.add_argument("--rows", type=Path, default=path() / "heldout.jsonl")
     parser.add_argument("--wrong", action="store_true", help="print every wrong answer")
     options = parser.parse_args()
-    result = evaluate(options.directory)
+    result = evaluate(options.directory, held_out(options.rows))
     print(result.table())
     if options.wrong:
         print(*result.wrong, sep="\n")

@@ -54,6 +54,15 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return x * turn[0] + torch.cat([-high, low], -1) * turn[1]
 
 
+class Norm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, EPS)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +70,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(HIDDEN, KV_HEADS * HEAD, bias=False)
         self.v_proj = nn.Linear(HIDDEN, KV_HEADS * HEAD, bias=False)
         self.o_proj = nn.Linear(HEADS * HEAD, HIDDEN, bias=False)
-        self.q_norm = nn.RMSNorm(HEAD, eps=EPS)
-        self.k_norm = nn.RMSNorm(HEAD, eps=EPS)
+        self.q_norm = Norm(HEAD)
+        self.k_norm = Norm(HEAD)
 
     def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         rows, length, _ = x.shape
@@ -97,8 +106,8 @@ class Layer(nn.Module):
         super().__init__()
         self.self_attn = Attention()
         self.mlp = MLP()
-        self.input_layernorm = nn.RMSNorm(HIDDEN, eps=EPS)
-        self.post_attention_layernorm = nn.RMSNorm(HIDDEN, eps=EPS)
+        self.input_layernorm = Norm(HIDDEN)
+        self.post_attention_layernorm = Norm(HIDDEN)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + attended
@@ -110,7 +119,7 @@ class Body(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(CONFIG["vocab_size"], HIDDEN)
         self.layers = nn.ModuleList(Layer() for _ in range(CONFIG["num_hidden_layers"]))
-        self.norm = nn.RMSNorm(HIDDEN, eps=EPS)
+        self.norm = Norm(HIDDEN)
 
 
 class Network(nn.Module):

@@ -110,6 +110,12 @@ def shingles(text: str) -> set[str]:
     return {" ".join(words[i : i + 5]) for i in range(len(words) - 4)}
 
 
+def without(texts: Iterable[str], held_out: Iterable[str]) -> list[str]:
+    """The texts that share no run of words with anything held out."""
+    forbidden = set().union(*map(shingles, held_out))
+    return [text for text in texts if forbidden.isdisjoint(shingles(text))]
+
+
 def word_lists(language: Language) -> list[str]:
     """CLDR's names of countries, languages, months and days, a few to a line."""
     locale = Locale.parse(language.babel)
@@ -119,7 +125,7 @@ def word_lists(language: Language) -> list[str]:
     return [", ".join(names[i : i + 4]) for i in range(0, len(names), 4)]
 
 
-def sentences(wheels: Iterable[Path], held_out: Iterable[str]) -> dict[str, list[str]]:
+def sentences(wheels: Iterable[Path], held_out: list[str]) -> dict[str, list[str]]:
     """Cleaned sentences of every language, without doubles and without anything held out."""
     languages = {language.name: language for language in LANGUAGES}
     found: dict[str, dict[str, None]] = {name: {} for name in languages}
@@ -130,9 +136,7 @@ def sentences(wheels: Iterable[Path], held_out: Iterable[str]) -> dict[str, list
                 if text:
                     found[name][text] = None
     english = set(found["English"])
-    forbidden = set().union(*map(shingles, held_out))
-    result = {}
-    for name, texts in found.items():
-        kept = [text for text in texts if name == "English" or text not in english]
-        result[name] = [text for text in kept if forbidden.isdisjoint(shingles(text))]
-    return result
+    return {
+        name: without((text for text in texts if name == "English" or text not in english), held_out)
+        for name, texts in found.items()
+    }

@@ -24,6 +24,7 @@ from .corpus import END, TEMPLATE, Corpus
 from .evaluate import evaluate, held_out
 from .languages import LANGUAGES
 from .network import CONFIG, Network
+from .rehearsal import rehearse, set_aside
 from .sources import fetch, sentences, word_lists
 
 SPECIAL = [END, "<|im_start|>", "<|im_end|>", "<|pad|>"]
@@ -166,11 +167,14 @@ def main() -> None:
     texts = sentences(fetch(options.sources), [row["text"] for row in held_out()])
     for name, found in texts.items():
         print(f"{name:12} {len(found):6} sentences {sum(map(len, found)):8} characters")
-    corpus = Corpus(texts, {language.name: word_lists(language) for language in LANGUAGES}, options.seed)
+    words = {language.name: word_lists(language) for language in LANGUAGES}
+    texts, aside = set_aside(texts)
+    corpus = Corpus(texts, words, options.seed)
     tokenizer = make_tokenizer(corpus)
     network = Network()
     print(f"{sum(parameter.numel() for parameter in network.parameters()):,} parameters")
     train(network, corpus, tokenizer, options.steps, options.tokens)
+    print("set aside:", rehearse(network, Corpus(aside, words, options.seed + 1), tokenizer))
     save(network, tokenizer, options.output)
     print(evaluate(options.output).table())
 

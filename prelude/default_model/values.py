@@ -2,74 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
+from babel.dates import format_date, format_time
+from babel.numbers import format_currency, format_decimal, format_percent
 from faker import Faker
 
 from .languages import Language
 
-ENDINGS = tuple(
-    [
-        "com",
-        "org",
-        "net",
-        "info",
-        "de",
-        "fr",
-        "es",
-        "it",
-        "pt",
-        "nl",
-        "pl",
-        "hu",
-        "tr",
-        "vn",
-        "ru",
-        "gr",
-        "sa",
-        "in",
-        "th",
-        "cn",
-        "jp",
-        "kr",
-        "io",
-        "eu",
-    ]
-)
-ENDINGS += ("co.il", "co.uk", "com.br", "co.jp", "co.kr", "com.tr")
-COINS = ("€", "$", "£", "¥", "₹", "₽", "zł", "Ft", "TL", "₫", "₪", "฿", "元", "円", "원", "%", "°C")
-CONSONANTS = tuple(
-    [
-        "b",
-        "c",
-        "d",
-        "f",
-        "g",
-        "h",
-        "j",
-        "k",
-        "l",
-        "m",
-        "n",
-        "p",
-        "r",
-        "s",
-        "t",
-        "v",
-        "w",
-        "z",
-        "ch",
-        "sh",
-        "st",
-        "tr",
-        "ng",
-        "th",
-    ]
-)
-VOWELS = tuple(["a", "e", "i", "o", "u", "y", "ai", "ou", "ee", "an", "en", "in", "on", "ar", "er", "or"])
-UNITS = ("km", "kg", "m", "MB", "GB", "cm", "W", "kWh", "x", "m²")
+ENDINGS = "com org net info de fr es it pt nl pl hu tr vn ru gr sa in th cn jp kr io eu co.il co.uk com.br co.jp"
+CONSONANTS = "b c d f g h j k l m n p r s t v w z ch sh st tr ng th"
+VOWELS = "a e i o u y ai ou ee an en in on ar er or"
+COINS = "€ $ £ ¥ ₹ ₽ zł Ft TL ₫ ₪ ฿ 元 円 원 % °C"
+CURRENCIES = "USD EUR GBP JPY CNY KRW INR RUB PLN HUF TRY VND ILS THB BRL SAR"
+UNITS = "km kg m MB GB cm W kWh x m²"
+
+
+def has_words(locale: str) -> bool:
+    """Whether faker has everyday words of the locale, not the Latin of a lorem ipsum."""
+    return locale != "he_IL" and find_spec(f"faker.providers.lorem.{locale}") is not None
 
 
 @dataclass
@@ -84,8 +39,15 @@ class Values:
         self.fakers = [Faker(locale) for locale in self.language.faker]
         for faker in self.fakers:
             faker.seed_instance(self.rng.getrandbits(32))
+        self.speakers = [faker for faker, locale in zip(self.fakers, self.language.faker) if has_words(locale)]
         self.ascii = Faker("en_US")
         self.ascii.seed_instance(self.rng.getrandbits(32))
+
+    def everyday(self) -> str:
+        """A sentence of everyday words in no order; empty where faker has none."""
+        if not self.speakers:
+            return ""
+        return self.rng.choice(self.speakers).sentence(self.rng.randint(6, 14))
 
     def digits(self, count: int) -> str:
         return "".join(self.rng.choices("0123456789", k=count))
@@ -95,7 +57,7 @@ class Values:
         rng = self.rng
         if rng.random() < 0.5:
             return rng.choice((self.ascii.first_name, self.ascii.last_name, self.ascii.word))().lower()
-        return "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.randint(2, 4)))
+        return "".join(rng.choice(CONSONANTS.split()) + rng.choice(VOWELS.split()) for _ in range(rng.randint(2, 4)))
 
     def email(self) -> str:
         rng = self.rng
@@ -109,7 +71,7 @@ class Values:
         name = rng.choice(
             [word, "gmail", "mail", word + self.word(), f"{word}-{self.word()}", f"{word}.{self.word()}"]
         )
-        return f"{local}@{name}.{rng.choice(ENDINGS)}"
+        return f"{local}@{name}.{rng.choice(ENDINGS.split())}"
 
     def phone(self) -> str:
         rng = self.rng
@@ -122,7 +84,7 @@ class Values:
         groups = [self.digits(rng.choice((2, 3, 3, 4))) for _ in range(rng.choice((2, 2, 3, 4)))]
         while sum(map(len, groups)) < 6:
             groups.append(self.digits(3))
-        separator = rng.choice([" ", " ", "-", ".", ""])
+        separator = rng.choice([" ", " ", " ", "-", ".", "", " / "])
         return separator.join(part for part in (start, area, *groups) if part).strip()
 
     def card(self) -> str:
@@ -141,8 +103,15 @@ class Values:
         year = rng.randint(1750, 2035)
         hour, minute = rng.randint(0, 23), rng.randint(0, 59)
         amount = rng.choice([f"{rng.randint(1, 999)}", f"{rng.randint(1, 99)}.{rng.randint(100, 999)}"])
-        coin, unit = rng.choice(COINS), rng.choice(UNITS)
+        coin, unit = rng.choice(COINS.split()), rng.choice(UNITS.split())
+        locale, style = self.language.babel, rng.choice(("short", "medium", "long", "full"))
         choices: list[Callable[[], str]] = [
+            *[lambda: format_date(datetime.date(year, month, day), style, locale)] * 4,
+            *[lambda: format_time(datetime.time(hour, minute), "short", locale=locale)] * 2,
+            *[lambda: format_currency(float(amount), rng.choice(CURRENCIES.split()), locale=locale)] * 3,
+            *[lambda: format_decimal(int(10 ** rng.uniform(0, 9)), locale=locale)] * 3,
+            lambda: format_percent(rng.randint(0, 1000) / 1000, locale=locale),
+            lambda: f"{rng.randint(1, 30)} {rng.choice(UNITS.split())}",
             lambda: str(year),
             lambda: f"{year}-{month:02}-{day:02}",
             lambda: f"{day}.{month}.{year}",
@@ -168,7 +137,6 @@ class Values:
             lambda: f"www.{self.ascii.domain_name()}",
             lambda: f"https://{self.ascii.domain_name()}/{self.ascii.word()}",
             lambda: self.ascii.domain_name(),
-            lambda: f"@{self.ascii.user_name()}",
             lambda: rng.choice(self.fakers).name(),
             lambda: rng.choice(self.fakers).city(),
         ]

@@ -28,6 +28,7 @@ from prelude.batch import (
 )
 from prelude.errors import EngineClosed
 from prelude.execution.attention import AttentionPlan, CascadePlan
+from prelude.execution.attention_fixed import FixedPlan
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.layout import I64, StepTokens
 from prelude.execution.readouts import HiddenRows, read
@@ -90,7 +91,7 @@ class CpuExecutor:
         self.block_size = block_size
         self.dtype = resolve_dtype(dtype, config)
         self.deterministic = deterministic
-        bits = Bits()
+        bits = Bits(fixed=True, min_rows=16) if deterministic else Bits()
         self.weights: DecoderWeights = load_weights(checkpoint, config, self.dtype, bits)
         self.decoder = Decoder(config, self.weights, bits, _TOKEN_CHUNK)
         self.pool = KvPool.empty(config, num_blocks * block_size, self.dtype)
@@ -182,6 +183,8 @@ class CpuExecutor:
         )
 
     def _plan(self, step: StepTokens, rows: I64 | None) -> AttentionPlan:
+        if self.deterministic:
+            return FixedPlan(step, self.block_size, rows)
         return CascadePlan(step, self.block_size, self.dtype, rows)
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from prelude._native.core import pack_decode, pack_prompt
 from prelude.admission.prepared import Sampling
 from prelude.batch import (
     I32,
@@ -22,11 +24,15 @@ from prelude.batch import (
     Readout,
     SampleRows,
 )
-from prelude.scheduling.lease import NO_BLOCKS, Lease
+from prelude.scheduling.lease import Lease
 from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
 from prelude.scheduling.request import Request
 
 _EMPTY = np.zeros(0, dtype=np.int32)
+
+# One row of the native packer: tokens, positions, starts, parents, begin, end, parent row, context blocks, context
+# length, blocks that get KV, where in them the first computed token stands, how many tokens are written.
+PromptRow: TypeAlias = tuple[Any, Any, Any, Any, int, int, int, Any, int, Any, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,140 +56,76 @@ class Packed:
     computed: tuple[int, ...] = ()  # tokens each OneShot row brought into the batch
 
 
-class _Slices:
-    """Collects segments; ``add`` returns the index of the segment's first token."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.tokens: list[I32] = []
-        self.positions: list[I32] = []
-        self.slots: list[I32] = []
-        self.lengths: list[int] = []
-        self.parents: list[int] = []
-        self.context_lens: list[int] = []
-        self.contexts: list[I32] = []
-        self.size = 0
-        self.writes = False
-
-    def add(
-        self,
-        tokens: I32,
-        positions: I32,
-        parent: int = -1,
-        context: I32 = NO_BLOCKS,
-        context_len: int = 0,
-        slots: I32 | None = None,
-    ) -> int:
-        first = self.size
-        self.tokens.append(tokens)
-        self.positions.append(positions)
-        self.lengths.append(len(tokens))
-        self.parents.append(parent)
-        self.contexts.append(context)
-        self.context_lens.append(context_len)
-        if slots is None:
-            slots = np.full(len(tokens), -1, dtype=np.int32)
-        else:
-            self.writes = True
-        self.slots.append(slots)
-        self.size += len(tokens)
-        return first
-
-    @property
-    def next_segment(self) -> int:
-        return len(self.parents)
-
-    def build(self) -> PromptSlices:
-        if not self.parents:
-            zero = np.zeros(1, dtype=np.int32)
-            return PromptSlices(_EMPTY, _EMPTY, zero, _EMPTY, _EMPTY, zero, _EMPTY)
-        return PromptSlices(
-            np.concatenate(self.tokens),
-            np.concatenate(self.positions),
-            _indptr(self.lengths),
-            np.array(self.parents, dtype=np.int32),
-            np.array(self.context_lens, dtype=np.int32),
-            _indptr([len(blocks) for blocks in self.contexts]),
-            np.concatenate(self.contexts),
-            np.concatenate(self.slots) if self.writes else None,
-        )
-
-
 def _indptr(lengths: Sequence[int]) -> I32:
     out = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=out[1:])
     return out
 
 
-def slots_of(blocks: I32, start: int, count: int, block_size: int) -> I32:
-    """Pool slots of sequence positions ``[start, start + count)`` under a block table that begins at position 0."""
-    at = np.arange(start, start + count, dtype=np.int32)
-    slots: I32 = blocks[at // block_size] * block_size + at % block_size
-    return slots
-
-
 # ------------------------------------------------------------------ OneShot
 
 
-def _publish_slots(lease: Lease, row: OneShotRow, count: int, block_size: int) -> I32 | None:
-    """Write slots of the ``count`` tokens after ``skip``: the first ``publish`` blocks of them are kept."""
-    if not row.publish:
-        return None
-    slots = np.full(count, -1, dtype=np.int32)
-    kept = row.publish * block_size
-    slots[:kept] = slots_of(np.asarray(lease.own, dtype=np.int32), 0, kept, block_size)
-    return slots
+def _prompt_row(
+    row: OneShotRow, block_size: int, begin: int, parent: int, lease: Lease | None, end: int = -1
+) -> PromptRow:
+    """One row for the packer: a request's tokens from ``begin`` on. ``parent`` is the row of the folded segment
+    before them, -1 with none; ``end`` cuts a folded segment out of its leader's trunk. With a ``lease`` the row
+    attaches the cached prefix, and writes what the plan publishes."""
+    tree = row.request.prepared.tree
+    single = len(tree.parents) == 1 or end >= 0
+    return (
+        tree.token_ids,
+        None if single else tree.positions,
+        None if single else tree.starts,
+        None if single else tree.parents,
+        begin,
+        tree.trunk_tokens if end < 0 else end,
+        parent,
+        lease.shared if lease else None,
+        row.skip if lease else 0,
+        lease.own if lease and row.publish else None,
+        0,
+        row.publish * block_size if lease else 0,
+    )
 
 
-def _add_oneshot(slices: _Slices, plan: Plan) -> tuple[list[Readout], list[int]]:
-    """Adds every OneShot row; returns their readouts moved to batch rows, and the tokens each row brought."""
-    readouts: list[Readout] = [_NOTHING] * len(plan.oneshot)
-    computed = [0] * len(plan.oneshot)
+def _oneshot_rows(plan: Plan, block_size: int) -> tuple[list[PromptRow], list[int], list[int]]:
+    """Packer rows; per OneShot row, which of them carries its own tokens and the first tree token in it."""
+    rows: list[PromptRow] = []
+    at = [0] * len(plan.oneshot)
+    begin = [row.skip for row in plan.oneshot]
     folded = set()
+
+    def add(row: OneShotRow, start: int, parent: int, lease: Lease | None, end: int = -1) -> int:
+        rows.append(_prompt_row(row, block_size, start, parent, lease, end))
+        return len(rows) - 1
+
     for fold in plan.folds:
         folded.update(fold.members)
-        root = slices.next_segment
         leader = plan.oneshot[fold.members[0]]
-        lease, tree = _lease(leader.request), leader.request.prepared.tree
         end = leader.skip + fold.tokens
-        slices.add(
-            tree.token_ids[leader.skip : end],
-            tree.positions[leader.skip : end],
-            context=lease.shared,
-            context_len=leader.skip,
-            slots=_publish_slots(lease, leader, fold.tokens, slices.block_size),
-        )
-        for place, member in enumerate(fold.members):
-            row = plan.oneshot[member]
-            readouts[member], computed[member] = _add_tree(slices, row, end, root, None)
-            computed[member] += fold.tokens if place == 0 else 0
+        root = add(leader, leader.skip, -1, _lease(leader.request), end)
+        for member in fold.members:
+            begin[member] = end
+            at[member] = add(plan.oneshot[member], end, root, None)
     for index, row in enumerate(plan.oneshot):
         if index not in folded:
-            readouts[index], computed[index] = _add_tree(slices, row, row.skip, -1, _lease(row.request))
+            at[index] = add(row, row.skip, -1, _lease(row.request))
+    return rows, at, begin
+
+
+def _oneshot_readouts(plan: Plan, offsets: I32, at: list[int], begin: list[int]) -> tuple[list[Readout], list[int]]:
+    """Every row's readout moved to batch tokens, and the tokens each row brought (a fold's, to its first member)."""
+    readouts: list[Readout] = []
+    computed: list[int] = []
+    first = offsets.tolist()
+    for index, row in enumerate(plan.oneshot):
+        readout = row.request.prepared.readout
+        readouts.append(_NOTHING if readout is None else _moved(readout, first[at[index]] - begin[index]))
+        computed.append(row.request.prepared.tree.num_tokens - begin[index])
+    for fold in plan.folds:
+        computed[fold.members[0]] += fold.tokens
     return readouts, computed
-
-
-def _add_tree(slices: _Slices, row: OneShotRow, skip: int, parent: int, lease: Lease | None) -> tuple[Readout, int]:
-    """One request's tokens from ``skip`` on. ``parent`` is the folded segment before them, -1 with none."""
-    tree = row.request.prepared.tree
-    starts = tree.starts.tolist()
-    base = slices.next_segment
-    trunk_end = starts[1]
-    offset = slices.add(
-        tree.token_ids[skip:trunk_end],
-        tree.positions[skip:trunk_end],
-        parent,
-        lease.shared if lease else NO_BLOCKS,
-        skip if lease else 0,
-        _publish_slots(lease, row, trunk_end - skip, slices.block_size) if lease else None,
-    )
-    for segment, above in enumerate(tree.parents.tolist()):
-        if segment == 0:
-            continue
-        a, b = starts[segment], starts[segment + 1]
-        slices.add(tree.token_ids[a:b], tree.positions[a:b], base + above if above >= 0 else -1)
-    readout = row.request.prepared.readout
-    return (_moved(readout, offset - skip) if readout is not None else _NOTHING), tree.num_tokens - skip
 
 
 _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)
@@ -285,38 +227,16 @@ def _lease(request: Request) -> Lease:
     return request.lease
 
 
-def _add_prefill(slices: _Slices, rows: Sequence[PrefillRow]) -> tuple[list[int], list[Request]]:
-    """Adds chunks; returns the last token's index and the request of every chunk that ends its prompt."""
-    last: list[int] = []
-    sampled: list[Request] = []
-    for row in rows:
-        request, start, end = row.request, row.start, row.start + row.count
-        table = _lease(request).table()
-        first = slices.add(
-            request.known[start:end],
-            np.arange(start, end, dtype=np.int32),
-            context=table[: -(-start // slices.block_size)],
-            context_len=start,
-            slots=slots_of(table, start, row.count, slices.block_size),
-        )
-        if row.samples:
-            last.append(first + row.count - 1)
-            sampled.append(request)
-    return last, sampled
+def _prefill_row(row: PrefillRow) -> PromptRow:
+    table = _lease(row.request).table()
+    end = row.start + row.count
+    return (row.request.known, None, None, None, row.start, end, -1, table, row.start, table, row.start, row.count)
 
 
 def _decode_rows(requests: Sequence[Request], block_size: int) -> DecodeRows:
-    tables = [_lease(request).table() for request in requests]
-    positions = np.array([request.num_known - 1 for request in requests], dtype=np.int32)
-    slots = [table[p // block_size] * block_size + p % block_size for table, p in zip(tables, positions.tolist())]
-    return DecodeRows(
-        np.array([request.known[request.num_known - 1] for request in requests], dtype=np.int32),
-        positions,
-        np.array(slots, dtype=np.int32),
-        positions.copy(),
-        _indptr([len(table) for table in tables]),
-        np.concatenate(tables) if tables else _EMPTY,
-    )
+    leases = [_lease(request) for request in requests]
+    rows = [(r.known, r.num_known, lease.shared, lease.own) for r, lease in zip(requests, leases)]
+    return DecodeRows(*pack_decode(rows, block_size))
 
 
 def _decode_readout(requests: Sequence[Request]) -> SampleRows:
@@ -330,21 +250,27 @@ def pack(plan: Plan, block_size: int) -> Packed:
     if plan.kind == "decode":
         batch = DecodeBatch(_decode_rows(plan.decode, block_size), _decode_readout(plan.decode))
         return Packed(batch, decode=tuple(Share(r, (i, i + 1)) for i, r in enumerate(plan.decode)))
-    slices = _Slices(block_size)
+    rows, at, begin = _oneshot_rows(plan, block_size)
+    first_chunk = len(rows)
+    rows.extend(_prefill_row(row) for row in plan.prefill)
+    *arrays, offsets, _ = pack_prompt(rows, block_size)
+    slices = PromptSlices(*arrays)
     shares: tuple[Share, ...] = ()
     readouts: list[Readout] = []
     computed: list[int] = []
     if plan.oneshot:
-        moved, computed = _add_oneshot(slices, plan)
+        moved, computed = _oneshot_readouts(plan, offsets, at, begin)
         joined, shares = _join(moved, [row.request for row in plan.oneshot])
         if plan.kind == "oneshot":
-            return Packed(OneShotBatch(slices.build(), joined), shares, computed=tuple(computed))
+            return Packed(OneShotBatch(slices, joined), shares, computed=tuple(computed))
         readouts.append(joined)
-    last, sampled = _add_prefill(slices, plan.prefill)
+    ends = [(int(offsets[first_chunk + i]) + row.count - 1, row.request) for i, row in enumerate(plan.prefill)]
+    sampled = [(token, request) for (token, request), row in zip(ends, plan.prefill) if row.samples]
     if sampled:
-        readouts.append(sample_rows(last, [_sampling(r) for r in sampled], [len(r.output) for r in sampled]))
+        last, requests = [token for token, _ in sampled], [request for _, request in sampled]
+        readouts.append(sample_rows(last, [_sampling(r) for r in requests], [len(r.output) for r in requests]))
     batch = MixedBatch(
-        slices.build(),
+        slices,
         tuple(readouts),
         _decode_rows(plan.decode, block_size),
         _decode_readout(plan.decode) if plan.decode else None,
@@ -352,7 +278,7 @@ def pack(plan: Plan, block_size: int) -> Packed:
     return Packed(
         batch,
         shares,
-        tuple(Share(r, (i, i + 1)) for i, r in enumerate(sampled)),
+        tuple(Share(r, (i, i + 1)) for i, (_, r) in enumerate(sampled)),
         tuple(Share(r, (i, i + 1)) for i, r in enumerate(plan.decode)),
         (0, len(readouts) - 1, len(readouts)),
         tuple(computed),

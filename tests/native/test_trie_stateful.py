@@ -167,13 +167,12 @@ class TrieMachine(RuleBasedStateMachine):
         key = o.key(tokens, salt, ready)
         if ready and (there or (promoted and extends)):
             o.touch(key, hit=True)
-        left = blocks
         if extends:
-            left = blocks[:there]
             self.add(tokens, salt, ready, blocks[there:], promoted, False)
             key = o.key(tokens, salt, end)
             o.touch(key, hit=promoted)
-        assert got.duplicates.tolist() == left and got.num_taken == len(blocks) - len(left)
+        assert got.duplicates.tolist() == blocks[:there]
+        assert got.num_taken == (len(blocks) - there if extends else 0)
         self.learn()
         assert got.node == (self.ids[key] if len(key) > 1 else -1)
 

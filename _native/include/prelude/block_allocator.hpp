@@ -91,7 +91,7 @@ class BlockAllocator {
     }
     int64_t freed = 0;
     for (int64_t i = n; i-- > 0;) {  // backwards, so that the next caller gets them in the same order
-      if (blocks_[ids[i]].state == kMarked) push_free(ids[i]), ++freed;
+      if (blocks_[ids[i]].state == kMarked) push_free(ids + i, 1), ++freed;
     }
     add(used_, -freed);
     return {};
@@ -126,11 +126,12 @@ class BlockAllocator {
   void unmark(const int32_t* ids, int64_t n) {
     for (int64_t i = 0; i < n; ++i) blocks_[ids[i]].state = kHeld;
   }
+  void prefetch(int32_t b) const { __builtin_prefetch(&blocks_[b], 1); }
   void give_to_trie(int32_t b) { blocks_[b].state = kInTrie; }  // still counted as used
   void used_to_cached(int64_t n) { add(used_, -n), add(cached_, n); }
   void cached_to_used(int64_t n) { add(used_, n), add(cached_, -n); }
-  void free_cached(int32_t b) { push_free(b), add(cached_, -1); }
-  void free_used(int32_t b) { push_free(b), add(used_, -1); }
+  void free_cached(const int32_t* ids, int64_t n) { push_free(ids, n), add(cached_, -n); }
+  void free_used(const int32_t* ids, int64_t n) { push_free(ids, n), add(used_, -n); }
 
   AllocatorAudit audit() const {
     AllocatorAudit a;
@@ -176,13 +177,16 @@ class BlockAllocator {
     if (seen != nullptr && *seen != generation(b)) return {Status::stale_block, b};
     return {};
   }
-  void push_free(int32_t b) {
-    Block& block = blocks_[b];
-    block.state = kFree;
-    block.generation.store(block.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    const int32_t top = num_free();
-    stack_[top] = b;
-    free_.store(top + 1, std::memory_order_relaxed);
+  void push_free(const int32_t* ids, int64_t n) {
+    int32_t top = num_free();
+    for (int64_t i = 0; i < n; ++i) {
+      Block& block = blocks_[ids[i]];
+      block.state = kFree;
+      const uint32_t ended = block.generation.load(std::memory_order_relaxed);
+      block.generation.store(ended + 1, std::memory_order_release);
+      stack_[top++] = ids[i];
+    }
+    free_.store(top, std::memory_order_relaxed);
   }
   // Only the writer writes a counter, so it needs no read-modify-write.
   static void add(std::atomic<int32_t>& counter, int64_t n) {

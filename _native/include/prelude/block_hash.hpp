@@ -23,6 +23,9 @@ inline uint64_t fold_mul(uint64_t a, uint64_t b) {
 
 inline uint64_t mix(uint64_t a, uint64_t b) { return fold_mul(a ^ 0x9E3779B97F4A7C15ull, b ^ 0xE7037ED1A0B428DBull); }
 
+// The last token of a block of odd size, as a word.
+inline uint64_t last_token(int32_t token) { return static_cast<uint32_t>(token); }
+
 inline uint64_t load64(const int32_t* p) {
   uint64_t w;
   std::memcpy(&w, p, 8);
@@ -41,7 +44,7 @@ inline uint64_t content_hash(const int32_t* tokens, int32_t size, uint64_t seed)
   uint64_t h = seed;
   int32_t i = 0;
   for (; i + 4 <= size; i += 4) h = mix(h ^ load64(tokens + i), load64(tokens + i + 2));
-  for (; i < size; ++i) h = mix(h, static_cast<uint32_t>(tokens[i]));
+  for (; i < size; ++i) h = mix(h, last_token(tokens[i]));
   return h;
 }
 
@@ -63,7 +66,7 @@ class SipHash {
     for (; i + 2 <= size; i += 2) absorb(v, load64(tokens + i));
     // The last word carries the length in its top byte, as in the published function.
     uint64_t last = (8 + 4 * static_cast<uint64_t>(size)) << 56;
-    if (i < size) last |= static_cast<uint32_t>(tokens[i]);
+    if (i < size) last |= last_token(tokens[i]);
     absorb(v, last);
     v[2] ^= 0xff;
     for (int r = 0; r < 4; ++r) round(v);

@@ -55,7 +55,8 @@ struct TrieMatch {
 
 struct TrieInsert {
   NodeId node = kNoNode;  // deepest ready node of the prompt's path now
-  int32_t taken = 0;      // blocks the trie owns from here on: the last `taken` given, the others are left
+  int32_t there = 0;      // the first blocks given: the trie had them already, they stay with the caller
+  int32_t taken = 0;      // the next ones: the trie owns them from here on; what follows stays with the caller
 };
 
 struct TrieCounters {
@@ -218,13 +219,19 @@ class PrefixTrie {
   }
 
  private:
-  static constexpr int32_t kGroup = 8;  // blocks whose memory is fetched ahead together
+  // How many blocks' memory is fetched ahead together: few where a miss would waste the hashing, many where
+  // all of them are going to be touched.
+  static constexpr int32_t kLookAhead = 8, kAhead = 32;
+  // Up to here all bookkeeping fits the CPU's second-level cache, and fetching further ahead gains nothing.
+  static constexpr int32_t kSmallPool = 1 << 13;
 
   struct Walk {
     int32_t tail = kNil;   // deepest ready node
     int32_t ready = 0;     // blocks on its path
     int32_t promised = 0;  // promised nodes after it
     uint64_t chain = 0;    // hash of the path, promised part included
+    int32_t ahead = 0;     // hashes after it that the walk knows already
+    uint64_t chains[kLookAhead];
   };
 
   int64_t clip(int64_t n, int64_t max_blocks) const {
@@ -259,13 +266,18 @@ class PrefixTrie {
   void write_tokens(int32_t i, const int32_t* tokens);
   // Reader side of the same: every load an acquire, so that the generation read after them is not older.
   bool same_tokens_shared(int32_t i, const int32_t* tokens) const;
+  uint64_t salt_of(int32_t i) const {
+    while (up(i) != kNil) i = up(i);
+    return salts_[i];
+  }
 
   int32_t find(int32_t parent, uint32_t hash, const int32_t* tokens, uint64_t salt, uint32_t at);
   Walk walk(const int32_t* tokens, int64_t blocks, uint64_t salt);
-  int32_t grow(int32_t parent, uint64_t* chain, const int32_t* tokens, const int32_t* blocks, int64_t count,
-               uint64_t salt, NodeState as, bool protect);
-  void remove(int32_t i);
+  int32_t grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count, uint64_t salt,
+               NodeState as, bool protect);
+  void remove(const int32_t* indices, int32_t count);
 
+  void look_ahead() const;
   void cover(int32_t i);
   void uncover(int32_t i);
   void refresh(int32_t i);
@@ -284,7 +296,7 @@ class PrefixTrie {
   const int32_t index_bits_;
   const uint64_t seed_, hash_keep_;
   LazyArray<Node> nodes_;
-  LazyArray<uint64_t> salts_;   // by node; compared at the first block of a path, where no parent says it
+  LazyArray<uint64_t> salts_;   // by node, of first blocks only: further down the parent says it
   LazyArray<uint64_t> tokens_;  // by node, two tokens a word
   NodeTable table_;
   LruList probation_, protected_;

@@ -28,19 +28,18 @@ inline PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, 
   Walk w;
   w.chain = chain_start(salt, seed_);
   int32_t last = kNil;
-  for (int64_t done = 0; done < blocks; done += kGroup) {
-    const int32_t group = static_cast<int32_t>(std::min<int64_t>(kGroup, blocks - done));
+  for (int64_t done = 0; done < blocks; done += kLookAhead) {
+    const int32_t group = static_cast<int32_t>(std::min<int64_t>(kLookAhead, blocks - done));
     const int32_t* at_tokens = tokens + done * size_;
-    uint64_t chains[kGroup];
-    uint32_t slots[kGroup];
+    uint32_t slots[kLookAhead];
     uint64_t chain = w.chain;
     for (int32_t j = 0; j < group; ++j) {
-      chains[j] = chain = step(chain, at_tokens + static_cast<int64_t>(j) * size_);
+      w.chains[j] = chain = step(chain, at_tokens + static_cast<int64_t>(j) * size_);
       table_.prefetch(key(chain));
     }
     int32_t candidates = 0;
     for (; candidates < group; ++candidates) {
-      const uint32_t hash = key(chains[candidates]);
+      const uint32_t hash = key(w.chains[candidates]);
       uint32_t at = table_.home(hash);
       uint64_t slot;
       while ((slot = table_.load(at)) != 0 && NodeTable::hash_of(slot) != hash) at = table_.next(at);
@@ -50,32 +49,37 @@ inline PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, 
       __builtin_prefetch(&nodes_[i]);
       __builtin_prefetch(&tokens_[i * words_]);
     }
-    for (int32_t j = 0; j < candidates; ++j) {
-      const int32_t i = find(last, key(chains[j]), at_tokens + static_cast<int64_t>(j) * size_, salt, slots[j]);
-      if (i == kNil) return w;
+    int32_t j = 0;
+    for (; j < candidates; ++j) {
+      const int32_t i = find(last, key(w.chains[j]), at_tokens + static_cast<int64_t>(j) * size_, salt, slots[j]);
+      if (i == kNil) break;
       last = i;
-      w.chain = chains[j];
+      w.chain = w.chains[j];
       if (state(i) == NodeState::promised) {
         ++w.promised;
       } else {
         w.tail = i, ++w.ready;
       }
     }
-    if (candidates < group) return w;
+    if (j < group) {
+      w.ahead = group - j;
+      std::copy(w.chains + j, w.chains + group, w.chains);
+      return w;
+    }
   }
   return w;
 }
 
 inline bool PrefixTrie::same_tokens_shared(int32_t i, const int32_t* tokens) const {
-  const size_t base = static_cast<size_t>(i) * words_;
+  auto* mine = const_cast<uint64_t*>(&tokens_[static_cast<size_t>(i) * words_]);
+  auto word = [mine](int32_t k) { return std::atomic_ref<uint64_t>(mine[k]).load(std::memory_order_acquire); };
   uint64_t differ = 0;
-  for (size_t k = 0; k < words_; ++k) {
-    uint64_t word = 0;
-    const size_t left = static_cast<size_t>(size_) - 2 * k;
-    std::memcpy(&word, tokens + 2 * k, sizeof(int32_t) * std::min<size_t>(left, 2));
-    std::atomic_ref<uint64_t> mine(const_cast<uint64_t&>(tokens_[base + k]));
-    differ |= mine.load(std::memory_order_acquire) ^ word;
+  if (size_ == 16) {
+    for (int32_t k = 0; k < 8; ++k) differ |= word(k) ^ load64(tokens + 2 * k);
+    return differ == 0;
   }
+  for (int32_t k = 0; k < size_ / 2; ++k) differ |= word(k) ^ load64(tokens + 2 * k);
+  if (size_ % 2 != 0) differ |= word(size_ / 2) ^ last_token(tokens[size_ - 1]);
   return differ == 0;
 }
 
@@ -148,10 +152,10 @@ inline void PrefixTrie::uncover(int32_t i) {
   pool_.used_to_cached(n);
 }
 
-// Makes the path of i the youngest of its lists; new nodes enter theirs.
+// Makes the path of i the youngest of its lists.
 inline void PrefixTrie::refresh(int32_t i) {
   for (; i != kNil && nodes_[i].cover == 0; i = up(i)) {
-    if (nodes_[i].listed) list_of(i).remove(i);
+    list_of(i).remove(i);
     list_of(i).append(i);
   }
 }
@@ -172,25 +176,33 @@ inline void PrefixTrie::hit(int32_t i) {
 // --- in and out ---------------------------------------------------------------------------------------------
 
 inline void PrefixTrie::write_tokens(int32_t i, const int32_t* tokens) {
-  const size_t base = static_cast<size_t>(i) * words_;
-  for (size_t k = 0; k < words_; ++k) {
-    uint64_t word = 0;
-    const size_t left = static_cast<size_t>(size_) - 2 * k;
-    std::memcpy(&word, tokens + 2 * k, sizeof(int32_t) * (left < 2 ? left : 2));
-    std::atomic_ref<uint64_t>(tokens_[base + k]).store(word, std::memory_order_release);
+  uint64_t* mine = &tokens_[static_cast<size_t>(i) * words_];
+  auto write = [mine](int32_t k, uint64_t word) {
+    std::atomic_ref<uint64_t>(mine[k]).store(word, std::memory_order_release);
+  };
+  if (size_ == 16) {
+    for (int32_t k = 0; k < 8; ++k) write(k, load64(tokens + 2 * k));
+    return;
   }
+  for (int32_t k = 0; k < size_ / 2; ++k) write(k, load64(tokens + 2 * k));
+  if (size_ % 2 != 0) write(size_ / 2, last_token(tokens[size_ - 1]));
 }
 
-// Makes nodes of `count` blocks below `parent`; in no list yet. Returns the last. A node's fields are written
-// before its state, its state before its slot: a reader that finds the slot finds the node.
-inline int32_t PrefixTrie::grow(int32_t parent, uint64_t* chain, const int32_t* tokens, const int32_t* blocks,
-                                int64_t count, uint64_t salt, NodeState as, bool protect) {
-  for (int64_t done = 0; done < count; done += kGroup) {
-    const int64_t end = std::min<int64_t>(count, done + kGroup);
-    uint32_t keys[kGroup];
+// Makes nodes of `count` blocks below the end of a walk; returns the last. Ready ones are linked to each other
+// for append_run(), the deepest the coldest. A node's fields are written before its state, its state before
+// its slot: a reader that finds the slot finds the node.
+inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count,
+                                uint64_t salt, NodeState as, bool protect) {
+  const bool ready = as == NodeState::ready;
+  int32_t parent = from.tail;
+  int32_t depth = from.ready;
+  uint64_t chain = from.chain;
+  for (int64_t done = 0; done < count; done += kAhead) {
+    const int64_t end = std::min<int64_t>(count, done + kAhead);
+    uint32_t keys[kAhead];
     for (int64_t j = done; j < end; ++j) {
-      *chain = step(*chain, tokens + j * size_);
-      keys[j - done] = key(*chain);
+      chain = j < from.ahead ? from.chains[j] : step(chain, tokens + j * size_);
+      keys[j - done] = key(chain);
       table_.prefetch(keys[j - done]);
       __builtin_prefetch(&nodes_[blocks[j]], 1);
       __builtin_prefetch(&tokens_[static_cast<size_t>(blocks[j]) * words_], 1);
@@ -199,13 +211,15 @@ inline int32_t PrefixTrie::grow(int32_t parent, uint64_t* chain, const int32_t* 
       const int32_t i = blocks[j];
       Node& n = nodes_[i];
       n.hash = keys[j - done];
-      n.depth = parent == kNil ? 1 : nodes_[parent].depth + 1;
+      n.hotter = j > 0 ? blocks[j - 1] : kNil;
+      n.colder = j + 1 < count ? blocks[j + 1] : kNil;
+      n.depth = ++depth;
       n.own_locks = 0;
-      n.cover = as == NodeState::promised ? 1 : 0;
+      n.cover = ready ? 0 : 1;
       n.protect = protect;
-      n.listed = false;
+      n.listed = ready;
       n.parent.store(parent, std::memory_order_release);
-      std::atomic_ref<uint64_t>(salts_[i]).store(salt, std::memory_order_release);
+      if (parent == kNil) std::atomic_ref<uint64_t>(salts_[i]).store(salt, std::memory_order_release);
       write_tokens(i, tokens + j * size_);
       n.state.store(as, std::memory_order_release);
       table_.insert(n.hash, i);
@@ -217,36 +231,45 @@ inline int32_t PrefixTrie::grow(int32_t parent, uint64_t* chain, const int32_t* 
   return parent;
 }
 
-// Forgets a node that is in no list. Its block is the caller's to free, which ends its generation.
-inline void PrefixTrie::remove(int32_t i) {
-  table_.erase(nodes_[i].hash, i);
-  nodes_[i].state.store(NodeState::absent, std::memory_order_release);
+// Forgets nodes that are in no list. Their blocks are the caller's to free, which ends their generation.
+inline void PrefixTrie::remove(const int32_t* indices, int32_t count) {
+  table_.erase(nodes_, indices, count);
+  for (int32_t k = 0; k < count; ++k) {
+    nodes_[indices[k]].state.store(NodeState::absent, std::memory_order_release);
+  }
+  bump(count_, -count);
 }
 
 inline int64_t PrefixTrie::evict(int64_t n) {
   int64_t freed = 0, hot = 0;
+  int32_t victims[kAhead];
   while (freed < n) {
-    int32_t victims[kGroup];
-    int32_t k = 0;
-    while (k < kGroup && freed + k < n) {
-      LruList& list = probation_.size() != 0 ? probation_ : protected_;
-      const int32_t i = list.coldest();
-      if (i == kNil) break;
-      hot += nodes_[i].protect;
-      list.remove(i);
-      table_.prefetch(nodes_[i].hash);
-      victims[k++] = i;
-    }
+    const auto most = static_cast<int32_t>(std::min<int64_t>(kAhead, n - freed));
+    const bool cold = probation_.size() != 0;
+    const int32_t k = (cold ? probation_ : protected_).take_coldest(most, victims);
     if (k == 0) break;
-    for (int32_t j = 0; j < k; ++j) {
-      remove(victims[j]);
-      pool_.free_cached(victims[j]);
-    }
+    for (int32_t j = 0; j < k; ++j) table_.prefetch(nodes_[victims[j]].hash);
+    remove(victims, k);
+    pool_.free_cached(victims, k);
     freed += k;
+    hot += cold ? 0 : k;
   }
-  bump(count_, -freed);
   bump(stats_.evicted, freed), bump(stats_.evicted_hit, hot);
+  if (pool_.num_blocks() > kSmallPool) look_ahead();
   return freed;
+}
+
+// The next victims are known: has their memory on its way before the next request asks for it. Their nodes were
+// fetched by the look ahead before this one, so following them costs little; those after them are taken to
+// lie in a row, as blocks of one prompt mostly do.
+inline void PrefixTrie::look_ahead() const {
+  int32_t i = (probation_.size() != 0 ? probation_ : protected_).coldest();
+  for (int32_t k = 0; k < kAhead && i != kNil; ++k) {
+    table_.prefetch(nodes_[i].hash);
+    pool_.prefetch(i);
+    i = nodes_[i].hotter;
+  }
+  for (int32_t k = 0; k < kAhead && i - k >= 0; k += 2) __builtin_prefetch(&nodes_[i - k], 1);
 }
 
 inline Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count,
@@ -258,18 +281,23 @@ inline Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t
   const int64_t there = std::max<int64_t>(0, w.ready - first);
   const bool extends = w.ready >= first && w.promised == 0 && there < count;
   pool_.unmark(blocks, extends ? there : count);
-  // Someone brought the same prefix a second time: that is a hit. So is what the caller says is one.
-  if (w.tail != kNil && (there > 0 || (protect && extends))) hit(w.tail);
   bump(stats_.duplicates, there);
-  *out = {id_of(w.tail), 0};
-  if (!extends) return {};
-  const int64_t taken = count - there;
-  const int32_t tail = grow(w.tail, &w.chain, tokens + (first + there) * size_, blocks + there, taken, salt,
-                            NodeState::ready, protect);
-  refresh(tail);
-  pool_.used_to_cached(taken);
-  bump(stats_.inserted, taken);
-  *out = {id_of(tail), static_cast<int32_t>(taken)};
+  *out = {id_of(w.tail), static_cast<int32_t>(there), 0};
+  if (extends) {
+    const int64_t taken = count - there;
+    const int32_t tail =
+        grow(w, tokens + (first + there) * size_, blocks + there, taken, salt, NodeState::ready, protect);
+    list_of(tail).append_run(tail, blocks[there], static_cast<int32_t>(taken));
+    pool_.used_to_cached(taken);
+    bump(stats_.inserted, taken);
+    *out = {id_of(tail), static_cast<int32_t>(there), static_cast<int32_t>(taken)};
+  }
+  // Someone brought the same prefix a second time: that is a hit. So is what the caller says is one.
+  if (there > 0 || (protect && extends)) {
+    hit(w.tail);
+  } else if (extends) {
+    refresh(w.tail);
+  }
   return {};
 }
 
@@ -285,8 +313,7 @@ inline Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_
     pool_.unmark(blocks, count);
     return {};
   }
-  const int32_t tail =
-      grow(w.tail, &w.chain, tokens + first * size_, blocks, count, salt, NodeState::promised, false);
+  const int32_t tail = grow(w, tokens + first * size_, blocks, count, salt, NodeState::promised, false);
   nodes_[tail].own_locks = 1;  // grow() has set the cover of the new nodes to the one reason each has
   cover(w.tail);
   bump(promised_, count);
@@ -317,12 +344,12 @@ inline Result PrefixTrie::break_promise(NodeId node, int64_t* freed) {
   int64_t n = 0;
   while (i != kNil && state(i) == NodeState::promised) {
     const int32_t parent = up(i);
-    remove(i);
-    pool_.free_used(i);
+    remove(&i, 1);
+    pool_.free_used(&i, 1);
     i = parent, ++n;
   }
   uncover(i);
-  bump(promised_, -n), bump(count_, -n);
+  bump(promised_, -n);
   bump(stats_.broken, n);
   if (freed != nullptr) *freed = n;
   return {};
@@ -381,7 +408,6 @@ inline TrieAudit PrefixTrie::audit() const {
       if (nodes_[p].cover == 0 && rank[static_cast<size_t>(p)] < rank[static_cast<size_t>(i)]) {
         fail("a parent is colder than its child", i);
       }
-      if (salts_[p] != salts_[i]) fail("a node has another salt than its parent", i);
       covered_children[static_cast<size_t>(p)] += n.cover != 0;
     }
   }
@@ -426,7 +452,7 @@ inline std::vector<TrieNodeView> PrefixTrie::dump() const {
     if (state(i) == NodeState::absent) continue;
     const Node& n = nodes_[i];
     rows.push_back({id_of(i), id_of(up(i)), i, n.depth, state(i), n.protect, n.own_locks, n.cover,
-                    rank[static_cast<size_t>(i)], salts_[i]});
+                    rank[static_cast<size_t>(i)], salt_of(i)});
   }
   std::stable_sort(rows.begin(), rows.end(),
                    [](const TrieNodeView& a, const TrieNodeView& b) { return a.depth < b.depth; });

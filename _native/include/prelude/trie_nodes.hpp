@@ -3,7 +3,7 @@
 //   nodes[i]   32 bytes; node i is the node of block i, so the arena is as large as the pool, an index is
 //              always valid, and a block leads to its node without a lookup
 //
-//   slots      open addressing, at most half full:   home = hash & mask
+//   slots      open addressing, at most an eighth full, home = hash & mask
 //              │  ·  │ h,7 │ h,2 │  ·  │ h,9 │  ·  │       each: 32 bits of hash, index + 1; 0 is empty
 //              The hash filters; the caller compares parent and tokens. Erasing shifts the entries behind
 //              the hole back, so there are no tombstones and a miss ends at the first empty slot.
@@ -11,8 +11,9 @@
 //   lru list   cold ⇄ 4 ⇄ 9 ⇄ 2 ⇄ hot                       doubly linked through the nodes
 //
 // What a reader on another thread looks at is atomic: slots, parent, state, and tokens (in the trie). On x86
-// these are plain moves. `version` is odd while entries move, so that a reader that found nothing can tell
-// whether to look again.
+// these are plain moves. An entry that moves is copied before its old slot is overwritten, and `version` counts
+// each of these stores: a reader that found nothing, and sees the same version as before, has missed nothing,
+// even when the writer stands still in the middle of it.
 #pragma once
 
 #include <atomic>
@@ -43,7 +44,7 @@ static_assert(sizeof(Node) == 32);
 class NodeTable {
  public:
   explicit NodeTable(int32_t num_blocks)
-      : mask_(std::bit_ceil(static_cast<uint32_t>(num_blocks) * 2) - 1), slots_(size_t{mask_} + 1) {}
+      : mask_(std::bit_ceil(static_cast<uint32_t>(num_blocks) * 8) - 1), slots_(size_t{mask_} + 1) {}
 
   static int32_t index_of(uint64_t slot) { return static_cast<int32_t>(slot & 0xffffffff) - 1; }
   static uint32_t hash_of(uint64_t slot) { return static_cast<uint32_t>(slot >> 32); }
@@ -63,24 +64,27 @@ class NodeTable {
     slots_[at].store(uint64_t{hash} << 32 | static_cast<uint32_t>(index + 1), std::memory_order_release);
   }
 
-  void erase(uint32_t hash, int32_t index) {
-    uint32_t hole = home(hash);
-    while (index_of(load(hole)) != index) hole = next(hole);
-    for (uint32_t at = next(hole);; at = next(at)) {
-      const uint64_t slot = load(at);
-      if (slot == 0) break;
-      // It may move back to the hole unless its home lies behind the hole.
-      if (((at - home(hash_of(slot))) & mask_) < ((at - hole) & mask_)) continue;
-      bump();
-      slots_[hole].store(slot, std::memory_order_release);
-      hole = at;
+  // Takes the slots of `count` nodes out.
+  void erase(const LazyArray<Node>& nodes, const int32_t* indices, int32_t count) {
+    uint32_t version = version_.load(std::memory_order_relaxed);
+    for (int32_t k = 0; k < count; ++k) {
+      uint32_t hole = home(nodes[static_cast<size_t>(indices[k])].hash);
+      while (index_of(load(hole)) != indices[k]) hole = next(hole);
+      for (uint32_t at = next(hole);; at = next(at)) {
+        const uint64_t slot = load(at);
+        if (slot == 0) break;
+        // It may move back to the hole unless its home lies behind the hole.
+        if (((at - home(hash_of(slot))) & mask_) < ((at - hole) & mask_)) continue;
+        version_.store(++version, std::memory_order_release);
+        slots_[hole].store(slot, std::memory_order_release);
+        hole = at;
+      }
+      version_.store(++version, std::memory_order_release);
+      slots_[hole].store(0, std::memory_order_release);
     }
-    bump();
-    slots_[hole].store(0, std::memory_order_release);
   }
 
  private:
-  void bump() { version_.store(version_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   const uint32_t mask_;
   LazyArray<std::atomic<uint64_t>> slots_;
   std::atomic<uint32_t> version_{0};
@@ -100,6 +104,26 @@ class LruList {
     (hottest_ == kNil ? coldest_ : nodes_[hottest_].hotter) = i;
     hottest_ = i;
     count(1);
+  }
+  // `count` nodes that are linked to each other already, from `cold` to `hot`.
+  void append_run(int32_t cold, int32_t hot, int32_t n) {
+    nodes_[cold].colder = hottest_, nodes_[hot].hotter = kNil;
+    (hottest_ == kNil ? coldest_ : nodes_[hottest_].hotter) = cold;
+    hottest_ = hot;
+    count(n);
+  }
+  // Takes up to `most` nodes off the cold end, the coldest first; returns how many.
+  int32_t take_coldest(int32_t most, int32_t* out) {
+    int32_t i = coldest_, n = 0;
+    for (; n < most && i != kNil; ++n) {
+      out[n] = i;
+      nodes_[i].listed = false;
+      i = nodes_[i].hotter;
+    }
+    coldest_ = i;
+    (i == kNil ? hottest_ : nodes_[i].colder) = kNil;
+    count(-n);
+    return n;
   }
   void remove(int32_t i) {
     Node& n = nodes_[i];

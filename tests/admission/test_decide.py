@@ -1,0 +1,359 @@
+"""Decide against brute force: label tries, mass, normalisation, and the shape of the tree."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prelude.admission.classes import ExecutionClass, classify
+from prelude.admission.labels import build_trie
+from prelude.admission.preparer import Preparer
+from prelude.admission.template import DecisionTemplate
+from prelude.batch import LogprobOutput
+from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError, UnknownParameter
+from prelude.tasks import Choice, Decide, Score, YesNo
+from tests.admission import toys
+
+STATE = "The quick brown fox"
+LABELS = st.lists(st.text("New York,adB1", min_size=1, max_size=7), min_size=1, max_size=9, unique=True)
+
+
+def encode(text: str) -> list[int]:
+    return toys.plain_tokenizer().encode_array(text, False, parse_special=False).tolist()
+
+
+def asked(question: str, labels: list[str]) -> list[int]:
+    return encode(f"Question: {question}\nOptions: {', '.join(labels)}\nAnswer:")
+
+
+def softmax(scores: list[float]) -> list[float]:
+    top = max(scores)
+    weights = [math.exp(score - top) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+def expected(state: list[int], question: str, labels: list[str], norm: str) -> tuple[list[float], list[float], float]:
+    """(joint logprobs, probabilities, mass), one label at a time."""
+    prompt = asked(question, labels)
+    ids = [encode(f" {label}") for label in labels]
+    joint = [toys.joint(state + prompt, label) for label in ids]
+    scores = joint
+    if norm == "token":
+        scores = [value / len(label) for value, label in zip(joint, ids)]
+    elif norm == "unconditional":
+        scores = [value - toys.joint(prompt, label) for value, label in zip(joint, ids)]
+    disjoint = [
+        index
+        for index, label in enumerate(ids)
+        if not any(other != label and label[: len(other)] == other for other in ids)
+    ]
+    return joint, softmax(scores), sum(math.exp(joint[index]) for index in disjoint)
+
+
+@given(st.lists(LABELS, min_size=1, max_size=3), st.sampled_from(["none", "token", "unconditional"]), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_decisions_equal_brute_force(label_sets: list[list[str]], norm: Any, as_ids: bool) -> None:
+    preparer = toys.make()
+    questions = [Choice(f"Which {index}?", labels) for index, labels in enumerate(label_sets)]
+    state = encode(f"{STATE}\n\n")
+    given_state: Any = encode(STATE) if as_ids else STATE
+    if as_ids:
+        state = encode(STATE) + encode("\n\n")
+    answers = toys.run(preparer, Decide(given_state, questions, length_norm=norm))
+    for question, answer in zip(questions, answers):
+        labels = list(question.labels)
+        joint, shares, mass = expected(state, question.question, labels, norm)
+        assert list(answer.logprobs) == labels
+        np.testing.assert_allclose(list(answer.logprobs.values()), joint, atol=1e-9)
+        np.testing.assert_allclose(list(answer.probabilities.values()), shares, atol=1e-9)
+        assert answer.mass == pytest.approx(min(1.0, mass), abs=1e-9)
+        assert 0 < answer.mass <= 1 and sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
+        assert answer.label == labels[answer.index] and answer.probability == max(answer.probabilities.values())
+
+
+@pytest.mark.fault(14)
+def test_a_label_that_begins_another_is_counted_once() -> None:
+    trie = build_trie([(7,), (7, 8), (7, 8, 9), (5,)], ["A", "AB", "ABC", "D"], "labels")
+    edge = np.log(np.array([0.6, 0.9, 0.5, 0.3]))
+    np.testing.assert_allclose(np.exp(trie.joint(edge)), [0.6, 0.54, 0.27, 0.3])
+    assert trie.counted.tolist() == [0, 3]
+    answer = toys.run(toys.make(), Decide(STATE, [Choice("Which?", ["New", "New York", "New York and"])]))[0]
+    assert answer.mass == pytest.approx(math.exp(answer.logprobs["New"]))
+    assert answer.logprobs["New"] > answer.logprobs["New York"] > answer.logprobs["New York and"]
+
+
+@pytest.mark.fault(14)
+def test_a_label_has_the_same_tokens_whatever_it_follows(preparer: Preparer) -> None:
+    """ " yes" and "yes" are different tokens: the template's label part decides, not the context."""
+    plain = preparer.explain(Decide(STATE, [YesNo("Polite?")])).labels[0]
+    assert plain == (("yes", tuple(encode(" yes"))), ("no", tuple(encode(" no"))))
+    bare = DecisionTemplate(question="{question} ", label="{label}")
+    assert preparer.explain(Decide(STATE, [YesNo("Polite?")], template=bare)).labels[0][0][1] == tuple(encode("yes"))
+
+
+@pytest.mark.fault(10)
+def test_label_lists_of_every_size(preparer: Preparer) -> None:
+    one = toys.run(preparer, Decide(STATE, [Choice("Which?", ["English"])]))[0]
+    assert one.probabilities == {"English": 1.0} and one.mass == pytest.approx(math.exp(one.logprobs["English"]))
+    for labels, match in (
+        ([], r"questions\[0\].labels: 0 labels; it takes 1 to 4096"),
+        ([f"l{index}" for index in range(100_000)], "100000 labels; it takes 1 to 4096 .EngineConfig.max_labels"),
+        (["a", "b", "a"], r"labels\[2\]: 'a' is given twice, first as label 0"),
+        (["a", ""], r"labels\[1\]: it is empty"),
+        (["a", 5], r"labels\[1\]: 5 is not a string"),
+        ("ab", "not a list of labels"),
+        ({"a", "b"}, "not a list of labels"),
+    ):
+        with pytest.raises(InvalidRequest, match=match):
+            preparer.prepare(Decide(STATE, [Choice("Which?", labels)]))  # type: ignore[arg-type]
+
+
+@pytest.mark.fault(10)
+def test_labels_without_tokens_or_with_the_same() -> None:
+    with pytest.raises(InvalidRequest, match=r"labels\[1\]: label 'x' tokenises to nothing"):
+        build_trie([(5,), ()], ["a", "x"], "labels")
+    with pytest.raises(InvalidRequest, match=r"labels 'a' and 'x' are the same tokens"):
+        build_trie([(5, 6), (5, 6)], ["a", "x"], "labels")
+
+
+@pytest.mark.fault(10)
+def test_many_labels_share_their_edges() -> None:
+    labels = [f"{a}{b}{c}" for a in "abcdefghij" for b in "abcdefghij" for c in "abcdefghij"]
+    template = DecisionTemplate(question="{question}:")
+    prepared = toys.make().prepare(Decide(STATE, [Choice("Which?", labels)], template=template)).prepared
+    edges = len(prepared.readout.targets)  # type: ignore[union-attr]
+    tokens = sum(len(encode(f" {label}")) for label in labels)
+    assert edges < tokens / 2
+    assert len(np.unique(np.stack([prepared.readout.target_rows, prepared.readout.targets]), axis=1).T) == edges  # type: ignore[union-attr]
+
+
+def test_single_token_labels_need_no_tokens_of_their_own(preparer: Preparer) -> None:
+    prepared = preparer.prepare(Decide(STATE, [YesNo("Polite?")])).prepared
+    assert len(prepared.tree.parents) == 1
+    assert prepared.readout.rows.tolist() == [prepared.tree.num_tokens - 1]  # type: ignore[union-attr]
+    assert classify(prepared) is ExecutionClass.ONESHOT
+
+
+def test_the_state_is_one_trunk_and_is_tokenised_once(preparer: Preparer) -> None:
+    questions = [YesNo(f"Is it number {index}?") for index in range(10)]
+    state = encode(f"{STATE}\n\n")
+    before = preparer.tokenizer_calls
+    prepared = preparer.prepare(Decide(STATE, questions)).prepared
+    assert prepared.tree.token_ids[: prepared.tree.trunk_tokens].tolist() == state
+    assert prepared.tree.parents.tolist() == [-1] + [0] * 10
+    branches = sum(len(asked(question.question, ["yes", "no"])) for question in questions)
+    assert prepared.tree.num_tokens == len(state) + branches
+    first = preparer.tokenizer_calls - before
+    preparer.prepare(Decide(f"{STATE} again", questions))
+    assert preparer.tokenizer_calls - before == first + 1
+
+
+def test_the_same_state_has_the_same_ids_whatever_is_asked(preparer: Preparer) -> None:
+    one = preparer.prepare(Decide(STATE, [YesNo("Polite?")])).prepared.tree
+    two = preparer.prepare(Decide(STATE, [Choice("Which?", ["English", "French"]), Score("Clear?")])).prepared.tree
+    assert one.token_ids[: two.trunk_tokens].tolist() == two.token_ids[: two.trunk_tokens].tolist()
+
+
+def test_levels_and_yes() -> None:
+    preparer = toys.make()
+    yes_no, score = toys.run(preparer, Decide(STATE, [YesNo("Polite?"), Score("Clear?", levels=4)]))
+    assert yes_no.labels == ("yes", "no") and yes_no.probability == yes_no.probabilities["yes"]
+    assert score.labels == ("1", "2", "3", "4")
+    assert score.expected == pytest.approx(sum(int(k) * p for k, p in score.probabilities.items()))
+    assert yes_no.expected is None
+    for levels in (1, 11, 0, -1, 5.0, True, "5", None):
+        with pytest.raises(InvalidRequest, match=r"questions\[0\].levels"):
+            preparer.prepare(Decide(STATE, [Score("Clear?", levels=levels)]))  # type: ignore[arg-type]
+
+
+@pytest.mark.fault(15)
+@pytest.mark.parametrize(
+    "questions",
+    [None, [], YesNo("x"), "x", ["x"], [None], [YesNo(None)], [YesNo(5)], [YesNo("")], {YesNo("x")},
+     [YesNo("x")] * 4097, iter([YesNo("x")])],
+)  # fmt: skip
+def test_what_is_not_a_list_of_questions(preparer: Preparer, questions: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^questions"):
+        preparer.prepare(Decide(STATE, questions))
+
+
+@pytest.mark.fault(19)
+def test_misspelt_keywords_name_the_nearest() -> None:
+    with pytest.raises(UnknownParameter, match=r"did you mean 'truncation'"):
+        Decide(STATE, [YesNo("x")], trunctation="head")  # type: ignore[call-arg]
+    with pytest.raises(UnknownParameter, match=r"did you mean 'question'"):
+        DecisionTemplate(questions="{question}")  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match=r"length_norm: 'tokens' is not one of"):
+        toys.make().prepare(Decide(STATE, [YesNo("x")], length_norm="tokens"))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def answers_for(logprobs: list[float], norm: Any = "none") -> Any:
+    question = Choice("Which?", ["English", "French", "German"])
+    admitted = toys.make().prepare(Decide(STATE, [question], length_norm=norm))
+    targets = len(admitted.prepared.readout.targets)  # type: ignore[union-attr]
+    values = np.resize(np.array(logprobs), targets)
+    return toys.finish(admitted, LogprobOutput(values, None, None, None))[0]
+
+
+@pytest.mark.fault(78)
+@pytest.mark.fault(75)
+@pytest.mark.parametrize("norm", ["none", "token", "unconditional"])
+@pytest.mark.parametrize(
+    "logprobs", [[-1e3], [-1e3, -5.0], [-1e4, -1.0], [0.0], [-math.inf], [-math.inf, -1.0], [-3e38]]
+)
+def test_extreme_logprobs_stay_finite(norm: Any, logprobs: list[float]) -> None:
+    with np.errstate(all="raise", under="ignore"):
+        answer = answers_for(logprobs, norm)
+    assert all(math.isfinite(value) and value <= 0 for value in answer.logprobs.values())
+    assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
+    assert 0 <= answer.mass <= 1
+
+
+@pytest.mark.fault(75)
+def test_the_first_label_wins_a_tie() -> None:
+    question = Choice("Which?", ["French", "English", "yes"])  # one token each
+    admitted = toys.make().prepare(Decide(STATE, [question]))
+    answer = toys.finish(admitted, LogprobOutput(np.full(3, -2.0), None, None, None))[0]
+    assert answer.label == "French" and answer.probabilities["yes"] == pytest.approx(1 / 3)
+
+
+# ------------------------------------------------------------------ size
+
+
+@pytest.mark.fault(3)
+@pytest.mark.parametrize("mode", ["head", "tail", "middle"])
+@pytest.mark.parametrize("ids", [False, True])
+def test_only_the_state_is_cut(mode: Any, ids: bool) -> None:
+    words = "one two three four five six seven eight nine ten " * 3
+    state: Any = encode(words) if ids else words.rstrip()
+    body = encode(words.rstrip()) if not ids else encode(words)
+    questions = [Choice("Which?", ["New York", "New Delhi"]), YesNo("Polite?")]
+    ends = [asked("Which?", ["New York", "New Delhi"]), asked("Polite?", ["yes", "no"])]
+    deepest = max(len(ends[0]) + 1, len(ends[1]))  # "New" is fed, the rest of the label is not
+    room = 11
+    preparer = toys.make(max_length=deepest + room, max_prompt_chars=1000)
+    prepared = preparer.prepare(Decide(state, questions, truncation=mode)).prepared
+    tail = encode("\n\n")
+    keep = room - len(tail)
+    middle = body[: (keep + 1) // 2] + body[len(body) - keep // 2 :]
+    cut = {"head": body[-keep:], "tail": body[:keep], "middle": middle}[mode]
+    assert prepared.tree.token_ids[: prepared.tree.trunk_tokens].tolist() == cut + tail
+    assert prepared.tree.depth == deepest + room
+    assert prepared.truncated_tokens == len(body) - keep
+    with pytest.raises(PromptTooLong, match=r"state: .* of the longest question and label"):
+        preparer.prepare(Decide(state, questions))
+    with pytest.raises(PromptTooLong, match=r"leaves no room"):
+        toys.make(max_length=deepest + len(tail), max_prompt_chars=1000).prepare(
+            Decide(state, questions, truncation=mode)
+        )
+
+
+@pytest.mark.fault(4)
+def test_the_tree_has_to_fit_one_step() -> None:
+    preparer = toys.make(max_length=64, max_step_tokens=128, max_running=64, max_prompt_chars=10_000)
+    questions = [YesNo(f"Is it {index}?") for index in range(40)]
+    with pytest.raises(RequestTooLarge, match=r"questions: the questions have .* ask them in several calls"):
+        preparer.prepare(Decide("x", questions))
+    questions = questions[: 50 // len(asked("Is it 1?", ["yes", "no"]))]
+    with pytest.raises(RequestTooLarge, match=r"state: .* one step computes at most 64"):
+        preparer.prepare(Decide([5] * 30, questions))
+    prepared = preparer.prepare(Decide([5] * 30, questions, truncation="tail")).prepared
+    assert prepared.tree.num_tokens == 64
+
+
+@pytest.mark.fault(5)
+def test_questions_are_bounded_together_before_tokenising(preparer: Preparer) -> None:
+    questions = [YesNo("x" * 4000 + str(index)) for index in range(40)]
+    with pytest.raises(RequestTooLarge, match=r"questions: questions and labels have more than .* characters"):
+        preparer.prepare(Decide("x", questions))
+    assert preparer.tokenizer_calls < 300
+
+
+# ------------------------------------------------------------------ templates
+
+
+def test_a_template_is_data_beside_the_model(tmp_path: Any) -> None:
+    path = tmp_path / "decision_template.json"
+    data = {"state": "<{state}>\n", "question": "Q: {question} {{x}} ({labels})\nA:", "label": " {label}.",
+            "yes_no": "Is it so that {question}", "yes": "ja", "no": "nein", "separator": "|"}  # fmt: skip
+    path.write_text(json.dumps(data))
+    template = DecisionTemplate.from_file(path)
+    preparer = toys.make(template=template)
+    shown = preparer.explain(Decide("s {question}", [Choice("q {labels}?", ["a", "b"]), YesNo("it is")]))
+    texts = [
+        toys.plain_tokenizer().decode(shown.token_ids[a:b].tolist()) for a, b, above in shown.segments if above < 1
+    ]
+    assert texts == ["<s {question}>\n", "Q: q {labels}? {{x}} (a|b)\nA:", "Is it so that it is"]
+    assert [label for label, _ in shown.labels[1]] == ["ja", "nein"]
+    assert shown.labels[0][0] == ("a", tuple(encode(" a.")))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[]", "list instead of an object"),
+        ("{", "not a readable JSON file"),
+        ('{"state": 5}', "template.state: 5 is not a string"),
+        ('{"state": "x"}', "{state} is missing"),
+        ('{"state": "{state}{state}"}', "stands twice"),
+        ('{"state": "{state} {question}"}', "does not belong"),
+        ('{"label": "x"}', "{label} is missing"),
+        ('{"stat": "{state}"}', "unknown field 'stat'"),
+        ('{"chat": 1}', "not true or false"),
+        ('{"yes": ""}', "two different labels"),
+        ('{"question": null}', "not a string"),
+        ("[" * 100_000, "not a readable JSON file"),
+    ],
+)
+def test_malformed_template_files(tmp_path: Any, text: str, match: str) -> None:
+    path = tmp_path / "decision_template.json"
+    path.write_text(text)
+    with pytest.raises(TemplateError, match=match):
+        DecisionTemplate.from_file(path)
+    with pytest.raises(TemplateError):
+        DecisionTemplate.from_file(tmp_path / "none.json")
+    with pytest.raises(TemplateError, match=r"is not a DecisionTemplate"):
+        toys.make().prepare(Decide("x", [YesNo("x")], template="{state}"))
+
+
+def test_through_the_chat_template() -> None:
+    question = Choice("Which?", ["a", "b"])
+    shown = toys.make(chat=toys.chat).explain(Decide(STATE, [question, YesNo("Polite?")]))
+    turn = f"{toys.START}user\n{STATE}\n\n"
+    end = f"{toys.STOP}\n{toys.START}assistant\n"
+    texts = [toys.plain_tokenizer().decode(shown.token_ids[a:b].tolist(), False) for a, b, _ in shown.segments]
+    assert texts == [
+        turn,
+        f"Question: Which?\nAnswer with exactly one of: a, b{end}",
+        f"Question: Polite?\nAnswer with exactly one of: yes, no{end}",
+    ]
+    assert shown.labels[0][0] == ("a", tuple(encode("a")))
+    joined = toys.plain_tokenizer().encode(texts[0]).ids + toys.plain_tokenizer().encode(texts[1]).ids
+    assert shown.token_ids[: shown.segments[1][1]].tolist() == joined
+
+
+def test_a_chat_template_that_strips_its_messages() -> None:
+    template = DecisionTemplate(question="{question} ", chat=True)
+    shown = toys.make(chat=toys.stripping_chat, template=template).explain(Decide("  \n hi", [YesNo("Polite?")]))
+    assert shown.text == f"{toys.START}user\nhi\n\nPolite?{toys.STOP}\n{toys.START}assistant\n"
+    kept = toys.make(chat=toys.chat, template=template).explain(Decide("  hi", [YesNo("Polite?")]))
+    assert kept.text == f"{toys.START}user\n  hi\n\nPolite? {toys.STOP}\n{toys.START}assistant\n"
+
+
+def test_a_template_that_needs_a_chat_template_says_so(preparer: Preparer) -> None:
+    with pytest.raises(TemplateError, match=r"use one with chat=False"):
+        preparer.prepare(Decide("x", [YesNo("x")], template=DecisionTemplate(chat=True)))
+
+
+def test_messages_as_state_are_what_is_asked_about(preparer: Preparer) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yo"}]}]
+    assert preparer.explain(Decide(messages, [YesNo("Polite?")])).text.startswith("user: hi\n\nassistant: yo\n\n")

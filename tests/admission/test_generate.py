@@ -1,0 +1,167 @@
+"""Generate: execution class, output budget, sampling settings, text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude.admission.classes import ExecutionClass, classify
+from prelude.admission.preparer import Preparer
+from prelude.batch import LogprobRows, SampleRows
+from prelude.errors import InvalidRequest, RequestTooLarge, UnknownParameter
+from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, SamplingParams, YesNo
+from tests.admission import toys
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.feature("A2")
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (Generate([5], SamplingParams(max_tokens=0)), ExecutionClass.ONESHOT),
+        (Generate([5], SamplingParams(max_tokens=1)), ExecutionClass.ONESHOT),
+        (Generate([5], SamplingParams(max_tokens=2)), ExecutionClass.DECODE),
+        (Generate([5] * 254, SamplingParams(max_tokens=50)), ExecutionClass.DECODE),
+        (Generate([5] * 255, SamplingParams(max_tokens=50)), ExecutionClass.ONESHOT),  # one position is left
+        (Embed([5], pooling="last"), ExecutionClass.ONESHOT),
+        (Classify([5]), ExecutionClass.ONESHOT),
+        (Decide([5], [YesNo("x")]), ExecutionClass.ONESHOT),
+        (Loglikelihood([5], [6]), ExecutionClass.ONESHOT),
+        (PromptLogprobs([5, 6]), ExecutionClass.ONESHOT),
+    ],
+)
+def test_the_class_follows_the_effective_budget(task: Any, expected: ExecutionClass) -> None:
+    assert classify(toys.make(num_labels=2).prepare(task).prepared) is expected
+
+
+@pytest.mark.feature("A4")
+def test_prompt_logprobs_instead_of_text(preparer: Preparer) -> None:
+    task = Generate("The quick brown fox", SamplingParams(max_tokens=0, prompt_logprobs=3))
+    admitted = preparer.prepare(task)
+    assert isinstance(admitted.prepared.readout, LogprobRows) and admitted.prepared.sampling is None
+    result = toys.run(preparer, task)
+    assert (result.text, result.token_ids, result.finish_reason) == ("", (), "length")
+    assert len(result.prompt_logprobs) == admitted.prepared.tree.num_tokens
+    assert result.prompt_logprobs[0].logprob is None
+    assert all(len(token.top) == 3 and token.rank >= 1 for token in result.prompt_logprobs[1:])
+    nothing = preparer.prepare(Generate("The quick", SamplingParams(max_tokens=0)))
+    assert nothing.prepared.readout is None
+    assert toys.finish(nothing).prompt_logprobs is None
+    with pytest.raises(InvalidRequest, match=r"needs max_tokens=0"):
+        preparer.prepare(Generate("x", SamplingParams(max_tokens=1, prompt_logprobs=3)))
+
+
+@pytest.mark.fault(7)
+@pytest.mark.parametrize("bad", [-1, 1 << 31, 10**18, None, True, "5", NAN, 5.0, [5], np.bool_(True)])
+def test_max_tokens_that_are_none(preparer: Preparer, bad: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^params.max_tokens: .*; it takes 0 to 2147483647") as caught:
+        preparer.prepare(Generate([5], SamplingParams(max_tokens=bad)))
+    assert caught.value.field == "params.max_tokens"
+
+
+@pytest.mark.fault(7)
+def test_max_tokens_is_cut_to_what_the_context_leaves(preparer: Preparer) -> None:
+    for wanted, effective in ((0, 0), (1, 1), (np.int64(7), 7), ((1 << 31) - 1, 246)):
+        prepared = preparer.prepare(Generate([5] * 10, SamplingParams(max_tokens=wanted))).prepared
+        assert prepared.max_new_tokens == effective
+
+
+@pytest.mark.fault(8)
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF, -1e-9, 1e38, "1", None, True, [1.0], np.float32(NAN), 10**400])
+def test_numbers_that_are_not_finite_or_out_of_range(preparer: Preparer, name: str, bad: Any) -> None:
+    for count in (0, 1, 64):
+        with pytest.raises(InvalidRequest, match=rf"^params.{name}: ") as caught:
+            preparer.prepare(Generate([5], SamplingParams(max_tokens=count, **{name: bad})))
+        assert len(str(caught.value)) < 300
+
+
+@pytest.mark.fault(8)
+def test_temperatures_down_to_zero(preparer: Preparer) -> None:
+    for given, effective in (
+        (0, 0.0),
+        (-0.0, 0.0),
+        (1e-12, 0.0),
+        (1e-38, 0.0),
+        (1e-5, 1e-5),
+        (np.float32(0.5), 0.5),
+        (100, 100.0),
+    ):
+        readout = preparer.prepare(Generate([5], SamplingParams(temperature=given))).prepared.readout
+        assert isinstance(readout, SampleRows)
+        assert readout.temperature.tolist() == pytest.approx([effective]) and not np.signbit(readout.temperature[0])
+        assert np.isfinite(np.float32(1e4) / max(readout.temperature[0], np.float32(1e-5)))
+    for name, value in (("top_p", 0.0), ("top_p", 1.0001), ("min_p", 1.0001), ("temperature", 100.1)):
+        with pytest.raises(InvalidRequest, match=rf"params.{name}"):
+            preparer.prepare(Generate([5], SamplingParams(**{name: value})))
+
+
+@pytest.mark.fault(9)
+def test_top_k_and_seed(preparer: Preparer) -> None:
+    for given, effective in ((0, 0), (1, 1), (427, 427), (428, 0), (10**9, 0)):
+        readout = preparer.prepare(Generate([5], SamplingParams(top_k=given))).prepared.readout
+        assert isinstance(readout, SampleRows) and readout.top_k.tolist() == [effective]
+    for name, bad in (
+        ("top_k", -2),
+        ("top_k", -1),
+        ("top_k", True),
+        ("top_k", 1.0),
+        ("top_k", 1 << 63),
+        ("seed", -1),
+        ("seed", 1 << 64),
+    ):
+        with pytest.raises(InvalidRequest, match=rf"params.{name}"):
+            preparer.prepare(Generate([5], SamplingParams(**{name: bad})))
+    with pytest.raises(InvalidRequest, match=r"params.ignore_eos"):
+        preparer.prepare(Generate([5], SamplingParams(ignore_eos=1)))  # type: ignore[arg-type]
+    for name in ("n", "best_of"):
+        with pytest.raises(UnknownParameter, match=rf"does not offer '{name}'"):
+            SamplingParams(**{name: 10**6})
+    with pytest.raises(InvalidRequest, match=r"is not SamplingParams"):
+        preparer.prepare(Generate([5], {"max_tokens": 5}))  # type: ignore[arg-type]
+
+
+def test_a_seed_is_drawn_once_where_none_is_given(preparer: Preparer) -> None:
+    seeds = set()
+    for _ in range(3):
+        prepared = preparer.prepare(Generate([5])).prepared
+        assert prepared.sampling is not None and isinstance(prepared.readout, SampleRows)
+        assert prepared.readout.seeds.tolist() == [prepared.sampling.seed]
+        seeds.add(prepared.sampling.seed)
+    assert len(seeds) == 3
+    largest = preparer.prepare(Generate([5], SamplingParams(seed=(1 << 64) - 1))).prepared
+    assert largest.readout.seeds.tolist() == [(1 << 64) - 1]  # type: ignore[union-attr]
+
+
+def test_what_can_never_fit_the_pool() -> None:
+    preparer = toys.make(num_blocks=4)
+    preparer.prepare(Generate([5] * 60, SamplingParams(max_tokens=5)))  # 64 slots; the last token is not written
+    with pytest.raises(RequestTooLarge, match=r"more than the pool of 64 tokens; raise EngineConfig.kv_bytes"):
+        preparer.prepare(Generate([5] * 60, SamplingParams(max_tokens=6)))
+    preparer.prepare(Generate([5] * 100, SamplingParams(max_tokens=1)))  # OneShot holds no blocks
+
+
+def test_text_stops_before_the_stop_token(tokenizer: Any) -> None:
+    preparer = toys.make(eos_ids=[0, 2])
+    ids = tuple(tokenizer.encode(" brown fox").ids)
+    admitted = preparer.prepare(Generate("The quick", SamplingParams(max_tokens=8)))
+    done = toys.finish(admitted, None, (*ids, 2))
+    assert (done.text, done.token_ids, done.finish_reason) == (" brown fox", ids, "stop")
+    assert done.stats.finish_reason == "stop" and done.stats.detok_ms > 0
+    full = toys.finish(admitted, None, ids)
+    assert (full.text, full.finish_reason) == (" brown fox", "length")
+    endless = preparer.prepare(Generate("The quick", SamplingParams(max_tokens=8, ignore_eos=True)))
+    assert endless.prepared.sampling is not None and not endless.prepared.sampling.stop_ids
+    assert toys.finish(endless, None, (*ids, 2)).token_ids == (*ids, 2)
+
+
+def test_one_token_comes_from_the_step_itself(preparer: Preparer, tokenizer: Any) -> None:
+    admitted = preparer.prepare(Generate("The quick", SamplingParams(max_tokens=1)))
+    brown = tokenizer.encode(" brown").ids[0]
+    assert toys.finish(admitted, toys.sampled(brown)).token_ids == (brown,)
+    stopped = toys.finish(admitted, toys.sampled(0))
+    assert (stopped.text, stopped.token_ids, stopped.finish_reason) == ("", (), "stop")

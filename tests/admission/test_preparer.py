@@ -1,0 +1,217 @@
+"""Prepared once, owned by the request, the same from any thread, and cheap."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import timeit
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude.admission.facts import salt_number
+from prelude.admission.memo import Memo
+from prelude.admission.preparer import Preparer
+from prelude.admission.snapshot import snapshot
+from prelude.errors import InvalidRequest
+from prelude.tasks import (
+    Choice,
+    Classify,
+    Decide,
+    Embed,
+    Generate,
+    Loglikelihood,
+    PromptLogprobs,
+    SamplingParams,
+    Score,
+    YesNo,
+)
+from tests.admission import toys
+
+TASKS: list[Any] = [
+    Decide("The quick", [Choice("Which?", ["New York", "York"]), YesNo("Polite?"), Score("Clear?")]),
+    Decide([5, 6, 7], [YesNo("Polite?")], length_norm="unconditional"),
+    Embed("The quick", pooling="mean"),
+    Classify("The quick"),
+    Loglikelihood("The quick", " brown"),
+    PromptLogprobs("The quick brown", last=2),
+    Generate("The quick", SamplingParams(seed=5)),
+    Generate([{"role": "user", "content": "hi"}], SamplingParams(seed=5, max_tokens=1)),
+]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Deep equality of prepared values, arrays included."""
+    if isinstance(a, np.ndarray):
+        return bool(np.array_equal(a, b)) and a.dtype == b.dtype
+    if dataclasses.is_dataclass(a):
+        names = [field.name for field in dataclasses.fields(a) if field.name != "tokenize_ms"]
+        return type(a) is type(b) and all(same(getattr(a, name), getattr(b, name)) for name in names)
+    return bool(a == b)
+
+
+@pytest.mark.feature("A10")
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_prepared_is_arrays_and_numbers_of_the_right_types(task: Any) -> None:
+    preparer = toys.make(chat=toys.chat, num_labels=2)
+    prepared = preparer.prepare(task).prepared
+    tree = prepared.tree
+    for array in (tree.token_ids, tree.positions, tree.starts, tree.parents, prepared.readout.rows):  # type: ignore[union-attr]
+        assert array.dtype == np.int32 and array.flags.c_contiguous
+    assert tree.starts[-1] == tree.num_tokens and (tree.parents < np.arange(len(tree.parents))).all()
+    assert len(toys.sequences(tree)) == tree.num_tokens
+    assert same(prepared, preparer.prepare(task).prepared)
+
+
+@pytest.mark.feature("A10")
+def test_a_request_is_tokenised_once(preparer: Preparer) -> None:
+    tasks: list[Any] = [Embed("The quick", pooling="last"), Generate("The quick"), PromptLogprobs("The quick")]
+    for task in tasks:
+        before = preparer.tokenizer_calls
+        admitted = preparer.prepare(task)
+        assert preparer.tokenizer_calls == before + 1
+        assert admitted.prepared.tokenize_ms > 0
+    before = preparer.tokenizer_calls
+    preparer.prepare(Embed([5, 6], pooling="last"))
+    assert preparer.tokenizer_calls == before
+
+
+@pytest.mark.feature("A10")
+@pytest.mark.fault(20)
+def test_what_the_caller_changes_after_submitting_changes_nothing() -> None:
+    preparer = toys.make(chat=toys.chat)
+    ids, array, labels = [5, 6, 7], np.array([5, 6, 7]), ["English", "French"]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    questions: list[Any] = [Choice("Which?", labels), YesNo("Polite?")]
+    plain = [{"role": "user", "content": "hi"}]
+    tasks = [
+        Decide(ids, questions),
+        Decide(messages, questions),
+        Embed(array, pooling="last"),
+        Loglikelihood(ids, array),
+        Generate(plain, SamplingParams(seed=1)),
+    ]
+    owned = [preparer.snapshot(task) for task in tasks]
+    before = [preparer.prepare(task).prepared for task in tasks]
+    ids[0] = 9
+    array[:] = 9
+    labels.append("German")
+    questions.pop()
+    messages[0]["content"][0]["text"] = "changed"  # type: ignore[index]
+    plain[0]["content"] = "changed"
+    plain.append({"role": "user", "content": "more"})
+    for task, expected, late in zip(owned, before, tasks):
+        assert same(preparer.prepare(task).prepared, expected)
+        assert not same(preparer.prepare(late).prepared, expected)
+
+
+@pytest.mark.fault(20)
+def test_a_prepared_request_owns_its_arrays(preparer: Preparer) -> None:
+    array = np.array([5, 6, 7], dtype=np.int32)
+    tasks: list[Any] = [Embed(array, pooling="last"), Loglikelihood([5], array), Decide(array, [YesNo("Polite?")])]
+    for task in tasks:
+        prepared = preparer.prepare(task).prepared
+        assert not np.shares_memory(prepared.tree.token_ids, array)
+        assert prepared.readout is not None and not np.shares_memory(prepared.readout.rows, array)
+        if isinstance(task, Loglikelihood):
+            assert not np.shares_memory(prepared.readout.targets, array)  # type: ignore[union-attr]
+
+
+def test_a_snapshot_of_what_cannot_change_is_the_task_itself() -> None:
+    for task in (Embed("x"), Decide("x", (YesNo("a"), Choice("b", ("c",)))), Generate("x"), Loglikelihood("x", "y")):
+        assert snapshot(task) is task
+    for bad in (Embed(None), Decide(5, 5), Generate({"role": "user"}), Decide("x", ["y"])):  # type: ignore[arg-type, list-item]
+        with pytest.raises(InvalidRequest):
+            toys.make().prepare(snapshot(bad))
+
+
+@pytest.mark.parametrize("bad", [None, "x", 5, object(), SamplingParams()])
+def test_what_is_not_a_task(preparer: Preparer, bad: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"is not a task"):
+        preparer.prepare(bad)
+
+
+def test_cache_and_salt(preparer: Preparer) -> None:
+    def prepared(**options: Any) -> Any:
+        return preparer.prepare(Embed([5], pooling="last", **options)).prepared
+
+    assert (prepared().cache, prepared().salt) == ("auto", 0)
+    assert prepared(cache="never").cache == "never"
+    assert toys.make(default_cache="always").prepare(Embed([5], pooling="last")).prepared.cache == "always"
+    salts = {prepared(salt=name).salt for name in ("a", "b", "A", "0", "\x00", "x" * 256)}
+    assert len(salts) == 6 and 0 not in salts and all(0 < salt < 1 << 63 for salt in salts)
+    assert prepared(salt="a").salt == salt_number("a")
+    for bad in ("", "x" * 257, 5, b"a", ["a"]):
+        with pytest.raises(InvalidRequest, match=r"^salt: "):
+            prepared(salt=bad)
+    for wrong in ("sometimes", True, None):
+        with pytest.raises(InvalidRequest, match=r"^cache: "):
+            prepared(cache=wrong)
+
+
+def test_explain_shows_what_would_run() -> None:
+    preparer = toys.make(chat=toys.chat, num_labels=2)
+    for task in TASKS:
+        shown, prepared = preparer.explain(task), preparer.prepare(task).prepared
+        assert shown.token_ids.tolist() == prepared.tree.token_ids.tolist()
+        assert shown.rows.tolist() == prepared.readout.rows.tolist()  # type: ignore[union-attr]
+        assert [start for start, _, _ in shown.segments] == prepared.tree.starts[:-1].tolist()
+        assert shown.text == preparer.tokenizer.decode(shown.token_ids.tolist(), skip_special_tokens=False)
+        assert bool(shown.labels) == isinstance(task, Decide)
+    assert preparer.explain(TASKS[6]).execution_class == "decode"
+    assert preparer.explain(TASKS[2]).readout == "hidden states of 2 rows, pooling mean"
+    assert preparer.explain(Embed("one two three", pooling="last", truncation="tail")).truncated_tokens == 0
+
+
+def test_threads_share_a_preparer() -> None:
+    preparer = toys.make(chat=toys.chat, num_labels=2)
+    expected = [toys.make(chat=toys.chat, num_labels=2).prepare(task).prepared for task in TASKS]
+    failures: list[Any] = []
+
+    def work() -> None:
+        for _ in range(20):
+            for task, right in zip(TASKS, expected):
+                if not same(preparer.prepare(task).prepared, right):
+                    failures.append(task)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# ------------------------------------------------------------------ cost
+
+
+def test_questions_are_kept_and_bounded() -> None:
+    preparer = toys.make()
+    questions = [Choice("Which?", ("New York", "York")), YesNo("Polite?")]
+    preparer.prepare(Decide([5, 6], questions))
+    before = preparer.tokenizer_calls
+    preparer.prepare(Decide([5, 6, 7], [Choice("Which?", ["New York", "York"]), YesNo("Polite?")]))
+    assert preparer.tokenizer_calls == before  # equal questions, other objects
+    other = preparer.prepare(Decide([5, 6], [Choice("Which?", ("New York", "York!"))]))
+    assert preparer.tokenizer_calls > before and other.prepared.readout is not None
+
+
+def test_a_memo_holds_at_most_twice_its_capacity() -> None:
+    memo: Memo[int, int] = Memo(10, lambda value: value)
+    for key in range(100):
+        memo.put(key, 2)
+        assert len(memo) <= 10
+        assert memo.get(0) == 2 or key == 0  # what is asked for stays
+    memo.put(1000, 11)
+    assert memo.get(1000) is None and memo.get(50) is None
+
+
+def test_one_decision_is_prepared_in_microseconds(preparer: Preparer) -> None:
+    """About 25 us on an idle core; the limit leaves room for a busy machine."""
+    task = Decide(list(range(5, 85)), [Choice("Which language is it?", ("English", "French"))])
+    preparer.prepare(task)
+    before = preparer.tokenizer_calls
+    seconds = min(timeit.repeat(lambda: preparer.prepare(task), number=200, repeat=10)) / 200
+    assert preparer.tokenizer_calls == before
+    assert seconds < 150e-6

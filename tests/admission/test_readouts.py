@@ -1,0 +1,230 @@
+"""Loglikelihood, PromptLogprobs, Embed and Classify: which rows are read, and what becomes of the numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude.admission.pooled import activate, unit
+from prelude.admission.prepared import first_read_token, logits_rows
+from prelude.admission.preparer import Preparer
+from prelude.batch import HeadOutput, HeadRows, LogprobRows, PooledOutput, PooledRows
+from prelude.errors import InvalidRequest, PromptTooLong
+from prelude.tasks import Classify, Embed, Loglikelihood, PromptLogprobs
+from tests.admission import toys
+
+TEXT = "The quick brown fox jumps over the lazy dog."
+
+
+# ------------------------------------------------------------------ Loglikelihood
+
+
+def test_a_continuation_is_scored_token_by_token(preparer: Preparer, tokenizer: Any) -> None:
+    context, continuation = tokenizer.encode("The quick").ids, tokenizer.encode(" brown fox").ids
+    for task in (Loglikelihood("The quick", " brown fox"), Loglikelihood(context, np.array(continuation))):
+        result = toys.run(preparer, task)
+        assert result.token_ids.tolist() == continuation
+        assert result.total == pytest.approx(toys.joint(context, continuation))
+        assert len(result.token_logprobs) == len(continuation)
+        assert not result.is_greedy
+    greedy = [int(np.argmax(toys.row_of(tuple(context))))]
+    greedy.append(int(np.argmax(toys.row_of((*context, *greedy)))))
+    if max(greedy) < 420:
+        assert toys.run(preparer, Loglikelihood(context, greedy)).is_greedy
+
+
+def test_spaces_stay_where_the_caller_put_them(preparer: Preparer, tokenizer: Any) -> None:
+    result = toys.run(preparer, Loglikelihood("The quick ", "brown"))
+    context, continuation = tokenizer.encode("The quick ").ids, tokenizer.encode("brown").ids
+    assert result.token_ids.tolist() == continuation
+    assert result.total == pytest.approx(toys.joint(context, continuation))
+
+
+def test_the_continuation_survives_truncation(tokenizer: Any) -> None:
+    preparer = toys.make(max_length=16)
+    context = tokenizer.encode(TEXT * 3).ids
+    prepared = preparer.prepare(Loglikelihood(context, [7, 8, 9], truncation="head")).prepared
+    # as lm-eval: the last max_length + 1 tokens, all but the last of them fed
+    assert prepared.tree.token_ids.tolist() == [*context, 7, 8, 9][-17:][:-1]
+    assert prepared.truncated_tokens == len(context) - 14
+    preparer.prepare(Loglikelihood([5] * 16, [7]))
+    with pytest.raises(PromptTooLong, match=r"context"):
+        preparer.prepare(Loglikelihood([5] * 17, [7]))
+    preparer.prepare(Loglikelihood([5], [7] * 16))
+    with pytest.raises(PromptTooLong, match=r"continuation"):
+        preparer.prepare(Loglikelihood([5], [7] * 17, truncation="head"))
+
+
+@pytest.mark.fault(15)
+@pytest.mark.parametrize("bad", [None, b"x", 5, {"role": "user"}, "", [], [{"role": "user", "content": "x"}], {5}])
+def test_what_is_not_a_continuation(preparer: Preparer, bad: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^continuation"):
+        preparer.prepare(Loglikelihood("x", bad))
+
+
+def test_the_tokenizers_own_tokens_stand_before_the_context_only() -> None:
+    tokenizer = toys.train(before=[toys.START], after=[toys.STOP])
+    prepared = toys.make(tokenizer).prepare(Loglikelihood("The quick", " brown")).prepared
+    body = tokenizer.encode("The quick", add_special_tokens=False).ids
+    continuation = tokenizer.encode(" brown", add_special_tokens=False).ids
+    assert prepared.tree.token_ids.tolist() == [1, *body, *continuation[:-1]]
+    assert prepared.readout.rows[0] == len(body)  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------ PromptLogprobs
+
+
+def test_every_token_of_a_prompt(preparer: Preparer, tokenizer: Any) -> None:
+    result = toys.run(preparer, PromptLogprobs(TEXT, top=4))
+    encoding = tokenizer.encode(TEXT)
+    assert [token.token_id for token in result] == encoding.ids
+    assert [token.offsets for token in result] == encoding.offsets
+    assert (result[0].logprob, result[0].rank, result[0].top) == (None, None, ())
+    for index, token in enumerate(result[1:], start=1):
+        row = toys.row_of(tuple(encoding.ids[:index]))
+        order = np.argsort(-row, kind="stable")
+        assert token.logprob == pytest.approx(row[token.token_id])
+        assert token.rank == 1 + order.tolist().index(token.token_id)
+        assert [best for best, _ in token.top] == order[:4].tolist()
+        assert [value for _, value in token.top] == pytest.approx(row[order[:4]].tolist(), abs=1e-5)
+
+
+@pytest.mark.feature("A18")
+def test_rows_follow_what_is_asked(preparer: Preparer) -> None:
+    long = toys.make(max_positions=4096)
+    readout = long.prepare(PromptLogprobs([5, 6] * 2048, last=5)).prepared.readout
+    assert isinstance(readout, LogprobRows)
+    assert readout.rows.tolist() == [4090, 4091, 4092, 4093, 4094] and logits_rows(readout) == 5
+    assert first_read_token(readout) == 4090  # the prefix cache may stand in for all before it
+    result = toys.run(preparer, PromptLogprobs(TEXT, last=3))
+    whole = toys.run(preparer, PromptLogprobs(TEXT))
+    assert tuple(result) == tuple(whole)[-3:]
+    assert tuple(toys.run(preparer, PromptLogprobs(TEXT, last=len(whole)))) == tuple(whole)
+    assert tuple(toys.run(preparer, PromptLogprobs(TEXT, last=10**6))) == tuple(whole)
+
+
+@pytest.mark.fault(10)
+def test_top_and_last_bounds(preparer: Preparer) -> None:
+    assert toys.run(preparer, PromptLogprobs(TEXT, top=0))[1].top == ()
+    assert len(toys.run(preparer, PromptLogprobs(TEXT, top=256))[1].top) == 256
+    for top in (-1, 257, 428, True, 1.0, None, "5"):
+        with pytest.raises(InvalidRequest, match=r"^top: .* it takes 0 to 256"):
+            preparer.prepare(PromptLogprobs(TEXT, top=top))  # type: ignore[arg-type]
+    everything = toys.make(max_top=1000)
+    assert len(toys.run(everything, PromptLogprobs("The quick", top=428))[1].top) == 428
+    with pytest.raises(InvalidRequest, match=r"it takes 0 to 428"):
+        everything.prepare(PromptLogprobs(TEXT, top=429))
+    for last in (0, -1, True, 1.0, "5", 1 << 40):
+        with pytest.raises(InvalidRequest, match=r"^last: "):
+            preparer.prepare(PromptLogprobs(TEXT, last=last))  # type: ignore[arg-type]
+
+
+@pytest.mark.fault(2)
+def test_a_prompt_of_one_token_needs_no_forward_pass(preparer: Preparer) -> None:
+    admitted = preparer.prepare(PromptLogprobs([5]))
+    assert admitted.prepared.readout is None
+    assert [tuple((t.token_id, t.logprob)) for t in toys.finish(admitted)] == [(5, None)]
+
+
+def test_offsets_follow_truncation_and_ids_have_none(tokenizer: Any) -> None:
+    preparer = toys.make(max_length=6)
+    offsets = tokenizer.encode(TEXT).offsets
+    kept = toys.run(preparer, PromptLogprobs(TEXT, truncation="middle"))
+    assert [token.offsets for token in kept] == offsets[:3] + offsets[-3:]
+    assert {token.offsets for token in toys.run(preparer, PromptLogprobs([5, 6, 7]))} == {None}
+
+
+# ------------------------------------------------------------------ Embed
+
+
+@pytest.mark.parametrize(("pooling", "rows"), [("last", [3]), ("cls", [0]), ("mean", [0, 1, 2, 3])])
+def test_pooling_names_rows(preparer: Preparer, pooling: Any, rows: list[int]) -> None:
+    readout = preparer.prepare(Embed([5, 6, 7, 8], pooling=pooling)).prepared.readout
+    assert isinstance(readout, PooledRows)
+    assert (readout.rows.tolist(), readout.indptr.tolist(), readout.pooling) == (rows, [0, len(rows)], pooling)
+
+
+def test_pooling_is_named_or_known(preparer: Preparer) -> None:
+    with pytest.raises(InvalidRequest, match=r"pooling: the model directory does not say .* name it"):
+        preparer.prepare(Embed("x"))
+    assert toys.make(default_pooling="mean").prepare(Embed("x")).prepared.readout.pooling == "mean"  # type: ignore[union-attr]
+    for bad in ("max", 5, ["mean"], ""):
+        with pytest.raises(InvalidRequest, match=r"pooling: .* is not one of 'last', 'cls', 'mean'"):
+            preparer.prepare(Embed("x", pooling=bad))  # type: ignore[arg-type]
+
+
+@pytest.mark.fault(26)
+def test_the_last_token_is_the_last_even_where_it_is_a_pad_token(preparer: Preparer) -> None:
+    for prompt in ([5, 6, 0], f"hi{toys.END}{toys.END}"):
+        prepared = preparer.prepare(Embed(prompt, pooling="last")).prepared
+        assert prepared.tree.token_ids[-1] == 0
+        assert prepared.readout.rows.tolist() == [prepared.tree.num_tokens - 1]  # type: ignore[union-attr]
+
+
+def embedded(vector: Any, **options: Any) -> Any:
+    admitted = toys.make(hidden_size=len(vector)).prepare(Embed([5], pooling="last", **options))
+    return toys.finish(admitted, PooledOutput(np.array([vector], dtype=np.float32)))
+
+
+@pytest.mark.fault(16)
+def test_dimensions_are_cut_before_normalising() -> None:
+    assert embedded([3.0, 4.0, 12.0], dimensions=2).tolist() == pytest.approx([0.6, 0.8])
+    assert embedded([3.0, 4.0, 12.0], dimensions=2, normalize=False).tolist() == [3.0, 4.0]
+    assert embedded([3.0, 4.0, 0.0]).tolist() == pytest.approx([0.6, 0.8, 0.0])
+    assert embedded([1.0] * 4).dtype == np.float32 and embedded([1.0] * 4).stats is not None
+    for bad in (0, -1, 4, 1.0, True, "2", math.nan):
+        with pytest.raises(InvalidRequest, match=r"^dimensions: .* it takes 1 to 3"):
+            embedded([3.0, 4.0, 12.0], dimensions=bad)
+    with pytest.raises(InvalidRequest, match=r"^normalize"):
+        embedded([1.0], normalize=1)
+
+
+@pytest.mark.fault(16)
+@pytest.mark.fault(77)
+def test_vectors_without_a_length_or_with_an_extreme_one() -> None:
+    with np.errstate(all="raise", under="ignore"):
+        assert embedded([0.0, 0.0]).tolist() == [0.0, 0.0]
+        assert embedded([-0.0, 0.0]).tolist() == [0.0, 0.0]
+        assert unit(np.array([3e38, -3e38], np.float32)).tolist() == pytest.approx([0.7071068, -0.7071068])
+        assert unit(np.array([1e-44, 0], np.float32)).tolist() == [1.0, 0.0]
+
+
+# ------------------------------------------------------------------ Classify
+
+
+def classified(logits: list[float], labels: Any = (), **options: Any) -> Any:
+    admitted = toys.make(num_labels=len(logits), labels=labels).prepare(Classify([5, 6], **options))
+    assert isinstance(admitted.prepared.readout, HeadRows) and admitted.prepared.readout.rows.tolist() == [1]
+    return toys.finish(admitted, HeadOutput(np.array([logits], dtype=np.float32)))
+
+
+def test_activations() -> None:
+    assert classified([2.0]).scores.tolist() == pytest.approx([1 / (1 + math.exp(-2))])
+    assert classified([2.0], activation="none").scores.tolist() == [2.0]
+    assert classified([0.0, math.log(3)]).scores.tolist() == pytest.approx([0.25, 0.75])
+    assert classified([0.0, 0.0], activation="sigmoid").scores.tolist() == [0.5, 0.5]
+    named = classified([0.0, 5.0], labels=("bad", "good"))
+    assert (named.label, named.labels, named.logits.tolist()) == ("good", ("bad", "good"), [0.0, 5.0])
+    assert classified([9.0, 5.0]).label == "LABEL_0"
+    with pytest.raises(InvalidRequest, match=r"activation: 'relu' is not one of"):
+        classified([1.0], activation="relu")
+
+
+def test_a_model_without_a_head_says_what_to_do(preparer: Preparer) -> None:
+    with pytest.raises(InvalidRequest, match=r"no classification head; ask it with decide"):
+        preparer.prepare(Classify("x"))
+
+
+@pytest.mark.fault(75)
+@pytest.mark.fault(77)
+@pytest.mark.parametrize("logits", [[1e3, -1e3], [1e4, 1e4], [-1e4, 1e4], [0.0, -0.0], [1e-45, 0.0], [-3e38, 3e38]])
+def test_extreme_logits(logits: list[float]) -> None:
+    given = np.array(logits, dtype=np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        assert activate(given, "softmax").sum() == pytest.approx(1, abs=1e-6)
+        sigmoid = activate(given, "sigmoid")
+    assert ((sigmoid >= 0) & (sigmoid <= 1)).all()
+    assert sigmoid.tolist() == pytest.approx([1.0 if x > 100 else 0.0 if x < -100 else 0.5 for x in logits])

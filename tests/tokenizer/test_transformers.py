@@ -1,0 +1,162 @@
+"""transformers' fast tokenizers give the same results through ours, and keep their own objects as they were."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, pre_tokenizers
+
+from prelude.tokenizer import Tokenizer, patch_transformers, patched_transformers, transformers_patch
+
+transformers = pytest.importorskip("transformers")
+
+TEXTS = ["Hello there, how are you?", "  Ünïcödé 你好  <mask> x", "", "12345 <special>"]
+CALLS: list[dict[str, Any]] = [
+    {},
+    {"add_special_tokens": False},
+    {"padding": True},
+    {"padding": "max_length", "max_length": 12, "truncation": True},
+    {"truncation": True, "max_length": 12, "stride": 2, "return_overflowing_tokens": True},
+    {"return_offsets_mapping": True, "return_special_tokens_mask": True, "return_token_type_ids": True},
+    {"padding": True, "pad_to_multiple_of": 8, "padding_side": "left", "return_tensors": "np"},
+    {"split_special_tokens": True},
+]
+
+
+@pytest.fixture(params=["template", "byte-level", "sentence pieces"])
+def folder(request: pytest.FixtureRequest, json_of: Any, tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer.json").write_text(json_of(request.param), encoding="utf-8")
+    pad = {"template": "[PAD]", "byte-level": "<pad>", "sentence pieces": "</s>"}[request.param]
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "model_max_length": 512}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tokenizer]]:
+    """The tokenizers of ours that were loaded on the way."""
+    made: list[Tokenizer] = []
+    from_str = Tokenizer.from_str
+
+    def counted(text: str) -> Tokenizer:
+        made.append(from_str(text))
+        return made[-1]
+
+    monkeypatch.setattr(transformers_patch.Tokenizer, "from_str", staticmethod(counted))
+    yield made
+
+
+def plain(batch: Any) -> dict[str, Any]:
+    return {k: v.tolist() if hasattr(v, "tolist") else v for k, v in batch.items()}
+
+
+def everything(tokenizer: Any) -> list[Any]:
+    results: list[Any] = []
+    for options in CALLS:
+        results.append(plain(tokenizer(TEXTS, **options)))
+        results.append(plain(tokenizer(TEXTS, TEXTS[::-1], **options)))
+        if "return_tensors" not in options:
+            results.append(plain(tokenizer(TEXTS[0], **options)))
+    words = tokenizer(["two", "words"], is_split_into_words=True)
+    results += [plain(words), words.word_ids(), words.tokens(), words.char_to_token(0), words.sequence_ids()]
+    ids = tokenizer(TEXTS)["input_ids"]
+    results += [tokenizer.decode(ids[0]), tokenizer.batch_decode(ids, skip_special_tokens=True)]
+    results += [tokenizer.tokenize(TEXTS[1]), tokenizer.encode(TEXTS[1]), tokenizer.convert_ids_to_tokens(ids[0])]
+    chat = [{"role": "user", "content": "Hello"}]
+    template = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
+    results.append(plain(tokenizer.apply_chat_template(chat, chat_template=template, return_dict=True)))
+    return results
+
+
+def test_results_are_the_same(folder: Path, loads: list[Tokenizer]) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = everything(tokenizer)
+    assert not loads
+    with patched_transformers():
+        assert everything(tokenizer) == expected
+        assert everything(transformers.AutoTokenizer.from_pretrained(folder)) == expected
+    assert len(loads) == 2, "each tokenizer is loaded once"
+    assert everything(tokenizer) == expected
+    assert len(loads) == 2
+
+
+def test_changes_are_noticed(folder: Path, loads: list[Tokenizer]) -> None:
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
+    for change in (
+        lambda t: t.add_tokens([AddedToken("there", lstrip=True)]),
+        lambda t: t.add_special_tokens({"eos_token": "<eos>"}),
+        lambda t: setattr(t._tokenizer, "pre_tokenizer", pre_tokenizers.Whitespace()),
+        lambda t: setattr(t._tokenizer, "post_processor", None),
+    ):
+        for tokenizer in (theirs, ours):
+            change(tokenizer)
+        expected = everything(theirs)
+        with patched_transformers():
+            before = len(loads)
+            assert everything(ours) == expected
+            assert len(loads) == before + 1
+
+
+def test_what_cannot_be_serialised_stays_with_hf(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Custom:
+        def pre_tokenize(self, text: Any) -> None:
+            text.split(lambda i, s: [s])
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Custom())
+    expected = tokenizer("Hello there")["input_ids"]
+    with patched_transformers(), caplog.at_level("INFO", logger="prelude.tokenizer"):
+        assert tokenizer("Hello there")["input_ids"] == expected
+        assert tokenizer("Hello there")["input_ids"] == expected
+    assert sum("keeps its own" in r.message for r in caplog.records) == 1
+
+
+def test_patches_nest_and_undo(folder: Path) -> None:
+    fast = transformers.PreTrainedTokenizerFast
+    original = vars(fast)["_encode_plus"]
+    undo_one, undo_two = patch_transformers(), patch_transformers()
+    undo_one()
+    undo_one()
+    assert vars(fast)["_encode_plus"] is not original
+    undo_two()
+    assert vars(fast)["_encode_plus"] is original
+    with pytest.raises(KeyError), patched_transformers():
+        raise KeyError
+    assert vars(fast)["_encode_plus"] is original
+
+
+def test_pickle_copy_and_save_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
+    with patched_transformers():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        expected = everything(tokenizer)
+        assert everything(pickle.loads(pickle.dumps(tokenizer))) == expected
+        assert everything(copy.deepcopy(tokenizer)) == expected
+        tokenizer.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again(TEXTS, padding=True) == tokenizer(TEXTS, padding=True)
+
+
+@pytest.mark.fault(34)
+def test_threads_with_different_settings_do_not_disturb_each_other(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    options = [{}, {"truncation": True, "max_length": 5}, {"padding": "max_length", "max_length": 40}]
+    expected = [tokenizer(TEXTS[0], **o)["input_ids"] for o in options]
+    start = threading.Barrier(16)
+
+    def work(seed: int) -> bool:
+        start.wait()
+        return all(
+            tokenizer(TEXTS[0], **options[(seed + i) % 3])["input_ids"] == expected[(seed + i) % 3] for i in range(40)
+        )
+
+    with patched_transformers(), ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, range(16)))

@@ -1,0 +1,208 @@
+"""Strings that remember which of their characters came from outside the template.
+
+A ``Marked`` is a ``str`` with the spans of its untrusted characters; a plain ``str`` is the template's own.
+Joining, slicing, stripping, splitting and replacing keep the spans exactly. Whatever else makes a new string
+out of a marked one gives one that is untrusted as a whole: text can lose trust, never gain it.
+
+    'user\\n'            plain
+    content              Marked, spans ((0, n),)
+    'user\\n' + content  Marked, spans ((5, 5 + n),)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, SupportsIndex
+
+Spans = tuple[tuple[int, int], ...]
+
+
+class Marked(str):
+    spans: Spans
+    __slots__ = ("spans",)
+
+    def __new__(cls, text: object = "", spans: Spans | None = None) -> Marked:
+        made = super().__new__(cls, text)
+        made.spans = (((0, len(made)),) if made else ()) if spans is None else spans
+        return made
+
+    def __str__(self) -> str:
+        return self  # ``str(x)`` in compiled templates must not lose the spans
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        text = super().__getitem__(key)
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step != 1:
+                return Marked(text)
+        else:
+            start = key.__index__() % len(self)
+            stop = start + 1
+        return _of(text, _cut(self.spans, start, max(start, stop)))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+    def __add__(self, other: str) -> str:
+        return joined([self, other])
+
+    def __radd__(self, other: str) -> str:
+        return joined([other, self])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str.__str__(self),)
+
+
+def joined(parts: Iterable[str], separator: str = "") -> str:
+    """``separator.join(parts)`` with the spans of all of them."""
+    pieces: list[str] = []
+    for part in parts:
+        if pieces and separator:
+            pieces.append(separator)
+        pieces.append(part)
+    if separator and len(pieces) > 1 and not isinstance(separator, Marked) and not _any_marked(pieces):
+        return "".join(pieces)
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for piece in pieces:
+        for start, stop in piece.spans if isinstance(piece, Marked) else ():
+            if spans and spans[-1][1] == at + start:
+                spans[-1] = (spans[-1][0], at + stop)
+            else:
+                spans.append((at + start, at + stop))
+        at += len(piece)
+    return _of("".join(pieces), tuple(spans))
+
+
+def segments(text: str) -> list[tuple[str, bool]]:
+    """``text`` in runs of (plain string, trusted)."""
+    plain = str.__str__(text)
+    if not isinstance(text, Marked):
+        return [(plain, True)] if plain else []
+    found: list[tuple[str, bool]] = []
+    at = 0
+    for start, stop in (*text.spans, (len(plain), len(plain))):
+        if start > at:
+            found.append((plain[at:start], True))
+        if stop > start:
+            found.append((plain[start:stop], False))
+        at = stop
+    return found
+
+
+def is_marked(value: object) -> bool:
+    return isinstance(value, Marked) and bool(value.spans)
+
+
+# ---- str's methods, with spans
+
+
+def strip(text: str, chars: str | None = None) -> str:
+    return rstrip(lstrip(text, chars), chars)
+
+
+def lstrip(text: str, chars: str | None = None) -> str:
+    return text[len(text) - len(str.lstrip(text, chars)) :]
+
+
+def rstrip(text: str, chars: str | None = None) -> str:
+    return text[: len(str.rstrip(text, chars))]
+
+
+def split(text: str, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+    return _placed(text, str.split(text, sep, maxsplit), sep)
+
+
+def rsplit(text: str, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+    return _placed(text, str.rsplit(text, sep, maxsplit), sep)
+
+
+def splitlines(text: str, keepends: bool = False) -> list[str]:
+    found, at = [], 0
+    for kept, bare in zip(str.splitlines(text, keepends=True), str.splitlines(text)):
+        found.append(text[at : at + len(kept if keepends else bare)])
+        at += len(kept)
+    return found
+
+
+def partition(text: str, sep: str) -> tuple[str, str, str]:
+    before, middle, _ = str.partition(text, sep)
+    first, second = len(before), len(before) + len(middle)
+    return text[:first], text[first:second], text[second:]
+
+
+def rpartition(text: str, sep: str) -> tuple[str, str, str]:
+    before, middle, _ = str.rpartition(text, sep)
+    first, second = len(before), len(before) + len(middle)
+    return text[:first], text[first:second], text[second:]
+
+
+def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
+    if not isinstance(text, Marked) and not isinstance(new, Marked):
+        return str.replace(text, old, new, count)
+    if not old:
+        return Marked(str.replace(text, old, new, count))
+    return joined(split(text, old, count), new)
+
+
+def removeprefix(text: str, prefix: str) -> str:
+    return text[len(prefix) :] if prefix and text.startswith(prefix) else text
+
+
+def removesuffix(text: str, suffix: str) -> str:
+    return text[: -len(suffix)] if suffix and text.endswith(suffix) else text
+
+
+def upper(text: str) -> str:
+    return joined(_like(part.upper(), trusted) for part, trusted in segments(text))
+
+
+def lower(text: str) -> str:
+    return joined(_like(part.lower(), trusted) for part, trusted in segments(text))
+
+
+METHODS = {
+    "strip": strip,
+    "lstrip": lstrip,
+    "rstrip": rstrip,
+    "split": split,
+    "rsplit": rsplit,
+    "splitlines": splitlines,
+    "partition": partition,
+    "rpartition": rpartition,
+    "replace": replace,
+    "removeprefix": removeprefix,
+    "removesuffix": removesuffix,
+    "upper": upper,
+    "lower": lower,
+}
+
+
+def _of(text: str, spans: Spans) -> str:
+    return Marked(text, spans) if spans else text
+
+
+def _like(text: str, trusted: bool) -> str:
+    return text if trusted else Marked(text)
+
+
+def _cut(spans: Spans, start: int, stop: int) -> Spans:
+    inside = ((max(a, start) - start, min(b, stop) - start) for a, b in spans if a < stop and b > start)
+    return tuple((a, b) for a, b in inside if a < b)
+
+
+def _placed(text: str, parts: list[str], sep: str | None) -> list[str]:
+    """``parts`` of ``text``, in order, as slices of it."""
+    if not isinstance(text, Marked):
+        return parts
+    found, at = [], 0
+    for part in parts:
+        if sep is None:
+            at = text.find(part, at)
+        found.append(text[at : at + len(part)])
+        at += len(part) + len(sep or "")
+    return found
+
+
+def _any_marked(pieces: list[str]) -> bool:
+    return any(isinstance(piece, Marked) for piece in pieces)

@@ -1,0 +1,287 @@
+"""Chat templates: messages to text, and to text whose parts are known to be the template's or the user's.
+
+    apply_chat_template(messages, template, add_generation_prompt=True)      one string, as transformers makes it
+    render_segments(messages, template, add_generation_prompt=True)          [(text, trusted), ...]
+
+The segments, one after the other, are the same string. A segment is trusted when the template wrote it; what
+came in with messages, tools, documents or other arguments is not, however the template cut it up. Tokenised
+with ``Tokenizer.encode_segments``, untrusted text never becomes a control token, nor completes one.
+
+Trusted from outside are only the special tokens given by name (``bos_token``...), and the role of a message
+where it is one of ``ROLES``: some templates build a control token around it.
+
+jinja2 is imported at the first use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from ._marks import Marked, joined, segments
+from .errors import EXTRA, ChatTemplateError
+
+if TYPE_CHECKING:
+    from ._sandbox import Bounds
+
+ROLES = frozenset(
+    "system developer user assistant model tool tool_call tool_calls tool_response tool_results function ipython "
+    "observation environment context documents critic chatbot human bot".split()
+)
+SPECIAL_TOKENS = frozenset(
+    "bos_token eos_token unk_token sep_token pad_token cls_token mask_token image_token audio_token video_token".split()
+)
+RESERVED = frozenset(
+    "messages conversation conversations chat chat_template tokenize return_tensors return_dict padding truncation "
+    "max_length tokenizer_kwargs return_assistant_tokens_mask continue_final_message add_generation_prompt tools "
+    "documents processor_kwargs bounds self context environment caller loop varargs kwargs range dict namespace "
+    "raise_exception strftime_now cycler joiner lipsum".split()
+)
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_MAX_DEPTH = 64
+_MAX_NODES = 4_000_000
+
+
+def apply_chat_template(
+    messages: Sequence[Any],
+    chat_template: str | None = None,
+    *,
+    add_generation_prompt: bool = False,
+    tools: Sequence[Any] | None = None,
+    documents: Sequence[Any] | None = None,
+    continue_final_message: bool = False,
+    bounds: Bounds | None = None,
+    **kwargs: Any,
+) -> str:
+    """The text of a conversation. Raises ``ChatTemplateError`` for whatever keeps it from being rendered."""
+    rendered = _rendered(
+        messages, chat_template, add_generation_prompt, tools, documents, continue_final_message, bounds, kwargs, False
+    )
+    return str.__str__(rendered)
+
+
+def render_segments(
+    messages: Sequence[Any],
+    chat_template: str | None = None,
+    *,
+    add_generation_prompt: bool = False,
+    tools: Sequence[Any] | None = None,
+    documents: Sequence[Any] | None = None,
+    continue_final_message: bool = False,
+    bounds: Bounds | None = None,
+    **kwargs: Any,
+) -> list[tuple[str, bool]]:
+    """The text of a conversation in (text, trusted) pieces; adjacent ones differ in trust, none is empty."""
+    return segments(
+        _rendered(
+            messages, chat_template, add_generation_prompt, tools, documents, continue_final_message, bounds, kwargs, True
+        )
+    )
+
+
+def _rendered(
+    messages: Sequence[Any],
+    chat_template: str | None,
+    add_generation_prompt: bool,
+    tools: Sequence[Any] | None,
+    documents: Sequence[Any] | None,
+    continue_final_message: bool,
+    bounds: Bounds | None,
+    kwargs: dict[str, Any],
+    marked: bool,
+) -> str:
+    sandbox = _sandbox()
+    limits = bounds or sandbox.Bounds()
+    template = _template(sandbox, chat_template, limits)
+    _check_names(kwargs)
+    if continue_final_message and add_generation_prompt:
+        _fail("continue_final_message and add_generation_prompt exclude each other")
+    plain = _Plain(marked)
+    chat = [_message(plain, m, i) for i, m in enumerate(_listed(messages, "messages"))]
+    final = _tag_final(chat) if continue_final_message else None
+    variables = {
+        **{k: plain.value(v, k, trusted=k in SPECIAL_TOKENS) for k, v in kwargs.items()},
+        "messages": chat,
+        "tools": None if tools is None else [_tool(plain, t, i) for i, t in enumerate(_listed(tools, "tools"))],
+        "documents": None if documents is None else _documents(plain, documents),
+        "add_generation_prompt": bool(add_generation_prompt),
+    }
+    text = _run(sandbox, template, variables, limits)
+    return text if final is None else _untagged(text, final)
+
+
+def _run(sandbox: Any, template: Any, variables: dict[str, Any], limits: Bounds) -> str:
+    rendering = sandbox.Rendering(limits)
+    token = sandbox.ACTIVE.set(rendering)
+    pieces, size = [], 0
+    try:
+        for piece in template.root_render_func(template.new_context(variables)):
+            pieces.append(piece)
+            size += len(piece)
+            if size > limits.max_output:
+                _fail(f"the chat template writes more than {limits.max_output} characters")
+    except ChatTemplateError:
+        raise
+    except RecursionError:
+        raise ChatTemplateError("the chat template recurses too deeply") from None
+    except Exception as error:
+        raise ChatTemplateError(_described(error)) from error
+    finally:
+        sandbox.ACTIVE.reset(token)
+    return joined(pieces)
+
+
+def _sandbox() -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise ChatTemplateError(f"chat templates need the package `jinja2`, which is not installed: {EXTRA}") from None
+    if tuple(int(n) for n in re.findall(r"\d+", jinja2.__version__)[:3]) < (3, 1, 6):
+        _fail(f"jinja2 {jinja2.__version__} has known ways out of its sandbox; chat templates need 3.1.6 or newer")
+    from . import _sandbox as sandbox
+
+    return sandbox
+
+
+def _template(sandbox: Any, source: str | None, limits: Bounds) -> Any:
+    if source is None:
+        _fail("no chat template: pass chat_template=..., or one that the tokenizer's directory has (chat_template)")
+    if not isinstance(source, str):
+        _fail(f"chat_template is a string, not {type(source).__name__}")
+    if len(source) > limits.max_template:
+        _fail(f"the chat template has {len(source)} characters; the limit is {limits.max_template}")
+    try:
+        return sandbox.compiled(source)
+    except RecursionError:
+        raise ChatTemplateError("the chat template is nested too deeply") from None
+    except Exception as error:
+        raise ChatTemplateError(f"the chat template cannot be compiled: {_described(error)}") from error
+
+
+def _described(error: Exception) -> str:
+    line = getattr(error, "lineno", None)
+    where = f" (line {line})" if line else ""
+    return f"{type(error).__name__}: {str(error)[:500]}{where}"
+
+
+# ---- what templates get to see
+
+
+class _Plain:
+    """Arguments rebuilt from plain JSON types; strings are marked when ``marked``.
+
+    Objects with methods are nothing for a sandbox: what is not data becomes the name of its type.
+    """
+
+    def __init__(self, marked: bool) -> None:
+        self._marked = marked
+        self._nodes = 0
+
+    def value(self, value: Any, where: str, depth: int = 0, trusted: bool = False) -> Any:
+        self._nodes += 1
+        if depth > _MAX_DEPTH:
+            _fail(f"{where}: nested deeper than {_MAX_DEPTH}")
+        if self._nodes > _MAX_NODES:
+            _fail(f"more than {_MAX_NODES} values in the arguments of a chat template")
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            text = str.__str__(value)
+            return Marked(text) if self._marked and not trusted else text
+        if isinstance(value, int):
+            return int.__int__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        if isinstance(value, np.generic):
+            return self.value(value.item(), where, depth + 1)
+        if isinstance(value, Mapping):
+            items = value.items()
+            return {self.value(k, where, depth + 1): self.value(v, where, depth + 1) for k, v in items}
+        if isinstance(value, (list, tuple)):
+            made = [self.value(v, where, depth + 1) for v in value]
+            return made if isinstance(value, list) else tuple(made)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            return self.value(fields, where, depth + 1)
+        dump = getattr(value, "model_dump", None)
+        if callable(dump):
+            return self.value(dump(), where, depth + 1)
+        return self.value(f"<{type(value).__name__}>", where, depth)
+
+
+def _message(plain: _Plain, message: Any, index: int) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    made = plain.value(message, where)
+    if not isinstance(made, dict):
+        _fail(f"{where}: a message is a dict with a role and content, not {type(message).__name__}")
+    role = made.get("role")
+    if not isinstance(role, str):
+        _fail(f"{where}.role: {'missing' if role is None else f'a string, not {type(role).__name__}'}")
+    if role in ROLES:
+        made["role"] = str.__str__(role)
+    reasoning = next((made[k] for k in _REASONING if made.get(k) is not None), None)
+    if reasoning is not None:
+        made = {"thinking": reasoning, **made, "reasoning_content": reasoning}
+    return made
+
+
+def _tool(plain: _Plain, tool: Any, index: int) -> Any:
+    made = plain.value(tool, f"tools[{index}]")
+    if not isinstance(made, dict):
+        _fail(f"tools[{index}]: a tool is its JSON schema, a dict, not {type(tool).__name__}")
+    return made
+
+
+def _documents(plain: _Plain, documents: Sequence[Any]) -> list[Any]:
+    made = [plain.value(d, f"documents[{i}]") for i, d in enumerate(_listed(documents, "documents"))]
+    for i, document in enumerate(made):
+        if not isinstance(document, dict):
+            _fail(f"documents[{i}]: a document is a dict with a title and text")
+    return made
+
+
+def _listed(value: Any, name: str) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        _fail(f"{name}: a list, not {type(value).__name__}")
+    return value
+
+
+def _check_names(kwargs: dict[str, Any]) -> None:
+    for name in kwargs:
+        if name in RESERVED or name.startswith("_"):
+            _fail(f"{name!r} is reserved and cannot be given to a chat template")
+
+
+# ---- continuing the last message
+
+
+def _tag_final(chat: list[dict[str, Any]]) -> str:
+    """Mark the end of the last message, so that what the template puts after it can be cut off."""
+    content = chat[-1].get("content") if chat else None
+    if isinstance(content, list):
+        part = next((p for p in reversed(content) if isinstance(p, dict) and isinstance(p.get("text"), str)), None)
+        holder, key = part, "text"
+    else:
+        holder, key = (chat[-1] if chat and isinstance(content, str) else None), "content"
+    if holder is None:
+        _fail("continue_final_message is set, but the last message has no text to continue")
+    final: str = holder[key]
+    holder[key] = joined([final, Marked(_TAG) if isinstance(final, Marked) else _TAG])
+    return str.__str__(final)
+
+
+def _untagged(text: str, final: str) -> str:
+    at = text.rfind(_TAG.strip())
+    if at < 0 or final.strip() not in text:
+        _fail("continue_final_message is set, but the template does not show the last message as it is")
+    cut = text[:at]
+    return cut if text[at:].startswith(_TAG) else cut[: len(str.rstrip(cut))]
+
+
+def _fail(message: str) -> NoReturn:
+    raise ChatTemplateError(message)
