@@ -7,6 +7,7 @@ baton and runs the step itself: the same rule, the same code, no hop between thr
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome, Prepared
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestTooLarge
+from prelude.forks import alive
 from prelude.inbox import Places
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.scheduling.recovery import failure_of
@@ -27,6 +29,7 @@ from prelude.stepper import LoopFlush, Stepper
 log = logging.getLogger("prelude.engine")
 
 _CLOSE_LOOKS = 0.05
+_EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for a step under way
 _START = threading.Lock()
 
 
@@ -120,7 +123,18 @@ class EngineCore(Stepper):
         request.cancelled = True
         if not self.forked and request.id in self.live:
             self._cancels.append(request)
-            self._wake.set()  # a request without an engine thread is stepped by its own caller
+            self._wake.ring()  # a request without an engine thread is stepped by its own caller
+
+    def abandon(self, request: Request) -> None:
+        """``cancel`` under a name that says it may be called by a finaliser: it takes no lock."""
+        self.cancel(request)
+
+    def let_go(self) -> None:
+        """Nobody can submit any more (the engine was garbage-collected): what is under way ends, then the thread
+        does. Takes no lock."""
+        if not self.forked:
+            self.inbox.closed = True
+            self._wake.ring()
 
     def run_inline(self, requests: list[Request], places: Places | None = None) -> None:
         """The direct path: on an idle engine the caller runs the steps itself, else it waits like everybody."""
@@ -146,7 +160,7 @@ class EngineCore(Stepper):
     def _wake_thread(self) -> None:
         if self._thread is None:
             self._start_thread()
-        self._wake.set()
+        self._wake.ring()
 
     def _check_fits(self, request: Request) -> None:
         tree = request.prepared.tree
@@ -175,7 +189,6 @@ class EngineCore(Stepper):
     def _loop(self) -> None:
         while True:
             self._wake.wait()
-            self._wake.clear()
             with self._baton:
                 self._holder = threading.get_ident()
                 while self.step():
@@ -195,8 +208,8 @@ class EngineCore(Stepper):
             self._closed.set()
 
     def close(self, *, drain: bool = True, timeout: float = math.inf) -> None:
-        """Stops taking requests; waits for what was taken (``drain``) or fails it with ``EngineClosed``. Any number of
-        times, from any thread; a later ``drain=False`` cuts an earlier draining short. Gives up waiting for a step
+        """Stops taking requests; waits for what was taken (``drain``) or fails it with ``EngineClosed``. Any number
+        of times, from any thread; a later ``drain=False`` cuts an earlier draining short. Gives up waiting for a step
         that hangs, or after ``timeout`` seconds: the engine thread is a daemon. In a forked child it does nothing."""
         if self.forked or self._closed.is_set():
             return
@@ -207,27 +220,13 @@ class EngineCore(Stepper):
             return  # called back from a step: the loop closes when the step is over
         began = time.monotonic()
         while not self._closed.wait(_CLOSE_LOOKS):
-            self._wake.set()
+            self._wake.ring()
             if self.hanging:
                 log.error("closing without waiting for a step that has run for %.1f s", self.hanging)
                 return
             if time.monotonic() - began > timeout:
                 log.warning("closing was given up after %.1f s; %d requests are left", timeout, len(self.live))
                 return
-
-    def hung(self, seconds: float) -> None:
-        """Called by the watchdog: nobody is left waiting for a step that may never come back. What the requests
-        hold is given back by the step's holder, if it ever does."""
-        if self.last_error is None or not isinstance(self.last_error, TimeoutError):
-            self.stats.hangs += 1
-            log.error("a step has run for %.1f s (the limit is %.1f)", seconds, self._watchdog and self._watchdog.limit)
-            self.events.emit("hung", seconds=seconds)
-        self.last_error = TimeoutError(f"a step has run for {seconds:.1f} s")
-        for request in list(self.live.values()):
-            request.cancelled = True
-            self._cancels.append(request)
-            self._ended(request, None, failure_of(self.last_error, "the engine hangs"))
-        self._flush()
 
     # -------------------------------------------------------------- seen from outside
 
@@ -259,6 +258,14 @@ class EngineCore(Stepper):
         counted = [r.queued_tokens for r in [*self.queues, *self.inbox.items] if r.queued_tokens >= 0]
         if len(counted) > self.inbox.requests or sum(counted) > self.inbox.tokens:
             raise RuntimeError(f"{len(counted)} requests wait, the inbox counts {self.inbox.requests}")
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Engines that nobody closed: no thread of ours may be inside native code while the interpreter goes away."""
+    for core in alive(EngineCore):
+        if core._thread is not None:
+            core.close(drain=False, timeout=_EXIT_SECONDS)
 
 
 __all__ = ["EngineCore", "EngineStats", "LoopFlush", "Outcome"]

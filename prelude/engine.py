@@ -7,11 +7,10 @@ the text is long), submits what came of it, and turns the outcome into the calle
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -19,12 +18,24 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.preparer import Preparer
-from prelude.batch import SampleOutput
+from prelude.base import EngineBase, Health
+from prelude.calls import (
+    Options,
+    batches,
+    caught,
+    finish_call,
+    first_error,
+    make_calls,
+    make_request,
+    text_size,
+)
 from prelude.config import EngineConfig
-from prelude.core import EngineCore, LoopFlush
+from prelude.core import EngineCore
+from prelude.delivery import BlockingSink, GroupSink, Outbox
 from prelude.errors import EngineClosed
+from prelude.events import Listener
+from prelude.options import RequestOptions, split_options
 from prelude.results import (
     Answers,
     Classification,
@@ -53,83 +64,14 @@ from prelude.tasks import (
 
 # Text longer than this is tokenised on a preparing thread, so that it cannot hold up the caller's loop.
 _INLINE_CHARS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """``ok`` is False after several failed steps in a row, or when the engine is closed."""
-
-    ok: bool
-    failed_steps_in_a_row: int
-    last_error: str | None
-    closed: bool
-
-
-class _Base:
-    """What both engines share: the parts, and everything that needs no waiting."""
-
-    def __init__(self, core: EngineCore, preparer: Preparer, model_path: Path) -> None:
-        self._core = core
-        self._preparer = preparer
-        self.model_path = model_path
-
-    def explain(self, task: Task) -> Explanation:
-        """What would run for ``task``: final text, ids, rows, labels. Runs nothing."""
-        return self._preparer.explain(task)
-
-    def stats(self) -> dict[str, Any]:
-        """Counters since the engine was made."""
-        return {**asdict(self._core.stats), "tokenizer_calls": self._preparer.tokenizer_calls}
-
-    def health(self) -> Health:
-        core = self._core
-        error = core.last_error
-        return Health(
-            core.healthy and not core.closed,
-            core.failures_in_a_row,
-            None if error is None else f"{type(error).__name__}: {error}",
-            core.closed,
-        )
-
-
-def _result(admitted: Admitted, outcome: Outcome | None, error: BaseException | None) -> Any:
-    if error is not None:
-        raise error
-    return admitted.finish(cast(Outcome, outcome))
-
-
-class _EndSink:
-    """A sink that wants the end alone."""
-
-    streams = False
-
-    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
-        return False
+_JOB_CHARS, _JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
+_LOOP_TURN = 64  # results made before the loop gets its turn
 
 
 # ------------------------------------------------------------------ synchronous
 
 
-class _BlockingSink(_EndSink):
-    """Collects the ends of a group of requests; ``wait`` returns when all have ended."""
-
-    def __init__(self, count: int) -> None:
-        self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
-        self._left = count
-        self._done = threading.Event()
-
-    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self.ends[id(request)] = (outcome, error)
-        self._left -= 1
-        if self._left == 0:
-            self._done.set()
-
-    def wait(self) -> None:
-        if self._left:
-            self._done.wait()
-
-
-class Engine(_Base):
+class Engine(EngineBase):
     """The synchronous engine. Any number of threads may call it; an idle engine runs the caller's step in the
     caller's own thread."""
 
@@ -151,51 +93,79 @@ class Engine(_Base):
         parts = load(model, device=device, dtype=dtype, config=config or EngineConfig())
         return cls(parts.core, parts.preparer, parts.path)
 
-    def run(self, task: Task) -> Any:
-        """Runs one task. The result's type follows the task's."""
-        return self.run_many([task])[0]
+    def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:
+        """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
+        ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
+        return self.run_many([task], options, **keywords)[0]
 
-    def run_many(self, tasks: Sequence[Task], *, return_exceptions: bool = False) -> list[Any]:
+    def run_many(
+        self, tasks: Sequence[Task], options: Options = None, *, return_exceptions: bool = False, **keywords: Any
+    ) -> list[Any]:
         """Runs tasks together; results in the order of ``tasks``. A bad task fails alone: its error is in its place
-        with ``return_exceptions``, else it is raised when the others have ended."""
-        admitted: list[Admitted | Exception] = [_caught(self._preparer.prepare, task) for task in tasks]
-        sink = _BlockingSink(0)
-        requests: list[Request | Exception] = [
-            item if isinstance(item, Exception) else _caught(self._core.request, item.prepared, sink)
-            for item in admitted
+        with ``return_exceptions``, else it is raised when the others have ended. ``options`` is one for all, or one
+        each."""
+        core = self._core
+        calls = make_calls(len(tasks), options, keywords)
+        sink = BlockingSink()
+        with core.reserve(len(tasks)) as places:
+            room = places.left
+            admitted: list[Any] = [
+                caught(self._preparer.prepare, task) if at < room else core.inbox.full()
+                for at, task in enumerate(tasks)
+            ]
+            for call in calls:
+                call.mark("tokenise")
+            requests = [make_request(core, item, call, sink, places) for item, call in zip(admitted, calls)]
+            live = [request for request in requests if isinstance(request, Request)]
+            sink.expected = len(live)
+            if live:
+                try:
+                    core.run_inline(live, places)
+                    sink.wait()
+                except BaseException:  # Ctrl-C: nobody waits for these any more
+                    for one in live:
+                        core.cancel(one)
+                    raise
+        results = [
+            finish_call(item, call, *sink.ends[request.id]) if isinstance(request, Request) else request
+            for item, call, request in zip(admitted, calls, requests)
         ]
-        live = [request for request in requests if isinstance(request, Request)]
-        sink._left = len(live)
-        if live:
-            self._core.run_inline(live)
-            sink.wait()
-        results: list[Any] = []
-        for item, request in zip(admitted, requests):
-            if isinstance(request, Exception):
-                results.append(request)
-            else:
-                results.append(_caught(_result, item, *sink.ends[id(request)]))
-        return _raise_first(results, return_exceptions)
+        return first_error(results, return_exceptions)
+
+    def warmup(self, *, freeze_gc: bool = False) -> None:
+        """Runs one small request of each kind that the model can do, so that the first caller finds everything
+        touched. ``freeze_gc`` then takes what is alive now out of the garbage collector's sight: for a process that
+        is about to serve."""
+        self.run_many(_warm_tasks(), return_exceptions=True)
+        if freeze_gc:
+            gc.collect()
+            gc.freeze()
 
     def decide(self, state: Prompt, questions: Sequence[Question], **options: Any) -> Answers:
-        return cast(Answers, self.run(Decide(state, questions, **options)))
+        mine = split_options(options)
+        return cast(Answers, self.run(Decide(state, questions, **options), mine))
 
     def classify(self, prompt: Prompt, **options: Any) -> Classification:
-        return cast(Classification, self.run(Classify(prompt, **options)))
+        mine = split_options(options)
+        return cast(Classification, self.run(Classify(prompt, **options), mine))
 
     def embed(self, prompt: Prompt, **options: Any) -> Embedding:
-        return cast(Embedding, self.run(Embed(prompt, **options)))
+        mine = split_options(options)
+        return cast(Embedding, self.run(Embed(prompt, **options), mine))
 
     def loglikelihood(
         self, context: Prompt, continuation: str | Sequence[int], **options: Any
     ) -> LoglikelihoodResult:
-        return cast(LoglikelihoodResult, self.run(Loglikelihood(context, continuation, **options)))
+        mine = split_options(options)
+        return cast(LoglikelihoodResult, self.run(Loglikelihood(context, continuation, **options), mine))
 
     def prompt_logprobs(self, prompt: Prompt, **options: Any) -> PromptLogprobsResult:
-        return cast(PromptLogprobsResult, self.run(PromptLogprobs(prompt, **options)))
+        mine = split_options(options)
+        return cast(PromptLogprobsResult, self.run(PromptLogprobs(prompt, **options), mine))
 
     def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        return cast(Completion, self.run(Generate(prompt, params or SamplingParams(), **options)))
+        mine = split_options(options)
+        return cast(Completion, self.run(Generate(prompt, params or SamplingParams(), **options), mine))
 
     def close(self, *, drain: bool = True) -> None:
         """Waits for what was submitted (or fails it with ``drain=False``) and gives everything back. Idempotent."""
@@ -208,69 +178,18 @@ class Engine(_Base):
         self.close()
 
 
-def _caught(function: Any, *args: Any) -> Any:
-    try:
-        return function(*args)
-    except Exception as error:
-        return error
-
-
-def _raise_first(results: list[Any], return_exceptions: bool) -> list[Any]:
-    if not return_exceptions:
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-    return results
+def _warm_tasks() -> list[Task]:
+    ids = [1, 2, 3, 4]
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    return [
+        Generate(ids, params, cache="never"),
+        Loglikelihood(ids, [5, 6], cache="never"),
+        Embed(ids, pooling="last", cache="never"),
+        Classify(ids, cache="never"),
+    ]
 
 
 # ------------------------------------------------------------------ asyncio
-
-
-class _Outbox(LoopFlush):
-    """Ends of requests on their way to one event loop: collected during a step, handed over by one wake-up."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
-        self._loop = loop
-        self._core = core
-        self._ends: deque[tuple[_GroupSink, Request, Outcome | None, BaseException | None]] = deque()
-        self._queued = False
-
-    def put(self, sink: _GroupSink, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self._ends.append((sink, request, outcome, error))
-        if not self._queued:
-            self._queued = True
-            self._core.on_step_end.append(self)
-
-    def flush(self) -> None:
-        self._queued = False
-        try:
-            self._loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed: nobody is waiting any more
-            self._ends.clear()
-
-    def _deliver(self) -> None:
-        while self._ends:
-            sink, request, outcome, error = self._ends.popleft()
-            sink.end(request, outcome, error)
-
-
-class _GroupSink(_EndSink):
-    """The ends of a group of requests, and one future for all of them, in the loop that awaits it."""
-
-    def __init__(self, outbox: _Outbox, future: asyncio.Future[None]) -> None:
-        self._outbox = outbox
-        self.future = future
-        self.left = 0
-        self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
-
-    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self._outbox.put(self, request, outcome, error)
-
-    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self.ends[id(request)] = (outcome, error)
-        self.left -= 1
-        if self.left == 0 and not self.future.done():
-            self.future.set_result(None)
 
 
 class AsyncEngine:
@@ -284,8 +203,9 @@ class AsyncEngine:
         self._engine = engine
         self._load = load
         self._pool: ThreadPoolExecutor | None = None
-        self._outboxes: dict[int, _Outbox] = {}
+        self._outboxes: dict[int, Outbox] = {}
         self._start_lock = threading.Lock()
+        self._closed = False
 
     @classmethod
     def from_pretrained(
@@ -303,6 +223,8 @@ class AsyncEngine:
     # -------------------------------------------------------------- lifecycle
 
     async def start(self) -> AsyncEngine:
+        if self._closed:
+            raise EngineClosed("the engine is closed; make a new one")
         if self._engine is None:
             await asyncio.to_thread(self._start)
         return self
@@ -310,10 +232,13 @@ class AsyncEngine:
     def _start(self) -> None:
         with self._start_lock:
             if self._engine is None:
-                self._engine = Engine.from_pretrained(self._load.pop("model"), **self._load)
+                load = dict(self._load)
+                self._engine = Engine.from_pretrained(load.pop("model"), **load)
 
     async def aclose(self, *, drain: bool = True) -> None:
-        """Stops taking requests, waits for those under way (``drain``) or fails them, and frees the model."""
+        """Stops taking requests, waits for those under way (``drain``) or fails them with ``EngineClosed``, and frees
+        the model. Any number of times, from any loop; a later ``drain=False`` cuts an earlier draining short."""
+        self._closed = True
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close, drain=drain)
         if self._pool is not None:
@@ -336,57 +261,82 @@ class AsyncEngine:
 
     # -------------------------------------------------------------- running tasks
 
-    async def run(self, task: Task) -> Any:
-        """Runs one task. The result's type follows the task's."""
-        return (await self.run_many([task]))[0]
+    async def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:
+        """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
+        ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
+        return (await self.run_many([task], options, **keywords))[0]
 
-    async def run_many(self, tasks: Sequence[Task], *, return_exceptions: bool = False) -> list[Any]:
-        """Runs tasks together (one future, one wake-up); results in the order of ``tasks``."""
+    async def run_many(
+        self, tasks: Sequence[Task], options: Options = None, *, return_exceptions: bool = False, **keywords: Any
+    ) -> list[Any]:
+        """Runs tasks together (one future, one wake-up); results in the order of ``tasks``. ``options`` is one for
+        all, or one each. When the queue is full, those that find no place have ``QueueFull``, at once."""
         if self._engine is None:
             await self.start()
         engine = self.engine
-        tasks = [engine._preparer.snapshot(task) for task in tasks]
-        admitted = await self._prepare(engine, tasks)
+        core = engine._core
+        calls = make_calls(len(tasks), options, keywords)
         loop = asyncio.get_running_loop()
-        sink = _GroupSink(self._outbox(loop, engine._core), loop.create_future())
-        requests: list[Request | Exception] = [
-            item if isinstance(item, Exception) else _caught(engine._core.request, item.prepared, sink)
-            for item in admitted
-        ]
-        live = [request for request in requests if isinstance(request, Request)]
+        outbox = self._outbox(loop, core)
+        with core.reserve(len(tasks)) as places:
+            room = places.left
+            tasks = [engine._preparer.snapshot(task) for task in tasks[:room]]
+            for call in calls:
+                call.mark("accept")
+            admitted = await self._prepare(engine, tasks)
+            admitted.extend(core.inbox.full() for _ in calls[room:])
+            for call in calls:
+                call.mark("tokenise")
+            sink = GroupSink(outbox, loop.create_future())
+            requests = [make_request(core, item, call, sink, places, outbox) for item, call in zip(admitted, calls)]
+            live = [request for request in requests if isinstance(request, Request)]
+            sink.expected = len(live)
+            if live:
+                core.submit_many(live, places)
         if live:
-            sink.left = len(live)
-            engine._core.submit_many(live)
             try:
                 await sink.future
-            except asyncio.CancelledError:
-                for request in live:
-                    engine._core.cancel(request)
+            except BaseException:  # cancelled, or the loop went away and closed this coroutine
+                for one in live:
+                    core.cancel(one)
                 raise
         results: list[Any] = []
-        for item, request in zip(admitted, requests):
-            if isinstance(request, Exception):
-                results.append(request)
+        for item, call, request in zip(admitted, calls, requests):
+            if isinstance(request, Request):
+                results.append(finish_call(item, call, *sink.ends[request.id]))
             else:
-                results.append(_caught(_result, item, *sink.ends[id(request)]))
-        return _raise_first(results, return_exceptions)
+                results.append(request)
+            if len(results) % _LOOP_TURN == 0:
+                await asyncio.sleep(0)
+        return first_error(results, return_exceptions)
+
+    async def warmup(self, *, freeze_gc: bool = False) -> None:
+        """As ``Engine.warmup``, on a thread."""
+        if self._engine is None:
+            await self.start()
+        await asyncio.to_thread(self.engine.warmup, freeze_gc=freeze_gc)
 
     async def _prepare(self, engine: Engine, tasks: Sequence[Task]) -> list[Any]:
-        if sum(_text_size(task) for task in tasks) <= _INLINE_CHARS:
-            return [_caught(engine._preparer.prepare, task) for task in tasks]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(engine._preparer.prepare_threads, "prelude-prepare")
+        sizes = [text_size(task) for task in tasks]
+        if sum(sizes) <= _INLINE_CHARS:
+            return [caught(engine._preparer.prepare, task) for task in tasks]
+        with self._start_lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(engine._preparer.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
-        futures = [loop.run_in_executor(self._pool, _caught, engine._preparer.prepare, task) for task in tasks]
-        return list(await asyncio.gather(*futures))
+        jobs = [
+            loop.run_in_executor(self._pool, _prepare_all, engine._preparer, job)
+            for job in batches(tasks, sizes, _JOB_CHARS, _JOB_TASKS)
+        ]
+        return [item for items in await asyncio.gather(*jobs) for item in items]
 
-    def _outbox(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> _Outbox:
+    def _outbox(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> Outbox:
         outbox = self._outboxes.get(id(loop))
         if outbox is None or outbox._loop is not loop:
             for key, other in list(self._outboxes.items()):
                 if other._loop.is_closed():
                     del self._outboxes[key]
-            outbox = self._outboxes[id(loop)] = _Outbox(loop, core)
+            outbox = self._outboxes[id(loop)] = Outbox(loop, core)
         return outbox
 
     # -------------------------------------------------------------- the verbs
@@ -395,11 +345,13 @@ class AsyncEngine:
         self, state: Prompt, questions: Sequence[Question], *, length_norm: LengthNorm = "none", **options: Any
     ) -> Answers:
         """Answers every question about ``state`` in one forward pass; the state is computed once."""
-        return cast(Answers, await self.run(Decide(state, questions, length_norm=length_norm, **options)))
+        mine = split_options(options)
+        return cast(Answers, await self.run(Decide(state, questions, length_norm=length_norm, **options), mine))
 
     async def classify(self, prompt: Prompt, *, activation: Activation = "default", **options: Any) -> Classification:
         """The model's own classification head."""
-        return cast(Classification, await self.run(Classify(prompt, activation=activation, **options)))
+        mine = split_options(options)
+        return cast(Classification, await self.run(Classify(prompt, activation=activation, **options), mine))
 
     async def embed(
         self,
@@ -411,24 +363,29 @@ class AsyncEngine:
         **options: Any,
     ) -> Embedding:
         """A float32 vector ``[dimensions]``."""
+        mine = split_options(options)
         task = Embed(prompt, pooling=pooling, dimensions=dimensions, normalize=normalize, **options)
-        return cast(Embedding, await self.run(task))
+        return cast(Embedding, await self.run(task, mine))
 
     async def loglikelihood(
         self, context: Prompt, continuation: str | Sequence[int] | npt.NDArray[np.integer[Any]], **options: Any
     ) -> LoglikelihoodResult:
         """Total and per-token logprob of ``continuation`` after ``context``."""
-        return cast(LoglikelihoodResult, await self.run(Loglikelihood(context, continuation, **options)))
+        mine = split_options(options)
+        return cast(LoglikelihoodResult, await self.run(Loglikelihood(context, continuation, **options), mine))
 
     async def prompt_logprobs(
         self, prompt: Prompt, *, top: int = 5, last: int | None = None, **options: Any
     ) -> PromptLogprobsResult:
         """Logprob, rank and the ``top`` alternatives of the prompt's tokens, or of its ``last`` ones."""
-        return cast(PromptLogprobsResult, await self.run(PromptLogprobs(prompt, top=top, last=last, **options)))
+        mine = split_options(options)
+        task = PromptLogprobs(prompt, top=top, last=last, **options)
+        return cast(PromptLogprobsResult, await self.run(task, mine))
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """Text after ``prompt``."""
-        return cast(Completion, await self.run(Generate(prompt, params or SamplingParams(), **options)))
+        mine = split_options(options)
+        return cast(Completion, await self.run(Generate(prompt, params or SamplingParams(), **options), mine))
 
     # -------------------------------------------------------------- seen from outside
 
@@ -443,12 +400,10 @@ class AsyncEngine:
     def health(self) -> Health:
         return self.engine.health()
 
+    def on_event(self, listener: Listener) -> Callable[[], None]:
+        """As ``Engine.on_event``."""
+        return self.engine.on_event(listener)
 
-def _text_size(task: Task) -> int:
-    """Characters that are going to be tokenised, roughly; unknown shapes count 0 and fail in prepare."""
-    prompt = getattr(task, "state", None) or getattr(task, "prompt", None) or getattr(task, "context", None)
-    if isinstance(prompt, str):
-        return len(prompt)
-    if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
-        return sum(len(str(message.get("content", ""))) for message in prompt)
-    return 0
+
+def _prepare_all(preparer: Preparer, tasks: Sequence[Task]) -> list[Any]:
+    return [caught(preparer.prepare, task) for task in tasks]

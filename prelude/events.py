@@ -59,5 +59,7 @@ class Listeners:
                 listener(event)
             except Exception:
                 self.errors += 1
-                if self.errors & (self.errors - 1) == 0:  # the 1st, 2nd, 4th, ... : a broken hook must not flood a log
+                if (
+                    self.errors & (self.errors - 1) == 0
+                ):  # the 1st, 2nd, 4th, ... : a broken hook must not flood a log
                     log.exception("an event listener raised (%d times so far)", self.errors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from typing import TypeVar
 
 from prelude.errors import EngineForked
 
@@ -24,7 +25,13 @@ class Forkable:
             )
 
 
+F = TypeVar("F", bound=Forkable)
+
 _ALIVE: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def alive(kind: type[F]) -> list[F]:
+    return [one for one in list(_ALIVE) if isinstance(one, kind)]
 
 
 def _in_child() -> None:

@@ -39,7 +39,7 @@ class RequestOptions:
             raise InvalidRequest(f"{shown(self.priority)} is not an integer", field="priority")
         if abs(self.priority) > MAX_PRIORITY:
             raise InvalidRequest(
-                f"{shown(self.priority)} is out of range; it takes -{MAX_PRIORITY} to {MAX_PRIORITY}, higher goes first",
+                f"{shown(self.priority)} is out of range; it takes up to {MAX_PRIORITY} either way",
                 field="priority",
             )
         if self.deadline is not None:

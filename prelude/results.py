@@ -21,8 +21,8 @@ class RequestStats:
     """What one request took. Times are wall milliseconds.
 
     ``computed_tokens`` are tokens that went through the layers for this request, ``cached_tokens`` were read from
-    the prefix cache; a state shared by N questions is counted once. ``ttft_ms`` and ``total_ms`` count from the moment
-    the request was handed to the engine, after tokenising. ``timeline`` is there where it was asked for.
+    the prefix cache; a state shared by N questions is counted once. ``ttft_ms`` and ``total_ms`` count from when the
+    request was handed to the engine, after tokenising. ``timeline`` is there where it was asked for.
     """
 
     execution_class: str = ""

@@ -15,6 +15,7 @@ from collections import deque
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.batch import StepResult
+from prelude.doorbell import Doorbell
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.events import Listeners
 from prelude.execution.executor import Executor
@@ -22,8 +23,8 @@ from prelude.forks import Forkable
 from prelude.inbox import Inbox
 from prelude.scheduling.check import check_result
 from prelude.scheduling.lease import KvPool
-from prelude.scheduling.pack import Packed, pack
 from prelude.scheduling.pacing import Pacer
+from prelude.scheduling.pack import Packed, pack
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.queues import Queues
@@ -87,16 +88,16 @@ class Stepper(Forkable):
         self._withdrawn = False
         self._baton = threading.Lock()
         self._holder = 0
-        self._wake = threading.Event()
+        self._wake = Doorbell()
         self._thread: threading.Thread | None = None
         self._watchdog = Watchdog(self, hang_seconds) if math.isfinite(hang_seconds) else None
         self._abort = False
         self._closed = threading.Event()
 
     def step(self) -> bool:
-        """One turn; the caller holds the baton. False when there was nothing to do. Never raises for a request's or an
-        executor's sake: what goes wrong outside a batch ends every request with the error rather than leave anybody
-        waiting."""
+        """One turn; the caller holds the baton. False when there was nothing to do. Never raises for a request's or
+        an executor's sake: what goes wrong outside a batch ends every request with the error rather than leave
+        anybody waiting."""
         try:
             return self._step()
         except Exception as error:
@@ -142,7 +143,7 @@ class Stepper(Forkable):
                 heapq.heappush(self._expiring, (request.expires, request.id, request))
         for loop in [loop for loop in self.loops if loop.closed()]:
             self.loops.remove(loop)
-            self._cancels.extend(r for r in self.queues if getattr(r.sink, "outbox", None) is loop)
+            self._cancels.extend(request for request in self.queues if request.outbox is loop)
         while self._cancels:
             self._end(self._cancels.popleft(), RequestCancelled("cancelled"))
         now = time.monotonic() if self._expiring else 0.0
@@ -172,12 +173,30 @@ class Stepper(Forkable):
         name = _count_end(self.stats, error)
         if self.events:
             self.events.emit(
-                name, request.options.request_id, error=type(error).__name__ if error else None, stats=stats
+                name,
+                request.options.request_id,
+                error=type(error).__name__ if error else None,
+                stats=stats,
+                output_tokens=len(request.output),
             )
         try:
             request.sink.deliver(request, outcome, error)
         except Exception:
             log.exception("a sink raised on its request's end", extra={"request_id": request.options.request_id})
+
+    def hung(self, seconds: float) -> None:
+        """Called by the watchdog: nobody is left waiting for a step that may never come back. What the requests
+        hold is given back by the step's holder, if it ever does."""
+        if self.last_error is None or not isinstance(self.last_error, TimeoutError):
+            self.stats.hangs += 1
+            log.error("a step has run for %.1f s", seconds, extra={"event": "hung", "seconds": seconds})
+            self.events.emit("hung", seconds=seconds)
+        self.last_error = TimeoutError(f"a step has run for {seconds:.1f} s")
+        for request in list(self.live.values()):
+            request.cancelled = True
+            self._cancels.append(request)
+            self._ended(request, None, failure_of(self.last_error, "the engine hangs"))
+        self._flush()
 
     def _note_preempted(self, plan: Plan) -> None:
         self.stats.preemptions += len(plan.preempted)
@@ -271,13 +290,13 @@ class Stepper(Forkable):
         if self.failures_in_a_row >= self.unhealthy_after:
             self.events.emit("unhealthy", failures=self.failures_in_a_row, error=type(error).__name__)
             self._limit = None
-            failure = failure_of(error, f"the engine failed {self.failures_in_a_row} steps in a row")
             for request in list(self.queues):
-                self._end(request, failure)
+                self._end(request, failure_of(error, f"the engine failed {self.failures_in_a_row} steps in a row"))
 
     def _stuck(self, plan: Plan) -> bool:
-        """Nothing could be planned although requests wait. Preemption alone is progress, and so is the end of a careful
-        retry; anything else is a bug that must not hang its callers: the oldest request fails, and the engine goes on."""
+        """Nothing could be planned although requests wait. Preemption alone is progress, and so is the end of a
+        careful retry; anything else is a bug that must not hang its callers: the oldest request fails, and the engine
+        goes on."""
         if plan.preempted:
             return True
         if self._limit is not None:
@@ -290,13 +309,12 @@ class Stepper(Forkable):
         return True
 
     def _abandon(self, error: BaseException) -> None:
-        """Our own fault, or an interrupt in the middle of our own accounts: everybody is told, and what they hold goes
-        back."""
+        """Our own fault, or an interrupt in the middle of our own accounts: everybody is told, and what they hold
+        goes back."""
         self.last_error = error
         self.failures_in_a_row = self.unhealthy_after
         self._limit = None
         self.queues = Queues()
-        failure = failure_of(error, "the engine failed")
         posted = set(map(id, self.inbox.items))
         for request in list(self.live.values()):
             if id(request) in posted:
@@ -305,7 +323,7 @@ class Stepper(Forkable):
                 self.pool.release(request.lease)
             request.lease = None
             request.state = State.FINISHED
-            self._ended(request, None, failure)
+            self._ended(request, None, failure_of(error, "the engine failed"))
         self._flush()
 
     def _flush(self) -> None:

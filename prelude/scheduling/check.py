@@ -1,4 +1,4 @@
-"""An executor's answer, held against its question: what has the wrong shape fails its step, not somebody else's rows."""
+"""An executor's answer, held against its question: the wrong shape fails its step, not somebody else's rows."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from prelude.scheduling.folding import FoldFinder
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import Ledger, Need, logits_bytes
 from prelude.scheduling.pacing import Pacer
-from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
+from prelude.scheduling.plan import Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 
@@ -86,9 +86,7 @@ def _rank(request: Request) -> tuple[int, int]:
 # ------------------------------------------------------------------ decode rows
 
 
-def _plan_decode(
-    queues: Queues, pool: KvPool, ledger: Ledger, retry: bool
-) -> tuple[list[Request], list[Request]]:
+def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger, retry: bool) -> tuple[list[Request], list[Request]]:
     """Running rows, oldest first. A row that cannot grow preempts the last running request, itself at worst."""
     planned: list[Request] = []
     preempted: list[Request] = []
@@ -235,7 +233,7 @@ def _admit_oneshot(
     return OneShotRow(request, skip)
 
 
-def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple, pool: KvPool) -> tuple[OneShotRow, ...]:
+def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple[Fold, ...], pool: KvPool) -> tuple[OneShotRow, ...]:
     """Blocks for the prompts worth keeping. Folded rows publish their common part once, through the first member."""
     if not pool.caching:
         return rows

@@ -81,6 +81,7 @@ class Request:
         "num_known",
         "options",
         "order",
+        "outbox",
         "output",
         "planned",
         "prepared",
@@ -110,6 +111,7 @@ class Request:
         self.queued_tokens = -1  # what the inbox counts for it; -1: nothing
         self.first_token = 0.0
         self.timeline: Timeline | None = None
+        self.outbox: object = None  # of the event loop that waits, if one does
         self.execution_class = execution_class or classify(prepared)
         self.state = State.WAITING
         self.lease: Lease | None = None
