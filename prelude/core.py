@@ -21,7 +21,6 @@ from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, Reque
 from prelude.forks import alive
 from prelude.inbox import Places
 from prelude.options import NO_OPTIONS, RequestOptions
-from prelude.scheduling.recovery import failure_of
 from prelude.scheduling.request import Request, Sink
 from prelude.stats import EngineStats
 from prelude.stepper import LoopFlush, Stepper
@@ -154,8 +153,8 @@ class EngineCore(Stepper):
         finally:
             self._holder = 0
             self._baton.release()
-        if self.inbox.items or not self.queues.empty or self.closed:
-            self._wake_thread()
+            if self.inbox.items or not self.queues.empty or self.closed:  # others', or left by an interrupt
+                self._wake_thread()
 
     def _wake_thread(self) -> None:
         if self._thread is None:
