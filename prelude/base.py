@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prelude.admission.preparer import Preparer
+from prelude.calls import Options
 from prelude.core import EngineCore
 from prelude.events import Listener
 from prelude.results import Explanation
-from prelude.tasks import Task
+from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +72,28 @@ class EngineBase:
             reason,
         )
 
+    def run_many(self, tasks: Sequence[Task], options: Options = None, **keywords: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def warmup(self, *, freeze_gc: bool = False) -> None:
+        """Runs one small request of each kind that the model can do, so that the first caller finds everything
+        touched. ``freeze_gc`` then takes what is alive now out of the garbage collector's sight: for a process that
+        is about to serve."""
+        self.run_many(_warm_tasks(), return_exceptions=True)
+        if freeze_gc:
+            gc.collect()
+            gc.freeze()
+
     def __reduce__(self) -> Any:
         raise TypeError("an engine cannot be pickled or sent to another process; make one there")
+
+
+def _warm_tasks() -> list[Task]:
+    ids = [1, 2, 3, 4]
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    return [
+        Generate(ids, params, cache="never"),
+        Loglikelihood(ids, [5, 6], cache="never"),
+        Embed(ids, pooling="last", cache="never"),
+        Classify(ids, cache="never"),
+    ]

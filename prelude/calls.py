@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,8 +66,9 @@ def finish_call(admitted: Admitted, call: Call, outcome: Outcome | None, error: 
         return error
     if call.timeline is None:
         return caught(admitted.finish, outcome)
+    began = time.perf_counter()
     result = caught(admitted.finish, outcome)
-    call.mark("detokenise")
+    call.timeline.mark("detokenise", began)
     call.mark("stream")
     outcome.stats.timeline = call.timeline.close()
     return result

@@ -29,7 +29,7 @@ class EngineConfig:
     ``prepare_threads``       threads for tokenising long prompts off the caller's loop
     ``max_queued_requests``, ``max_queued_tokens``  what may wait; beyond it ``QueueFull``, at once
     ``oneshot_share``         of a step's time beside running chats, the share that decisions may take, in (0, 1]:
-                              at 0.25 a chat's time per token is 1/(1 - 0.25) = 1.33 of what it is alone, at most
+                              at 0.2 a chat's time per token is 1/(1 - 0.2) = 1.25 of what it is alone
     ``unhealthy_after``       failed steps in a row until the engine is unhealthy and everybody who waits is told
     ``hang_seconds``          a step that takes longer is reported by ``health()``, and everybody who waits is told
     """
@@ -54,7 +54,7 @@ class EngineConfig:
     max_labels: int = 4096
     max_top: int = 256
     prepare_threads: int = 2
-    oneshot_share: float = 0.25
+    oneshot_share: float = 0.2
     unhealthy_after: int = 8
     hang_seconds: float = 600.0
 

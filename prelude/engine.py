@@ -7,7 +7,6 @@ the text is long), submits what came of it, and turns the outcome into the calle
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -106,9 +105,13 @@ class Engine(EngineBase):
         each."""
         core = self._core
         calls = make_calls(len(tasks), options, keywords)
+        for call in calls:
+            call.mark("prompt")
         sink = BlockingSink()
         with core.reserve(len(tasks)) as places:
             room = places.left
+            for call in calls:
+                call.mark("accept")
             admitted: list[Any] = [
                 caught(self._preparer.prepare, task) if at < room else core.inbox.full()
                 for at, task in enumerate(tasks)
@@ -131,15 +134,6 @@ class Engine(EngineBase):
             for item, call, request in zip(admitted, calls, requests)
         ]
         return first_error(results, return_exceptions)
-
-    def warmup(self, *, freeze_gc: bool = False) -> None:
-        """Runs one small request of each kind that the model can do, so that the first caller finds everything
-        touched. ``freeze_gc`` then takes what is alive now out of the garbage collector's sight: for a process that
-        is about to serve."""
-        self.run_many(_warm_tasks(), return_exceptions=True)
-        if freeze_gc:
-            gc.collect()
-            gc.freeze()
 
     def decide(self, state: Prompt, questions: Sequence[Question], **options: Any) -> Answers:
         mine = split_options(options)
@@ -176,17 +170,6 @@ class Engine(EngineBase):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _warm_tasks() -> list[Task]:
-    ids = [1, 2, 3, 4]
-    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
-    return [
-        Generate(ids, params, cache="never"),
-        Loglikelihood(ids, [5, 6], cache="never"),
-        Embed(ids, pooling="last", cache="never"),
-        Classify(ids, cache="never"),
-    ]
 
 
 # ------------------------------------------------------------------ asyncio
@@ -278,6 +261,8 @@ class AsyncEngine:
         calls = make_calls(len(tasks), options, keywords)
         loop = asyncio.get_running_loop()
         outbox = self._outbox(loop, core)
+        for call in calls:
+            call.mark("prompt")
         with core.reserve(len(tasks)) as places:
             room = places.left
             tasks = [engine._preparer.snapshot(task) for task in tasks[:room]]

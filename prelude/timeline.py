@@ -3,14 +3,15 @@
     prompt ─ accept ─ tokenise ─ schedule ─ run ─ sample ─ append ─ detokenise ─ stream ─ repeat
                                             └───────── again for every further token ───────┘
 
-``prompt``      the call's own arguments are copied
+``prompt``      the call and what it says of itself
 ``accept``      a place in the queue is taken
 ``tokenise``    text to ids, readout, budget
 ``schedule``    in the inbox and the queue, until the first step that has it
 ``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``)
 ``append``      the step's numbers are settled, the token joins its sequence
-``detokenise``  ids to text, numbers to the caller's result
-``stream``      on the way to the caller: the hand-over to its loop or thread
+``detokenise``  ids to text, numbers to the caller's result; what lies between it and the last ``append`` is the
+                hand-over to the caller's loop or thread
+``stream``      the result on its way out
 ``repeat``      everything from the first token's ``append`` to the last one's, where there is more than one
 """
 

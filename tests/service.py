@@ -1,4 +1,4 @@
-"""What tests of the engine as a service share: a toy engine behind the real front, and an executor that goes wrong."""
+"""What tests of the service share: a toy engine behind the real front, and an executor that goes wrong."""
 
 from __future__ import annotations
 

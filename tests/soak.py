@@ -144,7 +144,7 @@ async def soak(requests: int, in_flight: int, seed: int) -> dict[str, Any]:
     )
 
     rng = np.random.default_rng(seed)
-    words = "the harbour was quiet and two boats lay at the quay while rain fell on the roofs".split()
+    words = ["harbour", "quiet", "two", "boats", "lay", "at", "the", "quay", "while", "rain", "fell", "on", "roofs"]
     config = EngineConfig(kv_bytes=1 << 24, max_running=16)
 
     def task() -> Any:

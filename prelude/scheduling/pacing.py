@@ -43,9 +43,9 @@ class Pacer:
             return
         bucket = rows.bit_length()
         if tokens == 0:
-            self._alone[bucket] = _blend(self._alone.get(bucket, 0.0), seconds)
+            self._alone[bucket] = _quiet(self._alone.get(bucket, 0.0), seconds)
             self._mixed = 0
-            self._earn(seconds)
+            self._earn(self._alone[bucket])
             return
         alone = self._alone.get(bucket, 0.0)
         longer = max(0.0, seconds - alone)
@@ -56,6 +56,14 @@ class Pacer:
 
     def _earn(self, seconds: float) -> None:
         self._credit = min(self._credit + self._ratio * seconds, _SAVED_STEPS * self._ratio * seconds)
+
+
+def _quiet(old: float, new: float) -> float:
+    """What a step takes on a quiet machine, roughly: quick to believe less, slow to believe more. Others' load must
+    not look like a slow pace that leaves time for more work."""
+    if old == 0.0:
+        return new
+    return old + (_WEIGHT if new < old else _WEIGHT / 8) * (min(new, 3 * old) - old)
 
 
 def _blend(old: float, new: float) -> float:

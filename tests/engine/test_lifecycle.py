@@ -1,4 +1,4 @@
-"""The engine in a process that it does not own: loops, threads, signals, forks, exits, and what it costs when idle."""
+"""The engine in a process that it does not own: loops, threads, signals, forks, exits, and what idling costs."""
 
 from __future__ import annotations
 
@@ -420,8 +420,8 @@ if __name__ == "__main__":
 def test_an_engine_that_nobody_closes_does_not_hold_up_the_exit(how: str) -> None:
     code = {
         "idle": "e = toy_service(); e.engine.run(last_logprob(prompt(4, 1)))",
-        "in flight": "c = service_core(toy.ToyExecutor(delay=0.01)); c.submit(c.request(chat(prompt(6, 1), 200), Collect()));"
-        "time.sleep(0.05)",
+        "in flight": "c = service_core(toy.ToyExecutor(delay=0.01))\n"
+        "c.submit(c.request(chat(prompt(6, 1), 200), Collect())); time.sleep(0.05)",
         "async": "e = toy_service(service_core(toy.ToyExecutor(delay=0.01)))\n"
         "async def main():\n    t = asyncio.create_task(e.run(chat(prompt(6, 1), 200))); await asyncio.sleep(0.05)\n"
         "asyncio.run(main())",

@@ -426,4 +426,4 @@ def test_a_storm_of_cancellations(seed: int) -> None:
     from tests.soak import storm
 
     counts = storm(3400, seed)
-    assert counts["cancelled"] > 800 and counts["wrong"] == 0 and counts["finished"] > 1500
+    assert counts["cancelled"] > 600 and counts["wrong"] == 0 and counts["finished"] > 1500
