@@ -138,6 +138,7 @@ class PrefixTrie:
     def audit(self) -> None: ...
     def dump(self) -> list[NodeDump]: ...
 
+def ids_below(x: object, limit: int) -> Int32s | None: ...
 def block_hashes(
     tokens: IntsLike, block_size: int = 16, salt: int = 0, key: bytes | None = None
 ) -> npt.NDArray[np.uint64]: ...
@@ -159,12 +160,12 @@ PromptRow: TypeAlias = tuple[
 ]
 
 def pack_prompt(
-    rows: list[PromptRow], block_size: int, out: Sequence[Int32s] | None = None
+    rows: Sequence[PromptRow], block_size: int, out: Sequence[Int32s] | None = None
 ) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s, Int32s, Int32s | None, Int32s, Int32s]: ...
 
 # tokens, num_known, shared_blocks, own_blocks
 DecodeRow: TypeAlias = tuple[IntsLike, int, IntsLike | None, IntsLike | None]
 
 def pack_decode(
-    rows: list[DecodeRow], block_size: int, out: Sequence[Int32s] | None = None
+    rows: Sequence[DecodeRow], block_size: int, out: Sequence[Int32s] | None = None
 ) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...

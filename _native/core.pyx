@@ -12,7 +12,7 @@ import os
 
 cimport cython
 cimport numpy as cnp
-from cpython.long cimport PyLong_CheckExact
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -33,7 +33,6 @@ cdef extern from "Python.h" nogil:
 cdef extern from "Python.h":
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     PyObject** PySequence_Fast_ITEMS(object sequence)
-    long PyLong_AsLongAndOverflow(object value, int* overflow) except? -1
 
 
 cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
@@ -329,16 +328,34 @@ cdef cnp.ndarray _int32_sequence(object x, str name):
     cdef PyObject** items = PySequence_Fast_ITEMS(x)
     cdef cnp.ndarray out = _new_int32(n)
     cdef int32_t* p = _data(out)
-    cdef long value
+    try:
+        for i in range(n):
+            if not PyLong_CheckExact(<object>items[i]):
+                if isinstance(<object>items[i], bool):
+                    raise TypeError(f"{name}: a bool at {i} is not a number")
+                return _int32_slow(np.array(x), name)
+            p[i] = <int32_t><object>items[i]
+    except OverflowError:
+        raise ValueError(f"{name}: {x[i]} at {i} does not fit in int32") from None
+    return out
+
+
+def ids_below(object x, int64_t limit):
+    """A new int32 array of a list or tuple of plain ints in [0, limit), or None where anything else is in it."""
+    if not isinstance(x, (list, tuple)):
+        return None
+    cdef Py_ssize_t i, n = PySequence_Fast_GET_SIZE(x)
+    cdef PyObject** items = PySequence_Fast_ITEMS(x)
+    cdef cnp.ndarray out = _new_int32(n)
+    cdef int32_t* p = _data(out)
     cdef int overflow = 0
+    cdef long long value
     for i in range(n):
-        if isinstance(<object>items[i], bool):
-            raise TypeError(f"{name}: a bool at {i} is not a number")
         if not PyLong_CheckExact(<object>items[i]):
-            return _int32_slow(np.array(x), name)
-        value = PyLong_AsLongAndOverflow(<object>items[i], &overflow)
-        if overflow or value > 2147483647 or value < -2147483648:
-            raise ValueError(f"{name}: {x[i]} at {i} does not fit in int32")
+            return None
+        value = PyLong_AsLongLongAndOverflow(<object>items[i], &overflow)
+        if overflow or value < 0 or value >= limit or value > 2147483647:
+            return None
         p[i] = <int32_t>value
     return out
 
@@ -1016,7 +1033,7 @@ cdef cnp.ndarray _room(object out, Py_ssize_t index, int64_t size, str name):
     return a[:size]
 
 
-def pack_prompt(list rows, int32_t block_size, out=None):
+def pack_prompt(rows, int32_t block_size, out=None):
     """Lays the rows of a step end to end: (token_ids, positions, starts, parents, context_lens, context_indptr,
     context_blocks, write_slots or None, row_offsets, row_segments), all int32.
 
@@ -1036,14 +1053,15 @@ def pack_prompt(list rows, int32_t block_size, out=None):
     """
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
-    cdef int64_t i, n, count = len(rows)
+    cdef list given = rows if type(rows) is list else list(rows)
+    cdef int64_t i, n, count = len(given)
     cdef vector[PromptRow] packed
     packed.resize(count)
     cdef PromptRow* r
     cdef _Borrowed borrowed = _Borrowed()
     cdef tuple row
     for i in range(count):
-        row = rows[i]
+        row = given[i]
         if len(row) != 12:
             raise ValueError(f"row {i}: 12 fields are needed, not {len(row)}")
         r = &packed[i]
@@ -1088,7 +1106,7 @@ def pack_prompt(list rows, int32_t block_size, out=None):
             row_offsets, row_segments)
 
 
-def pack_decode(list rows, int32_t block_size, out=None):
+def pack_decode(rows, int32_t block_size, out=None):
     """One token of each running row: (token_ids, positions, write_slots, context_lens, block_indptr, block_ids).
 
     A row is a tuple ``(tokens, num_known, shared_blocks, own_blocks)``: the last of ``num_known`` tokens is fed,
@@ -1096,7 +1114,8 @@ def pack_decode(list rows, int32_t block_size, out=None):
     """
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
-    cdef int64_t i, count = len(rows), blocks = 0
+    cdef list given = rows if type(rows) is list else list(rows)
+    cdef int64_t i, count = len(given), blocks = 0
     cdef vector[DecodeRow] packed
     packed.resize(count)
     cdef DecodeRow* r
@@ -1104,7 +1123,7 @@ def pack_decode(list rows, int32_t block_size, out=None):
     cdef tuple row
     cdef const char* wrong
     for i in range(count):
-        row = rows[i]
+        row = given[i]
         if len(row) != 4:
             raise ValueError(f"row {i}: 4 fields are needed, not {len(row)}")
         r = &packed[i]

@@ -77,7 +77,11 @@ class Bench:
     def hashes(self) -> None:
         tokens = self.prompts(1, 16 * 256)[0]
         for name, key, reach in (("plain", None, 0.01), ("keyed", bytes(range(16)), 0.1)):
-            t = timed(lambda _, key=key: core.block_hashes(tokens, BLOCK, 0, key), 256, self.repeats)
+
+            def run(_: object, key: bytes | None = key) -> None:
+                core.block_hashes(tokens, BLOCK, 0, key)
+
+            t = timed(run, 256, self.repeats)
             self.add(f"hash_{name}", "4,096 tokens", f"block hash, {name}", t, reach)
 
     def allocation(self, pools: dict[str, int]) -> None:
@@ -172,6 +176,35 @@ class Bench:
 
         self.add(f"evict_{name}", load, "evict 32", timed(evict, ROWS, self.repeats, refill), 0.5)
 
+    def packing(self) -> None:
+        """64 prompts of 128 tokens, each on 4 cached blocks and writing its KV; and 64 rows that decode."""
+        prompts = self.prompts(ROWS, 128)
+        places = np.arange(64, 64 + 128, dtype=np.int32)
+        starts, parents = np.array([0, 128], np.int32), np.array([-1], np.int32)
+        context, own = np.arange(4, dtype=np.int32), np.arange(8, dtype=np.int32)
+        prompt_rows = [(p, places, starts, parents, 0, -1, -1, context, 64, own, 0, 128) for p in prompts]
+        t = timed(lambda _: core.pack_prompt(prompt_rows, BLOCK), ROWS, self.repeats)
+        self.add("pack_prompt", "64 prompts of 128 tokens", "pack, rows given", t, 0.3)
+
+        def gather(_: object) -> None:
+            rows = []
+            for p in prompts:
+                rows.append((p, places, starts, parents, 0, -1, -1, context, 64, own, 0, 128))
+            core.pack_prompt(rows, BLOCK)
+
+        t = timed(gather, ROWS, self.repeats)
+        self.add("pack_prompt_rows", "64 prompts of 128 tokens", "pack, and make the rows", t, 0.3)
+        decode_rows = [(p, 100, context, [4, 5, 6]) for p in prompts]
+        t = timed(lambda _: core.pack_decode(decode_rows, BLOCK), ROWS, self.repeats)
+        self.add("pack_decode", "64 rows of 100 tokens", "pack, rows given", t, 0.3)
+
+    def lists(self) -> None:
+        """What a prompt as a list of Python integers costs more than one as an array."""
+        _, trie = self.full_pool(1 << 12)
+        prompts = [p.tolist() for p in self.prompts()]
+        t = timed(lambda _: [trie.match(p) for p in prompts], ROWS, self.repeats)
+        self.add("match_list", "512 tokens in a list", "match, nothing found", t, 3.5)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -183,6 +216,8 @@ def main() -> None:
     bench.hashes()
     bench.allocation(pools)
     bench.trie(pools)
+    bench.lists()
+    bench.packing()
     bench.report.show()
     if options.json:
         rows = {**asdict(bench.report), "native_us": bench.us}

@@ -5,4 +5,5 @@ if __name__ == "cuda":
     # cuda.bindings and cuda.core stay NVIDIA's.
     from pkgutil import extend_path
 
-    __path__: list[str] = [p for p in extend_path([], __name__) if p not in __path__]
+    seen: list[str] = extend_path([], __name__)
+    __path__ = [p for p in seen if p not in __path__]

@@ -43,7 +43,8 @@ class EngineBase:
 
     def stats(self) -> dict[str, Any]:
         """Counters since the engine was made."""
-        return {**self._core.snapshot(), "tokenizer_calls": self._preparer.tokenizer_calls}
+        preparer = self._preparer
+        return {**self._core.snapshot(), "tokenizer_calls": preparer.tokenizer_calls, **preparer.decode_states}
 
     def on_event(self, listener: Listener) -> Callable[[], None]:
         """Calls ``listener`` with every ``Event`` of this engine, in the thread where it happens: it must be quick,
@@ -83,6 +84,7 @@ class EngineBase:
         if freeze_gc:
             gc.collect()
             gc.freeze()
+            self._core.gc_pauses.reset()
 
     def __reduce__(self) -> Any:
         raise TypeError("an engine cannot be pickled or sent to another process; make one there")

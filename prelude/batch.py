@@ -107,11 +107,42 @@ class HeadRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """What is done to the logits of N sampled rows before they are scaled and cut. Sparse parts are CSR: row n has
+    entries ``indptr[n]:indptr[n+1]``, each id once, in any order.
+
+    ``seen``: the ids that the row's penalties weigh, with how often each stands in its output (0: in the prompt
+    alone). ``allowed``: a row without entries allows every id.
+    """
+
+    repetition: F32  # [N], 1 = off
+    presence: F32  # [N], 0 = off
+    frequency: F32  # [N], 0 = off
+    seen_indptr: I32
+    seen_ids: I32
+    seen_counts: I32
+    bias_indptr: I32
+    bias_ids: I32
+    bias_values: F32
+    allowed_indptr: I32
+    allowed_ids: I32
+    banned_indptr: I32
+    banned_ids: I32
+
+    def touched(self) -> npt.NDArray[np.bool_]:
+        """[N]: the rows to which anything is done."""
+        tables = (self.seen_indptr, self.bias_indptr, self.allowed_indptr, self.banned_indptr)
+        touched: npt.NDArray[np.bool_] = np.any([np.diff(indptr) > 0 for indptr in tables], axis=0)
+        return touched
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRows:
     """One sampled token per row. Greedy where ``temperature`` is 0.
 
     The uniform number of row n is a pure function of (``seeds[n]``, ``steps[n]``), so the same request draws the
-    same tokens in any company. ``top`` > 0 asks for the logprobs of the sampled token and the ``top`` best.
+    same tokens in any company. ``logprobs`` asks for the logprob of the sampled token, ``top`` > 0 for the ``top``
+    best tokens and theirs as well. ``edits=None``: logits are sampled as they are.
     """
 
     rows: I32  # [N], token indices; for decode rows the row itself
@@ -122,6 +153,8 @@ class SampleRows:
     seeds: U64  # [N]
     steps: I32  # [N], how many tokens this request has sampled before
     top: int = 0
+    logprobs: bool = False
+    edits: LogitEdits | None = None
 
 
 Readout: TypeAlias = LogprobRows | PooledRows | HeadRows | SampleRows

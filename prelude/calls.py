@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prelude.admission.prepared import Admitted, Outcome
+from prelude.chunks import watching
 from prelude.core import EngineCore
 from prelude.errors import InvalidRequest
 from prelude.inbox import Places
@@ -52,7 +53,7 @@ def make_request(
     if isinstance(admitted, Exception):
         return admitted
     try:
-        request = core.request(admitted.prepared, sink, call.options, places, call.expires)
+        request = core.request(admitted.prepared, watching(admitted, sink), call.options, places, call.expires)
     except Exception as error:
         return error
     request.outbox = outbox

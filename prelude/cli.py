@@ -83,7 +83,7 @@ async def _decisions(engine: AsyncEngine, script: dict[str, Any]) -> list[Answer
     from prelude import Decide
 
     questions = _questions(script)
-    states = [script["text"].format(rubric=script["rubric"], text=text) for text in script["texts"]]
+    states = [script["state"].format(rubric=script["rubric"], text=text) for text in script["texts"]]
     return await engine.run_many([Decide(state, questions) for state in states])
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from typing import Protocol
 
 from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
@@ -46,6 +47,12 @@ class BlockingSink(EndSink):
             self._done.wait()
 
 
+class Ends(Protocol):
+    """What an outbox hands ends to, in the loop."""
+
+    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
+
+
 class Outbox(LoopFlush):
     """Ends of requests on their way to one event loop: collected during a step, handed over by one wake-up."""
 
@@ -53,10 +60,10 @@ class Outbox(LoopFlush):
         self._loop = loop
         self._core = core
         core.loops.append(self)
-        self._ends: deque[tuple[GroupSink, Request, Outcome | None, BaseException | None]] = deque()
+        self._ends: deque[tuple[Ends, Request, Outcome | None, BaseException | None]] = deque()
         self._queued = False
 
-    def put(self, sink: GroupSink, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+    def put(self, sink: Ends, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._ends.append((sink, request, outcome, error))
         if not self._queued:
             self._queued = True

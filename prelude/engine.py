@@ -1,4 +1,4 @@
-"""AsyncEngine and its synchronous twin Engine: text in, results out, over one EngineCore.
+"""AsyncEngine, and beside it (``prelude.sync``) its twin Engine: text in, results out, over one EngineCore.
 
 The verbs are thin: each makes a task and runs it. ``run`` prepares the task once (on a thread of its own where
 the text is long), submits what came of it, and turns the outcome into the caller's result in the caller's thread.
@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -17,8 +18,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
-from prelude.base import EngineBase, Health
+from prelude.admission.snapshot import snapshot
+from prelude.base import Health
 from prelude.calls import (
     Options,
     batches,
@@ -29,9 +32,10 @@ from prelude.calls import (
     make_request,
     text_size,
 )
+from prelude.chunks import AsyncTextStream
 from prelude.config import EngineConfig
 from prelude.core import EngineCore
-from prelude.delivery import BlockingSink, GroupSink, Outbox
+from prelude.delivery import GroupSink, Outbox
 from prelude.errors import EngineClosed
 from prelude.events import Listener
 from prelude.options import RequestOptions, split_options
@@ -45,6 +49,7 @@ from prelude.results import (
     PromptLogprobsResult,
 )
 from prelude.scheduling.request import Request
+from prelude.sync import Engine, stream_task
 from prelude.tasks import (
     Activation,
     Classify,
@@ -65,114 +70,6 @@ from prelude.tasks import (
 _INLINE_CHARS = 4096
 _JOB_CHARS, _JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
 _LOOP_TURN = 64  # results made before the loop gets its turn
-
-
-# ------------------------------------------------------------------ synchronous
-
-
-class Engine(EngineBase):
-    """The synchronous engine. Any number of threads may call it; an idle engine runs the caller's step in the
-    caller's own thread."""
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        model: str | Path | None = None,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        config: EngineConfig | None = None,
-    ) -> Engine:
-        """Loads a model directory or a hub name; ``None`` is the model that ships with the package.
-
-        Raises ``ModelError`` (bad directory, unsupported feature, not enough memory) or ``ConfigError``.
-        """
-        from prelude.loading import load
-
-        parts = load(model, device=device, dtype=dtype, config=config or EngineConfig())
-        return cls(parts.core, parts.preparer, parts.path)
-
-    def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:
-        """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
-        ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
-        return self.run_many([task], options, **keywords)[0]
-
-    def run_many(
-        self, tasks: Sequence[Task], options: Options = None, *, return_exceptions: bool = False, **keywords: Any
-    ) -> list[Any]:
-        """Runs tasks together; results in the order of ``tasks``. A bad task fails alone: its error is in its place
-        with ``return_exceptions``, else it is raised when the others have ended. ``options`` is one for all, or one
-        each."""
-        core = self._core
-        calls = make_calls(len(tasks), options, keywords)
-        for call in calls:
-            call.mark("prompt")
-        sink = BlockingSink()
-        with core.reserve(len(tasks)) as places:
-            room = places.left
-            for call in calls:
-                call.mark("accept")
-            admitted: list[Any] = [
-                caught(self._preparer.prepare, task) if at < room else core.inbox.full()
-                for at, task in enumerate(tasks)
-            ]
-            for call in calls:
-                call.mark("tokenise")
-            requests = [make_request(core, item, call, sink, places) for item, call in zip(admitted, calls)]
-            live = [request for request in requests if isinstance(request, Request)]
-            sink.expected = len(live)
-            if live:
-                try:
-                    core.run_inline(live, places)
-                    sink.wait()
-                except BaseException:  # Ctrl-C: nobody waits for these any more
-                    for one in live:
-                        core.cancel(one)
-                    raise
-        results = [
-            finish_call(item, call, *sink.ends[request.id]) if isinstance(request, Request) else request
-            for item, call, request in zip(admitted, calls, requests)
-        ]
-        return first_error(results, return_exceptions)
-
-    def decide(self, state: Prompt, questions: Sequence[Question], **options: Any) -> Answers:
-        mine = split_options(options)
-        return cast(Answers, self.run(Decide(state, questions, **options), mine))
-
-    def classify(self, prompt: Prompt, **options: Any) -> Classification:
-        mine = split_options(options)
-        return cast(Classification, self.run(Classify(prompt, **options), mine))
-
-    def embed(self, prompt: Prompt, **options: Any) -> Embedding:
-        mine = split_options(options)
-        return cast(Embedding, self.run(Embed(prompt, **options), mine))
-
-    def loglikelihood(
-        self, context: Prompt, continuation: str | Sequence[int], **options: Any
-    ) -> LoglikelihoodResult:
-        mine = split_options(options)
-        return cast(LoglikelihoodResult, self.run(Loglikelihood(context, continuation, **options), mine))
-
-    def prompt_logprobs(self, prompt: Prompt, **options: Any) -> PromptLogprobsResult:
-        mine = split_options(options)
-        return cast(PromptLogprobsResult, self.run(PromptLogprobs(prompt, **options), mine))
-
-    def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        mine = split_options(options)
-        return cast(Completion, self.run(Generate(prompt, params or SamplingParams(), **options), mine))
-
-    def close(self, *, drain: bool = True) -> None:
-        """Waits for what was submitted (or fails it with ``drain=False``) and gives everything back. Idempotent."""
-        self._core.close(drain=drain)
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-# ------------------------------------------------------------------ asyncio
 
 
 class AsyncEngine:
@@ -372,6 +269,33 @@ class AsyncEngine:
         mine = split_options(options)
         return cast(Completion, await self.run(Generate(prompt, params or SamplingParams(), **options), mine))
 
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, hold_words: bool = False, **options: Any
+    ) -> AsyncTextStream:
+        """``async for chunk in engine.generate(...)``: the text after ``prompt`` as it comes.
+
+        All chunks' ``text`` is that of ``complete``; the last chunk, and no other, has ``finish_reason`` and
+        ``stats``. ``hold_words`` ends chunks between words where it can. Leaving the loop early cancels the request.
+        """
+        mine = split_options(options)
+        task = stream_task(prompt, params, options)
+        return AsyncTextStream(partial(self._admit_stream, snapshot(task), mine), hold_words)
+
+    async def _admit_stream(
+        self, task: Generate, options: RequestOptions
+    ) -> tuple[EngineCore, Admitted, Outbox, RequestOptions, float]:
+        if self._engine is None:
+            await self.start()
+        engine = self.engine
+        expires = options.expires()
+        with engine._core.reserve(1) as places:  # so that no more are being tokenised than may wait
+            if not places.left:
+                raise engine._core.inbox.full()
+            [admitted] = await self._prepare(engine, [task])
+        if isinstance(admitted, Exception):
+            raise admitted
+        return engine._core, admitted, self._outbox(asyncio.get_running_loop(), engine._core), options, expires
+
     # -------------------------------------------------------------- seen from outside
 
     def explain(self, task: Task) -> Explanation:
@@ -392,3 +316,6 @@ class AsyncEngine:
 
 def _prepare_all(preparer: Preparer, tasks: Sequence[Task]) -> list[Any]:
     return [caught(preparer.prepare, task) for task in tasks]
+
+
+__all__ = ["AsyncEngine", "Engine"]

@@ -6,7 +6,6 @@ This is where torch is imported first.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,8 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 
 if TYPE_CHECKING:
-    from prelude.admission.chat import ChatRenderer
     from prelude.admission.preparer import Preparer
     from prelude.models.config import ModelConfig
-    from prelude.tasks import Message
-    from prelude.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +123,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
 
 
 def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig) -> Preparer:
+    from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
     from prelude.admission.template import DecisionTemplate
     from prelude.models.pooling import read_pooling
@@ -150,21 +147,5 @@ def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: En
         normalize_default=pooling.normalize,
         template=DecisionTemplate.from_file(template_file) if template_file.exists() else None,
         chat=chat_renderer(tokenizer),
+        decision_chat=chat_renderer(tokenizer, enable_thinking=False),
     )
-
-
-def chat_renderer(tokenizer: Tokenizer) -> ChatRenderer | None:
-    """The model's chat template as admission calls it, or ``None`` where it has none."""
-    if tokenizer.chat_template is None or not (Path(__file__).parent.parent / "tokenizer" / "chat.py").exists():
-        return None
-    from prelude.tokenizer.chat import render_segments
-
-    def render(messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
-        return render_segments(
-            messages,
-            chat_template=tokenizer.chat_template,
-            add_generation_prompt=add_generation_prompt,
-            special_tokens=tokenizer.special_tokens_map,
-        )
-
-    return render

@@ -74,7 +74,7 @@ class Answers(tuple[Answer, ...]):
         return self
 
 
-class Embedding(npt.NDArray[np.float32]):  # type: ignore[misc]
+class Embedding(npt.NDArray[np.float32]):
     """A float32 vector ``[dimensions]`` with ``.stats``; an array in every other respect."""
 
     stats: RequestStats | None
@@ -128,14 +128,42 @@ class PromptLogprobsResult(tuple[TokenLogprob, ...]):
 
 
 @dataclass(frozen=True, slots=True)
+class SampledLogprob:
+    """One output token under the model's own distribution, and the best tokens of that distribution, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """``finish_reason``: "stop" (an end-of-sequence token), "length" (``max_tokens`` or the context)."""
+    """``finish_reason``: "stop" (an end-of-sequence token, a stop id or a stop string), "length" (``max_tokens`` or
+    the context). ``token_ids`` are the tokens drawn, those of a stop string with them; ``text`` is cut before it."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
     stats: RequestStats
     prompt_logprobs: PromptLogprobsResult | None = None
+    logprobs: tuple[SampledLogprob, ...] | None = None  # one per token
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Text that has become certain since the chunk before, and the tokens drawn meanwhile.
+
+    ``text`` begins ``offset`` code points into the whole text. Text may lag behind the tokens (an open character, a
+    stop string that may yet complete), so a chunk's tokens need not spell its text; all chunks' tokens and all
+    chunks' text are those of the ``Completion``. The last chunk has ``finish_reason`` and ``stats``, and no other.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    offset: int
+    logprobs: tuple[SampledLogprob, ...] | None = None
+    finish_reason: str | None = None
+    stats: RequestStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ class EngineStats:
 
 
 class GcPauses:
-    """The process's garbage collections since the first engine was made: how many, how long. One per process."""
+    """The process's garbage collections since the first engine was made, or the last ``warmup(freeze_gc=True)``: how
+    many, how long. One per process."""
 
     _lock = threading.Lock()
     _shared: GcPauses | None = None
@@ -96,6 +97,10 @@ class GcPauses:
                 cls._shared = cls()
                 gc.callbacks.append(cls._shared._heard)
             return cls._shared
+
+    def reset(self) -> None:
+        self.count = 0
+        self.seconds = self.longest = 0.0
 
     def _heard(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":

@@ -26,7 +26,7 @@ NOT_OFFERED: Mapping[str, str] = {
     "n": "submit the task n times with different seeds",
     "best_of": "submit several seeds and compare their logprobs",
     "beam_width": "beam search is not offered",
-    "bad_words": "use logit_bias or banned token ids when they are offered",
+    "bad_words": "use banned_token_ids, or logit_bias",
     "use_beam_search": "beam search is not offered",
     "length_penalty": "beam search is not offered",
 }
@@ -36,7 +36,7 @@ C = TypeVar("C", bound=type)
 
 def strict_keywords(cls: C) -> C:
     """A misspelt keyword of ``cls(...)`` raises ``UnknownParameter`` naming the nearest valid one."""
-    original: Callable[..., None] = cls.__init__
+    original: Callable[..., None] = vars(cls)["__init__"]
     known = [name for name in inspect.signature(original).parameters if name != "self"]
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -96,11 +96,23 @@ Question: TypeAlias = Choice | YesNo | Score
 @strict_keywords
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How ``Generate`` draws tokens. ``max_tokens`` counts output tokens; 0 and 1 need a single pass.
+    """How ``Generate`` draws tokens, and where the text ends.
 
-    ``temperature`` 0 is greedy (the smallest id among ties). ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
-    ``seed=None`` takes a fresh one. ``prompt_logprobs=k`` is for ``max_tokens=0``: logprobs of the prompt instead
-    of text.
+    ``max_tokens`` counts output tokens; 0 and 1 need a single pass. ``temperature`` 0 is greedy (the smallest id
+    among ties). ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``repetition_penalty`` 1 and the other penalties at 0 are off.
+    ``seed=None`` takes a fresh one. What is done to the logits, in this order (formulas: ``execution/sampling.py``):
+
+        ``repetition_penalty`` (prompt and output), ``frequency_penalty`` and ``presence_penalty`` (output),
+        ``logit_bias`` {token id: added logit}, ``allowed_token_ids`` and ``banned_token_ids``,
+        ``temperature``, ``top_k``, ``top_p``, ``min_p``
+
+    The text ends with a token of the model's end-of-sequence set (unless ``ignore_eos``), with one of
+    ``stop_token_ids``, or where a ``stop`` string is complete, wherever the token boundaries fall: the first place
+    where one is, and the longest of those that end there. What stopped it is cut off, unless ``include_stop``. None
+    of these is looked for before ``min_tokens`` tokens, and the ids cannot be drawn before.
+
+    ``logprobs=k``: with each output token its logprob and the ``k`` best, under the model's own distribution (before
+    any of the settings above). ``prompt_logprobs=k`` is for ``max_tokens=0``: of the prompt, instead of text.
     """
 
     max_tokens: int = 64
@@ -111,6 +123,17 @@ class SamplingParams:
     seed: int | None = None
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop: bool = False
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    banned_token_ids: Sequence[int] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
 
 @strict_keywords

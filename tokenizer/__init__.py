@@ -21,6 +21,7 @@ from .errors import (
     ChatTemplateError,
     TokenizerConfigWarning,
     TokenizerError,
+    TokenizerFileError,
     TokenizersMutationError,
 )
 from .tokenizer import Tokenizer
@@ -35,6 +36,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerConfigWarning",
     "TokenizerError",
+    "TokenizerFileError",
     "TokenizersMutationError",
     "decoders",
     "patch_transformers",

@@ -16,13 +16,12 @@ import numpy.typing as npt
 from ._literal import LiteralText
 from ._trusted import ControlTokens
 from .config import FileConfig
-from .encoding import Encoding
 
 if TYPE_CHECKING:
     from ._rungs import Core
-    from .params import Padding, Truncation
     from ._sequences import Sequences
-    from .processors import Processor
+    from .params import Padding, Truncation
+    from .processors import Frame, Processor
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -39,7 +38,7 @@ class ArrayMethods:
     _control: ControlTokens
     _processor: Processor | None
     _untrimmed: Processor | None
-    _around: tuple[Encoding, Encoding] | None
+    _frames: tuple[Frame | None, Frame | None]  # without special tokens, with
     _truncation: Truncation | None
     _padding: Padding | None
     _encode_special: bool
@@ -51,13 +50,13 @@ class ArrayMethods:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
         special token, nor of another added token that is more than white space, comes out of ``text``."""
         ids = self._core.encode_array(text, True) if parse_special else self._literal.ids(text)
-        return self._surround(ids) if add_special_tokens else ids
+        return self._frame().ids(ids) if add_special_tokens else ids
 
     def encode_segments(self, segments: Sequence[tuple[str, bool]], add_special_tokens: bool = False) -> Int32:
         """The ids of (text, trusted) pieces, one after the other: as of the whole string, but that control
         tokens come out of trusted text alone. See ``chat.render_segments``."""
         ids = self._control.encode(segments)
-        return self._surround(ids) if add_special_tokens else ids
+        return self._frame().ids(ids) if add_special_tokens else ids
 
     def encode_with_offsets(
         self,
@@ -76,11 +75,8 @@ class ArrayMethods:
                 spans = self._core.trim_offsets(ids, spans, add_prefix_space)
         if not add_special_tokens:
             return ids, spans
-        around = self._surrounding()
-        before, after = len(around[0]), len(around[1])
-        if before or after:
-            spans = np.concatenate([np.zeros((before, 2), np.int32), spans, np.zeros((after, 2), np.int32)])
-        return self._surround(ids), spans
+        frame = self._frame()
+        return frame.ids(ids), frame.rows(spans, 0)
 
     def encode_batch_array(
         self,
@@ -95,7 +91,8 @@ class ArrayMethods:
             ids, starts = self._core.encode_batch_array(texts, True)
             if not add_special_tokens or not self.num_special_tokens_to_add(False):
                 return ids, None, starts
-            rows = [self._surround(ids[a:b]) for a, b in pairwise(starts.tolist())]
+            frame = self._frame()
+            rows = [frame.ids(ids[a:b]) for a, b in pairwise(starts.tolist())]
             return _rows(rows, None)
         if offsets is None:
             return _rows([self.encode_array(t, add_special_tokens, parse_special=parse_special) for t in texts], None)
@@ -159,22 +156,17 @@ class ArrayMethods:
         text = self._core.section(name)
         return None if text is None else json.loads(text)
 
-    def _surrounding(self) -> tuple[Encoding, Encoding]:
-        if self._around is None:
+    def _frame(self) -> Frame:
+        frame = self._frames[1]
+        if frame is None:
             raise ValueError(
                 "this file's post_processor does more than put tokens around the text: use encode() for it"
             )
-        return self._around
+        return frame
 
     def _around_lists(self) -> tuple[list[int], list[int]]:
-        before, after = self._around or (Encoding(), Encoding())
-        return before.ids, after.ids
-
-    def _surround(self, ids: Int32) -> Int32:
-        before, after = self._surrounding()
-        if not len(before) and not len(after):
-            return ids
-        return np.concatenate([before._ids, ids, after._ids])
+        frame = self._frames[1]
+        return ([], []) if frame is None else (frame.before.ids, frame.after.ids)
 
 
 def _rows(rows: list[Int32], spans: list[Int32] | None) -> tuple[Int32, Int32 | None, Int64]:

@@ -1,11 +1,12 @@
-"""The native core of prelude.tokenizer: one loaded tokenizer file, immutable, shared by any number of threads.
+"""The native core of prelude.tokenizer: one loaded tokenizer file, immutable, for any number of threads.
 
-Text arguments are ``str`` or UTF-8 ``bytes``. One policy on every path for what is not Unicode text: a ``str``
-that holds a lone surrogate, and ``bytes`` that are not valid UTF-8, raise ``ValueError`` (``UnicodeEncodeError``
-and ``UnicodeDecodeError``, which are ValueErrors). Nothing is replaced silently. What is not text: ``TypeError``.
+Text arguments are ``str`` or UTF-8 ``bytes``. One policy on every path for what is not Unicode text: a
+``str`` that holds a lone surrogate, and ``bytes`` that are not valid UTF-8, raise ``UnicodeEncodeError`` and
+``UnicodeDecodeError``, which are ValueErrors (HF raises TypeError). Nothing is replaced silently. What is not
+text: ``TypeError``.
 
-Arrays returned belong to the caller. Token ids are int32, offsets int32 pairs, word numbers int32 with -1 where
-a token has none (added tokens have none unless they come through a word: as in HF).
+Arrays returned belong to the caller. Token ids are int32, offsets int32 pairs, word numbers int32: every
+piece of the text and every added token in it has the next number, as in HF.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -73,8 +74,15 @@ class CoreTokenizer:
         calls ``trim_offsets`` on each part.
         """
 
-    def trim_offsets(self, ids: Int32, offsets: Int32, add_prefix_space: bool) -> Int32:
-        """One trimming pass over the offsets of one encoding; returns a new array."""
+    def encode_tokens(self, text: Text, parse_special: bool = True) -> list[str]:
+        """The token strings as HF's Encoding.tokens has them: for an added token the text it stood for, with
+        the white space it took along."""
+
+    def trim_offsets(
+        self, ids: Int32, offsets: Int32, add_prefix_space: bool, tokens: Sequence[str] | None = None
+    ) -> Int32:
+        """One trimming pass over the offsets of one encoding; returns a new array. ``tokens``, as
+        ``encode_tokens`` gives them, matters only for added tokens that took white space along."""
 
     @property
     def trim_passes(self) -> list[bool]:
@@ -112,8 +120,9 @@ class CoreTokenizer:
         """By id: (id, content, single_word, lstrip, rstrip, normalized, special)."""
 
     def section(self, name: str) -> str | None:
-        """The JSON text of a top-level member of the file as it stood (``post_processor``, ``truncation``,
-        ``padding``, ``normalizer``, ``pre_tokenizer``, ``decoder``, ``added_tokens``, ``version``), or None."""
+        """The JSON text of a top-level member of the file as it stood, or None: ``post_processor``,
+        ``truncation``, ``padding``, ``normalizer``, ``pre_tokenizer``, ``decoder``, ``added_tokens``,
+        ``version``."""
 
     def model_json(self) -> str:
         """The model as JSON in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""

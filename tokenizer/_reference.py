@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BackendUnavailable
+from .errors import BackendUnavailable, TokenizerFileError
 from .processors import parse, trimmed
 
 Int32 = npt.NDArray[np.int32]
@@ -30,7 +30,12 @@ class ReferenceCore:
             import tokenizers
         except ImportError:
             raise BackendUnavailable(feature, "tokenizers") from None
-        whole = tokenizers.Tokenizer.from_str(data.decode())
+        try:
+            whole = tokenizers.Tokenizer.from_str(data.decode())
+        except Exception as error:  # HF's own are plain Exceptions without a place
+            raise TokenizerFileError(
+                "the file", f"it has {feature}, and `tokenizers` cannot load it: {error}"
+            ) from error
         state = json.loads(whole.to_str())
         self._sections = {k: json.dumps(v) for k, v in state.items() if k != "model"}
         model = state["model"]
@@ -77,9 +82,14 @@ class ReferenceCore:
         spans = np.array(found.offsets, np.int32).reshape(-1, 2)
         return ids, spans, np.array([-1 if w is None else w for w in found.word_ids], np.int32), found.tokens
 
-    def trim_offsets(self, ids: Int32, offsets: Int32, add_prefix_space: bool) -> Int32:
-        tokens = [t or "" for t in self.tokens(ids)]
-        return np.asarray(trimmed(tokens, offsets, add_prefix_space), np.int32)
+    def encode_tokens(self, text: str | bytes, parse_special: bool = True) -> list[str]:
+        return self.encode_found(text, parse_special)[3]
+
+    def trim_offsets(
+        self, ids: Int32, offsets: Int32, add_prefix_space: bool, tokens: Sequence[str] | None = None
+    ) -> Int32:
+        found = [t or "" for t in self.tokens(ids)] if tokens is None else tokens
+        return np.asarray(trimmed(found, offsets, add_prefix_space), np.int32)
 
     @property
     def trim_passes(self) -> list[bool]:

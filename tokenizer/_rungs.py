@@ -7,14 +7,14 @@ next is tried; what a file means is never changed to make it fit.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from ._reference import ReferenceCore
 
 if TYPE_CHECKING:
     from ._core import CoreTokenizer
 
-    Core = Union[CoreTokenizer, ReferenceCore]
+    Core = CoreTokenizer | ReferenceCore
 
 _log = logging.getLogger("prelude.tokenizer")
 
@@ -45,4 +45,11 @@ def _load(data: bytes) -> tuple[Core, str, str]:
 
 
 def _over_regex(native: Any, data: bytes) -> Core | None:
-    return None
+    from ._splitter import Refused, matcher
+
+    try:
+        core: Core = native.CoreTokenizer.from_json(data, matcher(native))
+    except (ImportError, Refused, native.UnsupportedFeature) as error:
+        _log.debug("not over the regex package: %s", error)
+        return None
+    return core

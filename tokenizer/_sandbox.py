@@ -12,13 +12,8 @@ rewritten to a call, since the sandbox does not let it be intercepted.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-import re
-import time
-from collections.abc import Callable, Iterable
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from types import BuiltinMethodType
 from typing import Any
@@ -30,62 +25,9 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from . import _marks as marks
+from ._limits import ACTIVE, MAX_BITS, WIDE, Rendering, bounded_numbers, format_size, weigh
 from ._marks import Marked, joined
 from .errors import ChatTemplateError
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one rendering may use."""
-
-    max_output: int = 8_000_000  # characters
-    max_work: int = 100_000_000  # characters of all strings made on the way
-    max_steps: int = 2_000_000
-    max_seconds: float = 5.0
-    max_range: int = 100_000
-    max_template: int = 1_000_000  # characters
-
-
-class Rendering:
-    """What a rendering in progress has left; one thread's own."""
-
-    __slots__ = ("bounds", "deadline", "steps", "work")
-
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
-        self.steps = bounds.max_steps
-        self.work = bounds.max_work
-        self.deadline = time.monotonic() + bounds.max_seconds
-
-    def tick(self) -> None:
-        self.steps -= 1
-        if self.steps < 0:
-            raise ChatTemplateError(f"the chat template takes more than {self.bounds.max_steps} steps")
-        if not self.steps & 63:
-            self.look_at_clock()
-
-    def charge(self, characters: int) -> None:
-        """Account for a string or list about to be made."""
-        if characters > self.bounds.max_output:
-            raise ChatTemplateError(
-                f"the chat template makes a string or list of {characters} characters or items; "
-                f"the limit is {self.bounds.max_output}"
-            )
-        self.work -= characters
-        if self.work < 0:
-            raise ChatTemplateError(f"the chat template makes more than {self.bounds.max_work} characters in all")
-        if characters > 4096:
-            self.look_at_clock()
-
-    def look_at_clock(self) -> None:
-        if time.monotonic() > self.deadline:
-            raise ChatTemplateError(f"the chat template takes longer than {self.bounds.max_seconds} seconds")
-
-
-ACTIVE: ContextVar[Rendering] = ContextVar("rendering")
-
-_MAX_BITS = 1 << 16
-_WIDE = re.compile(r"\d{7,}")  # a field width no template has
 
 
 def _text(value: Any) -> str:
@@ -94,7 +36,7 @@ def _text(value: Any) -> str:
         return value
     if value is None or isinstance(value, (bool, int, float, Undefined)):
         return str(value)
-    _weigh(value)
+    weigh(value)
     return Marked(str(value))
 
 
@@ -114,44 +56,9 @@ def _settled(result: Any, tainted: bool) -> Any:
     return result
 
 
-def _weigh(value: Any) -> None:
-    """Charge for all that is in a container, each time it is in it: a few small lists can nest to billions."""
-    rendering = ACTIVE.get()
-    limit, size, open_items = rendering.bounds.max_output, 0, [iter((value,))]
-    while open_items:
-        for item in open_items[-1]:
-            size += 8
-            if isinstance(item, str):
-                size += len(item)
-            elif isinstance(item, dict):
-                open_items.append(itertools.chain(item.keys(), item.values()))
-            elif isinstance(item, (list, tuple)):
-                open_items.append(iter(item))
-            if size > limit or len(open_items) > 400:
-                raise ChatTemplateError(f"the chat template works on a value of more than {limit} characters and items")
-            if isinstance(item, (list, tuple, dict)):
-                break
-        else:
-            open_items.pop()
-    rendering.charge(size)
-
-
-def _bounded_numbers(values: Iterable[Any], limit: int) -> None:
-    for value in values:
-        if isinstance(value, int) and abs(value) > limit:
-            raise ChatTemplateError(f"the chat template uses the number {value!r:.40}; the limit is {limit}")
-
-
-def _format_size(template: str, values: Iterable[Any], fields: int) -> int:
-    if _WIDE.search(template):
-        raise ChatTemplateError("the chat template formats with a field width past all bounds")
-    longest = max((len(v) if isinstance(v, str) else 40 for v in values), default=0)
-    return len(template) + fields * longest
-
-
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
-    concat = staticmethod(joined)  # type: ignore[assignment]
+    concat = staticmethod(joined)
 
     def __init__(self) -> None:
         super().__init__(
@@ -186,17 +93,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def comparable(self, value: Any) -> Any:
         """An operand of a comparison: a container is compared item by item, so it is weighed."""
         if isinstance(value, (list, tuple, dict)):
-            _weigh(value)
+            weigh(value)
         return value
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         rendering = ACTIVE.get()
         rendering.tick()
         owner = __obj.__self__ if type(__obj) is BuiltinMethodType else None
         if isinstance(owner, TemplateEnvironment):
             owner = None
         if owner is not None:
-            _bounded_numbers((*args, *kwargs.values()), rendering.bounds.max_output)
+            bounded_numbers((*args, *kwargs.values()), rendering.bounds.max_output)
         if not isinstance(owner, str):
             return super().call(__context, __obj, *args, **kwargs)
         name = __obj.__name__
@@ -205,7 +112,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         kwargs.pop("_loop_vars", None)  # jinja's own, for callables that take a context
         kwargs.pop("_block_vars", None)
         if name == "join":
-            return _join(*args, d=owner)
+            return _join(args[0] if args else (), owner)
         if name == "replace":
             _charge_replace(owner, *args)
         if name in marks.METHODS and (isinstance(owner, Marked) or any(isinstance(a, Marked) for a in args)):
@@ -234,8 +141,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             )
         elif isinstance(left, str):
             values = right if isinstance(right, tuple) else (right,)
-            _bounded_numbers(values, rendering.bounds.max_output)
-            rendering.charge(_format_size(left, values, left.count("%")))
+            bounded_numbers(values, rendering.bounds.max_output)
+            rendering.charge(format_size(left, values, left.count("%")))
             return _settled(left % right, any(map(_taints, (left, *values))))
         return super().call_binop(context, operator, left, right)
 
@@ -249,8 +156,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             values = [*args, *kwargs.values()]
             for mapping in [v for v in values if isinstance(v, dict)]:
                 values.extend(mapping.values())
-            _bounded_numbers(values, rendering.bounds.max_output)
-            rendering.charge(_format_size(owner, values, owner.count("{")))
+            bounded_numbers(values, rendering.bounds.max_output)
+            rendering.charge(format_size(owner, values, owner.count("{")))
             result: str = _settled(inner(*args, **kwargs), any(map(_taints, (owner, *values))))
             return result
 
@@ -263,8 +170,8 @@ def _product(
     """Check a ``*`` or ``**`` before it is done."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * (abs(right) if operator == "**" else 1) + right.bit_length()
-        if bits > _MAX_BITS:
-            raise ChatTemplateError(f"the chat template makes a number of {bits} bits; the limit is {_MAX_BITS}")
+        if bits > MAX_BITS:
+            raise ChatTemplateError(f"the chat template makes a number of {bits} bits; the limit is {MAX_BITS}")
     for repeated, count in ((left, right), (right, left)):
         if isinstance(repeated, (str, list, tuple)) and isinstance(count, int):
             rendering.charge(len(repeated) * max(count, 0))
@@ -278,16 +185,17 @@ def _product(
 
 def _instrumented(tree: nodes.Template) -> nodes.Template:
     for node in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
-        node.body.insert(0, nodes.ExprStmt(_env_call("tick", [], node.lineno), lineno=node.lineno))
+        body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
+        body.insert(0, nodes.ExprStmt(_env_call("tick", [], node.lineno), lineno=node.lineno))
     return _Rewritten().visit(tree)  # type: ignore[no-any-return]
 
 
 class _Rewritten(jinja2.visitor.NodeTransformer):
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - the visitor's naming
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _env_call("chain", node.nodes, node.lineno)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         if not any(isinstance(e, nodes.Const) for e in (node.expr, *(o.expr for o in node.ops))):
             node.expr = _env_call("comparable", [node.expr], node.lineno)
@@ -323,11 +231,11 @@ def _guarded(function: Callable[..., Any], deep: bool) -> Callable[..., Any]:
             raise ChatTemplateError("not at compile time")
         rendering.tick()
         values = (*args[skipped:], *kwargs.values())
-        _bounded_numbers(values[1:], rendering.bounds.max_output)
+        bounded_numbers(values[1:], rendering.bounds.max_output)
         value = values[0] if values else None
         for weighed in values if deep else values[2:]:
             if isinstance(weighed, (list, tuple, dict)):
-                _weigh(weighed)
+                weigh(weighed)
         result = function(*args, **kwargs)
         if isinstance(result, str) and not isinstance(result, Marked):
             # ``default``, ``first`` and the like hand through what they were given: that is not a new string
@@ -339,7 +247,7 @@ def _guarded(function: Callable[..., Any], deep: bool) -> Callable[..., Any]:
 
 
 # Filters that look into everything they are given.
-_DEEP = frozenset("sort dictsort unique groupby min max sum pprint urlencode xmlattr".split())
+_DEEP = frozenset(["sort", "dictsort", "unique", "groupby", "min", "max", "sum", "pprint", "urlencode", "xmlattr"])
 
 
 def _is_item(result: str, value: Any) -> bool:
@@ -389,7 +297,7 @@ def _tojson(
 ) -> str:
     if isinstance(indent, int) and abs(indent) > 64:
         raise ChatTemplateError(f"tojson(indent={indent}): the limit is 64")
-    _weigh(x)
+    weigh(x)
     made = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     result: str = _settled(made, _taints(x))
     return result
@@ -405,8 +313,8 @@ def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = Fal
 def _format(value: Any, *args: Any, **kwargs: Any) -> Any:
     values = (*args, *kwargs.values())
     template, rendering = _text(value), ACTIVE.get()
-    _bounded_numbers(values, rendering.bounds.max_output)
-    rendering.charge(_format_size(template, values, template.count("%")))
+    bounded_numbers(values, rendering.bounds.max_output)
+    rendering.charge(format_size(template, values, template.count("%")))
     made = jinja2.filters.do_format(str.__str__(template), *args, **kwargs)
     return _settled(made, any(map(_taints, (template, *values))))
 
@@ -464,7 +372,7 @@ def _refuse(message: Any) -> None:
 
 
 def _now(format: str) -> str:
-    if len(format) > 256 or _WIDE.search(format):
+    if len(format) > 256 or WIDE.search(format):
         raise ChatTemplateError("strftime_now: the format is past all bounds")
     made = datetime.now().strftime(format)
     return Marked(made) if isinstance(format, Marked) else made
@@ -498,7 +406,7 @@ def _check_name(name: Any) -> None:
 
 
 @functools.cache
-def ENVIRONMENT() -> TemplateEnvironment:  # noqa: N802 - a constant made at first use
+def ENVIRONMENT() -> TemplateEnvironment:
     return TemplateEnvironment()
 
 

@@ -1,12 +1,13 @@
 """From texts to encodings as they are before post-processing: ids, offsets, word numbers, token strings.
 
 Token strings are made when they are asked for, from the vocabulary; not so for added tokens that swallow
-white space or match normalized text: there HF's token is the text that was found.
+white space or match normalized text: there HF's token is what was found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from .encoding import Encoding
 
 if TYPE_CHECKING:
     from ._rungs import Core
+    from .processors import Frame
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
@@ -26,16 +28,15 @@ class Sequences:
     def __init__(self, core: Core) -> None:
         self._core = core
         normalizes = core.section("normalizer") not in (None, "null")
-        self._as_found = {
-            id: normalized
-            for id, _, _, left, right, normalized, _ in core.added_tokens()
-            if left or right or (normalized and normalizes)
-        }
+        self._as_found = any(
+            left or right or (normalized and normalizes)
+            for _, _, _, left, right, normalized, _ in core.added_tokens()
+        )
 
     @property
     def may_trim(self) -> bool:
-        """Whether the core may trim offsets: not where they are needed to find a token's text."""
-        return not self._as_found and not isinstance(self._core, ReferenceCore)
+        """Whether the core trims offsets; on the reference rung that is the processor's work."""
+        return not isinstance(self._core, ReferenceCore)
 
     def encode(self, given: Given, type_id: int, parse_special: bool, trim: bool) -> Encoding:
         """One sequence. With ``trim`` its offsets are trimmed as if it were the whole encoding."""
@@ -44,11 +45,11 @@ class Sequences:
             return self._by_reference(core, given, type_id, parse_special)
         if isinstance(given, str):
             ids, offsets, words = core.encode_full(given, parse_special, "char", trim)
-            return self._encoding(ids, offsets, words, [given], [len(ids)], type_id)
+            return Encoding._make(ids, offsets, words, self._tokens(ids, [given], parse_special), type_id)
         ids, offsets, words, starts = core.encode_batch_full(given, parse_special, "char", trim)
         lengths = np.diff(starts)
         words = np.repeat(np.arange(len(given), dtype=np.int32), lengths)
-        return self._encoding(ids, offsets, words, given, lengths.tolist(), type_id)
+        return Encoding._make(ids, offsets, words, self._tokens(ids, given, parse_special), type_id)
 
     def encode_many(self, texts: Sequence[str], type_id: int, parse_special: bool, trim: bool) -> list[Encoding]:
         """Many texts in one call of the core."""
@@ -58,7 +59,7 @@ class Sequences:
         ids, offsets, words, starts = core.encode_batch_full(texts, parse_special, "char", trim)
         bounds = starts.tolist()
         return [
-            self._encoding(ids[a:b], offsets[a:b], words[a:b], [text], [b - a], type_id)
+            Encoding._make(ids[a:b], offsets[a:b], words[a:b], self._tokens(ids[a:b], [text], parse_special), type_id)
             for text, a, b in zip(texts, bounds, bounds[1:])
         ]
 
@@ -68,28 +69,40 @@ class Sequences:
         ids, starts = self._core.encode_batch_array(flat, parse_special)
         counts = [1 if isinstance(one, str) else len(one) for one in given]
         bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
-        return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in zip(bounds, bounds[1:])]
+        return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
 
-    def _encoding(
-        self, ids: Int32, offsets: Int32, words: Int32, texts: Sequence[str], lengths: list[int], type_id: int
-    ) -> Encoding:
-        lookup = self._core.tokens
-        tokens: list[str] | Callable[[], list[str]]
-        if self._as_found:
-            tokens = self._tokens_as_found(ids, offsets, texts, lengths)
+    def quick(self, text: str, frame: Frame, parse_special: bool) -> Encoding:
+        """One text between the tokens of ``frame``; offsets and words are made when they are asked for."""
+        core = self._core
+        inner = core.encode_array(text, parse_special)
+
+        def columns() -> tuple[Int32, Int32]:
+            _, offsets, words = core.encode_full(text, parse_special, "char", True)
+            return frame.rows(offsets, 0), frame.rows(words, -1)
+
+        made = Encoding.__new__(Encoding)
+        made._ids = inner
+        made._known_offsets = made._known_words = None
+        made._pending = columns
+        made._types, made._attention, made._overflowing = frame.types(len(inner)), 1, []
+        if frame.is_empty:
+            made._special = 0
+            made._ranges = {0: (0, len(inner))} if frame.sequenced else {}
+            made._tokens = self._tokens(inner, [text], parse_special)
         else:
-            tokens = lambda: [t or "" for t in lookup(ids)]  # noqa: E731
-        return Encoding._make(ids, offsets, words, tokens, type_id)
+            start = len(frame.before)
+            made._ids = frame.ids(inner)
+            made._special = frame.rows(np.zeros(len(inner), np.int32), 1)
+            made._ranges = {0: (start, start + len(inner))} if frame.sequenced else {}
+            tokens = self._tokens(inner, [text], parse_special)
+            made._tokens = lambda: [*frame.before.tokens, *tokens(), *frame.after.tokens]
+        return made
 
-    def _tokens_as_found(self, ids: Int32, offsets: Int32, texts: Sequence[str], lengths: list[int]) -> list[str]:
-        tokens = [t or "" for t in self._core.tokens(ids)]
-        row = [k for k, n in enumerate(lengths) for _ in range(n)]
-        for i, id in enumerate(ids.tolist()):
-            if id in self._as_found:
-                start, stop = offsets[i].tolist()
-                found = texts[row[i]][start:stop]
-                tokens[i] = self._core.normalize(found) if self._as_found[id] else found
-        return tokens
+    def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
+        core = self._core
+        if self._as_found:
+            return lambda: [t for text in texts for t in core.encode_tokens(text, parse_special)]
+        return lambda: [t or "" for t in core.tokens(ids)]
 
     @staticmethod
     def _by_reference(core: ReferenceCore, given: Given, type_id: int, parse_special: bool) -> Encoding:

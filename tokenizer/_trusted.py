@@ -85,7 +85,7 @@ def _runs(segments: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
             raise TypeError(f"a segment is (str, bool), not ({type(text).__name__}, ...)")
         if runs and runs[-1][1] == bool(trusted):
             runs[-1][0].append(text)
-        else:
+        elif text:
             runs.append(([text], bool(trusted)))
     return [("".join(texts), trusted) for texts, trusted in runs]
 

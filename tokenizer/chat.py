@@ -10,7 +10,7 @@ with ``Tokenizer.encode_segments``, untrusted text never becomes a control token
 Trusted from outside are only the special tokens given by name (``bos_token``...), and the role of a message
 where it is one of ``ROLES``: some templates build a control token around it.
 
-jinja2 is imported at the first use.
+jinja2 is imported at the first use. ``Bounds`` says what one rendering may use.
 """
 
 from __future__ import annotations
@@ -18,28 +18,89 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
+from ._limits import ACTIVE, Bounds, Rendering
 from ._marks import Marked, joined, segments
 from .errors import EXTRA, ChatTemplateError
 
-if TYPE_CHECKING:
-    from ._sandbox import Bounds
-
 ROLES = frozenset(
-    "system developer user assistant model tool tool_call tool_calls tool_response tool_results function ipython "
-    "observation environment context documents critic chatbot human bot".split()
+    [
+        "system",
+        "developer",
+        "user",
+        "assistant",
+        "model",
+        "tool",
+        "tool_call",
+        "tool_calls",
+        "tool_response",
+        "tool_results",
+        "function",
+        "ipython",
+        "observation",
+        "environment",
+        "context",
+        "documents",
+        "critic",
+        "chatbot",
+        "human",
+        "bot",
+    ]
 )
 SPECIAL_TOKENS = frozenset(
-    "bos_token eos_token unk_token sep_token pad_token cls_token mask_token image_token audio_token video_token".split()
+    [
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "sep_token",
+        "pad_token",
+        "cls_token",
+        "mask_token",
+        "image_token",
+        "audio_token",
+        "video_token",
+    ]
 )
 RESERVED = frozenset(
-    "messages conversation conversations chat chat_template tokenize return_tensors return_dict padding truncation "
-    "max_length tokenizer_kwargs return_assistant_tokens_mask continue_final_message add_generation_prompt tools "
-    "documents processor_kwargs bounds self context environment caller loop varargs kwargs range dict namespace "
-    "raise_exception strftime_now cycler joiner lipsum".split()
+    [
+        "messages",
+        "conversation",
+        "conversations",
+        "chat",
+        "chat_template",
+        "tokenize",
+        "return_tensors",
+        "return_dict",
+        "padding",
+        "truncation",
+        "max_length",
+        "tokenizer_kwargs",
+        "return_assistant_tokens_mask",
+        "continue_final_message",
+        "add_generation_prompt",
+        "tools",
+        "documents",
+        "processor_kwargs",
+        "bounds",
+        "self",
+        "context",
+        "environment",
+        "caller",
+        "loop",
+        "varargs",
+        "kwargs",
+        "range",
+        "dict",
+        "namespace",
+        "raise_exception",
+        "strftime_now",
+        "cycler",
+        "joiner",
+        "lipsum",
+    ]
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -60,7 +121,15 @@ def apply_chat_template(
 ) -> str:
     """The text of a conversation. Raises ``ChatTemplateError`` for whatever keeps it from being rendered."""
     rendered = _rendered(
-        messages, chat_template, add_generation_prompt, tools, documents, continue_final_message, bounds, kwargs, False
+        messages,
+        chat_template,
+        add_generation_prompt,
+        tools,
+        documents,
+        continue_final_message,
+        bounds,
+        kwargs,
+        False,
     )
     return str.__str__(rendered)
 
@@ -79,7 +148,15 @@ def render_segments(
     """The text of a conversation in (text, trusted) pieces; adjacent ones differ in trust, none is empty."""
     return segments(
         _rendered(
-            messages, chat_template, add_generation_prompt, tools, documents, continue_final_message, bounds, kwargs, True
+            messages,
+            chat_template,
+            add_generation_prompt,
+            tools,
+            documents,
+            continue_final_message,
+            bounds,
+            kwargs,
+            True,
         )
     )
 
@@ -96,7 +173,7 @@ def _rendered(
     marked: bool,
 ) -> str:
     sandbox = _sandbox()
-    limits = bounds or sandbox.Bounds()
+    limits = bounds or Bounds()
     template = _template(sandbox, chat_template, limits)
     _check_names(kwargs)
     if continue_final_message and add_generation_prompt:
@@ -111,13 +188,13 @@ def _rendered(
         "documents": None if documents is None else _documents(plain, documents),
         "add_generation_prompt": bool(add_generation_prompt),
     }
-    text = _run(sandbox, template, variables, limits)
+    text = _run(template, variables, limits)
     return text if final is None else _untagged(text, final)
 
 
-def _run(sandbox: Any, template: Any, variables: dict[str, Any], limits: Bounds) -> str:
-    rendering = sandbox.Rendering(limits)
-    token = sandbox.ACTIVE.set(rendering)
+def _run(template: Any, variables: dict[str, Any], limits: Bounds) -> str:
+    rendering = Rendering(limits)
+    token = ACTIVE.set(rendering)
     pieces, size = [], 0
     try:
         for piece in template.root_render_func(template.new_context(variables)):
@@ -132,7 +209,7 @@ def _run(sandbox: Any, template: Any, variables: dict[str, Any], limits: Bounds)
     except Exception as error:
         raise ChatTemplateError(_described(error)) from error
     finally:
-        sandbox.ACTIVE.reset(token)
+        ACTIVE.reset(token)
     return joined(pieces)
 
 
@@ -140,7 +217,9 @@ def _sandbox() -> Any:
     try:
         import jinja2
     except ImportError:
-        raise ChatTemplateError(f"chat templates need the package `jinja2`, which is not installed: {EXTRA}") from None
+        raise ChatTemplateError(
+            f"chat templates need the package `jinja2`, which is not installed: {EXTRA}"
+        ) from None
     if tuple(int(n) for n in re.findall(r"\d+", jinja2.__version__)[:3]) < (3, 1, 6):
         _fail(f"jinja2 {jinja2.__version__} has known ways out of its sandbox; chat templates need 3.1.6 or newer")
     from . import _sandbox as sandbox

@@ -109,7 +109,8 @@ def _getter(name: str) -> Any:
         if member is None:
             return None
         base = _KINDS[name]
-        return type(str(member.get("type", base.__name__)), (base,), {})(self, member)
+        named: type[Component] = type(str(member.get("type", base.__name__)), (base,), {})
+        return named(self, member)
 
     return get
 

@@ -27,7 +27,10 @@ class DecodeStream:
         self._tokenizer: Tokenizer | None = None
 
     def step(self, tokenizer: Tokenizer, id: int | Sequence[int]) -> str | None:
-        stream = self._over(tokenizer)
+        stream = self._stream if self._tokenizer is tokenizer else self._over(tokenizer)
+        if type(id) is int and id >= 0:
+            text: str | None = stream.step(id)
+            return text
         if hasattr(id, "__index__"):
             single: str | None = stream.step(_id(id))
             return single
@@ -39,10 +42,9 @@ class DecodeStream:
         return "" if self._stream is None else str(self._stream.finish())
 
     def _over(self, tokenizer: Tokenizer) -> Any:
-        if self._stream is None or self._tokenizer is not tokenizer:
-            if self._stream is not None:
-                raise TokenizerError("a DecodeStream serves the tokenizer of its first step only")
-            self._stream, self._tokenizer = _stream(tokenizer, self._ids, self._skip), tokenizer
+        if self._stream is not None:
+            raise TokenizerError("a DecodeStream serves the tokenizer of its first step only")
+        self._stream, self._tokenizer = _stream(tokenizer, self._ids, self._skip), tokenizer
         return self._stream
 
     def __copy__(self) -> DecodeStream:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Column = int | Int32
 Tokens = list[str] | Callable[[], list[str]]
+Pending = Callable[[], tuple[Int32, Int32]]  # gives (offsets, words)
 
 _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
@@ -29,18 +30,20 @@ class Encoding:
     __slots__ = (
         "_attention",
         "_ids",
-        "_offsets",
+        "_known_offsets",
+        "_known_words",
         "_overflowing",
+        "_pending",
         "_ranges",
         "_special",
         "_tokens",
         "_types",
-        "_words",
     )
 
     _ids: Int32
-    _offsets: Int32 | None  # None: all (0, 0)
-    _words: Int32 | None  # -1 or the whole column None: no word
+    _known_offsets: Int32 | None  # None: all (0, 0)
+    _known_words: Int32 | None  # -1 or the whole column None: no word
+    _pending: Pending | None  # what makes the two columns above, until they are asked for
     _tokens: Tokens
     _types: Column
     _special: Column
@@ -69,8 +72,33 @@ class Encoding:
     # ---- columns
 
     @property
+    def _offsets(self) -> Int32 | None:
+        if self._pending is not None:
+            self._resolve()
+        return self._known_offsets
+
+    @_offsets.setter
+    def _offsets(self, offsets: Int32 | None) -> None:
+        if self._pending is not None:
+            self._resolve()
+        self._known_offsets = offsets
+
+    @property
+    def _words(self) -> Int32 | None:
+        if self._pending is not None:
+            self._resolve()
+        return self._known_words
+
+    def _resolve(self) -> None:
+        pending = self._pending
+        if pending is not None:  # another thread may have been first; it had the same result
+            self._known_offsets, self._known_words = pending()
+            self._pending = None
+
+    @property
     def ids(self) -> list[int]:
-        return self._ids.tolist()
+        ids: list[int] = self._ids.tolist()
+        return ids
 
     @property
     def tokens(self) -> list[str]:
@@ -358,7 +386,8 @@ def _fill(
     special: Column = 0,
     attention: Column = 1,
 ) -> None:
-    encoding._ids, encoding._offsets, encoding._words, encoding._tokens = ids, offsets, words, tokens
+    encoding._ids, encoding._tokens, encoding._pending = ids, tokens, None
+    encoding._known_offsets, encoding._known_words = offsets, words
     encoding._types, encoding._special, encoding._attention = types, special, attention
     encoding._ranges, encoding._overflowing = {}, []
 

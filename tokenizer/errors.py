@@ -1,15 +1,37 @@
 """What can go wrong with a tokenizer, by who has to act.
 
+``TokenizerFileError`` (a ``ValueError``)  the file is malformed: ``path`` is where in the JSON
 ``TokenizerError`` (a ``ValueError``)
-├── ``TokenizerFileError``     the file is malformed: ``path`` is where in the JSON (from the native core)
 ├── ``BackendUnavailable``     the file needs another rung, and the package behind that rung is not installed
 ├── ``ChatTemplateError``      a chat template that is missing, malformed, refuses, or is past its bounds
 └── ``TokenizersMutationError``  something this library leaves out on purpose (also an ``AttributeError``)
 
-``TokenizerFileError`` and ``UnsupportedFeature`` come from the native core and are plain ``ValueError``s.
+``TokenizerFileError`` comes from the native core, as does ``UnsupportedFeature``, by which a rung says no.
 """
 
 from __future__ import annotations
+
+try:
+    from ._core import TokenizerFileError
+except ImportError:  # the extension is not built: only the reference rung serves
+
+    class TokenizerFileError(ValueError):  # type: ignore[no-redef]
+        """The file is not a tokenizer file: ``path`` is where in it, ``message`` says what."""
+
+        def __init__(self, path: str, message: str) -> None:
+            super().__init__(f"{path}: {message}")
+            self.path, self.message = path, message
+
+
+__all__ = [
+    "EXTRA",
+    "BackendUnavailable",
+    "ChatTemplateError",
+    "TokenizerConfigWarning",
+    "TokenizerError",
+    "TokenizerFileError",
+    "TokenizersMutationError",
+]
 
 EXTRA = 'pip install "prelude-engine[engine]"'
 

@@ -16,9 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from .encoding import Encoding, _sliced, merge
-from .errors import TokenizerError
+from .errors import TokenizerError, TokenizerFileError
+
+Int32 = npt.NDArray[np.int32]
 
 _SPACE = "\u0120"  # what byte-level BPE writes for a space
 _BLANKS = (
@@ -242,19 +245,54 @@ def without_trimming(processor: Processor | None) -> Processor | None:
     return processor
 
 
-def around(processor: Processor | None) -> tuple[Encoding, Encoding] | None:
-    """What comes before and after a single sequence; None when that is not all that the processor does."""
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a processor does to a single sequence, where that is no more than to put tokens around it."""
+
+    before: Encoding
+    after: Encoding
+    type_id: int
+    sequenced: bool  # whether the sequence gets its number
+    uniform: bool  # whether all type ids are ``type_id``
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.before) and not len(self.after)
+
+    def ids(self, inner: Int32) -> Int32:
+        return inner if self.is_empty else np.concatenate([self.before._ids, inner, self.after._ids])
+
+    def types(self, n: int) -> int | Int32:
+        """The type ids for ``n`` tokens in between."""
+        if self.uniform:
+            return self.type_id
+        inner = [self.type_id] * n
+        return np.array([*self.before.type_ids, *inner, *self.after.type_ids], np.int32)
+
+    def rows(self, inner: Int32, fill: int) -> Int32:
+        """A column for ``ids``: ``inner`` between rows of ``fill``."""
+        if self.is_empty:
+            return inner
+        whole = np.full((len(self.before) + len(inner) + len(self.after), *inner.shape[1:]), fill, np.int32)
+        whole[len(self.before) : len(self.before) + len(inner)] = inner
+        return whole
+
+
+def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None:
     mark = -2
     probe = Encoding._make(np.array([mark], np.int32), None, None, [""])
     try:
-        whole = run(without_trimming(processor), probe, None, True)
+        whole = run(without_trimming(processor), probe, None, add_special_tokens)
     except TokenizerError:
         return None
-    ids = whole.ids
+    ids, types = whole.ids, whole.type_ids
     if ids.count(mark) != 1:
         return None
     at = ids.index(mark)
-    return _sliced(whole, 0, at), _sliced(whole, at + 1, len(ids))
+    if whole._ranges not in ({}, {0: (at, at + 1)}):
+        return None
+    before, after = _sliced(whole, 0, at), _sliced(whole, at + 1, len(ids))
+    return Frame(before, after, types[at], bool(whole._ranges), len(set(types)) == 1)
 
 
 # ---- from the file
@@ -266,14 +304,14 @@ def parse(member: Any, path: str = "post_processor") -> Processor | None:
         return None
     kind = _get(member, "type", path)
     if kind not in _PARSERS:
-        raise TokenizerError(f"{path}.type: {kind!r} is not one of {', '.join(_PARSERS)}")
+        raise TokenizerFileError(f"{path}.type", f"{kind!r} is not one of {', '.join(_PARSERS)}")
     return _PARSERS[kind](member, path)
 
 
 def _byte_level(member: Any, path: str) -> Processor:
     return ByteLevel(
-        bool(_get(member, "add_prefix_space", path)),
-        bool(_get(member, "trim_offsets", path)),
+        _flag(member, "add_prefix_space", path),
+        _flag(member, "trim_offsets", path),
         bool(member.get("use_regex", True)),
     )
 
@@ -286,8 +324,8 @@ def _roberta(member: Any, path: str) -> Processor:
     return RobertaProcessing(
         _named(member, "sep", path),
         _named(member, "cls", path),
-        bool(_get(member, "trim_offsets", path)),
-        bool(_get(member, "add_prefix_space", path)),
+        _flag(member, "trim_offsets", path),
+        _flag(member, "add_prefix_space", path),
     )
 
 
@@ -298,25 +336,29 @@ def _template(member: Any, path: str) -> Processor:
         if isinstance(item, dict) and isinstance(item.get("Sequence"), dict):
             name = _get(item["Sequence"], "id", where)
             if name not in ("A", "B"):
-                raise TokenizerError(f"{where}.Sequence.id: {name!r} is neither 'A' nor 'B'")
-            return Slot("AB".index(name), int(_get(item["Sequence"], "type_id", where)))
+                raise TokenizerFileError(f"{where}.Sequence.id", f"{name!r} is neither 'A' nor 'B'")
+            return Slot("AB".index(name), _number(item["Sequence"], "type_id", where))
         inner = _get(item, "SpecialToken", where)
         name = _get(inner, "id", where)
         described = _get(specials, name, f"{path}.special_tokens")
-        ids, tokens = _get(described, "ids", where), _get(described, "tokens", where)
-        if len(ids) != len(tokens):
-            raise TokenizerError(f"{path}.special_tokens[{name!r}]: {len(ids)} ids but {len(tokens)} tokens")
-        return Special(tuple(ids), tuple(tokens), int(_get(inner, "type_id", where)))
+        at = f"{path}.special_tokens[{name!r}]"
+        ids, tokens = _get(described, "ids", at), _get(described, "tokens", at)
+        if not isinstance(ids, list) or not isinstance(tokens, list) or len(ids) != len(tokens):
+            raise TokenizerFileError(at, "ids and tokens are not two lists of the same length")
+        for i, (id, token) in enumerate(zip(ids, tokens)):
+            if not _is_id(id) or not isinstance(token, str):
+                raise TokenizerFileError(f"{at}.ids[{i}]", f"{id!r}, {token!r} are not an id and its token")
+        return Special(tuple(ids), tuple(tokens), _number(inner, "type_id", where))
 
     sides = {
-        side: tuple(piece(p, f"{path}.{side}[{i}]") for i, p in enumerate(_get(member, side, path)))
+        side: tuple(piece(p, f"{path}.{side}[{i}]") for i, p in enumerate(_list(member, side, path)))
         for side in ("single", "pair")
     }
     return TemplateProcessing(sides["single"], sides["pair"])
 
 
 def _sequence(member: Any, path: str) -> Processor:
-    items = _get(member, "processors", path)
+    items = _list(member, "processors", path)
     parsed = (parse(item, f"{path}.processors[{i}]") for i, item in enumerate(items))
     return Sequenced(tuple(p for p in parsed if p is not None))
 
@@ -332,12 +374,37 @@ _PARSERS: dict[str, Callable[[Any, str], Processor]] = {
 
 def _get(member: Any, key: str, path: str) -> Any:
     if not isinstance(member, dict) or key not in member:
-        raise TokenizerError(f"{path}.{key}: missing")
+        raise TokenizerFileError(f"{path}.{key}", "missing")
     return member[key]
+
+
+def _list(member: Any, key: str, path: str) -> list[Any]:
+    value = _get(member, key, path)
+    if not isinstance(value, list):
+        raise TokenizerFileError(f"{path}.{key}", f"a list, not {type(value).__name__}")
+    return value
+
+
+def _flag(member: Any, key: str, path: str) -> bool:
+    value = _get(member, key, path)
+    if not isinstance(value, bool):
+        raise TokenizerFileError(f"{path}.{key}", f"true or false, not {value!r:.60}")
+    return value
+
+
+def _number(member: Any, key: str, path: str) -> int:
+    value = _get(member, key, path)
+    if not _is_id(value):
+        raise TokenizerFileError(f"{path}.{key}", f"a number from 0 on, not {value!r:.60}")
+    return int(value)
 
 
 def _named(member: Any, key: str, path: str) -> tuple[str, int]:
     value = _get(member, key, path)
-    if not isinstance(value, list) or len(value) != 2:
-        raise TokenizerError(f'{path}.{key}: expected ["token", id], not {value!r}')
-    return str(value[0]), int(value[1])
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and _is_id(value[1])):
+        raise TokenizerFileError(f"{path}.{key}", f'expected ["token", id], not {value!r:.60}')
+    return value[0], value[1]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31

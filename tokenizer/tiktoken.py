@@ -104,7 +104,7 @@ def parse_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    merges = []
+    merges: list[tuple[bytes, bytes]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         splits = ((token[:i], token[i:]) for i in range(1, len(token)))
         ways = [(ranks[a], ranks[b], a, b) for a, b in splits if a in ranks and b in ranks]

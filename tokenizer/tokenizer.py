@@ -23,7 +23,7 @@ from ._trusted import ControlTokens
 from .added_token import AddedToken
 from .config import FileConfig, beside, warn_contradictions
 from .encoding import Encoding
-from .errors import BackendUnavailable, TokenizersMutationError
+from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
 from .params import Padding, Truncation, truncate_pair
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class Tokenizer(ArrayMethods):
         self._core, self._backend, self._config = core, backend, config
         self._processor = processors.parse(self._section("post_processor"))
         self._untrimmed = processors.without_trimming(self._processor)
-        self._around = processors.around(self._processor)
-        self._truncation = _parsed(self._section("truncation"), Truncation.from_json)
-        self._padding = _parsed(self._section("padding"), Padding.from_json)
+        self._frames = processors.frame(self._processor, False), processors.frame(self._processor, True)
+        self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)
+        self._padding = _parsed(self._section("padding"), "padding", Padding.from_json)
         self._encode_special = False
         self._literal = LiteralText(core, unknown_id(data, core))
         self._control = ControlTokens(core, self._literal)
@@ -153,6 +153,10 @@ class Tokenizer(ArrayMethods):
         add_special_tokens: bool = True,
     ) -> Encoding:
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+        if type(sequence) is str and pair is None and not is_pretokenized and self._backend != "reference":
+            frame = self._frames[1 if add_special_tokens else 0]
+            if frame is not None and self._truncation is None and self._padding is None:
+                return self._sequences.quick(sequence, frame, not self._encode_special)
         return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
 
     def encode_batch(
@@ -209,7 +213,8 @@ class Tokenizer(ArrayMethods):
         # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
         trim = truncation is None and sequences.may_trim and not any(given.has_words for given in inputs)
         columns: list[list[Encoding]] = []
-        for type_id, side in enumerate(([g.first for g in inputs], [g.second for g in inputs])):
+        sides: list[list[str | list[str] | None]] = [[g.first for g in inputs], [g.second for g in inputs]]
+        for type_id, side in enumerate(sides):
             present = [one for one in side if one is not None]
             if fast:
                 columns.append(sequences.encode_fast(present, parse_special))
@@ -247,6 +252,8 @@ class Tokenizer(ArrayMethods):
         return self._core.token_to_id(token)
 
     def id_to_token(self, id: int) -> str | None:
+        if not 0 <= id < 1 << 32:
+            raise OverflowError(f"{id} is not an id: they are numbers of 32 bits without a sign")
         return self._core.id_to_token(id)
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
@@ -265,7 +272,8 @@ class Tokenizer(ArrayMethods):
 
     @property
     def truncation(self) -> dict[str, Any] | None:
-        return self._truncation and self._truncation.as_dict()
+        rule = self._truncation
+        return None if rule is None else rule.as_dict()
 
     def enable_truncation(
         self, max_length: int, stride: int = 0, strategy: str = "longest_first", direction: str = "right"
@@ -279,7 +287,8 @@ class Tokenizer(ArrayMethods):
 
     @property
     def padding(self) -> dict[str, Any] | None:
-        return self._padding and self._padding.as_dict()
+        rule = self._padding
+        return None if rule is None else rule.as_dict()
 
     def enable_padding(
         self,
@@ -315,8 +324,11 @@ def _restored(data: bytes, config: FileConfig, encode_special: bool) -> Tokenize
     return made
 
 
-def _parsed(member: Any, parse: Callable[[dict[str, Any]], Any]) -> Any:
-    return None if member is None else parse(member)
+def _parsed(member: Any, path: str, parse: Callable[[dict[str, Any]], Any]) -> Any:
+    try:
+        return None if member is None else parse(member)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TokenizerFileError(path, f"not {path} parameters: {type(error).__name__} {error}") from None
 
 
 def _finished(

@@ -31,8 +31,19 @@ _log = logging.getLogger("prelude.tokenizer")
 _METHODS = ("_encode_plus", "_batch_encode_plus", "_decode")  # the second is transformers 4's
 _COMPONENTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _OURS = frozenset(
-    "encode encode_batch encode_batch_fast decode decode_batch truncation enable_truncation no_truncation padding "
-    "enable_padding no_padding".split()
+    [
+        "encode",
+        "encode_batch",
+        "encode_batch_fast",
+        "decode",
+        "decode_batch",
+        "truncation",
+        "enable_truncation",
+        "no_truncation",
+        "padding",
+        "enable_padding",
+        "no_padding",
+    ]
 )
 
 _lock = threading.Lock()

@@ -11,6 +11,7 @@ segment 3    └─ question 2               length_norm="unconditional" adds
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,20 +73,24 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
 
 def answer(plan: QuestionPlan, joint: F64, scores: F64) -> Answer:
     """``joint`` and ``scores`` are float64[L]. The first label wins a tie."""
-    weights = np.exp(scores - scores.max())
-    shares = (weights / weights.sum()).tolist()
-    index = int(np.argmax(scores))
+    # Plain floats: a handful of labels is the rule, and numpy's fixed cost a call would be most of the time.
+    values, joints = scores.tolist(), joint.tolist()
+    best = max(values)
+    index = values.index(best)
+    weights = [math.exp(value - best) for value in values]
+    total = math.fsum(weights)
+    shares = [weight / total for weight in weights]
     labels = plan.labels
-    mass = min(1.0, float(np.exp(joint[plan.trie.counted]).sum()))
+    mass = min(1.0, math.fsum(math.exp(joints[i]) for i in plan.trie.counted))
     expected = None
     if isinstance(plan.question, Score):
-        expected = float(sum(level * share for level, share in enumerate(shares, start=1)))
+        expected = math.fsum(level * share for level, share in enumerate(shares, start=1))
     return Answer(
         labels[index],
         index,
         labels,
         dict(zip(labels, shares)),
-        dict(zip(labels, joint.tolist())),
+        dict(zip(labels, joints)),
         mass,
         shares[0 if isinstance(plan.question, YesNo) else index],
         expected,

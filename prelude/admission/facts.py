@@ -15,6 +15,7 @@ from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, To
 from prelude.admission.tokenization import Encoder, Use
 from prelude.batch import LogprobRows, Readout, SampleRows
 from prelude.config import EngineConfig
+from prelude.detokenize import Texts
 from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
 from prelude.tasks import CacheMode, Task
@@ -29,6 +30,7 @@ class Facts:
     computed by one step, of at most ``step_tokens``, which is never less than ``max_length``."""
 
     encoder: Encoder
+    texts: Texts  # the same tokenizer, the other way
     limits: ExecutorLimits
     config: EngineConfig
     max_length: int
@@ -95,6 +97,7 @@ def make_facts(encoder: Encoder, limits: ExecutorLimits, config: EngineConfig, k
     longest = config.resolved_length(limits.max_positions)
     return Facts(
         encoder=encoder,
+        texts=Texts(encoder.tokenizer),
         limits=limits,
         config=config,
         max_length=longest,

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-
-import numpy as np
+from dataclasses import replace
 
 from prelude.admission import checks
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import Admitted, Outcome, Sampling, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
+from prelude.admission.reading import TextReader, sampled_logprob
+from prelude.admission.sampling import Drawing, History, resolve, sample_rows
 from prelude.admission.tokenization import Use
-from prelude.batch import SampleOutput, SampleRows
+from prelude.batch import SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.results import Completion
 from prelude.tasks import Generate, SamplingParams
 
 MAX_TOKENS = (1 << 31) - 1
-MAX_TEMPERATURE = 100.0
-GREEDY_BELOW = 1e-5  # dividing logits by less would overflow float32; the argmax is the limit
 
 
 def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
@@ -38,13 +36,16 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
             "(the second finds the prompt in the prefix cache)",
             field="params.prompt_logprobs",
         )
-    sampling = resolve(facts, params)
+    sampling = resolve(facts, params, wanted)
     prompt = encode_generate(facts, use, task, wanted)
     n = len(prompt.token_ids)
     budget = min(wanted, facts.max_length - n)
     check_pool(facts, n, budget)
-    readout = sample_row(n - 1, sampling)
-    return admitted(
+    history = None
+    if budget == 1 and sampling.edits is not None and sampling.edits.penalised:
+        history = History.of(sampling.edits, prompt.token_ids)
+    readout = sample_rows([Drawing(n - 1, sampling, 0, history)])
+    ready = admitted(
         facts,
         use,
         task,
@@ -54,6 +55,13 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
         truncated=prompt.truncated,
         max_new_tokens=budget,
         sampling=sampling,
+    )
+    if budget == 1:
+        return ready
+    return replace(
+        ready,
+        reader=lambda hold_words: TextReader(facts.texts, sampling, hold_words),
+        watched=sampling.stops is not None or sampling.logprobs is not None,
     )
 
 
@@ -89,7 +97,7 @@ def check_pool(facts: Facts, prompt: int, budget: int) -> None:
 
 def prepare_prompt_only(facts: Facts, use: Use, task: Generate, params: SamplingParams) -> Admitted:
     """``max_tokens=0``: the prompt's logprobs where they are asked for, else nothing to compute at all."""
-    resolve(facts, params)
+    sampling = resolve(facts, params, 0)
     top = params.prompt_logprobs
     if top is not None:
         top = checks.integer(top, "params.prompt_logprobs", 0, top_limit(facts))
@@ -108,60 +116,35 @@ def prepare_prompt_only(facts: Facts, use: Use, task: Generate, params: Sampling
     def finish(outcome: Outcome) -> Completion:
         outcome.stats.finish_reason = "length"
         logprobs = None if top is None else read(outcome, outcome.stats)
-        return Completion("", (), "length", outcome.stats, logprobs)
+        none = None if sampling.logprobs is None else ()
+        return Completion("", (), "length", outcome.stats, logprobs, none)
 
     tree = TokenTree.single(prompt.token_ids)
     return admitted(facts, use, task, tree, None if top is None else readout, finish, truncated=prompt.truncated)
 
 
-def resolve(facts: Facts, params: SamplingParams) -> Sampling:
-    """Every field checked, every default filled in. Temperatures below 1e-5 are greedy."""
-    temperature = checks.number(params.temperature, "params.temperature", 0.0, MAX_TEMPERATURE, "0 is greedy")
-    top_k = checks.integer(params.top_k, "params.top_k", 0, (1 << 63) - 1, "0 is off")
-    top_p = checks.number(params.top_p, "params.top_p", 0.0, 1.0, "1 is off")
-    if top_p == 0.0:
-        raise InvalidRequest("0 would leave no token; it takes more than 0, up to 1 (off)", field="params.top_p")
-    min_p = checks.number(params.min_p, "params.min_p", 0.0, 1.0, "0 is off")
-    ignore_eos = checks.flag(params.ignore_eos, "params.ignore_eos")
-    greedy = temperature < GREEDY_BELOW
-    if params.seed is not None:
-        seed = checks.integer(params.seed, "params.seed", 0, (1 << 64) - 1)
-    else:
-        seed = 0 if greedy else secrets.randbits(64)
-    return Sampling(
-        0.0 if greedy else temperature,
-        0 if top_k >= facts.limits.vocab_size else top_k,
-        top_p,
-        min_p,
-        seed,
-        frozenset() if ignore_eos else facts.eos_ids,
-    )
-
-
-def sample_row(row: int, sampling: Sampling) -> SampleRows:
-    """The readout of one prompt's last token; nothing was sampled before."""
-    return SampleRows(
-        np.array([row], dtype=np.int32),
-        np.array([sampling.temperature], dtype=np.float32),
-        np.array([sampling.top_k], dtype=np.int32),
-        np.array([sampling.top_p], dtype=np.float32),
-        np.array([sampling.min_p], dtype=np.float32),
-        np.array([sampling.seed], dtype=np.uint64),
-        np.zeros(1, dtype=np.int32),
-    )
-
-
 def complete(facts: Facts, sampling: Sampling, outcome: Outcome) -> Completion:
-    """Text of the generated ids. A stop id at the end is not part of it, whether or not it was settled."""
+    """The result of a text. A stop id at the end is not part of it (unless ``include_stop``), whether or not it was
+    settled; text that no reader followed is decoded and cut here."""
     stats = outcome.stats
-    ids = outcome.token_ids
-    if not ids and isinstance(outcome.output, SampleOutput):
-        ids = tuple(outcome.output.token_ids[:1].tolist())
+    ids, logprobs = outcome.token_ids, outcome.logprobs
+    if isinstance(outcome.output, SampleOutput):
+        ids = ids or tuple(outcome.output.token_ids[:1].tolist())
+        first = sampled_logprob(ids[0], outcome.output, 0, sampling.logprobs)
+        logprobs = None if first is None else (first,)
     reason = stats.finish_reason or "length"
     if ids and ids[-1] in sampling.stop_ids:
-        ids, reason = ids[:-1], "stop"
-    started = time.perf_counter()
-    text = facts.encoder.tokenizer.decode(ids) if ids else ""
-    stats.detok_ms += (time.perf_counter() - started) * 1e3
+        reason = "stop"
+        if not sampling.include_stop:
+            ids, logprobs = ids[:-1], logprobs and logprobs[: len(ids) - 1]
+    text = outcome.text
+    if text is None:
+        started = time.perf_counter()
+        text = facts.encoder.tokenizer.decode(ids) if ids else ""
+        if sampling.stops is not None and len(ids) > sampling.min_tokens:
+            text, stopped = sampling.stops.cut(text, sampling.include_stop)
+            reason = "stop" if stopped else reason
+        stats.detok_ms += (time.perf_counter() - started) * 1e3
     stats.finish_reason = reason
-    return Completion(text, tuple(ids), reason, stats)
+    kept = None if sampling.logprobs is None else logprobs or ()
+    return Completion(text, tuple(ids), reason, stats, logprobs=kept)

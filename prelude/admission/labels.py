@@ -37,7 +37,7 @@ class LabelTrie:
     path_edges: I32 | None  # [sum of label lengths]; None: label i is edge i
     path_starts: I32  # [L]
     lengths: I32  # [L], tokens per label
-    counted: I32  # labels that extend no other label: their probabilities are disjoint
+    counted: tuple[int, ...]  # labels that extend no other label: their probabilities are disjoint
 
     @property
     def depth(self) -> int:
@@ -128,5 +128,5 @@ def _arrays(
         None if single else flat,
         (np.cumsum(lengths) - lengths).astype(np.int32),
         lengths,
-        np.array(counted, dtype=np.int32),
+        tuple(counted),
     )

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from prelude.batch import I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleRows
-from prelude.results import RequestStats
+from prelude.batch import F32, I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleOutput, SampleRows
+from prelude.results import RequestStats, SampledLogprob
+from prelude.streaming import Stops
 from prelude.tasks import CacheMode
+
+_ROOT: I32 = np.array([-1], dtype=np.int32)
+_COUNT: I32 = np.arange(1 << 16, dtype=np.int32)
+for _shared in (_ROOT, _COUNT):
+    _shared.setflags(write=False)
+
+
+def _counting(n: int) -> I32:
+    """0 .. n - 1, as a read-only view for all but very long prompts."""
+    return _COUNT[:n] if n <= len(_COUNT) else np.arange(n, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +51,7 @@ class TokenTree:
     @classmethod
     def single(cls, token_ids: I32) -> TokenTree:
         n = len(token_ids)
-        return cls(
-            token_ids, np.arange(n, dtype=np.int32), np.array([0, n], dtype=np.int32), np.array([-1], dtype=np.int32)
-        )
+        return cls(token_ids, _counting(n), np.array([0, n], dtype=np.int32), _ROOT)
 
     @classmethod
     def build(cls, segments: list[tuple[int, I32]]) -> TokenTree:
@@ -69,8 +78,29 @@ class TokenTree:
 
 
 @dataclass(frozen=True, slots=True)
+class RowEdits:
+    """What a request has done to its logits. ``banned_early`` is ``banned`` and the stop ids, for the steps before
+    ``min_tokens``; an empty ``allowed`` allows every id."""
+
+    repetition: float
+    presence: float
+    frequency: float
+    bias_ids: I32
+    bias_values: F32
+    allowed: I32
+    banned: I32
+    banned_early: I32
+
+    @property
+    def penalised(self) -> bool:
+        """Whether what the text has so far plays a part."""
+        return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling settings with every default resolved. ``stop_ids`` end the text and are not part of it."""
+    """Sampling settings with every default resolved. ``stop_ids`` end the text; they and the stop string are part of
+    it only with ``include_stop``."""
 
     temperature: float
     top_k: int
@@ -78,6 +108,11 @@ class Sampling:
     min_p: float
     seed: int
     stop_ids: frozenset[int]
+    edits: RowEdits | None = None  # None: the logits are sampled as they are
+    min_tokens: int = 0
+    logprobs: int | None = None
+    stops: Stops | None = None
+    include_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +134,35 @@ class Outcome:
     output: Output | None
     token_ids: tuple[int, ...]  # generated
     stats: RequestStats
+    text: str | None = None  # where a reader decoded the tokens on their way
+    logprobs: tuple[SampledLogprob, ...] | None = None
+
+
+class Reader(Protocol):
+    """One request's text as it grows. Called by the thread that settles steps."""
+
+    def token(self, token_id: int, output: SampleOutput, row: int) -> tuple[str, SampledLogprob | None, bool]:
+        """Text that has become certain, the token's logprobs where asked for, and whether the text ends here."""
+
+    def finish(self, stats: RequestStats) -> str:
+        """The rest of the text, once; a stop string that only the end completes is written into ``stats``."""
+
+    def close(self) -> None:
+        """Instead of ``finish``, where the request failed."""
+
+
+MakeReader: TypeAlias = Callable[[bool], Reader]
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A task on its way in: what the engine gets, and how its outcome becomes the caller's result. ``finish`` runs
-    in the caller's thread."""
+    in the caller's thread. ``reader(hold_words)`` makes what follows the text as its tokens come."""
 
     prepared: Prepared
     finish: Callable[[Outcome], Any]
+    reader: MakeReader | None = None  # for text of more than one token
+    watched: bool = False  # the reader is needed even where nobody reads along: it finds stops, keeps logprobs
 
 
 def first_read_token(readout: Readout | None) -> int | None:
@@ -127,7 +182,7 @@ def readout_key(readout: Readout) -> tuple[object, ...]:
         case HeadRows():
             return ("head",)
         case SampleRows():
-            return ("sample", readout.top)
+            return ("sample",)  # rows that ask for fewer numbers take their part of what others ask for
 
 
 def logits_rows(readout: Readout | None) -> int:

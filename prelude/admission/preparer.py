@@ -76,6 +76,12 @@ class Preparer:
         return self._facts.encoder.calls
 
     @property
+    def decode_states(self) -> dict[str, int]:
+        """Texts that are being read along: how many there are, and how many there have been."""
+        texts = self._facts.texts
+        return {"decode_states_live": texts.live, "streaming_objects_created": texts.created}
+
+    @property
     def prepare_threads(self) -> int:
         return self._facts.config.prepare_threads
 

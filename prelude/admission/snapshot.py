@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from prelude.tasks import Choice
+from prelude.tasks import Choice, SamplingParams
 
 T = TypeVar("T")
 _PROMPTS = ("state", "prompt", "context", "continuation")
@@ -28,6 +28,11 @@ def snapshot(task: T) -> T:
         copied = tuple(copy_question(question) for question in questions)
         if type(questions) is list or any(a is not b for a, b in zip(copied, questions)):
             changes["questions"] = copied
+    params = getattr(task, "params", None)
+    if isinstance(params, SamplingParams):
+        copied_params = copy_params(params)
+        if copied_params is not params:
+            changes["params"] = copied_params
     return dataclasses.replace(task, **changes) if changes else task  # type: ignore[type-var]
 
 
@@ -39,6 +44,18 @@ def copy_prompt(value: Any) -> Any:
             return [copy_plain(item, _DEPTH) for item in value]
         return list(value)
     return copy_plain(value, _DEPTH)
+
+
+def copy_params(params: SamplingParams) -> SamplingParams:
+    lists = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
+    changes: dict[str, Any] = {}
+    for name in lists:
+        value = getattr(params, name)
+        if isinstance(value, list | np.ndarray):
+            changes[name] = value.copy()
+    if isinstance(params.logit_bias, dict):
+        changes["logit_bias"] = dict(params.logit_bias)
+    return dataclasses.replace(params, **changes) if changes else params
 
 
 def copy_question(question: Any) -> Any:

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from prelude._native.core import ids_below
 from prelude.admission.memo import Memo
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
@@ -227,6 +228,10 @@ def refused(text: str, error: Exception) -> InvalidRequest:
     return InvalidRequest(f"the tokenizer refuses {shown(text)}: {shown(str(error))}")
 
 
+def len_of(value: Any) -> int:
+    return len(value) if isinstance(value, list | tuple) else 0
+
+
 def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:
     """Ids given by the caller, as a copy ``int32[n]``.
 
@@ -239,6 +244,9 @@ def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:
     bool, float (also 5.0), str, None, nested            refused
     ==================================================  =============================================
     """
+    taken = ids_below(value, encoder.id_limit) if len_of(value) <= most else None
+    if taken is not None:
+        return taken
     if isinstance(value, np.ndarray) and value.ndim == 0:
         raise InvalidRequest(f"{shown(value)} is one number; give a list of token ids", field=field)
     if len(value) > most:

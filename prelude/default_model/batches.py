@@ -110,6 +110,8 @@ def decision_batches(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Itera
                 group = []
                 groups.append(group)
             group.append(row)
+        # A last group of a row or two would weigh as much as a full one.
+        groups = [group for group in groups if sum(len(row.ids) for row in group) > tokens // 4] or groups
         rng.shuffle(groups)
         yield from (decision_batch(group, prefix) for group in groups)
 

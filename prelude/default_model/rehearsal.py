@@ -19,6 +19,7 @@ def set_aside(sentences: dict[str, list[str]], every: int = 40) -> tuple[dict[st
     return rest, {name: texts[::every] for name, texts in sentences.items()}
 
 
+@torch.no_grad()
 def rehearse(network: Network, corpus: Corpus, tokenizer: Tokenizer, batches: int = 16) -> dict[str, float]:
     """Share of right answers to the default questions: by language, and by kind of personal data."""
     right, asked = Counter(), Counter()
@@ -28,8 +29,7 @@ def rehearse(network: Network, corpus: Corpus, tokenizer: Tokenizer, batches: in
         batch = decision_batch(
             [Rows(tokenizer, 0, rest, parts) for _, rest, parts in rendered], tokenizer.encode(rendered[0][0]).ids
         )
-        with torch.inference_mode():
-            _, hidden = network(batch.prefix, batch.ids, batch.positions, batch.mask)
+        _, hidden = network(batch.prefix, batch.ids, batch.positions, batch.mask)
         for row, example in enumerate(examples):
             spots = (batch.label_targets[row] >= 0).nonzero().flatten().tolist()
             spots = [spot for spot in spots if batch.label_targets[row, spot] != 0]

@@ -157,8 +157,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", type=Path, default=Path("build/default_model"), help="where the wheels are kept")
     parser.add_argument("--output", type=Path, default=path(), help="where the model's files go")
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--tokens", type=int, default=4096, help="row tokens in a step")
+    parser.add_argument("--steps", type=int, default=560)
+    parser.add_argument("--tokens", type=int, default=3072, help="row tokens in a step")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -174,8 +174,8 @@ def main() -> None:
     network = Network()
     print(f"{sum(parameter.numel() for parameter in network.parameters()):,} parameters")
     train(network, corpus, tokenizer, options.steps, options.tokens)
-    print("set aside:", rehearse(network, Corpus(aside, words, options.seed + 1), tokenizer))
     save(network, tokenizer, options.output)
+    print("set aside:", rehearse(network, Corpus(aside, words, options.seed + 1), tokenizer))
     print(evaluate(options.output).table())
 
 

@@ -13,6 +13,7 @@ from babel.numbers import format_currency, format_decimal, format_percent
 from faker import Faker
 
 from .languages import Language
+from .words import WORDS
 
 ENDINGS = "com org net info de fr es it pt nl pl hu tr vn ru gr sa in th cn jp kr io eu co.il co.uk com.br co.jp"
 CONSONANTS = "b c d f g h j k l m n p r s t v w z ch sh st tr ng th"
@@ -45,6 +46,9 @@ class Values:
 
     def everyday(self) -> str:
         """A sentence of everyday words in no order; empty where faker has none."""
+        own = WORDS.get(self.language.name)
+        if own:
+            return " ".join(self.rng.choices(own.split(), k=self.rng.randint(6, 14))).capitalize() + "."
         if not self.speakers:
             return ""
         return self.rng.choice(self.speakers).sentence(self.rng.randint(6, 14))

@@ -31,6 +31,8 @@ _DECODE_WASTE = 1.25
 """Padding that a group of decode rows may have before it is cut."""
 _DECODE_ROWS = 1 << 16
 """Keys that one group of decode rows may gather."""
+_DECODE_ALONE = 96
+"""From this many keys on, a row whose blocks lie in a row is faster read in place than gathered with others."""
 
 
 class AttentionPlan(Protocol):
@@ -53,7 +55,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     queries: Where
-    rows: Tensor  # [count * longest] pool rows
+    rows: Where  # [count * longest] pool rows
     count: int
     mask: Tensor | None  # [count, 1, 1, longest]
 
@@ -66,6 +68,14 @@ def attend(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0.0, causal, attn_mask=mask
     )
     return out.transpose(1, 2), lse
+
+
+def in_place(rows: I64) -> Where:
+    """Pool rows as a slice where they lie in a row, so that nothing is copied."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+        return slice(first, last + 1)
+    return torch.from_numpy(rows)
 
 
 def negative_where(hidden: np.ndarray, dtype: torch.dtype) -> Tensor:
@@ -116,9 +126,7 @@ class CascadePlan:
 
     def _decode(self, group: DecodeGroup, q: Tensor, pool_k: Tensor, pool_v: Tensor, out: Tensor) -> None:
         kv_heads, width = pool_k.shape[1:]
-        shape = (group.count, -1, kv_heads, width)
-        k = pool_k.index_select(0, group.rows).view(shape)
-        v = pool_v.index_select(0, group.rows).view(shape)
+        k, v = (x[group.rows].view(group.count, -1, kv_heads, width) for x in (pool_k, pool_v))
         # The query heads of one KV head stand where several query tokens would: K is read once for them all.
         grouped = q[group.queries].view(group.count, kv_heads, -1, width).transpose(1, 2)
         o, _ = attend(grouped, k, v, mask=group.mask)
@@ -200,7 +208,7 @@ class _Builder:
             queries = self._queries(ranges)
             if queries is not None:
                 rows = pool_rows(np.frombuffer(blocks, np.int32), length, self.block_size)
-                parts.append(Part(queries, torch.from_numpy(rows), pool=True))
+                parts.append(Part(queries, in_place(rows), pool=True))
         return parts
 
     def _queries(self, ranges: list[tuple[int, int]]) -> Where | None:
@@ -224,8 +232,18 @@ def decode_groups(
     wanted = np.arange(decode.num_rows) if rows is None else rows[rows >= first] - first
     at = (first if rows is None else len(rows) - len(wanted)) + np.arange(len(wanted))
     lengths = decode.context_lens[wanted].astype(np.int64) + 1
-    order = np.argsort(-lengths, kind="stable")
     groups, start = list[DecodeGroup](), 0
+    gathered = list[int]()
+    for i in range(len(wanted)):
+        b, length = int(wanted[i]), int(lengths[i])
+        if length >= _DECODE_ALONE:
+            blocks = decode.block_ids[decode.block_indptr[b] : decode.block_indptr[b + 1]]
+            where = in_place(pool_rows(blocks, length, block_size))
+            if isinstance(where, slice):
+                groups.append(DecodeGroup(slice(int(at[i]), int(at[i]) + 1), where, 1, None))
+                continue
+        gathered.append(i)
+    order = np.asarray(gathered, np.int64)[np.argsort(-lengths[gathered], kind="stable")]
     while start < len(order):
         longest, stop, total = int(lengths[order[start]]), start, 0
         while stop < len(order):
@@ -244,7 +262,7 @@ def decode_groups(
         hidden = np.arange(longest)[None, :] >= lengths[members][:, None]
         mask = negative_where(hidden, dtype)[:, None, None, :] if hidden.any() else None
         queries: Where = torch.from_numpy(at[members])
-        if len(members) == len(order) and (members == np.arange(len(order))).all():
+        if len(members) == len(wanted) and (members == np.arange(len(order))).all():
             queries = slice(int(at[0]), int(at[-1]) + 1)
         groups.append(DecodeGroup(queries, torch.from_numpy(keys.reshape(-1)), len(members), mask))
         start = stop

@@ -1,10 +1,10 @@
 """Attention whose bits depend on a row's own sequence alone.
 
 A row at offset p of its sequence meets the keys ``0 … N(p) - 1`` with ``N(p) = p + 1`` rounded up to ``TILE``, keys
-behind its own sequence being zeros, and a mask; always in one call of the same kernel, which walks them in blocks of
-fixed size. So sums are in the same order whoever else is in the batch, wherever the keys came from (this step or
-the pool) and however the prompt was cut. Rows are stacked into tiles, at least ``FEW`` of them: products of fewer rows
-take another kernel. Everything is float32 here; bfloat16 keys are exact in it.
+behind its own sequence being zeros, and a mask; always in one call of the same kernel, which walks them in blocks
+of fixed size. So sums are in the same order whoever else is in the batch, wherever the keys came from (this step or
+the pool) and however the prompt was cut. Rows are stacked into tiles, at least ``FEW`` of them: products of fewer
+rows take another kernel. Everything is float32 here; bfloat16 keys are exact in it.
 
     stores   sequences that begin in this step, and decode rows: copied once per layer, padded, equal lengths side
              by side, so that one tile of all sequences of a length is one call on a view
@@ -209,7 +209,7 @@ class FixedPlan:
                 tile.run(q, keys, values, out)
         for walk in self.walks:
             walk.run(q, k, v, pool_k, pool_v, out)
-        return out.view(q.shape[0], -1).to(dtype)
+        return out.flatten(1).to(dtype)
 
     def _queries(self, start: int, stop: int) -> tuple[I64, I64]:
         """Wanted rows among tokens ``start … stop - 1``: as rows of this layer's queries, and from ``start`` on."""

@@ -29,6 +29,7 @@ from prelude.batch import (
 from prelude.errors import EngineClosed
 from prelude.execution.attention import AttentionPlan, CascadePlan
 from prelude.execution.attention_fixed import FixedPlan
+from prelude.execution.bits import check_attention, rows_needed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.layout import I64, StepTokens
 from prelude.execution.readouts import HiddenRows, read
@@ -91,9 +92,12 @@ class CpuExecutor:
         self.block_size = block_size
         self.dtype = resolve_dtype(dtype, config)
         self.deterministic = deterministic
-        bits = Bits(fixed=True, min_rows=16) if deterministic else Bits()
-        self.weights: DecoderWeights = load_weights(checkpoint, config, self.dtype, bits)
-        self.decoder = Decoder(config, self.weights, bits, _TOKEN_CHUNK)
+        self.weights: DecoderWeights = load_weights(checkpoint, config, self.dtype)
+        self.decoder = Decoder(config, self.weights, _TOKEN_CHUNK)
+        if deterministic:
+            check_attention(config.num_heads, config.num_kv_heads, config.head_dim)
+            with torch.inference_mode():
+                self.decoder.use(Bits(fixed=True, min_rows=rows_needed(self.decoder.linears())))
         self.pool = KvPool.empty(config, num_blocks * block_size, self.dtype)
         default_rows = max(16, min(256, _LOGITS_BYTES // (4 * config.vocab_size)))
         self._chunk_rows = default_rows if logits_chunk_rows is None else max(1, logits_chunk_rows)

@@ -30,7 +30,7 @@ from prelude.batch import (
     SampleRows,
 )
 from prelude.execution.layout import I64
-from prelude.execution.sampling import sample_row, uniforms
+from prelude.execution.sampling import sample_token, uniforms
 from prelude.models.decoder import Decoder
 
 
@@ -84,8 +84,11 @@ def log_normalisers(logits: Tensor) -> tuple[Tensor, F64]:
     Kept apart: next to logits of 1e4 the second would lose its digits in float32.
     """
     largest = logits.amax(dim=1, keepdim=True)
-    rest: F64 = (logits - largest).exp_().sum(dim=1).to(torch.float64).log_().numpy()
-    return largest, rest
+    relative = (logits - largest).exp_()
+    if len(relative) == 1:  # torch cuts the sum of a single long row over its threads, and the bits change with it
+        relative = relative.expand(2, -1)
+    rest: F64 = relative.sum(dim=1).to(torch.float64).log_().numpy()
+    return largest, rest[: len(logits)]
 
 
 def _finite_rows(logits: Tensor) -> npt.NDArray[np.bool_]:
@@ -163,23 +166,27 @@ def read_samples(readout: SampleRows, rows: HiddenRows) -> tuple[SampleOutput, I
     count = len(readout.rows)
     token_ids, finite = np.zeros(count, np.int32), np.ones(count, np.bool_)
     top = min(readout.top, rows.decoder.config.vocab_size)
-    logprobs = np.empty(count, np.float32) if top else None
-    top_ids = np.empty((count, top), np.int32) if top else None
-    top_logprobs = np.empty((count, top), np.float32) if top else None
+    logprobs = np.zeros(count, np.float32) if readout.logprobs or top else None
+    top_ids = np.zeros((count, top), np.int32) if top else None
+    top_logprobs = np.zeros((count, top), np.float32) if top else None
+    worked = readout.temperature > 0  # rows that take more than an argmax
+    if readout.edits is not None:
+        worked |= readout.edits.touched()
     drawn = uniforms(readout.seeds, readout.steps)
     for start, stop, logits in rows.chunks(readout.rows):
         finite[start:stop] = _finite_rows(logits)
-        greedy = readout.temperature[start:stop] <= 0
-        if greedy.any():
+        if not worked[start:stop].all():
             token_ids[start:stop] = logits.argmax(dim=1).numpy()  # the first of equal ones
-        for n in np.flatnonzero(~greedy & finite[start:stop]).tolist():
-            token_ids[start + n] = sample_row(logits[n].numpy(), readout, start + n, float(drawn[start + n]))
-        if logprobs is not None and top_ids is not None and top_logprobs is not None:
+        for n in np.flatnonzero(worked[start:stop] & finite[start:stop]).tolist():
+            line = logits[n].numpy()
+            token_ids[start + n] = sample_token(line, readout, start + n, float(drawn[start + n]))
+        if logprobs is not None:
             largest, rest = log_normalisers(logits)
             sampled = token_ids[start:stop].astype(np.int64)
             logprobs[start:stop] = logprobs_of(logits, largest, rest, np.arange(stop - start), sampled)
-            top_ids[start:stop], values = best(logits, top)
-            top_logprobs[start:stop] = _relative(values, largest, rest)
+            if top_ids is not None and top_logprobs is not None:
+                top_ids[start:stop], values = best(logits, top)
+                top_logprobs[start:stop] = _relative(values, largest, rest)
     token_ids[~finite] = 0
     return SampleOutput(token_ids, logprobs, top_ids, top_logprobs), _bad(finite)
 

@@ -1,11 +1,18 @@
-"""One token out of a row of logits, by definitions that can be written down.
+"""One token out of a row of logits, by definitions that can be written down, in this order.
 
+    repetition r    every id of the prompt or the output, once: l / r where l > 0, else l * r (as in transformers'
+                    RepetitionPenaltyLogitsProcessor)
+    frequency f,    l - c * f - (c > 0) * p, where c is how often the id stands in the output (OpenAI's formula)
+    presence p
+    bias b          l + b
+    allowed, banned -inf for every id that is not allowed, and for every one that is banned
     temperature t   logits / t; 0 means greedy: the smallest id among the largest logits
     top-k           the k largest (among equal ones the smaller ids)
     top-p           of what top-k left, the smallest set of most likely tokens whose probabilities add up to p
     min-p           of what is left, tokens with at least min_p times the probability of the most likely one
 
-The token is then the inverse of the cumulative distribution, in order of token ids, at a uniform number. That number
+The first four are done in float64, for the rows that ask for them; other rows keep the bits they came with. The
+token is then the inverse of the cumulative distribution, in order of token ids, at a uniform number. That number
 is a function of (seed, step) and nothing else, so a request draws the same tokens whatever runs beside it:
 
     u(seed, step) = (mix(mix(seed) + (step + 1) * 0x9E3779B97F4A7C15) >> 11) * 2**-53
@@ -15,11 +22,14 @@ where ``mix`` is the finaliser of SplitMix64 and sums are modulo 2**64.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
-from prelude.batch import F64, U64, SampleRows
+from prelude.batch import F32, F64, U64, LogitEdits, SampleRows
 
+Logits: TypeAlias = F32 | F64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -39,9 +49,27 @@ def uniforms(seeds: U64, steps: npt.NDArray[np.int32]) -> F64:
     return drawn
 
 
-def distribution(
-    logits: npt.NDArray[np.float32], temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-) -> F64:
+def edited(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> F64:
+    """Row ``n``'s logits with its penalties, bias and masks; ``logits`` stay as they are."""
+    row = logits.astype(np.float64)
+    seen = edits.seen_ids[edits.seen_indptr[n] : edits.seen_indptr[n + 1]]
+    if len(seen):
+        counts = edits.seen_counts[edits.seen_indptr[n] : edits.seen_indptr[n + 1]]
+        values, repetition = row[seen], float(edits.repetition[n])
+        values = np.where(values > 0, values / repetition, values * repetition)
+        row[seen] = values - float(edits.frequency[n]) * counts - float(edits.presence[n]) * (counts > 0)
+    at = slice(edits.bias_indptr[n], edits.bias_indptr[n + 1])
+    row[edits.bias_ids[at]] += edits.bias_values[at]
+    allowed = edits.allowed_ids[edits.allowed_indptr[n] : edits.allowed_indptr[n + 1]]
+    if len(allowed):
+        kept = row[allowed]
+        row[:] = -np.inf
+        row[allowed] = kept
+    row[edits.banned_ids[edits.banned_indptr[n] : edits.banned_indptr[n + 1]]] = -np.inf
+    return row
+
+
+def distribution(logits: Logits, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> F64:
     """Probabilities over all ids, float64; the ids that were cut have 0. ``temperature`` is positive."""
     scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
     weights = np.exp(scaled)
@@ -55,7 +83,7 @@ def distribution(
     return probabilities
 
 
-def _keep_top_k(weights: F64, logits: npt.NDArray[np.float32], k: int) -> F64:
+def _keep_top_k(weights: F64, logits: Logits, k: int) -> F64:
     # By logits, not weights: a small temperature makes unequal logits equal weights.
     smallest = np.partition(logits, len(logits) - k)[len(logits) - k]
     kept = logits > smallest
@@ -64,7 +92,7 @@ def _keep_top_k(weights: F64, logits: npt.NDArray[np.float32], k: int) -> F64:
     return np.where(kept, weights, 0.0)
 
 
-def _keep_top_p(weights: F64, logits: npt.NDArray[np.float32], p: float) -> F64:
+def _keep_top_p(weights: F64, logits: Logits, p: float) -> F64:
     alive = np.flatnonzero(weights > 0)
     order = alive[np.argsort(-logits[alive], kind="stable")]
     cumulative = np.cumsum(weights[order])
@@ -84,10 +112,12 @@ def draw(probabilities: F64, u: float) -> int:
     return token
 
 
-def sample_row(logits: npt.NDArray[np.float32], readout: SampleRows, n: int, u: float) -> int:
+def sample_token(logits: npt.NDArray[np.float32], readout: SampleRows, n: int, u: float) -> int:
     """The token of row ``n`` of ``readout``; ``logits`` are finite."""
+    edits = readout.edits
+    row: Logits = logits if edits is None else edited(logits, edits, n)
     temperature = float(readout.temperature[n])
     if temperature <= 0.0:
-        return int(logits.argmax())
+        return int(row.argmax())
     shape = (int(readout.top_k[n]), float(readout.top_p[n]), float(readout.min_p[n]))
-    return draw(distribution(logits, temperature, *shape), u)
+    return draw(distribution(row, temperature, *shape), u)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from prelude.models.config import ModelConfig
-from prelude.models.ops import Bits, Linear, RotaryTable, rms_norm, rotate_, silu_gate
+from prelude.models.ops import Bits, Linear, RotaryTable, inverse_rms, rms_norm, rotate_, silu_gate
 from prelude.models.weights import DecoderWeights, LayerWeights
 
 Attention: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -29,10 +29,10 @@ Attention: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Decoder:
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, bits: Bits, token_chunk: int) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, token_chunk: int) -> None:
         self.config = config
         self.weights = weights
-        self.bits = bits
+        self.bits = Bits()
         self.token_chunk = token_chunk
         self.dtype = weights.embeddings.dtype
         frequencies, factor = config.inverse_frequencies()
@@ -41,6 +41,19 @@ class Decoder:
         last = weights.layers[-1].qkv
         self._last_q = _rows(last, 0, self._query_width)
         self._last_kv = _rows(last, self._query_width, last.weight.shape[0])
+
+    def linears(self) -> list[Linear]:
+        """Every projection there is, the last layer's parts among them."""
+        found = [self._last_q, self._last_kv]
+        for layer in self.weights.layers:
+            found += [layer.qkv, layer.out, layer.gate_up, layer.down]
+        return found + [head for head in (self.weights.lm_head, self.weights.score) if head is not None]
+
+    def use(self, bits: Bits) -> None:
+        """Shape kernel calls as ``bits`` says from now on."""
+        self.bits = bits
+        for linear in self.linears():
+            linear.bits = bits
 
     def forward(
         self, ids: Tensor, positions: Tensor, highest: int, attention: Attention, rows: Tensor | None
@@ -86,17 +99,25 @@ class Decoder:
     def _project(self, layer: LayerWeights, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all tokens."""
         heads, kv_heads, width = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        tokens = x.shape[0]
-        turned = x.new_empty(tokens, heads + kv_heads, width)
-        values = x.new_empty(tokens, kv_heads, width, dtype=self.dtype)
-        for chunk in self._chunks(tokens):
-            normed = rms_norm(x[chunk], self.config.rms_eps, layer.input_gain, self.dtype)
-            qkv = layer.qkv(normed)
-            qkv = qkv.view(-1, heads + 2 * kv_heads, width)
-            values[chunk].copy_(qkv[:, heads + kv_heads :])
-            self._turn(qkv[:, : heads + kv_heads], layer.qk_gain, turns[chunk], turned[chunk])
+        tokens, turning = x.shape[0], heads + kv_heads
+        turned = x.new_empty(tokens, turning, width)
+        if tokens <= self.token_chunk:
+            qkv = self._qkv(layer, x)
+            values = qkv[:, turning:]
+            self._turn(qkv[:, :turning], layer.qk_gain, turns, turned)
+        else:
+            values = x.new_empty(tokens, kv_heads, width, dtype=self.dtype)
+            for chunk in self._chunks(tokens):
+                qkv = self._qkv(layer, x[chunk])
+                values[chunk].copy_(qkv[:, turning:])
+                self._turn(qkv[:, :turning], layer.qk_gain, turns[chunk], turned[chunk])
         turned = turned.to(self.dtype)
         return turned[:, :heads], turned[:, heads:], values
+
+    def _qkv(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        """All heads of q, k and v side by side, before norm and rotation."""
+        normed = rms_norm(x, self.config.rms_eps, layer.input_gain, self.dtype)
+        return layer.qkv(normed).view(x.shape[0], -1, self.config.head_dim)
 
     def _project_last(
         self, layer: LayerWeights, x: Tensor, turns: Tensor, rows: Tensor | None
@@ -127,17 +148,18 @@ class Decoder:
             out.copy_(heads)
         else:
             heads = heads.to(torch.float32)
-            scale = torch.linalg.vector_norm(heads, dim=-1, keepdim=True)
-            scale = scale.square_().div_(heads.shape[-1]).add_(self.config.rms_eps).sqrt_().reciprocal_()
-            torch.mul(heads, scale, out=out).mul_(gain)
+            torch.mul(heads, inverse_rms(heads, self.config.rms_eps), out=out).mul_(gain)
         rotate_(out, turns, self.bits)
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> None:
         """Everything behind attention, added to ``x`` in place."""
         inner = self.config.intermediate_size
-        for chunk in self._chunks(x.shape[0]):
-            part = x[chunk]
-            layer.out.add_to(part, attended[chunk])
+        if x.shape[0] <= self.token_chunk:
+            chunks = [(x, attended)]
+        else:
+            chunks = [(x[chunk], attended[chunk]) for chunk in self._chunks(x.shape[0])]
+        for part, heads in chunks:
+            layer.out.add_to(part, heads)
             normed = rms_norm(part, self.config.rms_eps, layer.mlp_gain, self.dtype)
             layer.down.add_to(part, silu_gate(layer.gate_up(normed), inner, self.bits))
 
@@ -145,4 +167,4 @@ class Decoder:
 def _rows(linear: Linear, start: int, stop: int) -> Linear:
     """A view of some of a projection's outputs."""
     bias = None if linear.bias is None else linear.bias[start:stop]
-    return Linear(linear.weight[start:stop], bias, linear.bits)
+    return Linear(linear.weight[start:stop], bias)

@@ -44,10 +44,10 @@ class Linear:
 
     __slots__ = ("bias", "bits", "transposed", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: Bits = Bits()) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
-        self.bits = bits
+        self.bits = Bits()
         self.transposed = weight.t()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -80,12 +80,16 @@ class Linear:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """``1 / sqrt(mean(x ** 2) + eps)`` over the last dimension, which is kept."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return norm
+
+
 def rms_norm(x: Tensor, eps: float, gain: Tensor | None, dtype: torch.dtype) -> Tensor:
     """RMSNorm over the last dimension of float32 ``x``. ``gain`` is None where the next weight has it inside."""
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    # Square root and reciprocal are rounded the same way by vector and scalar code; rsqrt need not be.
-    scale = scale.square_().div_(x.shape[-1]).add_(eps).sqrt_().reciprocal_()
-    y = x * scale
+    y = x * inverse_rms(x, eps)
     if gain is not None:
         y.mul_(gain)
     return y if dtype == torch.float32 else y.to(dtype)
@@ -124,13 +128,13 @@ class RotaryTable:
 
     def __call__(self, positions: Tensor, highest: int) -> Tensor:
         """[T, 1, D / 2]; raises ``IndexError`` for a position the model does not have."""
+        if highest >= self._max:
+            raise IndexError(f"position {highest} is past the model's last, {self._max - 1}")
         if highest >= len(self._turns):
             self._grow(highest)
         return self._turns.index_select(0, positions).unsqueeze(1)
 
     def _grow(self, highest: int) -> None:
-        if highest >= self._max:
-            raise IndexError(f"position {highest} is past the model's last, {self._max - 1}")
         pages = [self._turns]
         for start in range(len(self._turns), highest + 1, self.PAGE):
             angles = torch.arange(start, start + self.PAGE, dtype=torch.float32)[:, None] * self._frequencies

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from prelude.models.config import ModelConfig
-from prelude.models.ops import Bits, Linear
+from prelude.models.ops import Linear
 
 SCORE = "score.weight"
 LM_HEAD = "lm_head.weight"
@@ -68,11 +68,10 @@ class DecoderWeights:
 class _Reader:
     """Reads weights of one layer after another into merged tensors of the working dtype."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig, dtype: torch.dtype, bits: Bits) -> None:
+    def __init__(self, source: WeightSource, config: ModelConfig, dtype: torch.dtype) -> None:
         self.source = source
         self.config = config
         self.dtype = dtype
-        self.bits = bits
         self.names = frozenset(source.names())
         self.folds = dtype == torch.float32
 
@@ -90,7 +89,7 @@ class _Reader:
             at += shape[0]
         if gain is not None:
             weight.mul_(gain)
-        return Linear(weight, self._bias(prefix, parts), self.bits)
+        return Linear(weight, self._bias(prefix, parts))
 
     def _bias(self, prefix: str, parts: Sequence[str]) -> Tensor | None:
         if f"{prefix}.{parts[0]}.bias" not in self.names:
@@ -130,19 +129,19 @@ def interleave(rows: Tensor, head_dim: int) -> Tensor:
     return split.transpose(1, 2).reshape(rows.shape)
 
 
-def load_weights(source: WeightSource, config: ModelConfig, dtype: torch.dtype, bits: Bits) -> DecoderWeights:
+def load_weights(source: WeightSource, config: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
     """Read everything ``config`` needs out of ``source``, which may be closed afterwards."""
-    reader = _Reader(source, config, dtype, bits)
+    reader = _Reader(source, config, dtype)
     embeddings = source.tensor("model.embed_tokens.weight").to(dtype, copy=True)
     lm_head: Linear | None = None
     if LM_HEAD in reader.names:
-        lm_head = Linear(source.tensor(LM_HEAD).to(dtype, copy=True), None, bits)
+        lm_head = Linear(source.tensor(LM_HEAD).to(dtype, copy=True))
     elif config.lm_head and config.tie_word_embeddings:
-        lm_head = Linear(embeddings, None, bits)
+        lm_head = Linear(embeddings)
     score: Linear | None = None
     if SCORE in reader.names:
         # A handful of rows: float32 costs nothing and spares the answer one rounding.
-        score = Linear(source.tensor(SCORE).to(torch.float32, copy=True), None, bits)
+        score = Linear(source.tensor(SCORE).to(torch.float32, copy=True))
     return DecoderWeights(
         embeddings=embeddings,
         layers=tuple(reader.layer(i) for i in range(config.num_layers)),

@@ -103,7 +103,8 @@ class KvPool:
     def publish(self, lease: Lease, tokens: I32, salt: int, *, promoted: bool = False) -> None:
         """Full blocks of ``tokens`` whose KV is computed enter the trie, and the lease's lock moves to their end.
 
-        Where another request published the same block first, ours stays our own and goes with the lease.
+        Where another request published the same block first, ours is given back and the lease reads the trie's. What
+        the trie does not take (a leader has promised to fill that place) stays the lease's own.
         """
         full = min(len(tokens) // self.block_size, lease.num_blocks)
         first = len(lease.shared)
@@ -117,10 +118,9 @@ class KvPool:
         self.trie.unlock(lease.node)
         lease.node = inserted.node
         lease.shared = self.trie.blocks(inserted.node)
-        duplicates: Sequence[int] = inserted.duplicates.tolist()
-        if duplicates:
+        if len(inserted.duplicates):
             self.allocator.release(inserted.duplicates)
-        lease.own = lease.own[full - first :]
+        lease.own = lease.own[inserted.num_taken + len(inserted.duplicates) :]
 
     def release(self, lease: Lease) -> None:
         """The one place where held blocks and locks are given back."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from prelude._native.core import pack_decode, pack_prompt
-from prelude.admission.prepared import Sampling
+from prelude.admission.sampling import join_samples, sample_rows
 from prelude.batch import (
     I32,
     DecodeBatch,
@@ -94,7 +94,7 @@ def _oneshot_rows(plan: Plan, block_size: int) -> tuple[list[PromptRow], list[in
     rows: list[PromptRow] = []
     at = [0] * len(plan.oneshot)
     begin = [row.skip for row in plan.oneshot]
-    folded = set()
+    folded: set[int] = set()
 
     def add(row: OneShotRow, start: int, parent: int, lease: Lease | None, end: int = -1) -> int:
         rows.append(_prompt_row(row, block_size, start, parent, lease, end))
@@ -141,16 +141,7 @@ def _moved(readout: Readout, by: int) -> Readout:
         case HeadRows():
             return HeadRows(rows)
         case SampleRows():
-            return SampleRows(
-                rows,
-                readout.temperature,
-                readout.top_k,
-                readout.top_p,
-                readout.min_p,
-                readout.seeds,
-                readout.steps,
-                readout.top,
-            )
+            return replace(readout, rows=rows)
 
 
 def _join(readouts: list[Readout], requests: list[Request]) -> tuple[Readout, tuple[Share, ...]]:
@@ -183,42 +174,11 @@ def _join(readouts: list[Readout], requests: list[Request]) -> tuple[Readout, tu
         case HeadRows():
             return HeadRows(rows), tuple(Share(request, (i, i + 1)) for i, request in enumerate(requests))
         case SampleRows():
-            samples = [r for r in readouts if isinstance(r, SampleRows)]
-            return _join_samples(samples), tuple(Share(request, (i, i + 1)) for i, request in enumerate(requests))
-
-
-def _join_samples(samples: list[SampleRows]) -> SampleRows:
-    return SampleRows(
-        np.concatenate([s.rows for s in samples]),
-        np.concatenate([s.temperature for s in samples]),
-        np.concatenate([s.top_k for s in samples]),
-        np.concatenate([s.top_p for s in samples]),
-        np.concatenate([s.min_p for s in samples]),
-        np.concatenate([s.seeds for s in samples]),
-        np.concatenate([s.steps for s in samples]),
-        max(s.top for s in samples),
-    )
+            one_each = tuple(Share(request, (i, i + 1)) for i, request in enumerate(requests))
+            return join_samples([r for r in readouts if isinstance(r, SampleRows)]), one_each
 
 
 # ------------------------------------------------------------------ Decode
-
-
-def sample_rows(rows: Sequence[int], sampling: Sequence[Sampling], steps: Sequence[int]) -> SampleRows:
-    return SampleRows(
-        np.array(rows, dtype=np.int32),
-        np.array([s.temperature for s in sampling], dtype=np.float32),
-        np.array([s.top_k for s in sampling], dtype=np.int32),
-        np.array([s.top_p for s in sampling], dtype=np.float32),
-        np.array([s.min_p for s in sampling], dtype=np.float32),
-        np.array([s.seed for s in sampling], dtype=np.uint64),
-        np.array(steps, dtype=np.int32),
-    )
-
-
-def _sampling(request: Request) -> Sampling:
-    if request.prepared.sampling is None:
-        raise RuntimeError("a Decode request has no sampling settings")
-    return request.prepared.sampling
 
 
 def _lease(request: Request) -> Lease:
@@ -240,7 +200,7 @@ def _decode_rows(requests: Sequence[Request], block_size: int) -> DecodeRows:
 
 
 def _decode_readout(requests: Sequence[Request]) -> SampleRows:
-    return sample_rows(range(len(requests)), [_sampling(r) for r in requests], [len(r.output) for r in requests])
+    return sample_rows([request.drawing(row) for row, request in enumerate(requests)])
 
 
 # ------------------------------------------------------------------ the whole step
@@ -253,8 +213,8 @@ def pack(plan: Plan, block_size: int) -> Packed:
     rows, at, begin = _oneshot_rows(plan, block_size)
     first_chunk = len(rows)
     rows.extend(_prefill_row(row) for row in plan.prefill)
-    *arrays, offsets, _ = pack_prompt(rows, block_size)
-    slices = PromptSlices(*arrays)
+    *_, offsets, _ = arrays = pack_prompt(rows, block_size)
+    slices = PromptSlices(*arrays[:8])
     shares: tuple[Share, ...] = ()
     readouts: list[Readout] = []
     computed: list[int] = []
@@ -267,16 +227,15 @@ def pack(plan: Plan, block_size: int) -> Packed:
     ends = [(int(offsets[first_chunk + i]) + row.count - 1, row.request) for i, row in enumerate(plan.prefill)]
     sampled = [(token, request) for (token, request), row in zip(ends, plan.prefill) if row.samples]
     if sampled:
-        last, requests = [token for token, _ in sampled], [request for _, request in sampled]
-        readouts.append(sample_rows(last, [_sampling(r) for r in requests], [len(r.output) for r in requests]))
-    batch = MixedBatch(
+        readouts.append(sample_rows([request.drawing(token) for token, request in sampled]))
+    mixed = MixedBatch(
         slices,
         tuple(readouts),
         _decode_rows(plan.decode, block_size),
         _decode_readout(plan.decode) if plan.decode else None,
     )
     return Packed(
-        batch,
+        mixed,
         shares,
         tuple(Share(r, (i, i + 1)) for i, (_, r) in enumerate(sampled)),
         tuple(Share(r, (i, i + 1)) for i, r in enumerate(plan.decode)),

@@ -105,6 +105,7 @@ def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger, retry: bool) -> t
                 ledger.give_back(Need(1))
         else:
             if ledger.take(Need(1)):
+                request.staged_len = request.num_known
                 planned.append(request)
     return planned, preempted
 
@@ -169,6 +170,7 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
     if not _grow_to(pool, _lease(request), request.cached_len + count):
         return left
     ledger.take(Need(count))
+    request.staged_len = request.cached_len + count
     rows.append(PrefillRow(request, request.cached_len, count))
     return left - count
 

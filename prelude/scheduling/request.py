@@ -13,6 +13,7 @@ import numpy as np
 
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared, first_read_token, readout_key
+from prelude.admission.sampling import Drawing, History
 from prelude.batch import I32, SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import RequestStats
@@ -60,8 +61,8 @@ class Request:
 
     ``known`` tokens are the prompt and what was sampled; ``cached_len`` of them have their KV in the pool.
 
-    ``staged_len`` counts tokens in flight as well (staged >= cached); both move only when a step has settled, so a
-    failed step leaves the request as it was.
+    ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, settling moves
+    ``cached_len`` up to it.
     """
 
     __slots__ = (
@@ -74,6 +75,7 @@ class Request:
         "failures",
         "first_read",
         "first_token",
+        "history",
         "id",
         "key",
         "known",
@@ -119,6 +121,7 @@ class Request:
         self.cached_len = 0
         self.staged_len = 0
         self.output: list[int] = []
+        self.history: History | None = None  # made when a step first needs it
         self.arrived = time.perf_counter()
         self.planned = 0.0
         tree = prepared.tree
@@ -156,6 +159,20 @@ class Request:
         self.known[self.num_known] = token_id
         self.num_known += 1
         self.output.append(token_id)
+        if self.history is not None:
+            self.history.add(token_id)
+
+    def drawing(self, row: int) -> Drawing:
+        """This request as a row that is about to be sampled."""
+        sampling = self.prepared.sampling
+        if sampling is None:
+            raise RuntimeError("a Decode request has no sampling settings")
+        edits = sampling.edits
+        if self.history is None and edits is not None and edits.penalised:
+            self.history = History.of(edits, self.prepared.tree.token_ids)
+            for token_id in self.output:
+                self.history.add(token_id)
+        return Drawing(row, sampling, len(self.output), self.history)
 
     def move(self, state: State) -> None:
         """The one place where a request's state changes."""

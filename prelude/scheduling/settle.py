@@ -117,7 +117,7 @@ def _one_token(request: Request, output: SampleOutput) -> tuple[tuple[int, ...],
     token = int(output.token_ids[0])
     sampling = request.prepared.sampling
     if sampling is not None and token in sampling.stop_ids:
-        return (), "stop"
+        return ((token,) if sampling.include_stop else ()), "stop"
     return (token,), "length"
 
 
@@ -168,20 +168,19 @@ def _settle_token(
         finish(request, queues, pool, None, error)
         return
     sampling = request.prepared.sampling
-    if sampling is not None and token in sampling.stop_ids:
-        request.stats.finish_reason = "stop"
-    else:
+    stop = sampling is not None and token in sampling.stop_ids
+    if not stop or (sampling is not None and sampling.include_stop):
         request.append(token)
         try:
-            stopped = request.sink.streams and request.sink.token(request, token, output, share.rows[0])
+            stop = (request.sink.streams and request.sink.token(request, token, output, share.rows[0])) or stop
         except Exception as raised:  # what a sink does is its own request's business
             failure = ExecutionError(f"the request's own sink raised {type(raised).__name__}: {raised}")
             failure.__cause__ = raised
             finish(request, queues, pool, None, failure)
             return
-        if stopped:
-            request.stats.finish_reason = "stop"
-        elif len(request.output) >= request.prepared.max_new_tokens:
-            request.stats.finish_reason = "length"
+    if stop:
+        request.stats.finish_reason = "stop"
+    elif len(request.output) >= request.prepared.max_new_tokens:
+        request.stats.finish_reason = "length"
     if request.stats.finish_reason:
         finish(request, queues, pool, Outcome(None, tuple(request.output), request.stats), None)

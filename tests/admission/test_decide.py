@@ -82,7 +82,7 @@ def test_a_label_that_begins_another_is_counted_once() -> None:
     trie = build_trie([(7,), (7, 8), (7, 8, 9), (5,)], ["A", "AB", "ABC", "D"], "labels")
     edge = np.log(np.array([0.6, 0.9, 0.5, 0.3]))
     np.testing.assert_allclose(np.exp(trie.joint(edge)), [0.6, 0.54, 0.27, 0.3])
-    assert trie.counted.tolist() == [0, 3]
+    assert trie.counted == (0, 3)
     answer = toys.run(toys.make(), Decide(STATE, [Choice("Which?", ["New", "New York", "New York and"])]))[0]
     assert answer.mass == pytest.approx(math.exp(answer.logprobs["New"]))
     assert answer.logprobs["New"] > answer.logprobs["New York"] > answer.logprobs["New York and"]
@@ -131,6 +131,14 @@ def test_many_labels_share_their_edges() -> None:
     tokens = sum(len(encode(f" {label}")) for label in labels)
     assert edges < tokens / 2
     assert len(np.unique(np.stack([prepared.readout.target_rows, prepared.readout.targets]), axis=1).T) == edges  # type: ignore[union-attr]
+
+
+def test_a_path_without_branches_is_one_segment(preparer: Preparer) -> None:
+    trie = build_trie([(5, 6, 7, 8), (5, 6, 7, 9, 10), (4,)], ["a", "b", "c"], "labels")
+    assert [(above, ids.tolist()) for above, ids in trie.segments] == [(-1, [5, 6, 7, 9])]
+    split = build_trie([(5, 6, 7), (5, 8, 9), (5, 8, 10)], ["a", "b", "c"], "labels")
+    assert [(above, ids.tolist()) for above, ids in split.segments] == [(-1, [5]), (0, [6]), (0, [8])]
+    assert split.depth == 2
 
 
 def test_single_token_labels_need_no_tokens_of_their_own(preparer: Preparer) -> None:
@@ -266,16 +274,34 @@ def test_the_tree_has_to_fit_one_step() -> None:
     questions = questions[: 50 // len(asked("Is it 1?", ["yes", "no"]))]
     with pytest.raises(RequestTooLarge, match=r"state: .* one step computes at most 64"):
         preparer.prepare(Decide([5] * 30, questions))
-    prepared = preparer.prepare(Decide([5] * 30, questions, truncation="tail")).prepared
-    assert prepared.tree.num_tokens == 64
+    for norm in ("none", "unconditional"):
+        some: Any = questions if norm == "none" else questions[:1]
+        prepared = preparer.prepare(Decide([5] * 60, some, truncation="tail", length_norm=norm)).prepared  # type: ignore[arg-type]
+        assert prepared.tree.num_tokens == 64
+
+
+@pytest.mark.fault(3)
+def test_the_deepest_label_counts_for_the_length(preparer: Preparer) -> None:
+    questions = [Choice("Which?", ["New York and New Delhi", "York"]), YesNo("Well?")]
+    label = len(encode(" New York and New Delhi")) - 1
+    deepest = len(asked("Which?", ["New York and New Delhi", "York"])) + label
+    fits = toys.make(max_length=deepest + 10)
+    room = 10 - len(encode("\n\n"))
+    assert fits.prepare(Decide([5] * room, questions)).prepared.tree.depth == deepest + 10
+    with pytest.raises(PromptTooLong):
+        fits.prepare(Decide([5] * (room + 1), questions))
 
 
 @pytest.mark.fault(5)
 def test_questions_are_bounded_together_before_tokenising(preparer: Preparer) -> None:
     questions = [YesNo("x" * 4000 + str(index)) for index in range(40)]
-    with pytest.raises(RequestTooLarge, match=r"questions: questions and labels have more than .* characters"):
-        preparer.prepare(Decide("x", questions))
-    assert preparer.tokenizer_calls < 300
+    for _ in range(2):  # whether the questions are known or not
+        with pytest.raises(RequestTooLarge, match=r"questions: questions and labels have more than .* characters"):
+            preparer.prepare(Decide("x", questions))
+        assert preparer.tokenizer_calls < 300
+        for question in questions:
+            with pytest.raises(InvalidRequest):
+                preparer.prepare(Decide("x", [question]))
 
 
 # ------------------------------------------------------------------ templates

@@ -207,6 +207,12 @@ def test_pieces_that_join_across_a_boundary_of_trust() -> None:
     assert not set(ids.tolist()) & {0, 1, 2}
 
 
+def test_a_word_may_begin_in_the_template_and_end_in_the_text(tokenizer: Any) -> None:
+    use = Use(Encoder(tokenizer, 428))
+    ids = use.encode_pieces([(f"{toys.START}Ques", True), ("tion", False)]).tolist()
+    assert ids == [1, *tokenizer.encode("Question").ids] and len(ids) == 2
+
+
 @pytest.mark.fault(25)
 def test_added_tokens_of_a_template_are_control_tokens_too() -> None:
     use = Use(Encoder(toys.train(added=["<think>"]), 428))
@@ -242,6 +248,7 @@ def test_a_boundary_of_trust_changes_no_token(pieces: list[tuple[str, bool]]) ->
         run += text
     ids = use.encode_pieces([*pieces, (toys.STOP, True)])
     assert ids.tolist() == expected
+    assert tokenizer.encode_segments([*pieces, (toys.STOP, True)]).tolist() == expected
     again, cuttable = use.encode_cuttable([*pieces, (toys.STOP, True)])
     assert again.tolist() == expected
     assert len(cuttable) == len(ids) and not cuttable[-1]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,15 @@ VARIANTS = {
     "bf16-files": {"dtype": torch.bfloat16},
     "no-groups": {"num_key_value_heads": 4},
     "groups-of-4": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16},
+    "biases": {"attention_bias": True},
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        }
+    },
     "one-kv-head": {"num_key_value_heads": 1},
 }
 
@@ -22,6 +32,15 @@ VARIANTS = {
 def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     path: Path = tmp_path_factory.mktemp(request.param)
     return Model(save_model(path, **VARIANTS[request.param]))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Steps this small gain nothing from threads, and on a busy machine they wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -141,7 +141,7 @@ def sampling(rows: Any, temperature: float = 0.0, seeds: Any = 0, steps: Any = 0
     n = len(rows)
 
     def full(value: Any, dtype: Any) -> np.ndarray:
-        return np.ascontiguousarray(np.broadcast_to(np.asarray(value), n), dtype=dtype)
+        return np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtype), n))
 
     return SampleRows(
         i32(rows),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.execution.cpu import CpuExecutor
@@ -54,10 +55,26 @@ def test_company_and_order(executor: CpuExecutor, alone: Callable[..., np.ndarra
 
 
 @pytest.mark.fault(74)
+def test_company_with_threads(executor: CpuExecutor, alone: Callable[..., np.ndarray]) -> None:
+    """Work is cut over threads by its size, so with threads the company also decides where it is cut."""
+    ids = [random_ids(i, n) for i, n in enumerate((90, 1, 33, 150, 17))]
+    torch.set_num_threads(2)
+    try:
+        s = prompts(*ids)
+        together = hidden(executor, s, np.arange(s.num_tokens))
+        for n, x in enumerate(ids):
+            assert np.array_equal(together[s.starts[n] : s.starts[n + 1]], alone(x))
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.fault(74)
 def test_folded(executor: CpuExecutor, alone: Callable[..., np.ndarray]) -> None:
     state = random_ids(0, 300)
     tails = [random_ids(1 + i, n) for i, n in enumerate((12, 5, 30, 1, 84, 70))]
-    s = slices([Segment(state), *[Segment(x, 0) for x in tails], Segment(random_ids(50, 3), 5), Segment(random_ids(51, 90))])
+    s = slices(
+        [Segment(state), *[Segment(x, 0) for x in tails], Segment(random_ids(50, 3), 5), Segment(random_ids(51, 90))]
+    )
     whole = [state, *[np.concatenate([state, x]) for x in tails]]
     whole += [np.concatenate([whole[5], random_ids(50, 3)]), random_ids(51, 90)]
     rows = hidden(executor, s, np.arange(s.num_tokens))

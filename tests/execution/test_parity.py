@@ -7,6 +7,7 @@ import pytest
 
 from prelude.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.execution.helpers import (
+    VOCAB,
     Model,
     Segment,
     all_logprobs,
@@ -225,3 +226,20 @@ def test_pooling(model: Model) -> None:
             run(executor, OneShotBatch(s, PooledRows(i32(picked), i32([0, 1, 2, 3]), pooling))).outputs[0].vectors
         )
         assert np.abs(vectors - np.stack([x[at] for x in states])).max() < 1e-4
+
+
+def test_decode_rows_read_in_place_and_gathered(model: Model) -> None:
+    """Long rows whose blocks lie in a row, are scattered, or begin elsewhere, beside short ones."""
+    executor = model.executor()
+    texts = [random_ids(i, n) for i, n in enumerate((130, 140, 20, 97, 200))]
+    tables = [list(range(10, 19)), [30, 5, 8, 9, 44, 3, 2, 1, 0], [60, 61], list(range(70, 77)), list(range(90, 103))]
+    fill = slices([Segment(x[:-1], write=t) for x, t in zip(texts, tables)])
+    run(executor, OneShotBatch(fill, sampling(ends(fill))))
+    rows = decode_rows([int(x[-1]) for x in texts], [len(x) - 1 for x in texts], tables)
+    part = slices([Segment(random_ids(9, 4), context=128, blocks=list(range(10, 18)))])
+    batch = MixedBatch(part, (all_logprobs(ends(part)),), rows, sampling(range(5), top=VOCAB))
+    first, second = run(executor, batch).outputs
+    for i, x in enumerate(texts):
+        assert np.abs(second.top_logprobs[i] - model.logprobs(x)[-1][second.top_ids[i]]).max() < 1e-4
+    whole = np.concatenate([texts[0][:128], random_ids(9, 4)])
+    assert np.abs(first.logprobs - model.logprobs(whole)[-1]).max() < 1e-4

@@ -124,7 +124,7 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError):
         pool.release([2**31])
     with pytest.raises(TypeError):
-        core.PrefixTrie(None)
+        core.PrefixTrie(None)  # type: ignore[arg-type]
     core.PrefixTrie(pool)
     with pytest.raises(ValueError, match="has a trie"):
         core.PrefixTrie(pool)

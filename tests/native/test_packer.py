@@ -193,9 +193,9 @@ def test_other_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="12 fields"):
         core.pack_prompt([(1, 2)], 4)  # type: ignore[list-item]
     with pytest.raises(TypeError):
-        core.pack_prompt([row(token_ids=np.zeros(8))], 4)  # type: ignore[list-item]
+        core.pack_prompt([row(token_ids=np.zeros(8))], 4)
     with pytest.raises(ValueError, match="positions"):
-        core.pack_prompt([row()], 4, [np.zeros(8 if i != 1 else 7, np.int32) for i in range(10)])  # type: ignore[list-item]
+        core.pack_prompt([row()], 4, [np.zeros(8 if i != 1 else 7, np.int32) for i in range(10)])
     for wrong in ((ids([1]), 0, None, None), (ids([1]), 2, None, [1]), (ids(range(9)), 5, ids([1]), None)):
         with pytest.raises(ValueError, match="row 0"):
             core.pack_decode([wrong], 4)

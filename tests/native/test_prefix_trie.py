@@ -291,7 +291,7 @@ def test_duplicates_stay_with_the_caller() -> None:
 @pytest.mark.feature("E4")
 def test_ids_of_evicted_nodes_are_detected() -> None:
     _, trie = make(1)
-    old = []
+    old: list[int] = []
     for token in range(1000):
         node = put(trie, ids(token)).node
         for stale in old:

@@ -348,7 +348,7 @@ class TrieMachine(RuleBasedStateMachine):
 @pytest.mark.feature("D7")
 @pytest.mark.feature("B1")
 @pytest.mark.fault(66)
-class TestTrie(TrieMachine.TestCase):  # type: ignore[name-defined,misc]
+class TestTrie(TrieMachine.TestCase):  # type: ignore[valid-type,misc]
     settings = settings(
         max_examples=60,
         stateful_step_count=40,

@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_arrays_are_what_encode_gives(name: str, pair_of: Pair, texts: list[str]
     for how in (None, "char"):
         ids, offsets, starts = ours.encode_batch_array(texts, special, offsets=how)
         assert starts.dtype == np.int64 and len(starts) == len(texts) + 1
-        rows = [ids[a:b].tolist() for a, b in zip(starts, starts[1:])]
+        rows = [ids[a:b].tolist() for a, b in pairwise(starts)]
         assert rows == [e.ids for e in encodings]
         if how:
             assert [tuple(o) for o in offsets.tolist()] == [o for e in encodings for o in e.offsets]
@@ -198,7 +199,7 @@ def ranks_of(words: list[str], extra: int) -> dict[bytes, int]:
     while len(ranks) < 256 + extra:
         counts: dict[bytes, int] = {}
         for parts in corpus:
-            for a, b in zip(parts, parts[1:]):
+            for a, b in pairwise(parts):
                 counts[a + b] = counts.get(a + b, 0) + 1
         if not counts:
             break
@@ -211,7 +212,7 @@ def ranks_of(words: list[str], extra: int) -> dict[bytes, int]:
 def plain_merge(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     parts = [bytes([b]) for b in piece]
     while True:
-        unions = [(ranks.get(a + b, 1 << 60), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]
+        unions = [(ranks.get(a + b, 1 << 60), i) for i, (a, b) in enumerate(pairwise(parts))]
         if not unions or min(unions)[0] == 1 << 60:
             return parts
         at = min(unions)[1]
@@ -230,7 +231,25 @@ def tiktoken_encode(text: str, ranks: dict[bytes, int], pattern: str) -> list[in
 
 @pytest.fixture(scope="module")
 def rank_file() -> tuple[dict[bytes, int], bytes]:
-    words = ["the", "theme", "then", "there", "here", "hear", "heart", "art", "aaaa", "aaaaaa", "banana", "bandana", "你好", "naïve", "", "\n\n", "1234"]
+    words = [
+        "the",
+        "theme",
+        "then",
+        "there",
+        "here",
+        "hear",
+        "heart",
+        "art",
+        "aaaa",
+        "aaaaaa",
+        "banana",
+        "bandana",
+        "你好",
+        "naïve",
+        "",
+        "\n\n",
+        "1234",
+    ]
     ranks = ranks_of(words, 60)
     lines = [base64.b64encode(t) + b" " + str(r).encode() for t, r in ranks.items()]
     return ranks, b"\n".join(lines)

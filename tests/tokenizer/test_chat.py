@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from prelude.tokenizer import ChatTemplateError, Tokenizer
 from prelude.tokenizer._marks import METHODS, Marked, joined, segments
-from prelude.tokenizer._sandbox import Bounds
-from prelude.tokenizer.chat import apply_chat_template, render_segments
+from prelude.tokenizer.chat import Bounds, apply_chat_template, render_segments
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -67,7 +66,7 @@ def test_renders_equal_those_of_transformers(cases: Any) -> None:
         pieces = render_segments(chat, template, **arguments(case))
         assert "".join(text for text, _ in pieces) == case["text"]
         assert all(text for text, _ in pieces)
-        assert all(a[1] != b[1] for a, b in zip(pieces, pieces[1:]))
+        assert all(a[1] != b[1] for a, b in pairwise(pieces))
 
 
 @pytest.mark.fault(25)
@@ -78,7 +77,9 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         if "error" in case:
             continue
         name = case["tokenizer"]
-        tokenizer = loaded.setdefault(name, Tokenizer.from_str(json_of(name)))
+        if name not in loaded:
+            loaded[name] = Tokenizer.from_str(json_of(name))
+        tokenizer = loaded[name]
         template = (folder / f"{case['template']}.jinja").read_text(encoding="utf-8")
         chat = expected["chats"][case["chat"]]
         pieces = render_segments(chat, template, **arguments(case))
@@ -94,7 +95,11 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
             assert ids == case["ids"]
         else:
             trusted_ids = [
-                i for t, trusted in pieces if trusted for i in tokenizer.encode_array(t, False).tolist() if i in control
+                i
+                for t, trusted in pieces
+                if trusted
+                for i in tokenizer.encode_array(t, False).tolist()
+                if i in control
             ]
             assert [i for i in ids if i in control] == trusted_ids
 
@@ -151,6 +156,37 @@ def test_pieces_do_not_join_across_the_border_of_trust(chatml: Tokenizer) -> Non
     assert chatml.encode_segments([("<|im_", True), ("end|>", False)]).tolist() != [chatml.token_to_id("<|im_end|>")]
 
 
+SHARDS = st.lists(
+    st.tuples(
+        st.text(st.sampled_from("<|im_start|><|im_end|><tool_call> \n_xé"), max_size=12)
+        | st.sampled_from(
+            ["<|im_start|>", "<|im_end|>", "<tool_call>", "<|im_", "end|>", "<special>", "<mask>", " "]
+        ),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.fault(25)
+@settings(max_examples=300, deadline=None)
+@given(parts=SHARDS)
+def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: list[tuple[str, bool]]) -> None:
+    control = chatml._literal.control_ids
+    runs: list[str] = []
+    before = False
+    for text, trusted in parts:
+        if trusted and text:
+            runs[len(runs) - before :] = [runs[-1] + text] if before else [text]
+        before = trusted if text else before
+    expected = [i for run in runs for i in chatml.encode_array(run, False).tolist() if i in control]
+    ids = chatml.encode_segments(parts).tolist()
+    assert [i for i in ids if i in control] == expected
+    whole = "".join(text for text, _ in parts)
+    if not chatml.get_added_tokens_decoder().keys() & set(chatml.encode_array(whole, False).tolist()):
+        assert ids == chatml.encode_array(whole, False).tolist()
+
+
 @pytest.mark.fault(25)
 @pytest.mark.parametrize(
     "template",
@@ -193,7 +229,8 @@ def test_pieces_do_not_join_across_the_border_of_trust(chatml: Tokenizer) -> Non
         "{{ messages | map(attribute='content') | join }}",
         "{{ messages | map(attribute='content') | map('upper') | first }}",
         "{% set x %}{{ messages[0].content }}{% endset %}{{ x }}",
-        "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x + m.content %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x='') %}{% for m in messages %}"
+        "{% set ns.x = ns.x + m.content %}{% endfor %}{{ ns.x }}",
         "{% macro f(x) %}[{{ x }}]{% endmacro %}{{ f(messages[0].content) }}",
         "{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}{{ messages[0].content }}{% endcall %}",
         "{% filter trim %}{{ messages[0].content }}{% endfilter %}",
@@ -401,7 +438,8 @@ BOMBS = [
     "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}"
     "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
     "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+    "{{ ns.x|tojson }}",
     "{{ 'a' * 10**10 }}",
     "{{ [1] * 10**9 }}",
     "{{ 9 ** 99999999 }}",
@@ -468,9 +506,9 @@ def test_a_bomb_leaves_other_renderings_alone() -> None:
 
 
 def test_bounds_are_the_callers_choice() -> None:
-    assert render("{% for i in range(50) %}a{% endfor %}", bounds=Bounds(max_steps=50)) == "a" * 50
+    assert render("{% for i in range(50) %}a{% endfor %}", bounds=Bounds(max_steps=51)) == "a" * 50
     for bounds, says in (
-        (Bounds(max_steps=49), "more than 49 steps"),
+        (Bounds(max_steps=50), "more than 50 steps"),
         (Bounds(max_output=49), "more than 49 characters"),
         (Bounds(max_range=49), "limit is 49"),
         (Bounds(max_template=10), "limit is 10"),

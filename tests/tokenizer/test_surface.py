@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from prelude.tokenizer import AddedToken, Tokenizer, TokenizersMutationError
+from prelude.tokenizer import AddedToken, Tokenizer, TokenizerFileError, TokenizersMutationError
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
@@ -149,7 +149,7 @@ def test_components_can_be_looked_at(pair_of: Pair) -> None:
     plain = [t.encode("a", add_special_tokens=False) for t in (ours, theirs)]
     assert ours.post_processor.process(plain[0]).ids == theirs.post_processor.process(plain[1]).ids
     with pytest.raises(AttributeError):
-        ours.normalizer.nothing
+        getattr(ours.normalizer, "nothing")  # noqa: B009
     assert pair_of("no post-processor")[0].post_processor is None
     assert "Normalizer" in repr(ours.normalizer)
 
@@ -227,3 +227,51 @@ def test_importing_is_light() -> None:
         "assert not mine, mine\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ---- malformed files
+
+
+def broken(state: dict[str, Any], path: list[Any], value: Any) -> str:
+    state = copy.deepcopy(state)
+    at: Any = state
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return json.dumps(state)
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (["post_processor", "type"], "Nonsense", "post_processor.type"),
+        (["post_processor", "single"], 5, "post_processor.single"),
+        (["post_processor", "single", 0], {}, r"post_processor.single\[0\]"),
+        (["post_processor", "single", 0, "SpecialToken", "id"], "[NO]", r"special_tokens.\[NO\]"),
+        (["post_processor", "single", 0, "SpecialToken", "type_id"], -1, r"post_processor.single\[0\].type_id"),
+        (["post_processor", "special_tokens", "[CLS]", "ids"], [], r"special_tokens\['\[CLS\]'\]"),
+        (["post_processor", "special_tokens", "[CLS]", "ids"], [2**40], r"special_tokens\['\[CLS\]'\].ids\[0\]"),
+        (["truncation"], {"max_length": "x"}, "truncation"),
+        (["truncation"], [], "truncation"),
+        (["padding"], {"strategy": "Sideways"}, "padding"),
+        (["model", "vocab"], 5, "model.vocab"),
+        (["model", "type"], "Nonsense", "model|Nonsense"),
+        (["added_tokens"], {}, "added_tokens"),
+    ],
+)
+def test_malformed_members_are_named(json_of: Any, path: list[Any], value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Tokenizer.from_str(broken(json.loads(json_of("template")), path, value))
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"\xff\xfe", b"nonsense", b"{}", b'{"model": null}', b"[" * 100_000]
+)
+def test_what_is_no_tokenizer_file_is_refused(data: bytes) -> None:
+    with pytest.raises(TokenizerFileError) as caught:
+        Tokenizer.from_buffer(data)
+    assert caught.value.path is not None
+    with pytest.raises(FileNotFoundError):
+        Tokenizer.from_file("no such file")

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, pre_tokenizers
-
 from prelude.tokenizer import Tokenizer, patch_transformers, patched_transformers, transformers_patch
+from tokenizers import AddedToken, pre_tokenizers
 
 transformers = pytest.importorskip("transformers")
 

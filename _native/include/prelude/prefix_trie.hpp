@@ -77,6 +77,10 @@ struct TrieAudit {
   int64_t at = -1;
   int64_t nodes = 0, ready = 0, promised = 0, covered = 0, probation = 0, protect = 0, in_table = 0;
   AllocatorAudit pool;
+
+  void fail(const char* what, int64_t where) {  // the first one is kept
+    if (broken == nullptr) broken = what, at = where;
+  }
 };
 
 struct TrieNodeView {  // one row of dump()
@@ -278,6 +282,10 @@ class PrefixTrie {
   void remove(const int32_t* indices, int32_t count);
 
   void look_ahead() const;
+  std::vector<int64_t> ranks() const;
+  void audit_lists(TrieAudit& a) const;
+  void audit_node(int32_t i, const std::vector<int64_t>& rank, TrieAudit& a) const;
+  void audit_table(TrieAudit& a) const;
   void cover(int32_t i);
   void uncover(int32_t i);
   void refresh(int32_t i);
@@ -309,4 +317,5 @@ class PrefixTrie {
 
 }  // namespace prelude
 
+#include "prelude/prefix_trie_audit.hpp"
 #include "prelude/prefix_trie_impl.hpp"

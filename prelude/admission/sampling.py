@@ -1,0 +1,293 @@
+"""Sampling settings: checked once, and turned into a batch's arrays at every step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prelude.admission import checks
+from prelude.admission.facts import Facts
+from prelude.admission.logprobs import top_limit
+from prelude.admission.prepared import RowEdits, Sampling
+from prelude.batch import F32, I32, LogitEdits, SampleRows
+from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.streaming import Stops, make_stops
+from prelude.tasks import SamplingParams
+
+MAX_TEMPERATURE = 100.0
+GREEDY_BELOW = 1e-5  # dividing logits by less would overflow float32; the argmax is the limit
+MAX_PENALTY = 100.0
+MAX_BIAS = 100.0
+MAX_STOPS, MAX_STOP_CHARS = 64, 4096
+MAX_STOP_IDS = 1024
+_NO_IDS = np.zeros(0, dtype=np.int32)
+
+
+# ------------------------------------------------------------------ checking
+
+
+def resolve(facts: Facts, params: SamplingParams, max_tokens: int) -> Sampling:
+    """Every field checked, every default filled in. Temperatures below 1e-5 are greedy."""
+    temperature = checks.number(params.temperature, "params.temperature", 0.0, MAX_TEMPERATURE, "0 is greedy")
+    top_k = checks.integer(params.top_k, "params.top_k", 0, (1 << 63) - 1, "0 is off")
+    top_p = checks.number(params.top_p, "params.top_p", 0.0, 1.0, "1 is off")
+    if top_p == 0.0:
+        raise InvalidRequest("0 would leave no token; it takes more than 0, up to 1 (off)", field="params.top_p")
+    min_p = checks.number(params.min_p, "params.min_p", 0.0, 1.0, "0 is off")
+    greedy = temperature < GREEDY_BELOW
+    if params.seed is not None:
+        seed = checks.integer(params.seed, "params.seed", 0, (1 << 64) - 1)
+    else:
+        seed = 0 if greedy else secrets.randbits(64)
+    min_tokens = checks.integer(params.min_tokens, "params.min_tokens", 0, max_tokens, "at most max_tokens")
+    logprobs = params.logprobs
+    if logprobs is not None:
+        logprobs = checks.integer(logprobs, "params.logprobs", 0, top_limit(facts), "None is off")
+    stop_ids = resolve_stop_ids(facts, params)
+    return Sampling(
+        0.0 if greedy else temperature,
+        0 if top_k >= facts.limits.vocab_size else top_k,
+        top_p,
+        min_p,
+        seed,
+        stop_ids,
+        resolve_edits(facts, params, stop_ids if min_tokens else frozenset()),
+        min_tokens,
+        logprobs,
+        resolve_stops(params.stop),
+        checks.flag(params.include_stop, "params.include_stop"),
+    )
+
+
+def resolve_stop_ids(facts: Facts, params: SamplingParams) -> frozenset[int]:
+    rows = facts.limits.vocab_size
+    given = token_ids(params.stop_token_ids, "params.stop_token_ids", rows, MAX_STOP_IDS)
+    eos = frozenset() if checks.flag(params.ignore_eos, "params.ignore_eos") else facts.eos_ids
+    return eos.union(given.tolist())
+
+
+def resolve_stops(stop: Any) -> Stops | None:
+    """A string or a list of them, each of at least one character."""
+    field = "params.stop"
+    if isinstance(stop, str):
+        stop = (stop,)
+    if stop is None or not isinstance(stop, list | tuple):
+        raise InvalidRequest(f"{shown(stop)} is not a string or a list of strings", field=field)
+    if len(stop) > MAX_STOPS:
+        raise RequestTooLarge(f"{len(stop)} stop strings; the limit is {MAX_STOPS}", field=field)
+    words = tuple(checks.text(word, f"{field}[{i}]", MAX_STOP_CHARS, empty=False) for i, word in enumerate(stop))
+    if sum(map(len, words)) > MAX_STOP_CHARS:
+        raise RequestTooLarge(f"more than {MAX_STOP_CHARS} characters of stop strings in all", field=field)
+    return make_stops(words) if words else None
+
+
+def resolve_edits(facts: Facts, params: SamplingParams, early: frozenset[int]) -> RowEdits | None:
+    """None where nothing is done to the logits. ``early`` are the ids that ``min_tokens`` bans for a while."""
+    rows = facts.limits.vocab_size
+    repetition = checks.number(
+        params.repetition_penalty, "params.repetition_penalty", 1 / MAX_PENALTY, MAX_PENALTY, "1 is off"
+    )
+    presence = checks.number(params.presence_penalty, "params.presence_penalty", -MAX_PENALTY, MAX_PENALTY)
+    frequency = checks.number(params.frequency_penalty, "params.frequency_penalty", -MAX_PENALTY, MAX_PENALTY)
+    bias_ids, bias_values = resolve_bias(params.logit_bias, rows)
+    allowed = params.allowed_token_ids
+    chosen = None if allowed is None else token_ids(allowed, "params.allowed_token_ids", rows, rows)
+    banned = token_ids(params.banned_token_ids, "params.banned_token_ids", rows, rows)
+    banned_early = banned if not early else np.union1d(banned, np.array(sorted(early), dtype=np.int32))
+    left = rows - len(banned_early) if chosen is None else len(np.setdiff1d(chosen, banned_early))
+    if left == 0:
+        raise InvalidRequest(
+            "no token allowed: allowed_token_ids, banned_token_ids and (before min_tokens) the stop ids leave none",
+            field="params.banned_token_ids" if chosen is None else "params.allowed_token_ids",
+        )
+    edits = RowEdits(
+        repetition,
+        presence,
+        frequency,
+        bias_ids,
+        bias_values,
+        _NO_IDS if chosen is None else chosen,
+        banned,
+        banned_early.astype(np.int32),
+    )
+    return edits if edits.penalised or any(map(len, (bias_ids, edits.allowed, edits.banned_early))) else None
+
+
+def resolve_bias(bias: Any, rows: int) -> tuple[I32, F32]:
+    field = "params.logit_bias"
+    if bias is None:
+        return _NO_IDS, np.zeros(0, dtype=np.float32)
+    if not isinstance(bias, dict):
+        raise InvalidRequest(f"{shown(bias)} is not a dict of token ids and numbers", field=field)
+    if len(bias) > rows:
+        raise RequestTooLarge(f"{len(bias)} entries; the model has {rows} logits", field=field)
+    ids = [checks.integer(key, f"{field} key", 0, rows - 1, "a key is a token id") for key in bias]
+    if len(set(ids)) < len(ids):
+        raise InvalidRequest("an id stands there twice, as two types of integer", field=field)
+    values = [
+        checks.number(value, f"{field}[{key}]", -MAX_BIAS, MAX_BIAS, "use banned_token_ids to rule a token out")
+        for key, value in zip(ids, bias.values())
+    ]
+    return np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
+
+
+def token_ids(value: Any, field: str, rows: int, most: int) -> I32:
+    """Ids below ``rows`` (the model's logits), each once, ascending."""
+    if not isinstance(value, list | tuple | set | frozenset | range | np.ndarray):
+        raise InvalidRequest(f"{shown(value)} is not a list of token ids", field=field)
+    if isinstance(value, np.ndarray) and (value.ndim != 1 or (value.dtype.kind not in "iu" and len(value))):
+        raise InvalidRequest(f"an array {value.dtype}{value.shape} is not a list of token ids", field=field)
+    if len(value) > most:
+        raise RequestTooLarge(f"{len(value)} ids; the limit is {most}", field=field)
+    ids: list[int] = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    if not all(type(i) is int and 0 <= i < rows for i in ids):
+        what = f"an id is one of the model's {rows} logits"
+        ids = [checks.integer(i, f"{field}[{at}]", 0, rows - 1, what) for at, i in enumerate(ids)]
+    return np.array(sorted(set(ids)), dtype=np.int32)
+
+
+# ------------------------------------------------------------------ arrays
+
+
+class History:
+    """The ids that a request's penalties weigh, each once, with how often it was drawn."""
+
+    __slots__ = ("_counts", "_ids", "_place", "size")
+
+    def __init__(self, prompt: I32) -> None:
+        ids = np.unique(prompt)
+        self.size = len(ids)
+        self._ids = np.empty(self.size + 64, dtype=np.int32)
+        self._counts = np.zeros(self.size + 64, dtype=np.int32)
+        self._ids[: self.size] = ids
+        self._place = dict(zip(ids.tolist(), range(self.size)))
+
+    @classmethod
+    def of(cls, edits: RowEdits, prompt: I32) -> History:
+        """The repetition penalty alone looks at the prompt."""
+        return cls(prompt if edits.repetition != 1.0 else _NO_IDS)
+
+    def add(self, token_id: int) -> None:
+        at = self._place.get(token_id)
+        if at is None:
+            at = self._place[token_id] = self.size
+            if at == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[at] = token_id
+            self.size += 1
+        self._counts[at] += 1
+
+    def ids(self) -> I32:
+        return self._ids[: self.size]
+
+    def counts(self) -> I32:
+        return self._counts[: self.size]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One row that is about to be sampled: ``row`` in its batch, ``step`` tokens drawn before."""
+
+    row: int
+    sampling: Sampling
+    step: int = 0
+    history: History | None = None
+
+
+def sample_rows(draws: Sequence[Drawing]) -> SampleRows:
+    settings = [draw.sampling for draw in draws]
+    return SampleRows(
+        np.array([draw.row for draw in draws], dtype=np.int32),
+        np.array([s.temperature for s in settings], dtype=np.float32),
+        np.array([s.top_k for s in settings], dtype=np.int32),
+        np.array([s.top_p for s in settings], dtype=np.float32),
+        np.array([s.min_p for s in settings], dtype=np.float32),
+        np.array([s.seed for s in settings], dtype=np.uint64),
+        np.array([draw.step for draw in draws], dtype=np.int32),
+        max((s.logprobs or 0 for s in settings), default=0),
+        any(s.logprobs is not None for s in settings),
+        logit_edits(draws),
+    )
+
+
+def logit_edits(draws: Sequence[Drawing]) -> LogitEdits | None:
+    """Tables for every row, None where no row has anything done to it."""
+    if all(draw.sampling.edits is None for draw in draws):
+        return None
+    edits = [draw.sampling.edits or NO_EDITS for draw in draws]
+    banned = [e.banned_early if draw.step < draw.sampling.min_tokens else e.banned for e, draw in zip(edits, draws)]
+    seen = [draw.history for draw in draws]
+    return LogitEdits(
+        np.array([e.repetition for e in edits], dtype=np.float32),
+        np.array([e.presence for e in edits], dtype=np.float32),
+        np.array([e.frequency for e in edits], dtype=np.float32),
+        _indptr([0 if h is None else h.size for h in seen]),
+        _joined([_NO_IDS if h is None else h.ids() for h in seen]),
+        _joined([_NO_IDS if h is None else h.counts() for h in seen]),
+        _indptr([len(e.bias_ids) for e in edits]),
+        _joined([e.bias_ids for e in edits]),
+        _joined([e.bias_values for e in edits]),
+        _indptr([len(e.allowed) for e in edits]),
+        _joined([e.allowed for e in edits]),
+        _indptr([len(ids) for ids in banned]),
+        _joined(banned),
+    )
+
+
+def join_samples(parts: Sequence[SampleRows]) -> SampleRows:
+    """Rows of several requests as one readout."""
+    return SampleRows(
+        np.concatenate([s.rows for s in parts]),
+        np.concatenate([s.temperature for s in parts]),
+        np.concatenate([s.top_k for s in parts]),
+        np.concatenate([s.top_p for s in parts]),
+        np.concatenate([s.min_p for s in parts]),
+        np.concatenate([s.seeds for s in parts]),
+        np.concatenate([s.steps for s in parts]),
+        max(s.top for s in parts),
+        any(s.logprobs for s in parts),
+        join_edits([(s.edits, len(s.rows)) for s in parts]),
+    )
+
+
+def join_edits(parts: Sequence[tuple[LogitEdits | None, int]]) -> LogitEdits | None:
+    if all(edits is None for edits, _ in parts):
+        return None
+    edits = [edits or _untouched(count) for edits, count in parts]
+
+    def rows(name: str) -> list[npt.NDArray[Any]]:
+        return [getattr(e, name) for e in edits]
+
+    joined = {name: np.concatenate(rows(name)) for name in LogitEdits.__slots__}
+    for name in ("seen_indptr", "bias_indptr", "allowed_indptr", "banned_indptr"):
+        joined[name] = _indptr(np.concatenate([np.diff(indptr) for indptr in rows(name)]).tolist())
+    return LogitEdits(**joined)
+
+
+def _untouched(count: int) -> LogitEdits:
+    edits = logit_edits([Drawing(0, _WITHOUT_EDITS)] * count)
+    if edits is None:
+        raise RuntimeError("rows without edits still need their empty tables")
+    return edits
+
+
+NO_EDITS = RowEdits(1.0, 0.0, 0.0, _NO_IDS, np.zeros(0, dtype=np.float32), _NO_IDS, _NO_IDS, _NO_IDS)
+
+
+_WITHOUT_EDITS = Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), NO_EDITS)
+
+
+def _indptr(lengths: Sequence[int]) -> I32:
+    out = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=out[1:])
+    return out
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(parts)

@@ -1,0 +1,77 @@
+"""Asked at load time: does this machine give a row the same bits whatever stands beside it?
+
+Deterministic mode rests on two properties of the installed kernels. Neither is promised anywhere, so neither is
+assumed: products of at least so many rows agree row by row with larger ones, and attention of a short tile agrees
+with that of a full tile of several sequences. Where that cannot be had, deterministic mode is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from prelude.execution.attention import attend, negative_where
+from prelude.execution.attention_fixed import FEW, TILE
+from prelude.models.ops import Linear
+
+CANDIDATES = (FEW, 32, 64, 128)
+_ROWS = 300
+_OUTPUTS = 8192
+"""Output columns tested of a wide weight, such as the LM head: the kernel does not change with more."""
+
+
+def rows_needed(linears: Iterable[Linear]) -> int:
+    """The smallest candidate from which on products of every weight shape agree row by row."""
+    shapes = {(tuple(linear.weight.shape), linear.weight.dtype): linear for linear in linears}
+    needed = 0
+    for linear in shapes.values():
+        weight = linear.weight[:_OUTPUTS].t()
+
+        def plain(x: Tensor, weight: Tensor = weight) -> Tensor:
+            return torch.mm(x, weight)
+
+        def added(x: Tensor, weight: Tensor = weight) -> Tensor:
+            # As the residual meets it: some values of the row itself to begin with.
+            return x.new_ones(len(x), weight.shape[1]).mul_(x[:, :1]).addmm_(x, weight)
+
+        products = (plain, added) if weight.dtype == torch.float32 else (plain,)
+        needed = max([needed, *(_rows_needed(f, weight.shape[0], weight.dtype) for f in products)])
+    return needed
+
+
+def _rows_needed(product: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) -> int:
+    x = torch.randn(_ROWS, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = product(x)
+    for least in CANDIDATES:
+        counts = {least, least + 1, least + 3, least + 7, 2 * least - 1, 3 * least // 2, 255}
+        if all(_agree(product, x, whole, count) for count in counts if count <= _ROWS - 5):
+            return least
+    raise RuntimeError(
+        f"deterministic mode is not available: on this machine a product of {CANDIDATES[-1]} rows of {width} "
+        f"{str(dtype).removeprefix('torch.')} values differs from the same rows in a larger product"
+    )
+
+
+def _agree(product: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, count: int) -> bool:
+    return all(torch.equal(product(x[at : at + count].clone()), whole[at : at + count]) for at in (0, 5))
+
+
+def check_attention(heads: int, kv_heads: int, width: int) -> None:
+    """Raise unless a short tile of one sequence has the bits of a full tile among several."""
+    generator = torch.Generator().manual_seed(0)
+    keys = 9 * TILE
+    q = torch.randn(3, TILE, heads, width, generator=generator)
+    k, v = (torch.randn(3, keys, kv_heads, width, generator=generator) for _ in range(2))
+    hidden = torch.arange(keys) > keys - TILE + torch.arange(TILE)[:, None]
+    mask = negative_where(hidden.numpy()[None, None], torch.float32)
+    full, _ = attend(q, k, v, mask=mask)
+    for at in (0, 7, TILE - FEW):
+        rows = slice(at, at + FEW)
+        short, _ = attend(q[1:2, rows], k[1:2], v[1:2], mask=mask[:, :, rows].contiguous())
+        if not torch.equal(short[0], full[1, rows]):
+            raise RuntimeError(
+                "deterministic mode is not available: on this machine attention over a tile of "
+                f"{FEW} rows differs from the same rows in a tile of {TILE}"
+            )

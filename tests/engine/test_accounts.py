@@ -1,0 +1,43 @@
+"""What a request cost is reported: tokenising, waiting, the forward, and the host's share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from prelude import Choice, Decide, Engine, Generate, SamplingParams
+
+
+@pytest.mark.feature("A25")
+def test_host_time_is_accounted_apart_from_the_forward(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(prefix_cache=False)
+    tasks = [Decide(f"{i} boats lay at the quay " * 8, [Choice("Where?", ["harbour", "city"])]) for i in range(64)]
+    engine.run_many(tasks)
+    before = engine.stats()
+    began = time.perf_counter()
+    results = engine.run_many(tasks)
+    wall = time.perf_counter() - began
+    after = engine.stats()
+    forward = after["forward_seconds"] - before["forward_seconds"]
+    host = after["host_seconds"] - before["host_seconds"]
+    tokenising = sum(answers.stats.tokenize_ms for answers in results) / 1e3
+    assert forward > 0 and host > 0 and tokenising > 0
+    assert forward + host + tokenising <= wall
+    assert all(answers.stats.forward_ms > 0 and answers.stats.queue_ms >= 0 for answers in results)
+    assert {answers.stats.batch_size_seen for answers in results} == {64}
+
+
+def test_every_result_carries_its_requests_counters(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    prompt = "two boats lay at the quay that morning and nobody wanted to sail"
+    done = engine.complete(prompt, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
+    n = len(engine.explain(Generate(prompt)).token_ids)
+    stats = done.stats
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.computed_tokens) == (n, 0, n + 3)
+    assert (stats.chunks, stats.preemptions, stats.deferred_ticks) == (1, 0, 0)
+    assert stats.finish_reason == "length" and stats.forward_ms > 0
+    cut = engine.embed(prompt * 100, pooling="last", truncation="tail")
+    assert cut.stats.truncated_tokens > 0 and cut.stats.prompt_tokens == 512
+    assert engine.stats()["requests"] == {"oneshot": 1, "decode": 1}

@@ -1,0 +1,58 @@
+"""The packaged model through our own engine: its two decisions on sentences nobody trained on, and the demo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from prelude import Choice, Decide, Engine, YesNo, default_model
+
+
+@pytest.mark.slow
+def test_accuracies_on_heldout_sentences() -> None:
+    demo = json.loads((default_model.path() / "demo.json").read_text(encoding="utf-8"))
+    lines = (default_model.path() / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    language, personal = demo["questions"]
+    questions = [Choice(language["question"], language["labels"]), YesNo(personal["question"])]
+    with Engine.from_pretrained() as engine:
+        states = [demo["state"].format(rubric=demo["rubric"], text=row["text"]) for row in rows]
+        results = engine.run_many([Decide(state, questions) for state in states])
+        stats = engine.stats()
+    named = [(row, answers[0]) for row, answers in zip(rows, results) if row.get("language")]
+    checked = [(row, answers[1]) for row, answers in zip(rows, results) if row.get("personal_data") is not None]
+    right = sum(answer.label == row["language"] for row, answer in named) / len(named)
+    found = sum((answer.label == "yes") == bool(row["personal_data"]) for row, answer in checked) / len(checked)
+    assert len(named) >= 12 * 15 and len({row["language"] for row, _ in named}) >= 12
+    assert right >= 0.97, f"language: {right:.3f}"
+    assert found >= 0.95, f"personal data: {found:.3f}"
+    assert stats["folded_tokens"] + stats["prefix_hit_tokens"] > stats["prefill_tokens"], "the rubric is shared"
+
+
+def test_the_demo_runs_and_says_what_happened() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "prelude", "demo"], capture_output=True, text=True, timeout=110, env=_wide()
+    )
+    assert done.returncode == 0, done.stderr
+    for word in ("Which language is it?", "Embeddings", "Completion", "oneshot", "decode", "tokens reused", "steps"):
+        assert word in done.stdout
+    assert len([line for line in done.stdout.splitlines() if "│" in line]) > 28
+
+
+def test_the_demo_refuses_what_is_not_a_model() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "prelude", "demo", "--model", "/nonexistent/dir"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "prelude: " in done.stderr and "Traceback" not in done.stderr
+
+
+def _wide() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "COLUMNS": "120"}

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows
+from prelude.execution.dump import load, save
+from tests.execution.helpers import (
+    Model,
+    Segment,
+    all_logprobs,
+    decode_rows,
+    i32,
+    prompts,
+    random_ids,
+    run,
+    sampling,
+    slices,
+)
+
+TREE = slices([Segment(random_ids(0, 20), write=[1, 2]), Segment(random_ids(1, 5), 0)])
+ROWS = decode_rows([3, 4], [0, 17], [[5], [6, 7]])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        OneShotBatch(TREE, all_logprobs(np.array([3, 24]), top=2, ranks=True)),
+        OneShotBatch(prompts(random_ids(2, 9)), PooledRows(i32([1, 8]), i32([0, 2]), "mean")),
+        DecodeBatch(ROWS, sampling([0, 1], 0.7, seeds=[2**64 - 1, 5], top_p=0.9)),
+        MixedBatch(TREE, (sampling([24]), all_logprobs(np.array([2]))), ROWS, None, recurrent_slots=3),
+    ],
+)
+def test_a_dumped_batch_runs_the_same(batch: object, model: Model, tmp_path: Path) -> None:
+    save(tmp_path / "step", batch)  # type: ignore[arg-type]
+    again = load(tmp_path / "step")
+    assert repr(again) == repr(batch)
+    first, second = (run(model.executor(deterministic=True), b) for b in (batch, again))
+    for one, two in zip(first.outputs, second.outputs, strict=True):
+        for name in one.__dataclass_fields__:
+            assert np.array_equal(getattr(one, name), getattr(two, name))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    with pytest.raises(ValueError, match="not a dumped batch"):
+        load(tmp_path / "other.npz")
+    np.savez(tmp_path / "pickle.npz", a=np.array([object()]))
+    with pytest.raises(ValueError, match="pickle"):
+        load(tmp_path / "pickle.npz")

@@ -1,0 +1,677 @@
+# distutils: language = c++
+"""Thin wrapper of the C++ core; the interface and its promises are in _core.pyi."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AsStringAndSize, PyBytes_FromStringAndSize
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.string cimport memcpy
+from libcpp cimport bool as cbool
+from libcpp.optional cimport optional
+from libcpp.string cimport string
+from libcpp.string_view cimport string_view
+from libcpp.utility cimport pair
+from libcpp.vector cimport vector
+
+import numpy as np
+
+cimport numpy as cnp
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
+
+cdef extern from *:
+    """
+    #include "stream.hpp"
+
+    namespace {
+
+    struct CoreError {
+      int kind;  // 1 file, 2 unsupported component, 3 unsupported regex, 4 text, 5 stream, 6 other, 0 Python's own
+      std::string path, message;
+      size_t position;
+    };
+    struct PythonRaised {};
+
+    // Inside a catch block.
+    inline CoreError current_error() {
+      try {
+        throw;
+      } catch (const PythonRaised&) {
+        return {0, "", "", 0};
+      } catch (const fasttoken::FileError& e) {
+        return {1, e.path, e.message, 0};
+      } catch (const fasttoken::Unsupported& e) {
+        return {e.regex ? 3 : 2, e.path, e.feature, 0};
+      } catch (const fasttoken::TextError& e) {
+        return {4, "", e.what(), e.position};
+      } catch (const fasttoken::StreamError& e) {
+        return {5, "", e.what(), 0};
+      } catch (const std::bad_alloc&) {
+        return {7, "", "", 0};
+      } catch (const std::exception& e) {
+        return {6, "", e.what(), 0};
+      }
+    }
+
+    using ExternalCall = int (*)(PyObject*, size_t, const char*, size_t, fasttoken::Matches*);
+
+    inline void set_matcher(fasttoken::Tokenizer& t, PyObject* owner, ExternalCall call) {
+      t.externals().match = [owner, call](size_t n, std::string_view text, fasttoken::Matches& out) {
+        if (call(owner, n, text.data(), text.size(), &out) < 0) throw PythonRaised();
+      };
+    }
+
+    // The caller's scratch: one a thread, but a fresh one where Python code may run in the middle.
+    class ScratchFor {
+     public:
+      explicit ScratchFor(const fasttoken::Tokenizer& t)
+          : own_(t.externals().patterns.empty() ? nullptr : new fasttoken::Scratch) {}
+      fasttoken::Scratch& get() { return own_ ? *own_ : fasttoken::Tokenizer::scratch(); }
+
+     private:
+      std::unique_ptr<fasttoken::Scratch> own_;
+    };
+
+    inline void core_encode_ids(const fasttoken::Tokenizer& t, std::string_view text, bool special,
+                                std::vector<int32_t>& out) {
+      ScratchFor s(t);
+      t.encode_ids(text, special, s.get(), out);
+    }
+    inline void core_encode_batch(const fasttoken::Tokenizer& t, const std::vector<std::string_view>& texts,
+                                  bool special, std::vector<int32_t>& out, std::vector<int64_t>& starts) {
+      ScratchFor s(t);
+      starts.push_back(0);
+      for (std::string_view text : texts) {
+        t.encode_ids(text, special, s.get(), out);
+        starts.push_back(static_cast<int64_t>(out.size()));
+      }
+    }
+    inline void core_encode(const fasttoken::Tokenizer& t, std::string_view text, bool special, bool chars,
+                            bool trim, fasttoken::Encoded& out) {
+      ScratchFor s(t);
+      t.encode(text, special, s.get(), out);
+      if (chars) t.to_characters(text, out.offsets);
+      if (trim) t.trim(out);
+    }
+    inline void core_encode_full_batch(const fasttoken::Tokenizer& t,
+                                       const std::vector<std::string_view>& texts, bool special, bool chars,
+                                       bool trim, fasttoken::Encoded& out, std::vector<int64_t>& starts) {
+      starts.push_back(0);
+      fasttoken::Encoded one;
+      for (std::string_view text : texts) {
+        one.ids.clear();
+        one.words.clear();
+        one.offsets.clear();
+        one.added.clear();
+        core_encode(t, text, special, chars, trim, one);
+        out.ids.insert(out.ids.end(), one.ids.begin(), one.ids.end());
+        out.words.insert(out.words.end(), one.words.begin(), one.words.end());
+        out.offsets.insert(out.offsets.end(), one.offsets.begin(), one.offsets.end());
+        starts.push_back(static_cast<int64_t>(out.ids.size()));
+      }
+    }
+    inline std::string core_decode(const fasttoken::Tokenizer& t, const std::vector<uint32_t>& ids,
+                                   bool skip) {
+      ScratchFor s(t);
+      return t.decode(ids, skip, s.get());
+    }
+    inline std::string core_decode_tokens(const fasttoken::Tokenizer& t, std::vector<std::string>& tokens) {
+      ScratchFor s(t);
+      return t.decode_tokens(std::move(tokens), s.get());
+    }
+    inline std::string core_token_bytes(const fasttoken::Tokenizer& t, uint32_t id) {
+      ScratchFor s(t);
+      return t.token_bytes(id, s.get());
+    }
+    inline std::string core_normalize(const fasttoken::Tokenizer& t, std::string_view text) {
+      ScratchFor s(t);
+      return t.normalize(text, s.get());
+    }
+    inline void core_pre_tokenize(const fasttoken::Tokenizer& t, std::string_view text,
+                                  std::vector<std::string>& pieces, std::vector<fasttoken::Align>& offsets) {
+      ScratchFor s(t);
+      t.pre_tokenize(text, s.get(), pieces, offsets);
+      t.to_characters(text, offsets);
+    }
+    inline bool core_step(fasttoken::DecodeStream& d, const fasttoken::Tokenizer& t,
+                          const std::vector<uint32_t>& ids, std::string& out) {
+      ScratchFor s(t);
+      auto text = d.step(ids, s.get());
+      if (text) out = std::move(*text);
+      return text.has_value();
+    }
+    inline std::string core_finish(fasttoken::DecodeStream& d, const fasttoken::Tokenizer& t) {
+      ScratchFor s(t);
+      return d.finish(s.get());
+    }
+    inline void core_vocab(const fasttoken::Tokenizer& t, bool added, std::vector<std::string_view>& tokens,
+                           std::vector<uint32_t>& ids) {
+      t.each_token(added, [&](std::string_view token, uint32_t id) {
+        tokens.push_back(token);
+        ids.push_back(id);
+      });
+    }
+    inline void core_trim(const fasttoken::Tokenizer& t, const std::vector<int32_t>& ids,
+                          const std::vector<std::string>* tokens, bool add_prefix_space,
+                          std::vector<fasttoken::Align>& offsets) {
+      fasttoken::Tokenizer::trim(offsets, add_prefix_space, [&](uint32_t i) {
+        return tokens ? t.trim_of((*tokens)[i]) : t.trim_of(static_cast<uint32_t>(ids[i]));
+      });
+    }
+
+    }  // namespace
+    """
+    cppclass CoreError:
+        int kind
+        string path
+        string message
+        size_t position
+    CoreError current_error()
+
+
+class TokenizerFileError(ValueError):
+    def __init__(self, path, message):
+        super().__init__(path, message)
+        self.path, self.message = path, message
+
+    def __str__(self):
+        return f"{self.path}: {self.message}"
+
+
+class UnsupportedFeature(ValueError):
+    def __init__(self, feature, path, kind="component"):
+        super().__init__(feature, path, kind)
+        self.feature, self.path, self.kind = feature, path, kind
+
+    def __str__(self):
+        return f"{self.path}: {self.feature} is not supported by the native core"
+
+
+cdef str to_str(const string& s):
+    return PyUnicode_DecodeUTF8(s.data(), s.size(), "replace")
+
+
+cdef str view_str(string_view s):
+    return PyUnicode_DecodeUTF8(s.data(), s.size(), "replace")
+
+
+cdef int raise_core() except -1 with gil:
+    cdef CoreError e = current_error()
+    if e.kind == 0:
+        return -1  # a Python exception is already set
+    if e.kind == 1:
+        raise TokenizerFileError(to_str(e.path), to_str(e.message))
+    if e.kind == 2 or e.kind == 3:
+        raise UnsupportedFeature(to_str(e.message), to_str(e.path), "regex" if e.kind == 3 else "component")
+    if e.kind == 4 or e.kind == 5:
+        raise ValueError(to_str(e.message))
+    if e.kind == 7:
+        raise MemoryError()
+    raise RuntimeError(to_str(e.message))
+
+
+cdef extern from "tokenizer.hpp" namespace "fasttoken":
+    cppclass Matches:
+        void push_back(pair[uint32_t, uint32_t])
+    cppclass Align:
+        uint32_t begin, end
+    cppclass Added "fasttoken::Encoded::Added":
+        uint32_t index
+        string text
+    cppclass Encoded:
+        vector[int32_t] ids, words
+        vector[Align] offsets
+        vector[Added] added
+    cppclass AddedToken:
+        uint32_t id
+        string content
+        cbool single_word, lstrip, rstrip, normalized, special
+    cppclass Externals:
+        vector[string] patterns
+    cppclass Tokenizer:
+        Tokenizer(string_view, cbool) except +raise_core
+        const Externals& externals()
+        const vector[AddedToken]& added()
+        const vector[cbool]& trim_passes()
+        const string* section(const string&)
+        string_view token(uint32_t)
+        string_view model_token(uint32_t)
+        optional[uint32_t] id(const string&)
+        size_t size(cbool)
+        uint32_t id_limit()
+        string model_json() except +raise_core
+
+cdef extern from "stream.hpp" namespace "fasttoken":
+    cppclass DecodeStream:
+        DecodeStream(const Tokenizer*, vector[uint32_t], cbool) except +raise_core
+        DecodeStream(const DecodeStream&)
+
+cdef extern from *:
+    ctypedef int (*ExternalCall)(PyObject*, size_t, const char*, size_t, Matches*)
+    void set_matcher(Tokenizer&, PyObject*, ExternalCall)
+    void core_encode_ids(const Tokenizer&, string_view, cbool, vector[int32_t]&) except +raise_core nogil
+    void core_encode_batch(const Tokenizer&, const vector[string_view]&, cbool, vector[int32_t]&,
+                           vector[int64_t]&) except +raise_core nogil
+    void core_encode(const Tokenizer&, string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
+    void core_encode_full_batch(const Tokenizer&, const vector[string_view]&, cbool, cbool, cbool, Encoded&,
+                                vector[int64_t]&) except +raise_core nogil
+    string core_decode(const Tokenizer&, const vector[uint32_t]&, cbool) except +raise_core nogil
+    string core_decode_tokens(const Tokenizer&, vector[string]&) except +raise_core
+    string core_token_bytes(const Tokenizer&, uint32_t) except +raise_core
+    string core_normalize(const Tokenizer&, string_view) except +raise_core nogil
+    void core_pre_tokenize(const Tokenizer&, string_view, vector[string]&, vector[Align]&) except +raise_core
+    cbool core_step(DecodeStream&, const Tokenizer&, const vector[uint32_t]&, string&) except +raise_core
+    string core_finish(DecodeStream&, const Tokenizer&) except +raise_core
+    void core_vocab(const Tokenizer&, cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
+    void core_trim(const Tokenizer&, const vector[int32_t]&, const vector[string]*, cbool,
+                   vector[Align]&) except +raise_core
+
+# Below this many bytes a call keeps the GIL: getting it back costs more than the work.
+cdef enum:
+    RELEASE_AT = 4096
+
+
+cdef string_view view_of(object text) except *:
+    """The UTF-8 of a str (kept by it) or of bytes; the view lives as long as the object."""
+    cdef Py_ssize_t size = 0
+    cdef char* data = NULL
+    if isinstance(text, str):
+        return string_view(PyUnicode_AsUTF8AndSize(text, &size), size)
+    if isinstance(text, bytes):
+        PyBytes_AsStringAndSize(text, &data, &size)
+        if not (<bytes> text).isascii():
+            (<bytes> text).decode()  # raises UnicodeDecodeError where it is not UTF-8
+        return string_view(data, size)
+    raise TypeError(f"expected str or bytes, not {type(text).__name__}")
+
+
+cdef cnp.ndarray int32_array(const void* data, Py_ssize_t n):
+    cdef cnp.npy_intp shape = n
+    cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT32, 0)
+    if n:
+        memcpy(cnp.PyArray_DATA(out), data, n * 4)
+    return out
+
+
+cdef cnp.ndarray pair_array(const vector[Align]& offsets):
+    cdef cnp.npy_intp[2] shape
+    shape[0] = offsets.size()
+    shape[1] = 2
+    cdef cnp.ndarray out = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT32, 0)
+    if offsets.size():
+        memcpy(cnp.PyArray_DATA(out), offsets.data(), offsets.size() * 8)
+    return out
+
+
+cdef cnp.ndarray int64_array(const vector[int64_t]& values):
+    cdef cnp.npy_intp shape = values.size()
+    cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT64, 0)
+    memcpy(cnp.PyArray_DATA(out), values.data(), values.size() * 8)
+    return out
+
+
+cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
+    """Ids from any sequence of integers; what no token has is -1 here and decodes to nothing."""
+    cdef Py_ssize_t i, n
+    cdef long long value
+    cdef const long long[::1] column
+    if isinstance(ids, np.ndarray):
+        column = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
+        n = column.shape[0]
+        out.reserve(n)
+        for i in range(n):
+            value = column[i]
+            if value < 0:
+                raise OverflowError("can't convert negative int to unsigned")
+            out.push_back(<uint32_t> value if value < 0xFFFFFFFF else <uint32_t> 0xFFFFFFFF)
+        return 0
+    if not isinstance(ids, (list, tuple)):
+        ids = list(ids)
+    out.reserve(len(ids))
+    for item in ids:
+        value = item
+        if value < 0:
+            raise OverflowError("can't convert negative int to unsigned")
+        if value > 0xFFFFFFFF:
+            raise OverflowError("out of range integral type conversion attempted")
+        out.push_back(<uint32_t> value)
+    return 0
+
+
+cdef int call_matcher(PyObject* owner, size_t n, const char* data, size_t size, Matches* out) noexcept with gil:
+    cdef CoreTokenizer self = <CoreTokenizer> owner
+    cdef bytes raw
+    cdef Py_ssize_t at = 0, byte = 0
+    try:
+        raw = PyBytes_FromStringAndSize(data, size)
+        text = raw.decode()
+        ascii = len(text) == len(raw)
+        for begin, end in self._matchers[n](text):
+            if not at <= begin <= end <= len(text):
+                raise ValueError("the matcher's matches are out of order")
+            first = begin if ascii else byte + len(text[at:begin].encode())
+            last = end if ascii else first + len(text[begin:end].encode())
+            out.push_back(pair[uint32_t, uint32_t](first, last))
+            at, byte = end, last
+        return 0
+    except BaseException as error:
+        self_error(error)
+        return -1
+
+
+cdef extern from "Python.h":
+    void PyErr_SetObject(object, object)
+
+
+cdef int self_error(object error) noexcept:
+    PyErr_SetObject(type(error), error)
+    return 0
+
+
+@cython.final
+cdef class CoreTokenizer:
+    cdef Tokenizer* core
+    cdef list _matchers
+    cdef list _ints
+    cdef PyObject** _int_items
+    cdef uint32_t _int_count
+
+    def __cinit__(self):
+        self.core = NULL
+
+    def __dealloc__(self):
+        del self.core
+
+    def __init__(self):
+        raise TypeError("use CoreTokenizer.from_json")
+
+    @staticmethod
+    def from_json(data, matcher=None):
+        cdef CoreTokenizer self = CoreTokenizer.__new__(CoreTokenizer)
+        cdef Py_ssize_t size = 0
+        cdef char* raw = NULL
+        if isinstance(data, str):
+            data = data.encode()
+        if not isinstance(data, bytes):
+            data = bytes(data)
+        PyBytes_AsStringAndSize(data, &raw, &size)
+        self.core = new Tokenizer(string_view(raw, size), matcher is not None)
+        self._matchers = [matcher(p) for p in self.external_patterns]
+        set_matcher(self.core[0], <PyObject*> self, call_matcher)
+        self._int_count = self.core.id_limit()
+        self._ints = list(range(self._int_count))
+        self._int_items = (<PyListPeek*> self._ints).ob_item
+        return self
+
+    def __reduce__(self):
+        raise TypeError("a CoreTokenizer is not pickled: pickle the JSON it was loaded from")
+
+    @property
+    def external_patterns(self):
+        cdef size_t i
+        cdef const vector[string]* patterns = &self.core.externals().patterns
+        return [to_str(patterns[0][i]) for i in range(patterns.size())]
+
+    cdef list list_of(self, const int32_t* ids, Py_ssize_t n):
+        cdef list out = PyList_New(n)
+        cdef Py_ssize_t i
+        cdef PyObject* item
+        for i in range(n):
+            item = self._int_items[ids[i]]
+            Py_INCREF(<object> item)
+            PyList_SET_ITEM(out, i, <object> item)
+        return out
+
+    cdef int ids_into(self, object text, cbool special, vector[int32_t]& ids) except -1:
+        cdef string_view view = view_of(text)
+        if view.size() < RELEASE_AT:
+            core_encode_ids(self.core[0], view, special, ids)
+        else:
+            with nogil:
+                core_encode_ids(self.core[0], view, special, ids)
+        return 0
+
+    def encode_ids(self, text, bint parse_special=True):
+        cdef vector[int32_t] ids
+        self.ids_into(text, parse_special, ids)
+        return self.list_of(ids.data(), ids.size())
+
+    def encode_array(self, text, bint parse_special=True):
+        cdef vector[int32_t] ids
+        self.ids_into(text, parse_special, ids)
+        return int32_array(ids.data(), ids.size())
+
+    cdef int full_into(self, object text, cbool special, object offsets, cbool trim, Encoded& out) except -1:
+        if offsets not in ("char", "byte"):
+            raise ValueError("offsets is 'char' or 'byte'")
+        cdef string_view view = view_of(text)
+        cdef cbool chars = offsets == "char"
+        if view.size() < RELEASE_AT:
+            core_encode(self.core[0], view, special, chars, trim, out)
+        else:
+            with nogil:
+                core_encode(self.core[0], view, special, chars, trim, out)
+        return 0
+
+    def encode_full(self, text, bint parse_special=True, offsets="char", bint trim=True):
+        cdef Encoded e
+        self.full_into(text, parse_special, offsets, trim, e)
+        return (
+            int32_array(e.ids.data(), e.ids.size()),
+            pair_array(e.offsets),
+            int32_array(e.words.data(), e.words.size()),
+        )
+
+    def encode_tokens(self, text, bint parse_special=True):
+        cdef Encoded e
+        cdef Added added
+        self.full_into(text, parse_special, "byte", False, e)
+        out = [view_str(self.core.model_token(<uint32_t> i)) for i in e.ids]
+        for added in e.added:
+            out[added.index] = to_str(added.text)
+        return out
+
+    def trim_offsets(self, ids, offsets, bint add_prefix_space, tokens=None):
+        cdef vector[int32_t] column
+        cdef vector[string] texts
+        cdef vector[Align] pairs
+        cdef const int[::1] raw = np.ascontiguousarray(ids, dtype=np.int32).reshape(-1)
+        cdef const int[:, ::1] spans = np.ascontiguousarray(offsets, dtype=np.int32).reshape(-1, 2)
+        cdef Py_ssize_t i, n = raw.shape[0]
+        if spans.shape[0] != n or (tokens is not None and len(tokens) != n):
+            raise ValueError("ids, offsets and tokens differ in length")
+        column.resize(n)
+        pairs.resize(n)
+        for i in range(n):
+            column[i] = raw[i]
+            pairs[i].begin = spans[i, 0]
+            pairs[i].end = spans[i, 1]
+        if tokens is not None:
+            for token in tokens:
+                texts.push_back((<str> token).encode())
+        core_trim(self.core[0], column, &texts if tokens is not None else NULL, add_prefix_space, pairs)
+        return pair_array(pairs)
+
+    @property
+    def trim_passes(self):
+        cdef size_t i
+        return [bool(self.core.trim_passes()[i]) for i in range(self.core.trim_passes().size())]
+
+    def encode_batch_array(self, texts, bint parse_special=True):
+        cdef vector[string_view] views
+        cdef vector[int32_t] ids
+        cdef vector[int64_t] starts
+        texts = list(texts)
+        for text in texts:
+            views.push_back(view_of(text))
+        cdef cbool special = parse_special
+        with nogil:
+            core_encode_batch(self.core[0], views, special, ids, starts)
+        return int32_array(ids.data(), ids.size()), int64_array(starts)
+
+    def encode_batch_ids(self, texts, bint parse_special=True):
+        cdef vector[string_view] views
+        cdef vector[int32_t] ids
+        cdef vector[int64_t] starts
+        cdef Py_ssize_t i
+        texts = list(texts)
+        for text in texts:
+            views.push_back(view_of(text))
+        cdef cbool special = parse_special
+        with nogil:
+            core_encode_batch(self.core[0], views, special, ids, starts)
+        return [
+            self.list_of(ids.data() + starts[i], starts[i + 1] - starts[i]) for i in range(len(texts))
+        ]
+
+    def encode_batch_full(self, texts, bint parse_special=True, offsets="char", bint trim=True):
+        cdef vector[string_view] views
+        cdef Encoded e
+        cdef vector[int64_t] starts
+        if offsets not in ("char", "byte"):
+            raise ValueError("offsets is 'char' or 'byte'")
+        cdef cbool chars = offsets == "char", special = parse_special, trimmed = trim
+        texts = list(texts)
+        for text in texts:
+            views.push_back(view_of(text))
+        with nogil:
+            core_encode_full_batch(self.core[0], views, special, chars, trimmed, e, starts)
+        return (
+            int32_array(e.ids.data(), e.ids.size()),
+            pair_array(e.offsets),
+            int32_array(e.words.data(), e.words.size()),
+            int64_array(starts),
+        )
+
+    def normalize(self, text):
+        return to_str(core_normalize(self.core[0], view_of(text)))
+
+    def pre_tokenize(self, text):
+        cdef vector[string] pieces
+        cdef vector[Align] offsets
+        cdef size_t i
+        core_pre_tokenize(self.core[0], view_of(text), pieces, offsets)
+        return [(to_str(pieces[i]), (offsets[i].begin, offsets[i].end)) for i in range(pieces.size())]
+
+    def token_to_id(self, str token):
+        cdef optional[uint32_t] found = self.core.id(token.encode())
+        return found.value() if found.has_value() else None
+
+    cdef object token_or_none(self, long long id):
+        if id < 0 or id > 0xFFFFFFFF:
+            return None
+        cdef string_view text = self.core.token(<uint32_t> id)
+        return None if text.data() == NULL else view_str(text)
+
+    def id_to_token(self, id):
+        return self.token_or_none(id)
+
+    def tokens(self, ids):
+        return [self.token_or_none(i) for i in ids]
+
+    def token_bytes(self, id):
+        if self.token_or_none(id) is None:
+            return None
+        cdef string out = core_token_bytes(self.core[0], id)
+        return PyBytes_FromStringAndSize(out.data(), out.size())
+
+    def vocab_size(self, bint with_added=True):
+        return self.core.size(with_added)
+
+    def get_vocab(self, bint with_added=True):
+        cdef vector[string_view] tokens
+        cdef vector[uint32_t] ids
+        cdef size_t i
+        core_vocab(self.core[0], with_added, tokens, ids)
+        return {view_str(tokens[i]): ids[i] for i in range(tokens.size())}
+
+    def added_tokens(self):
+        cdef AddedToken t
+        cdef size_t i
+        out = []
+        for i in range(self.core.added().size()):
+            t = self.core.added()[i]
+            out.append((t.id, to_str(t.content), t.single_word, t.lstrip, t.rstrip, t.normalized, t.special))
+        return sorted(out)
+
+    def section(self, str name):
+        cdef const string* found = self.core.section(name.encode())
+        return None if found == NULL else to_str(found[0])
+
+    def model_json(self):
+        return to_str(self.core.model_json())
+
+    def decode(self, ids, bint skip_special_tokens=True):
+        cdef vector[uint32_t] column
+        cdef string out
+        cdef cbool skip = skip_special_tokens
+        ids_of(ids, column)
+        if column.size() < RELEASE_AT // 4:
+            out = core_decode(self.core[0], column, skip)
+        else:
+            with nogil:
+                out = core_decode(self.core[0], column, skip)
+        return to_str(out)
+
+    def decode_batch(self, rows, bint skip_special_tokens=True):
+        return [self.decode(row, skip_special_tokens) for row in rows]
+
+    def decode_tokens(self, tokens):
+        cdef vector[string] texts
+        for token in tokens:
+            texts.push_back((<str> token).encode())
+        return to_str(core_decode_tokens(self.core[0], texts))
+
+
+cdef extern from "Python.h":
+    ctypedef struct PyListPeek "PyListObject":
+        PyObject** ob_item
+
+
+@cython.final
+cdef class CoreStream:
+    cdef DecodeStream* stream
+    cdef CoreTokenizer tokenizer
+
+    def __cinit__(self):
+        self.stream = NULL
+
+    def __dealloc__(self):
+        del self.stream
+
+    def __init__(self, CoreTokenizer tokenizer not None, ids=None, bint skip_special_tokens=False):
+        cdef vector[uint32_t] column
+        if ids is not None:
+            ids_of(ids, column)
+        del self.stream
+        self.tokenizer = tokenizer
+        self.stream = new DecodeStream(tokenizer.core, column, skip_special_tokens)
+
+    cdef object advance(self, const vector[uint32_t]& ids):
+        cdef string out
+        return to_str(out) if core_step(self.stream[0], self.tokenizer.core[0], ids, out) else None
+
+    def step(self, id):
+        cdef vector[uint32_t] column
+        ids_of((id,), column)
+        return self.advance(column)
+
+    def step_many(self, ids):
+        cdef vector[uint32_t] column
+        ids_of(ids, column)
+        return self.advance(column)
+
+    def finish(self):
+        return to_str(core_finish(self.stream[0], self.tokenizer.core[0]))
+
+    def copy(self):
+        cdef CoreStream other = CoreStream.__new__(CoreStream)
+        other.tokenizer = self.tokenizer
+        other.stream = new DecodeStream(self.stream[0])
+        return other

@@ -1,0 +1,177 @@
+"""Split patterns that the native compiler refuses, matched by the ``regex`` package without changing a token.
+
+The patterns are written for Oniguruma. Two engines agree on little more than the skeleton of a pattern, so
+the rest is not left to ``regex``: every class (``\\p{L}``, ``\\s``, ``[^\\r\\n]``...) is asked of the native
+core, code point by code point, and written out; anchors and boundaries are spelled out in look-arounds. A
+construct that is not known to mean the same is refused, and the file goes to the next rung.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_SECONDS = 10.0  # for one text: a pattern that takes longer is exponential
+_SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\x0b", "a": "\x07", "e": "\x1b", "0": "\0"}
+_CLASS_ESCAPE = re.compile(r"\\(?:[pP]\{\^?[\w ]+\}|[sSdDwWhH])")
+_CODE_ESCAPE = re.compile(r"\\x\{([0-9A-Fa-f]{1,6})\}|\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})")
+_GROUP = re.compile(r"\((?:\?(?:[:=!>]|<[=!]))?")
+_QUANTIFIER = re.compile(r"[*+?][?+]?|\{\d+,\d*\}\??(?![+*?])|\{,?\d+\}(?![+*?])")
+_REFERENCE = re.compile(r"\\[1-9]")
+
+Matcher = Callable[[str], Iterable[tuple[int, int]]]
+
+
+class Refused(ValueError):
+    """A construct of a pattern that two engines may read in two ways."""
+
+
+def matcher(native: Any) -> Callable[[str], Matcher]:
+    """What the core calls for each pattern that it refuses; raises ``Refused`` or ``ImportError``."""
+    import regex  # type: ignore[import-untyped, unused-ignore]
+
+    def compile(pattern: str) -> Matcher:
+        compiled = regex.compile(translated(pattern, functools.partial(_code_points, native)), regex.VERSION1)
+
+        def matches(text: str) -> list[tuple[int, int]]:
+            """All successive matches; an empty one does not count right after another."""
+            found: list[tuple[int, int]] = []
+            at, last = 0, -1
+            while at <= len(text):
+                match = compiled.search(text, at, timeout=_SECONDS)
+                if match is None:
+                    break
+                start, end = match.span()
+                if start == end == last:
+                    at += 1
+                    continue
+                found.append((start, end))
+                at = last = end
+            return found
+
+        return matches
+
+    return compile
+
+
+def translated(pattern: str, code_points: Callable[[str], list[tuple[int, int]]]) -> str:
+    """``pattern`` for the ``regex`` package; ``code_points`` gives the ranges of a class."""
+    out: list[str] = []
+    at = 0
+    while at < len(pattern):
+        piece, at = _piece(pattern, at, code_points)
+        out.append(piece)
+    return "".join(out)
+
+
+def _piece(pattern: str, at: int, code_points: Callable[[str], list[tuple[int, int]]]) -> tuple[str, int]:
+    char = pattern[at]
+    if char == "\\":
+        return _escape(pattern, at, code_points)
+    if char == "[":
+        end = _class_end(pattern, at)
+        return _written_out(code_points(pattern[at:end])), end
+    if char == "(":
+        group = _GROUP.match(pattern, at)
+        if group is None:
+            raise Refused(f"the group {pattern[at : at + 6]!r}")
+        if pattern[group.end() : group.end() + 1] in ("?", "*"):
+            raise Refused(f"the group {pattern[at : at + 6]!r}")
+        return group[0], group.end()
+    if char in "*+?{":
+        quantifier = _QUANTIFIER.match(pattern, at)
+        if quantifier is None or pattern[quantifier.end() : quantifier.end() + 1] in ("*", "+", "?", "{"):
+            raise Refused(f"the quantifier {pattern[at : at + 6]!r}")
+        return quantifier[0], quantifier.end()
+    if char == ".":
+        return "[^\\n]", at + 1
+    if char == "^":
+        return "(?:\\A|(?<=\\n)(?!\\Z))", at + 1
+    if char == "$":
+        return "(?=\\n|\\Z)", at + 1
+    if char in "|)":
+        return char, at + 1
+    return _literal(ord(char)), at + 1
+
+
+def _escape(pattern: str, at: int, code_points: Callable[[str], list[tuple[int, int]]]) -> tuple[str, int]:
+    found = _CLASS_ESCAPE.match(pattern, at)
+    if found:
+        return _written_out(code_points(found[0])), found.end()
+    code = _CODE_ESCAPE.match(pattern, at)
+    if code:
+        return _literal(int(next(g for g in code.groups() if g), 16)), code.end()
+    reference = _REFERENCE.match(pattern, at)
+    if reference and not pattern[at + 2 : at + 3].isdigit():
+        return reference[0], reference.end()
+    after = pattern[at + 1 : at + 2]
+    if after in ("b", "B"):
+        word = _written_out(code_points("\\w"))
+        edge = f"(?<={word})(?!{word})|(?<!{word})(?={word})"
+        inside = f"(?<={word})(?={word})|(?<!{word})(?!{word})"
+        return f"(?:{edge if after == 'b' else inside})", at + 2
+    if after == "A":
+        return "\\A", at + 2
+    if after == "z":
+        return "\\Z", at + 2
+    if after == "Z":
+        return "(?=\\n?\\Z)", at + 2
+    if after in _SIMPLE and not pattern[at + 2 : at + 3].isdigit():
+        return _literal(ord(_SIMPLE[after])), at + 2
+    if after and not after.isalnum():
+        return _literal(ord(after)), at + 2
+    raise Refused(f"the escape {pattern[at : at + 2]!r}")
+
+
+def _class_end(pattern: str, start: int) -> int:
+    depth, at = 0, start
+    while at < len(pattern):
+        if pattern[at] == "\\":
+            at += 2
+            continue
+        depth += (pattern[at] == "[") - (pattern[at] == "]")
+        at += 1
+        if not depth:
+            return at
+    raise Refused("an unclosed class")
+
+
+def _literal(code: int) -> str:
+    return f"\\U{code:08X}"
+
+
+def _written_out(ranges: list[tuple[int, int]]) -> str:
+    if not ranges:
+        return "(?!)"
+    return "[" + "".join(f"\\U{a:08X}-\\U{b:08X}" for a, b in ranges) + "]"
+
+
+@functools.lru_cache(maxsize=256)
+def _code_points(native: Any, written: str) -> list[tuple[int, int]]:
+    """The ranges of code points that a class matches, as the native core reads it."""
+    whole: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": written + "+"},
+            "behavior": "Removed",
+            "invert": True,
+        },
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+    }
+    try:
+        core = native.CoreTokenizer.from_json(json.dumps(whole).encode())
+    except ValueError as error:
+        raise Refused(f"the class {written!r}: {error}") from None
+    found: list[tuple[int, int]] = []
+    for first, last in ((0, 0xD7FF), (0xE000, 0x10FFFF)):
+        text = "".join(map(chr, range(first, last + 1)))
+        found += [(first + a, first + b - 1) for _, (a, b) in core.pre_tokenize(text)]
+    return found

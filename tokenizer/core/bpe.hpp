@@ -1,0 +1,364 @@
+// Byte pair encoding over ids.
+//
+//   piece   " hello"  -->  symbols  Ġ h e l l o  -->  lowest-ranked pair merges, again and again  -->  Ġhello
+//
+//   first symbols   from bytes (the pre-tokenizer ends in ByteLevel: the alphabet is a table of 256) or from
+//                   characters (a paged table by code point), with the prefix and suffix of the file
+//   short pieces    on the stack, scanning for the lowest rank; long ones by RankQueue, linked by position
+//
+//   words           those that come out as one token are looked up whole (word_table.hpp). Where no merge of the
+//                   file ever joins something to a following U+2581, long pieces are cut before it first
+//
+//   invariants      what HF does with characters it does not know, in its order: bytes if the file falls back
+//                   to bytes and has them all; else the unknown token, fused or not; else nothing at all,
+//                   and then the character counts in no offset
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bytelevel.hpp"
+#include "merges.hpp"
+#include "rank_queue.hpp"
+#include "utf8.hpp"
+#include "vocab.hpp"
+#include "word_table.hpp"
+
+namespace fasttoken {
+
+// A token and the bytes of the piece it stands for.
+struct Token {
+  uint32_t id, begin, end;
+};
+
+struct Symbol {
+  uint32_t id, length;  // length 0: merged into its left neighbour
+};
+
+struct BpeScratch {
+  std::vector<Symbol> symbols;
+  std::vector<uint32_t> next, previous, rank, id;
+  RankQueue queue;
+  std::string text;
+};
+
+struct BpeConfig {
+  std::string prefix, suffix;  // of the file; empty when it has none
+  std::optional<uint32_t> unknown;
+  std::string unknown_text;
+  bool wants_unknown = false;  // the file names one, known to the vocabulary or not
+  bool has_prefix = false, has_suffix = false;
+  bool fuse_unknown = false, byte_fallback = false, ignore_merges = false;
+};
+
+class Bpe {
+ public:
+  BpeConfig config;
+  MergeTable merges;
+  uint32_t ranks = 0;  // past the highest rank
+
+  // bytes: pieces are raw bytes that stand for the byte-level alphabet.
+  void settle(const Vocab& vocab, bool bytes) {
+    bytes_ = bytes;
+    for (int b = 0; b < 256; ++b) {
+      char name[8];
+      std::snprintf(name, sizeof name, "<0x%02X>", b);
+      fallback_[static_cast<size_t>(b)] = vocab.find(name).value_or(none);
+      for (int variant = 0; variant < 4; ++variant) {
+        std::string text;
+        utf8_append(text, byte_level_char(static_cast<unsigned char>(b)));
+        byte_ids_[static_cast<size_t>(variant)][static_cast<size_t>(b)] =
+            vocab.find(dressed(text, variant)).value_or(none);
+      }
+    }
+    plain_ = config.prefix.empty() && config.suffix.empty();
+    complete_ = bytes;
+    for (auto& table : byte_ids_)
+      for (uint32_t id : table) complete_ &= id != none;
+    if (!bytes) index_characters(vocab);
+    cuts_ = !bytes && plain_ && !config.ignore_merges && may_cut(vocab);
+    index_words(vocab);
+  }
+
+  // Whether every byte has a token wherever it stands in a word. Only then may pieces be read as bytes:
+  // HF's offsets of what is left out depend on the alphabet's spelling.
+  bool knows_all_bytes(const Vocab& vocab) const {
+    for (int b = 0; b < 256; ++b) {
+      std::string text;
+      utf8_append(text, byte_level_char(static_cast<unsigned char>(b)));
+      for (int variant = 0; variant < 4; ++variant)
+        if (!vocab.find(dressed(text, variant))) return false;
+    }
+    return true;
+  }
+
+  bool reads_bytes() const { return bytes_; }
+
+  // Calls out(id, length) for each token of the piece, which is not empty.
+  template <class Out>
+  void encode(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (config.ignore_merges && piece.size() > WordTable::longest) {
+      if (auto id = words_.find(piece)) return out(*id, static_cast<uint32_t>(piece.size()));
+    }
+    if (!cuts_) return encode_word(vocab, piece, s, out);
+    while (!piece.empty()) {
+      size_t end = next_cut(piece);
+      encode_word(vocab, piece.substr(0, end), s, out);
+      piece.remove_prefix(end);
+    }
+  }
+
+ private:
+  static constexpr uint32_t none = UINT32_MAX;
+  static constexpr size_t small = 48;
+
+  template <class Out>
+  void encode_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (piece.size() <= WordTable::longest) {
+      uint32_t id = short_words_.find(piece);
+      if (id != none) return out(id, static_cast<uint32_t>(piece.size()));
+    }
+    merge_word(vocab, piece, s, out);
+  }
+
+  template <class Out>
+  void merge_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (piece.size() <= small && complete_) {
+      Symbol symbols[small];
+      size_t n = 0;
+      first_bytes(piece, [&](uint32_t id) { symbols[n++] = {id, 1}; });
+      return merge_small(symbols, n, out);
+    }
+    first_symbols(vocab, piece, s);
+    if (s.symbols.size() <= small) return merge_small(s.symbols.data(), s.symbols.size(), out);
+    merge_large(s, out);
+  }
+
+  static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
+
+  // Whether no merge ever joins the mark to something else before it.
+  bool may_cut(const Vocab& vocab) const {
+    if (!vocab.find(mark)) return false;
+    for (const Merge& m : merges.slots()) {
+      if (m.rank == no_rank) continue;
+      std::string_view t = vocab.text(m.id);
+      for (size_t i = t.find(mark, 1); i != std::string_view::npos; i = t.find(mark, i + 1))
+        if (i < mark.size() || t.substr(i - mark.size(), mark.size()) != mark) return false;
+    }
+    return true;
+  }
+  // Past the first part of the piece: up to a mark that follows something else.
+  static size_t next_cut(std::string_view piece) {
+    for (size_t i = piece.find(mark, 1); i != std::string_view::npos; i = piece.find(mark, i + 1))
+      if (i < mark.size() || piece.substr(i - mark.size(), mark.size()) != mark) return i;
+    return piece.size();
+  }
+
+  // Variant bit 0: not the first character; bit 1: the last.
+  std::string dressed(std::string_view text, int variant) const {
+    std::string out;
+    if (variant & 1) out += config.prefix;
+    out += text;
+    if (variant & 2) out += config.suffix;
+    return out;
+  }
+
+  void index_characters(const Vocab& vocab) {
+    pages_.assign(code_points / 256, 0);
+    ids_.assign(256, none);
+    for (uint32_t id = 0; id < vocab.end(); ++id) {
+      if (!vocab.has(id)) continue;
+      std::string_view t = vocab.text(id);
+      if (t.empty() || utf8_length(static_cast<unsigned char>(t[0])) != t.size()) continue;
+      uint32_t c = utf8_at(t.data());
+      uint16_t& page = pages_[c >> 8];
+      if (page == 0) {
+        page = static_cast<uint16_t>(ids_.size() / 256);
+        ids_.resize(ids_.size() + 256, none);
+      }
+      ids_[size_t{page} * 256 + (c & 255)] = id;
+    }
+  }
+
+  void index_words(const Vocab& vocab) {
+    short_words_.reserve(vocab.size());
+    if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
+    std::string bytes;
+    BpeScratch s;
+    for (uint32_t id = 0; id < vocab.end(); ++id) {
+      if (!vocab.has(id)) continue;
+      std::string_view t = vocab.text(id);
+      if (bytes_) {
+        bytes.clear();
+        if (!byte_level_decode(t, bytes)) continue;
+        t = bytes;
+      }
+      if (t.empty()) continue;
+      if (config.ignore_merges) {
+        if (t.size() <= WordTable::longest)
+          short_words_.add(t, id);
+        else
+          words_.add(t, id);
+        continue;
+      }
+      if (t.size() > WordTable::longest || (cuts_ && next_cut(t) != t.size())) continue;
+      if (config.wants_unknown && !config.unknown) continue;
+      size_t tokens = 0;
+      uint32_t only = none, length = 0;
+      merge_word(vocab, t, s, [&](uint32_t one, uint32_t n) {
+        ++tokens;
+        only = one;
+        length = n;
+      });
+      if (tokens == 1 && length == t.size()) short_words_.add(t, only);
+    }
+  }
+
+  template <class Out>
+  void first_bytes(std::string_view piece, Out&& out) const {
+    size_t n = piece.size();
+    const auto& middle = byte_ids_[0];
+    if (plain_) {
+      for (unsigned char b : piece) out(middle[b]);
+      return;
+    }
+    for (size_t i = 0; i < n; ++i)
+      out(byte_ids_[(i > 0 ? 1 : 0) | (i + 1 == n ? 2 : 0)][static_cast<unsigned char>(piece[i])]);
+  }
+
+  uint32_t find_first(const Vocab& vocab, std::string_view text, int variant, BpeScratch& s) const {
+    if (bytes_) return byte_ids_[static_cast<size_t>(variant)][static_cast<unsigned char>(text[0])];
+    bool bare = (!(variant & 1) || config.prefix.empty()) && (!(variant & 2) || config.suffix.empty());
+    if (bare) {
+      uint32_t c = utf8_at(text.data());
+      return ids_[size_t{pages_[c >> 8]} * 256 + (c & 255)];
+    }
+    s.text = dressed(text, variant);
+    return vocab.find(s.text).value_or(none);
+  }
+
+  void first_symbols(const Vocab& vocab, std::string_view piece, BpeScratch& s) const {
+    auto& symbols = s.symbols;
+    symbols.clear();
+    symbols.reserve(piece.size());
+    if (complete_) {
+      first_bytes(piece, [&](uint32_t id) { symbols.push_back({id, 1}); });
+      return;
+    }
+    Symbol unknown{none, 0};
+    for (size_t at = 0; at < piece.size();) {
+      uint32_t n = bytes_ ? 1 : utf8_length(static_cast<unsigned char>(piece[at]));
+      std::string_view c = piece.substr(at, n);
+      int variant = (at > 0 ? 1 : 0) | (at + n == piece.size() ? 2 : 0);
+      at += n;
+      uint32_t id = find_first(vocab, c, variant, s);
+      if (id != none) {
+        if (unknown.id != none) symbols.push_back(unknown);
+        unknown.id = none;
+        symbols.push_back({id, n});
+        continue;
+      }
+      if (config.byte_fallback && fall_back(c, variant, symbols)) continue;
+      if (!config.wants_unknown) continue;
+      if (!config.unknown)
+        throw TextError("the unknown token " + config.unknown_text + " is not in the vocabulary", at);
+      if (unknown.id != none && config.fuse_unknown) {
+        unknown.length += n;
+      } else {
+        if (unknown.id != none) symbols.push_back(unknown);
+        unknown = {*config.unknown, n};
+      }
+    }
+    if (unknown.id != none) symbols.push_back(unknown);
+  }
+
+  bool fall_back(std::string_view c, int variant, std::vector<Symbol>& symbols) const {
+    std::string text;
+    if (bytes_)
+      utf8_append(text, byte_level_char(static_cast<unsigned char>(c[0])));
+    else
+      text = c;
+    text = dressed(text, variant);
+    for (unsigned char b : text)
+      if (fallback_[b] == none) return false;
+    for (unsigned char b : text) symbols.push_back({fallback_[b], 1});
+    return true;
+  }
+
+  template <class Out>
+  void merge_small(Symbol* symbols, size_t n, Out&& out) const {
+    uint32_t ranks_here[small], ids[small];
+    auto look = [&](size_t i) {
+      Merge m = merges.find(symbols[i].id, symbols[i + 1].id);
+      ranks_here[i] = m.rank;
+      ids[i] = m.id;
+    };
+    for (size_t i = 0; i + 1 < n; ++i) look(i);
+    while (n > 1) {
+      size_t best = 0;
+      for (size_t i = 1; i + 1 < n; ++i)
+        if (ranks_here[i] < ranks_here[best]) best = i;
+      if (ranks_here[best] == no_rank) break;
+      symbols[best] = {ids[best], symbols[best].length + symbols[best + 1].length};
+      for (size_t i = best + 1; i + 1 < n; ++i) {
+        symbols[i] = symbols[i + 1];
+        ranks_here[i] = ranks_here[i + 1];
+        ids[i] = ids[i + 1];
+      }
+      --n;
+      if (best > 0) look(best - 1);
+      if (best + 1 < n) look(best);
+    }
+    for (size_t i = 0; i < n; ++i)
+      if (symbols[i].length) out(symbols[i].id, symbols[i].length);
+  }
+
+  template <class Out>
+  void merge_large(BpeScratch& s, Out&& out) const {
+    auto& symbols = s.symbols;
+    uint32_t n = static_cast<uint32_t>(symbols.size());
+    s.queue.prepare(ranks + 1);
+    s.next.resize(n + 1);
+    s.previous.resize(n + 1);
+    for (uint32_t i = 0; i < n; ++i) {
+      s.next[i] = i + 1;
+      s.previous[i] = i ? i - 1 : none;
+    }
+    s.rank.resize(n + 1);
+    s.id.resize(n + 1);
+    auto look = [&](uint32_t i, uint32_t j) {
+      Merge m = merges.find(symbols[i].id, symbols[j].id);
+      s.rank[i] = m.rank;
+      s.id[i] = m.id;
+      if (m.rank != no_rank) s.queue.push(m.rank, i);
+    };
+    for (uint32_t i = 0; i + 1 < n; ++i) look(i, i + 1);
+    s.rank[n - 1] = no_rank;
+    for (uint32_t rank, i; s.queue.pop(rank, i);) {
+      if (s.rank[i] != rank) continue;  // gone, or the pair is no longer the one that was queued
+      uint32_t j = s.next[i], k = s.next[j];
+      symbols[i] = {s.id[i], symbols[i].length + symbols[j].length};
+      symbols[j].length = 0;
+      s.rank[i] = s.rank[j] = no_rank;
+      s.next[i] = k;
+      if (k < n) s.previous[k] = i;
+      if (s.previous[i] != none) look(s.previous[i], i);
+      if (k < n) look(i, k);
+    }
+    for (uint32_t i = 0; i < n; i = s.next[i])
+      if (symbols[i].length) out(symbols[i].id, symbols[i].length);
+  }
+
+  std::array<std::array<uint32_t, 256>, 4> byte_ids_{};
+  std::array<uint32_t, 256> fallback_{};
+  std::vector<uint16_t> pages_;
+  std::vector<uint32_t> ids_;
+  Vocab words_;  // of more than 16 bytes, if merges are ignored for words of the vocabulary
+  WordTable short_words_;
+  bool bytes_ = false, plain_ = true, complete_ = false, cuts_ = false;
+};
+
+}  // namespace fasttoken

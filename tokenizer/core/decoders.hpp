@@ -1,0 +1,274 @@
+// From token strings back to text: the decoder of a file, flattened to steps over a list of strings.
+//
+//   ["▁Hey", "▁you", "<0xE4>", ...]  Replace  ByteFallback  Fuse  Strip  -->  "Hey you..."
+//
+//   Each step maps the whole list, as HF's decode_chain does, and the result is joined. A decoder that is
+//   only ByteLevel (by far the most common) works on bytes alone: see Tokenizer::decode.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bytelevel.hpp"
+#include "pattern.hpp"
+
+namespace fasttoken {
+
+class Decoder {
+ public:
+  using Tokens = std::vector<std::string>;
+
+  void read(const Json& json, Externals& externals) {
+    present_ = true;
+    std::string_view type = json.need("type").string();
+    Step step;
+    if (type == "Sequence") {
+      json.need("decoders").each([&](const Json& one) { read(one, externals); });
+      return;
+    }
+    if (type == "ByteLevel") {
+      step.kind = Kind::byte_level;
+    } else if (type == "ByteFallback") {
+      step.kind = Kind::byte_fallback;
+    } else if (type == "Fuse") {
+      step.kind = Kind::fuse;
+    } else if (type == "Strip") {
+      step.kind = Kind::strip;
+      step.character = json.need("content").character();
+      step.start = limit(json.need("start"));
+      step.stop = limit(json.need("stop"));
+    } else if (type == "Replace") {
+      step.kind = Kind::replace;
+      step.pattern = Pattern::read(json.need("pattern"), externals);
+      step.content = json.need("content").string();
+    } else if (type == "Metaspace") {
+      read_metaspace(json, step);
+    } else if (type == "WordPiece") {
+      step.kind = Kind::word_piece;
+      step.content = json.need("prefix").string();
+      step.cleanup = json.need("cleanup").boolean();
+    } else if (type == "BPEDecoder") {
+      step.kind = Kind::bpe;
+      step.content = json.need("suffix").string();
+    } else if (type == "CTC") {
+      step.kind = Kind::ctc;
+      step.content = json.need("pad_token").string();
+      step.delimiter = json.need("word_delimiter_token").string();
+      step.cleanup = json.need("cleanup").boolean();
+    } else {
+      throw Unsupported("the decoder " + std::string(type), json.path());
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  bool present() const { return present_; }
+  bool only_byte_level() const { return steps_.size() == 1 && steps_[0].kind == Kind::byte_level; }
+
+  void apply(Tokens& tokens, RegexScratch& scratch) const {
+    for (const Step& step : steps_) apply(step, tokens, scratch);
+  }
+
+  // What a token in the middle of a text becomes, in bytes.
+  std::string alone(std::string_view token, RegexScratch& scratch) const {
+    std::string now(token);
+    for (const Step& step : steps_) {
+      if (step.kind == Kind::byte_level) {
+        std::string bytes;
+        if (byte_level_decode(now, bytes)) now = bytes;
+      } else if (step.kind == Kind::byte_fallback) {
+        if (int b = fallback_byte(now); b >= 0) now = std::string(1, static_cast<char>(b));
+      } else if (step.kind == Kind::replace) {
+        now = replaced(step, now, scratch);
+      } else if (step.kind == Kind::metaspace) {
+        now = replace_all(now, step.content, " ");
+      } else if (step.kind == Kind::word_piece || step.kind == Kind::bpe) {
+        Tokens three{"", now, ""};
+        apply(step, three, scratch);
+        now = three[1];
+      }
+    }
+    return now;
+  }
+
+ private:
+  enum class Kind : uint8_t { byte_level, byte_fallback, fuse, strip, replace, metaspace, word_piece, bpe, ctc };
+  struct Step {
+    Kind kind{};
+    bool cleanup = false, keep_first = false;
+    uint32_t character = 0;
+    size_t start = 0, stop = 0;
+    Pattern pattern;
+    std::string content, delimiter;
+  };
+
+  static size_t limit(const Json& json) {
+    uint64_t n = json.integer();
+    return n > max_text ? max_text : static_cast<size_t>(n);
+  }
+
+  void read_metaspace(const Json& json, Step& step) {
+    step.kind = Kind::metaspace;
+    utf8_append(step.content, json.need("replacement").character());
+    std::string_view scheme = "always";
+    if (auto s = json.get("prepend_scheme")) scheme = s->string();
+    if (scheme != "always" && scheme != "first" && scheme != "never") json.fail("not a scheme of Metaspace");
+    if (!json.flag("add_prefix_space", true)) {
+      if (scheme != "always") json.fail("add_prefix_space does not match prepend_scheme");
+      scheme = "never";
+    }
+    step.keep_first = scheme == "never";
+  }
+
+  void apply(const Step& step, Tokens& tokens, RegexScratch& scratch) const {
+    switch (step.kind) {
+      case Kind::byte_level: {
+        std::string bytes, text;
+        for (const std::string& t : tokens)
+          if (!byte_level_decode(t, bytes)) bytes += t;
+        utf8_append_lossy(text, bytes);
+        tokens.assign(1, text);
+        break;
+      }
+      case Kind::byte_fallback:
+        byte_fallback(tokens);
+        break;
+      case Kind::fuse: {
+        std::string all;
+        for (const std::string& t : tokens) all += t;
+        tokens.assign(1, all);
+        break;
+      }
+      case Kind::strip:
+        for (std::string& t : tokens) strip(step, t);
+        break;
+      case Kind::replace:
+        for (std::string& t : tokens) t = replaced(step, t, scratch);
+        break;
+      case Kind::metaspace:
+        for (size_t i = 0; i < tokens.size(); ++i)
+          tokens[i] = replace_all(tokens[i], step.content, i == 0 && !step.keep_first ? "" : " ");
+        break;
+      case Kind::word_piece:
+        for (size_t i = 0; i < tokens.size(); ++i) {
+          std::string& t = tokens[i];
+          if (i > 0) {
+            if (t.starts_with(step.content))
+              t.erase(0, step.content.size());
+            else
+              t.insert(0, " ");
+          }
+          if (step.cleanup) clean(t);
+        }
+        break;
+      case Kind::bpe:
+        for (size_t i = 0; i < tokens.size(); ++i)
+          tokens[i] = replace_all(tokens[i], step.content, i + 1 == tokens.size() ? "" : " ");
+        break;
+      case Kind::ctc:
+        ctc(step, tokens);
+        break;
+    }
+  }
+
+  // The byte of "<0xHH>", or -1; read as Rust reads a hexadecimal number, a plus sign included.
+  static int fallback_byte(std::string_view t) {
+    if (t.size() != 6 || !t.starts_with("<0x") || t[5] != '>') return -1;
+    auto digit = [](char c) {
+      return c >= '0' && c <= '9'   ? c - '0'
+             : c >= 'a' && c <= 'f' ? c - 'a' + 10
+             : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                    : -1;
+    };
+    int high = t[3] == '+' ? 0 : digit(t[3]), low = digit(t[4]);
+    return high < 0 || low < 0 ? -1 : high * 16 + low;
+  }
+
+  static void byte_fallback(Tokens& tokens) {
+    Tokens out;
+    std::string bytes;
+    auto flush = [&] {
+      if (bytes.empty()) return;
+      if (utf8_invalid_at(bytes) == std::string_view::npos)
+        out.push_back(bytes);
+      else
+        for (size_t i = 0; i < bytes.size(); ++i) out.push_back("\xEF\xBF\xBD");
+      bytes.clear();
+    };
+    for (std::string& t : tokens) {
+      int b = fallback_byte(t);
+      if (b >= 0) {
+        bytes += static_cast<char>(b);
+        continue;
+      }
+      flush();
+      out.push_back(std::move(t));
+    }
+    flush();
+    tokens = std::move(out);
+  }
+
+  static void strip(const Step& step, std::string& t) {
+    const char *begin = t.data(), *end = begin + t.size(), *p = begin;
+    for (size_t i = 0; i < step.start && p < end && utf8_at(p) == step.character; ++i) utf8_next(p);
+    const char* q = end;
+    for (size_t i = 0; i < step.stop && q > p && utf8_at(utf8_back(q)) == step.character; ++i) q = utf8_back(q);
+    t = std::string(p, q);
+  }
+
+  static std::string replaced(const Step& step, const std::string& text, RegexScratch& scratch) {
+    std::string out;
+    size_t at = 0;
+    step.pattern.each(text, scratch, [&](uint32_t begin, uint32_t end) {
+      out.append(text, at, begin - at);
+      out += step.content;
+      at = end;
+    });
+    out.append(text, at);
+    return out;
+  }
+
+  static std::string replace_all(const std::string& text, std::string_view what, std::string_view with) {
+    std::string out;
+    size_t at = 0;
+    if (what.empty()) {  // as Rust has it: between all characters
+      for (size_t i = 0; i < text.size(); i += utf8_length(static_cast<unsigned char>(text[i]))) {
+        out += with;
+        out.append(text, i, utf8_length(static_cast<unsigned char>(text[i])));
+      }
+      return out.append(with);
+    }
+    for (size_t found; (found = text.find(what, at)) != std::string::npos; at = found + what.size()) {
+      out.append(text, at, found - at);
+      out += with;
+    }
+    return out.append(text, at);
+  }
+
+  static void clean(std::string& t) {
+    static constexpr std::pair<std::string_view, std::string_view> rules[] = {
+        {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+        {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+    for (auto& [what, with] : rules)
+      if (t.find(what) != std::string::npos) t = replace_all(t, what, with);
+  }
+
+  static void ctc(const Step& step, Tokens& tokens) {
+    Tokens out;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (i > 0 && tokens[i] == tokens[i - 1]) continue;
+      std::string t = replace_all(tokens[i], step.content, "");
+      if (step.cleanup) {
+        clean(t);
+        t = replace_all(t, step.delimiter, " ");
+      }
+      if (!t.empty()) out.push_back(std::move(t));
+    }
+    tokens = std::move(out);
+  }
+
+  std::vector<Step> steps_;
+  bool present_ = false;
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,245 @@
+// Reading the model and the added tokens of a tokenizer.json into tables.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "added.hpp"
+#include "bpe.hpp"
+#include "json.hpp"
+#include "vocab.hpp"
+#include "wordpiece.hpp"
+
+namespace fasttoken {
+
+enum class ModelKind : uint8_t { bpe, word_piece };
+
+struct Model {
+  ModelKind kind = ModelKind::bpe;
+  Vocab vocab;
+  Bpe bpe;
+  WordPiece word_piece;
+};
+
+class ModelReader {
+ public:
+  ModelReader(const Json& json, Model& model) : json_(json), model_(model) {}
+
+  void read() {
+    std::string type = kind();
+    if (type == "BPE") {
+      read_vocab();
+      read_bpe();
+    } else if (type == "WordPiece" || type == "WordLevel") {
+      read_vocab();
+      model_.kind = ModelKind::word_piece;
+      WordPiece& w = model_.word_piece;
+      w.whole_words = type == "WordLevel";
+      w.unknown = json_.need("unk_token").string();
+      if (!w.whole_words) {
+        w.prefix = json_.need("continuing_subword_prefix").string();
+        w.max_characters = json_.need("max_input_chars_per_word").integer();
+      }
+    } else {
+      throw Unsupported("the model " + type, json_.path());
+    }
+  }
+
+ private:
+  std::string kind() const {
+    if (auto type = json_.get("type")) return std::string(type->string());
+    if (json_.find("merges")) return "BPE";
+    auto vocab = json_.find("vocab");
+    if (vocab && vocab->kind() == JsonKind::array) return "Unigram";
+    return json_.find("max_input_chars_per_word") ? "WordPiece" : "WordLevel";
+  }
+
+  void read_vocab() {
+    Json vocab = json_.need("vocab");
+    if (vocab.kind() != JsonKind::object) vocab.fail("expected an object");
+    const JsonDocument& doc = vocab.document();
+    uint32_t n = vocab.size(), at = vocab.first();
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n; ++i, at += 2) {
+      bytes += doc[at].s.size();
+      if (doc[at + 1].kind != JsonKind::number) fail(vocab, doc[at].s, "expected an id");
+    }
+    if (bytes >= UINT32_MAX) vocab.fail("more than 4 GB of tokens");
+    model_.vocab.reserve(n, bytes);
+    const uint64_t limit = uint64_t{4} * n + (1 << 20);
+    at = vocab.first();
+    for (uint32_t i = 0; i < n; ++i, at += 2) {
+      std::string_view digits = doc[at + 1].s;
+      uint64_t id = 0;
+      for (char c : digits) {
+        if (c < '0' || c > '9') fail(vocab, doc[at].s, "not an id: " + std::string(digits));
+        id = id * 10 + static_cast<uint64_t>(c - '0');
+        if (id > UINT32_MAX) fail(vocab, doc[at].s, "an id of more than 32 bits");
+      }
+      if (id >= limit) throw Unsupported("very sparse token ids", entry(vocab, doc[at].s));
+      uint32_t small = static_cast<uint32_t>(id);
+      if (model_.vocab.has(small) && model_.vocab.text(small) != doc[at].s)
+        fail(vocab, doc[at].s, "has the id of another token, " + std::string(digits));
+      model_.vocab.add(doc[at].s, small);
+    }
+  }
+
+  static std::string entry(const Json& vocab, std::string_view token) {
+    return vocab.path() + "[\"" + std::string(token) + "\"]";
+  }
+  [[noreturn]] static void fail(const Json& vocab, std::string_view token, const std::string& what) {
+    throw FileError(entry(vocab, token), what);
+  }
+
+  void read_bpe() {
+    BpeConfig& c = model_.bpe.config;
+    if (auto dropout = json_.get("dropout")) {
+      if (dropout->kind() != JsonKind::number) dropout->fail("expected a number");
+      if (dropout->source().find_first_of("123456789") != std::string_view::npos)
+        throw Unsupported("dropout", dropout->path());
+    }
+    if (auto prefix = json_.get("continuing_subword_prefix")) {
+      c.prefix = prefix->string();
+      c.has_prefix = true;
+    }
+    if (auto suffix = json_.get("end_of_word_suffix")) {
+      c.suffix = suffix->string();
+      c.has_suffix = true;
+    }
+    if (auto unknown = json_.get("unk_token")) {
+      c.wants_unknown = true;
+      c.unknown_text = unknown->string();
+      c.unknown = model_.vocab.find(c.unknown_text);
+    }
+    c.fuse_unknown = json_.flag("fuse_unk", false);
+    c.byte_fallback = json_.flag("byte_fallback", false);
+    c.ignore_merges = json_.flag("ignore_merges", false);
+    read_merges();
+  }
+
+  void read_merges() {
+    Json merges = json_.need("merges");
+    if (merges.kind() != JsonKind::array) merges.fail("expected an array");
+    const JsonDocument& doc = merges.document();
+    uint32_t n = merges.size(), at = merges.first(), rank = 0;
+    model_.bpe.merges.reserve(n);
+    JsonKind shape = n ? doc[at].kind : JsonKind::string;
+    std::string joined;
+    for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
+      const JsonValue& value = doc[at];
+      auto wrong = [&](const std::string& what) {
+        throw FileError(merges.path() + "[" + std::to_string(i) + "]", what);
+      };
+      if (value.kind != shape) wrong("pairs and strings are mixed");
+      std::string_view a, b;
+      if (shape == JsonKind::string) {
+        if (value.s.starts_with("#version")) continue;
+        size_t space = value.s.find(' ');
+        if (space == std::string_view::npos || value.s.find(' ', space + 1) != std::string_view::npos)
+          wrong("expected two tokens and one space");
+        a = value.s.substr(0, space);
+        b = value.s.substr(space + 1);
+      } else {
+        if (shape != JsonKind::array || value.count != 2 || doc[at + 1].kind != JsonKind::string ||
+            doc[at + 2].kind != JsonKind::string)
+          wrong("expected a pair of tokens");
+        a = doc[at + 1].s;
+        b = doc[at + 2].s;
+      }
+      add_merge(a, b, rank++, joined, wrong);
+    }
+    model_.bpe.ranks = rank;
+  }
+
+  template <class Wrong>
+  void add_merge(std::string_view a, std::string_view b, uint32_t rank, std::string& joined, Wrong&& wrong) {
+    auto first = model_.vocab.find(a), second = model_.vocab.find(b);
+    if (!first) wrong("the token " + std::string(a) + " is not in the vocabulary");
+    if (!second) wrong("the token " + std::string(b) + " is not in the vocabulary");
+    size_t prefix = model_.bpe.config.prefix.size();
+    if (b.size() < prefix) wrong("the second token is shorter than the continuing prefix");
+    joined.assign(a).append(b.substr(prefix));
+    auto whole = model_.vocab.find(joined);
+    if (!whole) wrong("their union " + joined + " is not in the vocabulary");
+    model_.bpe.merges.add(*first, *second, rank, *whole);
+  }
+
+  Json json_;
+  Model& model_;
+};
+
+// The added tokens, with the ids HF gives them: what the file says is only a wish.
+class AddedReader {
+ public:
+  std::vector<AddedToken> tokens;                             // one for each id, in the order first added
+  std::unordered_map<std::string, uint32_t> ids;              // content -> id
+  std::unordered_map<uint32_t, size_t> by_id;                 // id -> index in tokens
+  std::unordered_map<std::string, bool> special;              // contents skipped when decoding
+  std::vector<std::pair<size_t, bool>> special_order, order;  // (index, normalized), for the automata
+
+  void read(const Json& json, const Vocab& vocab) {
+    json.each([&](const Json& one) {
+      AddedToken t;
+      t.id = 0;
+      one.need("id").integer();
+      t.content = one.need("content").string();
+      t.single_word = one.need("single_word").boolean();
+      t.lstrip = one.need("lstrip").boolean();
+      t.rstrip = one.need("rstrip").boolean();
+      t.normalized = one.need("normalized").boolean();
+      t.special = one.need("special").boolean();
+      add(std::move(t), vocab);
+    });
+    // HF makes its automata from the special tokens first, then from the others.
+    special_order.insert(special_order.end(), order.begin(), order.end());
+  }
+
+ private:
+  static bool same(const AddedToken& a, const AddedToken& b) {
+    return a.content == b.content && a.single_word == b.single_word && a.lstrip == b.lstrip && a.rstrip == b.rstrip &&
+           a.normalized == b.normalized && a.special == b.special;
+  }
+
+  void add(AddedToken t, const Vocab& vocab) {
+    if (t.content.empty()) return;
+    bool new_special = t.special && special.try_emplace(t.content, true).second;
+    if (auto known = ids.find(t.content); known != ids.end()) {
+      AddedToken& old = tokens[by_id[known->second]];
+      if (same(old, t)) return;
+    }
+    uint32_t id;
+    if (auto known = ids.find(t.content); known != ids.end()) {
+      id = known->second;
+    } else if (auto found = vocab.find(t.content)) {
+      id = *found;
+    } else {
+      uint32_t size = static_cast<uint32_t>(vocab.size());
+      id = any_ && (max_ >= size || size == 0) ? max_ + 1 : size;
+    }
+    t.id = id;
+    ids[t.content] = id;
+    if (!any_ || id > max_) max_ = id;
+    any_ = true;
+    size_t index = tokens.size();
+    if (auto at = by_id.find(id); at != by_id.end()) {
+      index = at->second;
+      tokens[index] = t;
+    } else {
+      by_id[id] = index;
+      tokens.push_back(t);
+    }
+    if (new_special)
+      special_order.push_back({index, t.normalized});
+    else if (!special.count(t.content))
+      order.push_back({index, t.normalized});
+  }
+
+  uint32_t max_ = 0;
+  bool any_ = false;
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,354 @@
+// The normalizers of a file, flattened to a list of steps over one Text.
+//
+//   {"type": "Sequence", [NFC, Sequence[Replace, Lowercase]]}   -->   NFC, Replace, Lowercase
+//
+//   Each step rewrites the text through Rewrite with HF's rules of alignment, or leaves it untouched: a text
+//   that no step changes is never copied.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bytelevel.hpp"
+#include "pattern.hpp"
+#include "text.hpp"
+#include "unicode.hpp"
+
+namespace fasttoken {
+
+inline bool is_ascii(std::string_view s) {
+  const char *p = s.data(), *end = p + s.size();
+  for (; end - p >= 8; p += 8) {
+    uint64_t word;
+    std::memcpy(&word, p, 8);
+    if (word & 0x8080808080808080u) return false;
+  }
+  for (; p < end; ++p)
+    if (static_cast<unsigned char>(*p) >= 0x80) return false;
+  return true;
+}
+
+class Normalizer {
+ public:
+  struct Scratch {
+    RegexScratch regex;
+    std::vector<Changed> decomposed, composed;
+    Matches matches;
+  };
+
+  void read(const Json& json, Externals& externals) {
+    std::string_view type = json.need("type").string();
+    Step step;
+    if (type == "Sequence") {
+      json.need("normalizers").each([&](const Json& one) { read(one, externals); });
+      return;
+    }
+    if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
+      step.kind = type == "NFC" ? Kind::nfc : type == "NFD" ? Kind::nfd : Kind::nfk;
+      step.compose = type == "NFKC";
+    } else if (type == "Lowercase") {
+      step.kind = Kind::lowercase;
+    } else if (type == "Strip") {
+      step.kind = Kind::strip;
+      step.left = json.need("strip_left").boolean();
+      step.right = json.need("strip_right").boolean();
+    } else if (type == "StripAccents") {
+      step = filter(combining_mark, 0);
+    } else if (type == "Nmt") {
+      step = filter(nmt_removed, nmt_space);
+    } else if (type == "Replace") {
+      step.kind = Kind::replace;
+      step.pattern = Pattern::read(json.need("pattern"), externals);
+      step.content = json.need("content").string();
+      // HF aligns what it inserts at the very start to nothing, and later steps then work on a part of the text.
+      if (step.pattern.matches_empty() && !step.content.empty())
+        throw Unsupported("a Replace that inserts text at empty matches", json.path());
+    } else if (type == "Prepend") {
+      step.kind = Kind::prepend;
+      step.content = json.need("prepend").string();
+    } else if (type == "ByteLevel") {
+      step.kind = Kind::byte_level;
+    } else if (type == "BertNormalizer") {
+      return read_bert(json);
+    } else {
+      throw Unsupported("the normalizer " + std::string(type), json.path());
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  bool empty() const { return steps_.empty(); }
+
+  void apply(Text& text, Scratch& scratch) const {
+    for (const Step& step : steps_) {
+      if (text.view().empty()) return;
+      switch (step.kind) {
+        case Kind::nfc:
+          nfc(text, scratch);
+          break;
+        case Kind::nfd:
+          decompose(text, scratch, false, false);
+          break;
+        case Kind::nfk:
+          decompose(text, scratch, true, step.compose);
+          break;
+        case Kind::lowercase:
+          lowercase(text);
+          break;
+        case Kind::strip:
+          strip(text, step.left, step.right);
+          break;
+        case Kind::filter:
+          filter(text, step.remove, step.space);
+          break;
+        case Kind::replace:
+          replace(text, step.pattern, step.content, scratch);
+          break;
+        case Kind::prepend:
+          prepend(text, text.whole(), step.content);
+          break;
+        case Kind::byte_level:
+          byte_level(text);
+          break;
+        case Kind::chinese:
+          chinese(text);
+          break;
+      }
+    }
+  }
+
+  static void replace(Text& text, const Pattern& pattern, std::string_view content, Scratch& scratch) {
+    Matches& found = scratch.matches;
+    found.clear();
+    pattern.each(text.view(), scratch.regex, [&](uint32_t b, uint32_t e) { found.push_back({b, e}); });
+    if (found.empty()) return;
+    Rewrite out(text, text.view().size() + found.size() * content.size());
+    out.piece(text.whole());
+    for (auto [begin, end] : found) {
+      out.copy_to(begin);
+      while (out.at() < end) out.skip();
+      put_all(out, content, 1);
+    }
+    out.copy_to(text.view().size());
+    out.finish();
+  }
+
+  static void prepend(Text& text, const Piece& whole, std::string_view content) {
+    Rewrite out(text, text.view().size() + content.size());
+    out.piece(whole);
+    put_prefix(out, text, whole, content);
+    out.copy_to(whole.end);
+    out.finish();
+  }
+
+  // The prefix takes the place of the first character, which is then put after it: all align to it.
+  static void put_prefix(Rewrite& out, const Text& text, const Piece& piece, std::string_view content) {
+    if (piece.begin == piece.end || content.empty()) return;
+    uint32_t first = utf8_at(text.view().data() + piece.begin);
+    bool replaced = false;
+    for (const char *p = content.data(), *end = p + content.size(); p < end; replaced = true)
+      out.put(utf8_next(p), replaced ? 1 : 0);
+    out.put(first, 1);
+  }
+
+ private:
+  enum class Kind : uint8_t { nfc, nfd, nfk, lowercase, strip, filter, replace, prepend, byte_level, chinese };
+  struct Step {
+    Kind kind{};
+    bool compose = false, left = false, right = false;
+    uint16_t remove = 0, space = 0;
+    Pattern pattern;
+    std::string content;
+  };
+
+  static Step filter(uint16_t remove, uint16_t space) {
+    Step step;
+    step.kind = Kind::filter;
+    step.remove = remove;
+    step.space = space;
+    return step;
+  }
+
+  void read_bert(const Json& json) {
+    bool lower = json.need("lowercase").boolean();
+    auto accents = json.get("strip_accents");
+    if (json.need("clean_text").boolean()) steps_.push_back(filter(bert_removed, bert_space));
+    Step step;
+    if (json.need("handle_chinese_chars").boolean()) {
+      step.kind = Kind::chinese;
+      steps_.push_back(step);
+    }
+    if (accents ? accents->boolean() : lower) {
+      step.kind = Kind::nfd;
+      steps_.push_back(step);
+      steps_.push_back(filter(mark_nonspacing, 0));
+    }
+    if (lower) {
+      step.kind = Kind::lowercase;
+      steps_.push_back(step);
+    }
+  }
+
+  static void put_all(Rewrite& out, std::string_view content, int32_t change) {
+    for (const char *p = content.data(), *end = p + content.size(); p < end;) out.put(utf8_next(p), change);
+  }
+
+  // Compose only around characters that a composed text need not keep; the rest is copied.
+  static void nfc(Text& text, Scratch& s) {
+    std::string_view v = text.view();
+    if (is_ascii(v)) return;
+    const Unicode& u = ucd();
+    struct Zone {
+      uint32_t begin, end;
+    };
+    std::vector<Zone> zones;
+    uint32_t starter = 0;
+    bool inside = false;
+    const char *base = v.data(), *p = base, *end = p + v.size();
+    while (p < end) {
+      const char* from = p;
+      uint32_t c = utf8_next(p);
+      bool dirty = c >= 0x300 && u.is(c, nfc_dirty);
+      uint32_t at = static_cast<uint32_t>(from - base);
+      if (dirty && !inside) {
+        zones.push_back({starter, 0});
+        inside = true;
+      } else if (!dirty) {
+        if (inside) zones.back().end = at;
+        inside = false;
+        starter = at;
+      }
+    }
+    if (zones.empty()) return;
+    if (inside) zones.back().end = static_cast<uint32_t>(v.size());
+    // Two zones may share nothing: each begins at a starter that nothing before it composes with.
+    Rewrite out(text, v.size() + 16);
+    out.piece(text.whole());
+    for (const Zone& z : zones) {
+      out.copy_to(z.begin);
+      s.decomposed.clear();
+      s.composed.clear();
+      u.decomposed(v.substr(z.begin, z.end - z.begin), false, s.decomposed);
+      u.composed(s.decomposed, s.composed);
+      for (const Changed& x : s.composed) out.put(x.c, x.change);
+    }
+    out.copy_to(v.size());
+    out.finish();
+  }
+
+  static void decompose(Text& text, Scratch& s, bool compatible, bool compose) {
+    std::string_view v = text.view();
+    if (is_ascii(v)) return;
+    s.decomposed.clear();
+    s.composed.clear();
+    ucd().decomposed(v, compatible, s.decomposed);
+    if (compose) ucd().composed(s.decomposed, s.composed);
+    Rewrite out(text, v.size() + v.size() / 2);
+    out.piece(text.whole());
+    for (const Changed& x : compose ? s.composed : s.decomposed) out.put(x.c, x.change);
+    out.finish();
+  }
+
+  static void lowercase(Text& text) {
+    std::string_view v = text.view();
+    auto lower = ucd().lower();
+    Rewrite out(text, v.size() + 16);
+    out.piece(text.whole());
+    bool changed = false;
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      uint32_t c = utf8_next(p);
+      if (c < 0x80) {
+        bool upper = c - 'A' < 26;
+        changed |= upper;
+        out.put(upper ? c + 32 : c, 0);
+        continue;
+      }
+      auto to = lower.find(c);
+      if (to.empty()) {
+        out.put(c, 0);
+        continue;
+      }
+      changed = true;
+      for (size_t i = 0; i < to.size(); ++i) out.put(to[i], i > 0);
+    }
+    if (changed) out.finish();
+  }
+
+  static void strip(Text& text, bool left, bool right) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    const char *begin = v.data(), *end = begin + v.size();
+    while (left && begin < end) {
+      const char* p = begin;
+      if (!u.is(utf8_next(p), rust_space)) break;
+      begin = p;
+    }
+    while (right && end > begin) {
+      const char* p = utf8_back(end);
+      if (!u.is(utf8_at(p), rust_space)) break;
+      end = p;
+    }
+    if (static_cast<size_t>(end - begin) == v.size()) return;
+    Rewrite out(text, v.size());
+    out.piece(text.whole());
+    while (out.at() < static_cast<size_t>(begin - v.data())) out.skip();
+    out.copy_to(static_cast<size_t>(end - v.data()));
+    out.finish();
+  }
+
+  static void filter(Text& text, uint16_t remove, uint16_t space) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    bool any = false;
+    for (const char *p = v.data(), *end = p + v.size(); p < end && !any;) any = u.is(utf8_next(p), remove | space);
+    if (!any) return;
+    Rewrite out(text, v.size());
+    out.piece(text.whole());
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      uint32_t c = utf8_next(p);
+      if (u.is(c, remove))
+        out.skip();
+      else
+        out.put(space && u.is(c, space) ? ' ' : c, 0);
+    }
+    out.finish();
+  }
+
+  static void chinese(Text& text) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    bool any = false;
+    for (const char *p = v.data(), *end = p + v.size(); p < end && !any;) any = u.is(utf8_next(p), bert_cjk);
+    if (!any) return;
+    Rewrite out(text, v.size() + v.size() / 2);
+    out.piece(text.whole());
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      uint32_t c = utf8_next(p);
+      if (!u.is(c, bert_cjk)) {
+        out.put(c, 0);
+        continue;
+      }
+      out.put(' ', 0);
+      out.put(c, 1);
+      out.put(' ', 1);
+    }
+    out.finish();
+  }
+
+  static void byte_level(Text& text) {
+    Rewrite out(text, text.view().size() * 2);
+    out.piece(text.whole());
+    put_byte_level(out, text.view());
+    out.finish();
+  }
+
+ public:
+  static void put_byte_level(Rewrite& out, std::string_view bytes) {
+    for (unsigned char b : bytes) out.put(byte_level_char(b), utf8_continues(b) ? 1 : 0);
+  }
+
+ private:
+  std::vector<Step> steps_;
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,309 @@
+// The pre-tokenizers of a file, flattened to steps; they cut a text into pieces and may rewrite the pieces.
+//
+//   text    H o w _ a r e 2 0 ...
+//   pieces  [0,3) [3,7) [7,8) ...        ascending in the current text; a step maps pieces to pieces
+//
+//   A final ByteLevel rewrites nothing: its alphabet is a renaming of bytes that the model reads directly
+//   (bytes_ready). Elsewhere in a sequence it is carried out.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "normalizers.hpp"
+#include "splitting.hpp"
+
+namespace fasttoken {
+
+class PreTokenizer {
+ public:
+  struct Scratch {
+    Normalizer::Scratch normalizer;
+    Spans spans;
+    std::vector<Piece> pieces, cut;
+  };
+
+  void read(const Json& json, Externals& externals) { read_one(json, externals); }
+
+  // After the last step was read. fuse: whether the model reads bytes.
+  void settle(bool fuse) {
+    if (fuse && !steps_.empty() && steps_.back().kind == Kind::bytes) {
+      bool earlier = false;
+      for (size_t i = 0; i + 1 < steps_.size(); ++i) earlier |= steps_[i].kind == Kind::bytes;
+      if (!earlier) {
+        steps_.pop_back();
+        bytes_ready_ = true;
+      }
+    }
+  }
+  bool ends_in_bytes() const { return !steps_.empty() && steps_.back().kind == Kind::bytes; }
+  bool bytes_ready() const { return bytes_ready_; }
+  bool needs_shift() const { return needs_shift_; }
+  bool empty() const { return steps_.empty(); }
+
+  // pieces holds the pieces to begin with and then the result; none is empty.
+  void apply(Text& text, Scratch& s) const {
+    for (const Step& step : steps_) {
+      switch (step.kind) {
+        case Kind::split:
+          split(text, s, step, [&](std::string_view v, Spans& spans) {
+            step.pattern.each(v, s.normalizer.regex, [&](uint32_t b, uint32_t e) { spans.match(b, e); });
+          });
+          break;
+        case Kind::chars:
+          split(text, s, step, [&](std::string_view v, Spans& spans) {
+            each_char(v, [&](uint32_t c) { return ucd().is(c, step.flag); }, spans);
+          });
+          break;
+        case Kind::delimiter:
+          split(text, s, step, [&](std::string_view v, Spans& spans) {
+            each_char(v, [&](uint32_t c) { return c == step.character; }, spans);
+          });
+          break;
+        case Kind::words:
+          split(text, s, step, words);
+          break;
+        case Kind::fixed_length:
+          split(text, s, step, [&](std::string_view v, Spans& spans) {
+            const char *p = v.data(), *from = p, *end = p + v.size();
+            for (uint32_t n = 0; p < end;) {
+              utf8_next(p);
+              if (++n % step.length && p < end) continue;
+              spans.match(static_cast<uint32_t>(from - v.data()), static_cast<uint32_t>(p - v.data()));
+              from = p;
+            }
+          });
+          break;
+        case Kind::prefix_space:
+          prefix_space(text, s);
+          break;
+        case Kind::bytes:
+          bytes(text, s);
+          break;
+        case Kind::metaspace:
+          metaspace(text, s, step);
+          break;
+      }
+    }
+  }
+
+ private:
+  enum class Kind : uint8_t { split, chars, delimiter, words, fixed_length, prefix_space, bytes, metaspace };
+  enum class Prepend : uint8_t { always, first, never };
+  struct Step {
+    Kind kind{};
+    Behavior behavior = Behavior::isolated;
+    bool invert = false, split = true;
+    Prepend prepend = Prepend::always;
+    uint16_t flag = 0;
+    uint32_t character = 0, length = 0;
+    Pattern pattern;
+    std::string content;
+  };
+
+  static constexpr std::string_view gpt2 =
+      "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+  static Behavior behavior(const Json& json) {
+    std::string_view name = json.string();
+    if (name == "Removed") return Behavior::removed;
+    if (name == "Isolated") return Behavior::isolated;
+    if (name == "Contiguous") return Behavior::contiguous;
+    if (name == "MergedWithPrevious") return Behavior::merged_with_previous;
+    if (name == "MergedWithNext") return Behavior::merged_with_next;
+    json.fail("not a behavior of a split");
+  }
+
+  void chars(uint16_t flag, Behavior behavior) {
+    Step step;
+    step.kind = Kind::chars;
+    step.flag = flag;
+    step.behavior = behavior;
+    steps_.push_back(step);
+  }
+
+  void read_one(const Json& json, Externals& externals) {
+    std::string_view type = json.need("type").string();
+    Step step;
+    if (type == "Sequence") {
+      json.need("pretokenizers").each([&](const Json& one) { read_one(one, externals); });
+      return;
+    }
+    if (type == "ByteLevel") {
+      if (json.need("add_prefix_space").boolean()) {
+        step.kind = Kind::prefix_space;
+        steps_.push_back(step);
+      }
+      if (json.flag("use_regex", true)) {
+        step.kind = Kind::split;
+        step.pattern = Pattern::expression(gpt2, json.path(), externals);
+        steps_.push_back(step);
+      }
+      step.kind = Kind::bytes;
+    } else if (type == "Split") {
+      step.kind = Kind::split;
+      step.pattern = Pattern::read(json.need("pattern"), externals);
+      step.behavior = behavior(json.need("behavior"));
+      step.invert = json.flag("invert", false);
+    } else if (type == "Digits") {
+      return chars(rust_numeric,
+                   json.need("individual_digits").boolean() ? Behavior::isolated : Behavior::contiguous);
+    } else if (type == "Punctuation") {
+      auto how = json.get("behavior");
+      return chars(punctuation, how ? behavior(*how) : Behavior::isolated);
+    } else if (type == "WhitespaceSplit") {
+      return chars(rust_space, Behavior::removed);
+    } else if (type == "BertPreTokenizer") {
+      chars(rust_space, Behavior::removed);
+      return chars(punctuation, Behavior::isolated);
+    } else if (type == "Whitespace") {
+      step.kind = Kind::words;
+      step.behavior = Behavior::removed;
+      step.invert = true;
+    } else if (type == "CharDelimiterSplit") {
+      step.kind = Kind::delimiter;
+      step.character = json.need("delimiter").character();
+      step.behavior = Behavior::removed;
+    } else if (type == "FixedLength") {
+      step.kind = Kind::fixed_length;
+      auto length = json.get("length");
+      uint64_t n = length ? length->integer() : 5;
+      if (n == 0 || n > max_text) throw Unsupported("FixedLength of this length", json.path());
+      step.length = static_cast<uint32_t>(n);
+    } else if (type == "Metaspace") {
+      read_metaspace(json, step);
+    } else {
+      throw Unsupported("the pre-tokenizer " + std::string(type), json.path());
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  void read_metaspace(const Json& json, Step& step) {
+    step.kind = Kind::metaspace;
+    step.character = json.need("replacement").character();
+    step.content.clear();
+    utf8_append(step.content, step.character);
+    step.split = json.flag("split", true);
+    if (auto scheme = json.get("prepend_scheme")) {
+      std::string_view name = scheme->string();
+      if (name == "always")
+        step.prepend = Prepend::always;
+      else if (name == "first")
+        step.prepend = Prepend::first;
+      else if (name == "never")
+        step.prepend = Prepend::never;
+      else
+        scheme->fail("not a scheme of Metaspace");
+    }
+    if (!json.flag("add_prefix_space", true)) {
+      if (step.prepend != Prepend::always) json.fail("add_prefix_space does not match prepend_scheme");
+      step.prepend = Prepend::never;
+    }
+    step.pattern = Pattern::fixed(step.content);
+    needs_shift_ |= step.prepend == Prepend::first;
+  }
+
+  template <class F>
+  static void split(Text& text, Scratch& s, const Step& step, F&& match) {
+    s.cut.clear();
+    for (const Piece& piece : s.pieces) {
+      std::string_view v = text.view().substr(piece.begin, piece.end - piece.begin);
+      s.spans.start();
+      match(v, s.spans);
+      s.spans.finish(static_cast<uint32_t>(v.size()));
+      s.spans.resolve(step.behavior, step.invert, [&](uint32_t begin, uint32_t end) {
+        if (begin < end) s.cut.push_back(text.slice(piece.begin + begin, piece.begin + end, piece.shift));
+      });
+    }
+    std::swap(s.pieces, s.cut);
+  }
+
+  template <class F>
+  static void each_char(std::string_view v, F&& holds, Spans& spans) {
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      const char* from = p;
+      if (holds(utf8_next(p)))
+        spans.match(static_cast<uint32_t>(from - v.data()), static_cast<uint32_t>(p - v.data()));
+    }
+  }
+
+  // \w+|[^\w\s]+
+  static void words(std::string_view v, Spans& spans) {
+    const char *p = v.data(), *from = p, *end = p + v.size();
+    int kind = 0;  // of the run that began at from: 0 space, 1 word, 2 other
+    auto shut = [&](const char* at) {
+      if (kind) spans.match(static_cast<uint32_t>(from - v.data()), static_cast<uint32_t>(at - v.data()));
+    };
+    while (p < end) {
+      const char* at = p;
+      uint16_t flags = ucd().flags(utf8_next(p));
+      int now = flags & rust_word ? 1 : flags & re_space ? 0 : 2;
+      if (now == kind) continue;
+      shut(at);
+      kind = now;
+      from = at;
+    }
+    shut(end);
+  }
+
+  // Rewrite each piece with f(out, piece); the pieces then cover what was written for them.
+  template <class F>
+  static void rewrite(Text& text, Scratch& s, size_t reserve, F&& f) {
+    Rewrite out(text, reserve);
+    for (Piece& piece : s.pieces) {
+      uint32_t begin = static_cast<uint32_t>(out.written());
+      Piece from = piece;
+      out.piece(from);
+      f(out, from);
+      piece.begin = begin;
+      piece.end = static_cast<uint32_t>(out.written());
+    }
+    out.finish();
+  }
+
+  static void prefix_space(Text& text, Scratch& s) {
+    bool any = false;
+    for (const Piece& p : s.pieces) any |= text.view()[p.begin] != ' ';
+    if (!any) return;
+    rewrite(text, s, text.view().size() + s.pieces.size(), [&](Rewrite& out, const Piece& p) {
+      if (text.view()[p.begin] != ' ') Normalizer::put_prefix(out, text, p, " ");
+      out.copy_to(p.end);
+    });
+  }
+
+  static void bytes(Text& text, Scratch& s) {
+    rewrite(text, s, text.view().size() * 2, [&](Rewrite& out, const Piece& p) {
+      Normalizer::put_byte_level(out, text.view().substr(p.begin, p.end - p.begin));
+    });
+  }
+
+  static void metaspace(Text& text, Scratch& s, const Step& step) {
+    const std::string& mark = step.content;
+    rewrite(text, s, text.view().size() + text.view().size() / 2, [&](Rewrite& out, const Piece& p) {
+      std::string_view v = text.view().substr(p.begin, p.end - p.begin);
+      bool starts = v[0] == ' ' || v.starts_with(mark);
+      if (!starts && (step.prepend == Prepend::always || (step.prepend == Prepend::first && p.shift == 0)))
+        Normalizer::put_prefix(out, text, p, mark);
+      while (out.at() < p.end) {
+        size_t space = text.view().find(' ', out.at());
+        if (space >= p.end) break;
+        out.copy_to(space);
+        out.skip();
+        out.put(step.character, 1);
+      }
+      out.copy_to(p.end);
+    });
+    if (!step.split) return;
+    Step cut = step;
+    cut.behavior = Behavior::merged_with_next;
+    split(text, s, cut, [&](std::string_view v, Spans& spans) {
+      step.pattern.each(v, s.normalizer.regex, [&](uint32_t b, uint32_t e) { spans.match(b, e); });
+    });
+  }
+
+  std::vector<Step> steps_;
+  bool bytes_ready_ = false, needs_shift_ = false;
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,125 @@
+// Decoding one token at a time, with the results of HF's DecodeStream.
+//
+//   byte-level decoders   text_ | tail_      text decoded and not yet given out, an unfinished character
+//                         given out as soon as it does not end in U+FFFD; what was given out is forgotten
+//   others                ids_ , prefix_     decode all ids of the window, give out what is past the prefix
+//
+//   ownership   the tokenizer is the caller's and outlives the stream; a stream belongs to one thread at a time
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tokenizer.hpp"
+
+namespace fasttoken {
+
+struct StreamError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class DecodeStream {
+ public:
+  DecodeStream(const Tokenizer* tokenizer, std::vector<uint32_t> ids, bool skip_special)
+      : tokenizer_(tokenizer), skip_(skip_special), bytes_(tokenizer->decodes_bytes()) {
+    if (!bytes_) {
+      ids_ = std::move(ids);
+      return;
+    }
+    for (uint32_t id : ids) feed(id);
+    if (ready() || (text_.empty() && tail_.empty())) text_.clear();
+  }
+
+  // The new text, or nothing while a character is open.
+  template <class Ids>
+  std::optional<std::string> step(const Ids& ids, Scratch& s) {
+    if (!bytes_) return step_window(ids, s);
+    for (auto id : ids) feed(static_cast<uint32_t>(id));
+    if (!ready()) return std::nullopt;
+    std::string out;
+    out.swap(text_);
+    return out;
+  }
+
+  // What is held back; the stream is then as new.
+  std::string finish(Scratch& s) {
+    std::string out;
+    if (bytes_) {
+      out.swap(text_);
+      utf8_append_lossy(out, tail_);
+      tail_.clear();
+      return out;
+    }
+    std::string all = tokenizer_->decode(ids_, skip_, s);
+    if (all.starts_with(prefix_)) out = all.substr(prefix_.size());
+    ids_.clear();
+    prefix_.clear();
+    index_ = 0;
+    return out;
+  }
+
+ private:
+  static bool ends_open(const std::string& text) { return text.ends_with("\xEF\xBF\xBD"); }
+  bool ready() const { return !text_.empty() && tail_.empty() && !ends_open(text_); }
+
+  void feed(uint32_t id) {
+    if (skip_ && tokenizer_->is_special(id)) return;
+    std::string_view bytes = tokenizer_->bytes(id);
+    if (bytes.empty()) return;
+    if (tail_.empty() && utf8_invalid_at(bytes) == std::string_view::npos) {
+      text_.append(bytes);
+      return;
+    }
+    tail_.append(bytes);
+    const char *p = tail_.data(), *end = p + tail_.size();
+    while (p < end) {
+      Utf8Step step = utf8_step(p, end);
+      if (!step.whole && p + step.length == end && may_grow(p, end)) break;
+      if (step.whole)
+        text_.append(p, step.length);
+      else
+        text_.append("\xEF\xBF\xBD");
+      p += step.length;
+    }
+    tail_.erase(0, static_cast<size_t>(p - tail_.data()));
+  }
+
+  // Whether more bytes can complete what starts at p and reaches the end.
+  static bool may_grow(const char* p, const char* end) {
+    unsigned char lead = static_cast<unsigned char>(*p);
+    if (lead < 0xC2 || lead > 0xF4) return false;
+    return static_cast<uint32_t>(end - p) < utf8_length(lead);
+  }
+
+  template <class Ids>
+  std::optional<std::string> step_window(const Ids& ids, Scratch& s) {
+    if (prefix_.empty() && !ids_.empty()) {
+      std::string fresh = tokenizer_->decode(ids_, skip_, s);
+      if (!ends_open(fresh)) {
+        prefix_ = std::move(fresh);
+        index_ = ids_.size();
+      }
+    }
+    for (auto id : ids) ids_.push_back(static_cast<uint32_t>(id));
+    std::string all = tokenizer_->decode(ids_, skip_, s);
+    if (all.size() <= prefix_.size() || ends_open(all)) return std::nullopt;
+    if (!all.starts_with(prefix_))
+      throw StreamError("the text changed before its end: \"" + prefix_ + "\" became \"" + all + "\"");
+    std::string out = all.substr(prefix_.size());
+    size_t next = ids_.size() - index_;
+    ids_.erase(ids_.begin(), ids_.begin() + static_cast<long>(index_));
+    prefix_ = tokenizer_->decode(ids_, skip_, s);
+    index_ = next;
+    return out;
+  }
+
+  const Tokenizer* tokenizer_;
+  bool skip_, bytes_;
+  std::string text_, tail_;
+  std::vector<uint32_t> ids_;
+  std::string prefix_;
+  size_t index_ = 0;
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,162 @@
+// A text on its way through the pipeline: what it reads now, and where each byte came from.
+//
+//   original   T h e   c a f e ◌́ ...          bytes of the caller's text
+//                        \ | |/                 Align [begin, end) of each current byte, in the original
+//   current    t h e   c a f é ...            bytes after normalization
+//
+//   piece      [begin, end) of the current text; shift: where its slice starts in the original, which is
+//              what a character put before everything else in the piece is aligned to
+//
+//   invariants  all bytes of one current character have the same Align; an untouched text has no table:
+//               its bytes align to the character they are part of
+//   ownership   untouched: a view of the caller's bytes. Touched: the layer holds text and table
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "utf8.hpp"
+
+namespace fasttoken {
+
+struct Align {
+  uint32_t begin, end;
+};
+
+struct Layer {
+  std::string text;
+  std::vector<Align> align;
+  void clear() {
+    text.clear();
+    align.clear();
+  }
+};
+
+struct Piece {
+  uint32_t begin, end, shift;
+};
+
+class Text {
+ public:
+  // want_align: whether anyone will ask for offsets.
+  void start(std::string_view bytes, uint32_t base, bool want_align) {
+    view_ = bytes;
+    base_ = base;
+    touched_ = false;
+    want_ = want_align;
+  }
+
+  // A part of another text, with what it knows of its origin.
+  void start_slice(const Text& other, const Piece& piece) {
+    std::string_view part = other.view().substr(piece.begin, piece.end - piece.begin);
+    start(part, piece.shift, other.want_);
+    if (!other.touched_) return;
+    layer_.text.assign(part);
+    if (want_) layer_.align.assign(other.layer_.align.begin() + piece.begin, other.layer_.align.begin() + piece.end);
+    view_ = layer_.text;
+    touched_ = true;
+  }
+
+  std::string_view view() const { return view_; }
+  bool wants_align() const { return want_; }
+
+  Align align(size_t at) const {
+    if (touched_) return want_ ? layer_.align[at] : Align{base_, base_};
+    size_t from = at;
+    while (utf8_continues(static_cast<unsigned char>(view_[from]))) --from;
+    size_t to = from + utf8_length(static_cast<unsigned char>(view_[from]));
+    return {base_ + static_cast<uint32_t>(from), base_ + static_cast<uint32_t>(to)};
+  }
+  uint32_t base() const { return base_; }
+  bool touched() const { return touched_; }
+
+  Piece whole() const { return {0, static_cast<uint32_t>(view_.size()), base_}; }
+  Piece slice(size_t begin, size_t end, uint32_t otherwise) const {
+    uint32_t shift = begin < view_.size() && begin < end ? shift_at(begin) : otherwise;
+    return {static_cast<uint32_t>(begin), static_cast<uint32_t>(end), shift};
+  }
+
+  // Replace the current text by the layer under construction.
+  void adopt() {
+    std::swap(layer_, next_);
+    view_ = layer_.text;
+    touched_ = true;
+  }
+  Layer& next() {
+    next_.clear();
+    return next_;
+  }
+
+ private:
+  uint32_t shift_at(size_t at) const {
+    return touched_ ? (want_ ? layer_.align[at].begin : base_ + static_cast<uint32_t>(at))
+                    : base_ + static_cast<uint32_t>(at);
+  }
+
+  std::string_view view_;
+  uint32_t base_ = 0;
+  bool touched_ = false, want_ = true;
+  Layer layer_, next_;
+};
+
+// Writes the next layer of a text, character by character, with HF's rules for where each comes from.
+class Rewrite {
+ public:
+  Rewrite(Text& text, size_t reserve) : text_(text), source_(text.view()), out_(text.next()) {
+    out_.text.reserve(reserve);
+    if (text.wants_align()) out_.align.reserve(reserve);
+  }
+
+  // Begin a piece: nothing before it is visible to what is put.
+  void piece(const Piece& p) {
+    from_ = at_ = p.begin;
+    shift_ = p.shift;
+  }
+
+  void skip() { at_ += length(); }  // remove one source character
+  void put(uint32_t c, int32_t change) {
+    bool want = text_.wants_align();
+    Align where{shift_, shift_};
+    if (change > 0) {
+      if (want && at_ > from_) where = text_.align(at_ - 1);
+    } else if (at_ < source_.size()) {
+      if (want) where = text_.align(at_);
+      skip();
+      for (; change < 0 && at_ < source_.size(); ++change) skip();
+    }
+    char buffer[4];
+    size_t n = utf8_put(buffer, c);
+    out_.text.append(buffer, n);
+    if (want) out_.align.insert(out_.align.end(), n, where);
+  }
+  // Copy source characters up to a position, unchanged.
+  void copy_to(size_t to) {
+    if (to <= at_) return;
+    out_.text.append(source_.substr(at_, to - at_));
+    if (text_.wants_align()) {
+      for (size_t i = at_; i < to;) {
+        Align where = text_.align(i);
+        size_t n = utf8_length(static_cast<unsigned char>(source_[i]));
+        out_.align.insert(out_.align.end(), n, where);
+        i += n;
+      }
+    }
+    at_ = to;
+  }
+  size_t at() const { return at_; }
+  size_t written() const { return out_.text.size(); }
+  void finish() { text_.adopt(); }
+
+ private:
+  size_t length() const { return utf8_length(static_cast<unsigned char>(source_[at_])); }
+
+  Text& text_;
+  std::string_view source_;
+  Layer& out_;
+  size_t from_ = 0, at_ = 0;
+  uint32_t shift_ = 0;
+};
+
+}  // namespace fasttoken

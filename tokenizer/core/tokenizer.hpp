@@ -1,0 +1,457 @@
+// A loaded tokenizer: the whole way from text to tokens and back.
+//
+//   text --raw added tokens--> segments --normalize--> --normalized added tokens--> --pre-tokenize--> pieces
+//        --model--> tokens --alignments--> offsets in the caller's bytes --> in code points, if wanted
+//
+//   invariants   everything here is written while loading and only read afterwards: any number of threads;
+//                what a call needs lives in a Scratch (one a thread)
+//   words        every piece and every added token has the next number, also if it gives no token
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "decoders.hpp"
+#include "loader.hpp"
+#include "model_json.hpp"
+#include "pretokenizers.hpp"
+
+namespace fasttoken {
+
+struct Scratch {
+  Text text, part;
+  PreTokenizer::Scratch pre;
+  BpeScratch bpe;
+  std::vector<Token> tokens;
+  RegexScratch regex;
+};
+
+// One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for.
+struct Encoded {
+  struct Added {
+    uint32_t index;
+    std::string text;
+  };
+  std::vector<int32_t> ids, words;
+  std::vector<Align> offsets;
+  std::vector<Added> added;
+};
+
+class Tokenizer {
+ public:
+  struct Trim {
+    uint32_t lead, trail;
+  };
+
+  // The file's bytes are not kept.
+  explicit Tokenizer(std::string_view file, bool allow_external = false) {
+    externals_.allowed = allow_external;
+    JsonDocument document(file);
+    load(Json(document, 0, ""));
+  }
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  Externals& externals() { return externals_; }
+  const Externals& externals() const { return externals_; }
+  const Model& model() const { return model_; }
+  const std::vector<AddedToken>& added() const { return added_.tokens; }
+  const std::vector<bool>& trim_passes() const { return trim_passes_; }
+  const std::string* section(const std::string& name) const {
+    auto at = sections_.find(name);
+    return at == sections_.end() ? nullptr : &at->second;
+  }
+
+  static Scratch& scratch() {
+    static thread_local Scratch s;
+    return s;
+  }
+
+  // ---- encoding
+
+  void encode_ids(std::string_view text, bool parse_special, Scratch& s, std::vector<int32_t>& out) const {
+    check(text);
+    Ids sink{out};
+    run(text, parse_special, s, needs_align_, sink);
+  }
+
+  void encode(std::string_view text, bool parse_special, Scratch& s, Encoded& out) const {
+    check(text);
+    Full sink{out};
+    run(text, parse_special, s, true, sink);
+  }
+
+  // Byte offsets to code points, in place, with HF's treatment of what lies outside.
+  static void to_characters(std::string_view text, std::vector<Align>& offsets) {
+    if (is_ascii(text)) return;
+    uint32_t n = static_cast<uint32_t>(text.size()), count = UINT32_MAX;
+    std::vector<uint32_t> index(n);
+    for (uint32_t i = 0; i < n; ++i) {
+      count += !utf8_continues(static_cast<unsigned char>(text[i]));
+      index[i] = count;
+    }
+    for (Align& o : offsets) {
+      if (o.begin >= n) continue;
+      uint32_t begin = index[o.begin];
+      o.end = o.end < n ? index[o.end] : (o.end == n ? index[n - 1] : begin + 1) + 1;
+      o.begin = begin;
+    }
+  }
+
+  // One pass of offset trimming; trims gives the white space around the token at an index.
+  template <class F>
+  static void trim(std::vector<Align>& offsets, bool add_prefix_space, F&& trims) {
+    for (uint32_t i = 0; i < offsets.size(); ++i) {
+      auto [lead, trail] = trims(i);
+      Align& o = offsets[i];
+      if (lead > 0) {
+        if ((i == 0 || o.begin == 0) && add_prefix_space && lead == 1) lead = 0;
+        o.begin = std::min(o.begin + lead, o.end);
+      }
+      if (trail > 0 && o.end >= trail) o.end = std::max(o.end - trail, o.begin);
+    }
+  }
+
+  static Trim trim_of(std::string_view token) {
+    const Unicode& u = ucd();
+    auto space = [&](uint32_t c) { return c == byte_level_char(' ') || u.is(c, rust_space); };
+    Trim t{0, 0};
+    const char *p = token.data(), *end = p + token.size();
+    while (p < end && space(utf8_next(p))) ++t.lead;
+    p = token.data();
+    while (end > p && space(utf8_at(end = utf8_back(end)))) ++t.trail;
+    return t;
+  }
+  Trim trim_of(uint32_t id) const {
+    if (id < trims_.size()) return trims_[id];
+    return trim_of(token(id));
+  }
+
+  void trim(Encoded& e) const {
+    for (bool add_prefix_space : trim_passes_) {
+      size_t next = 0;
+      trim(e.offsets, add_prefix_space, [&](uint32_t i) {
+        while (next < e.added.size() && e.added[next].index < i) ++next;
+        if (next < e.added.size() && e.added[next].index == i) return trim_of(e.added[next].text);
+        return trim_of(static_cast<uint32_t>(e.ids[i]));
+      });
+    }
+  }
+
+  std::string normalize(std::string_view text, Scratch& s) const {
+    check(text);
+    s.text.start(text, 0, false);
+    normalizer_.apply(s.text, s.pre.normalizer);
+    return std::string(s.text.view());
+  }
+
+  // The pieces of a text as the pre-tokenizer alone makes them, with their byte offsets.
+  void pre_tokenize(std::string_view text, Scratch& s, std::vector<std::string>& pieces,
+                    std::vector<Align>& offsets) const {
+    check(text);
+    s.text.start(text, 0, true);
+    s.pre.pieces.clear();
+    if (!text.empty()) s.pre.pieces.push_back(s.text.whole());
+    pre_.apply(s.text, s.pre);
+    for (const Piece& p : s.pre.pieces) {
+      std::string_view v = s.text.view().substr(p.begin, p.end - p.begin);
+      std::string& out = pieces.emplace_back();
+      if (pre_.bytes_ready())
+        for (unsigned char b : v) utf8_append(out, byte_level_char(b));
+      else
+        out = v;
+      offsets.push_back({s.text.align(p.begin).begin, s.text.align(p.end - 1).end});
+    }
+  }
+
+  // ---- vocabulary
+
+  // Empty data(): no such token. An added token that is looked for in normalized text is shown normalized, as
+  // HF shows it (and so it may no longer be known as special).
+  std::string_view token(uint32_t id) const {
+    if (auto at = added_.by_id.find(id); at != added_.by_id.end()) {
+      auto shown = shown_.find(id);
+      return shown != shown_.end() ? std::string_view(shown->second)
+                                   : std::string_view(added_.tokens[at->second].content);
+    }
+    if (model_.vocab.has(id)) return model_.vocab.text(id);
+    return {};
+  }
+  // The token as the model has it, for ids that came out of the model.
+  std::string_view model_token(uint32_t id) const { return model_.vocab.has(id) ? model_.vocab.text(id) : token(id); }
+  std::optional<uint32_t> id(const std::string& token) const {
+    if (auto at = added_.ids.find(token); at != added_.ids.end()) return at->second;
+    return model_.vocab.find(token);
+  }
+  // Calls f(token, id) for each string.
+  template <class F>
+  void each_token(bool with_added, F&& f) const {
+    for (uint32_t i = 0; i < model_.vocab.end(); ++i)
+      if (model_.vocab.has(i)) f(model_.vocab.text(i), i);
+    if (with_added)
+      for (auto& [content, i] : added_.ids) f(std::string_view(content), i);
+  }
+  size_t size(bool with_added) const {
+    size_t n = model_.vocab.size();
+    if (with_added)
+      for (auto& [content, i] : added_.ids) n += !model_.vocab.find(content);
+    return n;
+  }
+  // Past the largest id there is.
+  uint32_t id_limit() const {
+    uint32_t end = model_.vocab.end();
+    for (const AddedToken& t : added_.tokens) end = std::max(end, t.id + 1);
+    return end;
+  }
+  bool is_special(uint32_t id) const { return id < special_.size() && special_[id]; }
+
+  std::string model_json() const { return write_model(model_); }
+
+  // ---- decoding
+
+  bool decodes_bytes() const { return decoder_.only_byte_level(); }
+  // What an id adds, when decodes_bytes(); empty for what is not a token.
+  std::string_view bytes(uint32_t id) const {
+    if (size_t{id} + 1 >= byte_where_.size()) return {};
+    return {byte_arena_.data() + byte_where_[id], byte_where_[id + 1] - byte_where_[id]};
+  }
+  std::string token_bytes(uint32_t id, Scratch& s) const {
+    return decodes_bytes() ? std::string(bytes(id)) : decoder_.alone(token(id), s.regex);
+  }
+
+  template <class Ids>
+  std::string decode(const Ids& ids, bool skip_special, Scratch& s) const {
+    if (decodes_bytes()) {
+      std::string all, out;
+      for (auto id : ids) {
+        uint32_t i = static_cast<uint32_t>(id);
+        if (skip_special && is_special(i)) continue;
+        all.append(bytes(i));
+      }
+      if (utf8_invalid_at(all) == std::string_view::npos) return all;
+      utf8_append_lossy(out, all);
+      return out;
+    }
+    Decoder::Tokens tokens;
+    for (auto id : ids) {
+      uint32_t i = static_cast<uint32_t>(id);
+      std::string_view t = token(i);
+      if (t.data() == nullptr || (skip_special && is_special(i))) continue;
+      tokens.emplace_back(t);
+    }
+    return decode_tokens(std::move(tokens), s);
+  }
+
+  std::string decode_tokens(Decoder::Tokens tokens, Scratch& s) const {
+    decoder_.apply(tokens, s.regex);
+    std::string out;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (i && !decoder_.present()) out += ' ';
+      out += tokens[i];
+    }
+    return out;
+  }
+
+ private:
+  // ---- sinks: what becomes of the tokens of a piece
+
+  struct Ids {
+    std::vector<int32_t>& out;
+    void added(const Text*, uint32_t, uint32_t, std::string_view, uint32_t id) {
+      out.push_back(static_cast<int32_t>(id));
+    }
+    void begin(const Text&, const Piece&) {}
+    void put(uint32_t id, uint32_t, uint32_t) { out.push_back(static_cast<int32_t>(id)); }
+    void end() {}
+  };
+
+  struct Full {
+    Encoded& out;
+    const Text* text = nullptr;
+    Piece piece{};
+    int32_t word = 0;
+
+    void added(const Text* t, uint32_t begin, uint32_t end, std::string_view content, uint32_t id) {
+      Align where{begin, end};
+      if (t) where = {t->align(begin).begin, t->align(end - 1).end};
+      out.added.push_back({static_cast<uint32_t>(out.ids.size()), std::string(content)});
+      push(id, where);
+      ++word;
+    }
+    void begin(const Text& t, const Piece& p) {
+      text = &t;
+      piece = p;
+    }
+    void put(uint32_t id, uint32_t begin, uint32_t end) {
+      if (begin == end) return push(id, {piece.shift + begin, piece.shift + begin});
+      if (piece.begin + end > piece.end) return push(id, {begin, end});
+      push(id, {text->align(piece.begin + begin).begin, text->align(piece.begin + end - 1).end});
+    }
+    void end() { ++word; }
+    void push(uint32_t id, Align where) {
+      out.ids.push_back(static_cast<int32_t>(id));
+      out.offsets.push_back(where);
+      out.words.push_back(word);
+    }
+  };
+
+  static void check(std::string_view text) {
+    if (text.size() > max_text) throw TextError("the text is longer than 512 MB", max_text);
+  }
+
+  template <class Sink>
+  void run(std::string_view text, bool parse_special, Scratch& s, bool align, Sink& sink) const {
+    split_added(
+        text, raw_, added_.tokens, parse_special,
+        [&](uint32_t begin, uint32_t end) {
+          segment(text.substr(begin, end - begin), begin, parse_special, s, align, sink);
+        },
+        [&](uint32_t begin, uint32_t end, int32_t token) {
+          sink.added(nullptr, begin, end, text.substr(begin, end - begin),
+                     added_.tokens[static_cast<size_t>(token)].id);
+        });
+  }
+
+  template <class Sink>
+  void segment(std::string_view bytes, uint32_t base, bool parse_special, Scratch& s, bool align, Sink& sink) const {
+    s.text.start(bytes, base, align);
+    normalizer_.apply(s.text, s.pre.normalizer);
+    uint32_t n = static_cast<uint32_t>(s.text.view().size());
+    if (n == 0) return;
+    if (normalized_.empty() || normalized_.next(s.text.view(), 0).token < 0) {
+      s.pre.pieces.assign(1, s.text.slice(0, n, base));
+      return pieces(s.text, s, sink);
+    }
+    split_added(
+        s.text.view(), normalized_, added_.tokens, parse_special,
+        [&](uint32_t begin, uint32_t end) {
+          s.part.start_slice(s.text, s.text.slice(begin, end, base));
+          s.pre.pieces.assign(1, s.part.whole());
+          pieces(s.part, s, sink);
+        },
+        [&](uint32_t begin, uint32_t end, int32_t token) {
+          sink.added(&s.text, begin, end, s.text.view().substr(begin, end - begin),
+                     added_.tokens[static_cast<size_t>(token)].id);
+        });
+  }
+
+  template <class Sink>
+  void pieces(Text& text, Scratch& s, Sink& sink) const {
+    pre_.apply(text, s.pre);
+    for (const Piece& p : s.pre.pieces) {
+      std::string_view v = text.view().substr(p.begin, p.end - p.begin);
+      sink.begin(text, p);
+      if (model_.kind == ModelKind::bpe) {
+        uint32_t at = 0;
+        model_.bpe.encode(model_.vocab, v, s.bpe, [&](uint32_t id, uint32_t length) {
+          sink.put(id, at, at + length);
+          at += length;
+        });
+      } else {
+        s.tokens.clear();
+        model_.word_piece.encode(model_.vocab, v, s.tokens);
+        for (const Token& t : s.tokens) sink.put(t.id, t.begin, t.end);
+      }
+      sink.end();
+    }
+  }
+
+  // ---- loading
+
+  void load(const Json& root) {
+    if (root.kind() != JsonKind::object) throw FileError("$", "expected an object");
+    static constexpr std::string_view known[] = {"version",        "truncation", "padding",
+                                                 "added_tokens",   "normalizer", "pre_tokenizer",
+                                                 "post_processor", "decoder",    "model"};
+    root.each_pair([&](std::string_view name, const Json& value) {
+      if (std::find(std::begin(known), std::end(known), name) == std::end(known))
+        throw FileError(value.path(), "an unknown member");
+      if (name != "model" && !value.is_null()) sections_[std::string(name)] = value.source();
+    });
+    if (auto version = root.find("version"); version && version->string() != "1.0")
+      version->fail("version " + std::string(version->string()) + ", only 1.0 is known");
+    ModelReader(root.need("model"), model_).read();
+    if (auto n = root.get("normalizer")) normalizer_.read(*n, externals_);
+    if (auto p = root.get("pre_tokenizer")) pre_.read(*p, externals_);
+    if (auto d = root.get("decoder")) decoder_.read(*d, externals_);
+    if (auto p = root.get("post_processor")) read_post(*p);
+    if (auto a = root.get("added_tokens")) added_.read(*a, model_.vocab);
+    pre_.settle(model_.kind == ModelKind::bpe && model_.bpe.knows_all_bytes(model_.vocab));
+    if (model_.kind == ModelKind::bpe)
+      model_.bpe.settle(model_.vocab, pre_.bytes_ready());
+    else
+      model_.word_piece.settle(model_.vocab);
+    needs_align_ = pre_.needs_shift() && !normalizer_.empty();
+    if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
+    index_added(root);
+    index_ids();
+  }
+
+  void read_post(const Json& json) {
+    auto type = json.get("type");
+    if (!type) return;
+    if (type->string() == "Sequence")
+      json.need("processors").each([&](const Json& one) { read_post(one); });
+    else if ((type->string() == "ByteLevel" || type->string() == "RobertaProcessing") &&
+             json.flag("trim_offsets", true))
+      trim_passes_.push_back(json.flag("add_prefix_space", true));
+  }
+
+  void index_added(const Json& root) {
+    std::vector<std::pair<std::string, int32_t>> raw, normalized;
+    Scratch s;
+    for (auto [index, is_normalized] : added_.special_order) {
+      const AddedToken& t = added_.tokens[index];
+      if (!is_normalized) {
+        raw.push_back({t.content, static_cast<int32_t>(index)});
+        continue;
+      }
+      std::string content = normalize(t.content, s);
+      if (content.empty())
+        throw Unsupported("an added token that normalizes to nothing: " + t.content,
+                          root.need("added_tokens").path());
+      normalized.push_back({content, static_cast<int32_t>(index)});
+      shown_[t.id] = content;
+    }
+    raw_.build(raw);
+    normalized_.build(normalized);
+  }
+
+  void index_ids() {
+    uint32_t n = id_limit();
+    special_.assign(n, false);
+    if (!trim_passes_.empty()) trims_.assign(n, {0, 0});
+    if (decodes_bytes()) byte_where_.reserve(n + 1);
+    for (uint32_t i = 0; i < n; ++i) {
+      std::string_view t = token(i);
+      if (decodes_bytes()) {
+        byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));
+        if (t.data() && !byte_level_decode(t, byte_arena_)) byte_arena_.append(t);
+      }
+      if (!t.data()) continue;
+      if (!added_.special.empty()) special_[i] = added_.special.count(std::string(t)) > 0;
+      if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
+    }
+    if (decodes_bytes()) byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));
+  }
+
+  Externals externals_;
+  Model model_;
+  Normalizer normalizer_;
+  PreTokenizer pre_;
+  Decoder decoder_;
+  AddedReader added_;
+  std::unordered_map<uint32_t, std::string> shown_;  // what differs from the content of an added token
+  AddedMatcher raw_, normalized_;
+  std::vector<bool> trim_passes_;
+  std::vector<Trim> trims_;
+  std::vector<bool> special_;
+  std::string byte_arena_;
+  std::vector<uint32_t> byte_where_;
+  std::map<std::string, std::string> sections_;
+  bool needs_align_ = false;
+};
+
+}  // namespace fasttoken

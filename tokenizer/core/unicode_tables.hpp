@@ -1,0 +1,41 @@
+// What unicode_tables.cpp holds, as make_tables.py writes it.
+//
+//   run_start[i] .. run_start[i+1]   code points of one record    run_record[i]   which
+//   record_*                         general category, combining class, flags of a record
+//   X_keys / X_index / X_flat        mapping X: keys[i] -> flat[index[i] .. index[i+1]], keys ascending
+//   bare_word                        what \w matches, but not inside brackets
+//   pair_*                           canonical compositions, sorted by (first, second)
+#pragma once
+
+namespace fasttoken::tables {
+
+#define FASTTOKEN_ARRAY(type, name) \
+  extern const type name[];         \
+  extern const unsigned name##_size
+#define FASTTOKEN_MAPPING(name)                  \
+  FASTTOKEN_ARRAY(unsigned, name##_keys);        \
+  FASTTOKEN_ARRAY(unsigned short, name##_index); \
+  FASTTOKEN_ARRAY(unsigned, name##_flat)
+
+FASTTOKEN_ARRAY(unsigned, run_start);
+FASTTOKEN_ARRAY(unsigned short, run_record);
+FASTTOKEN_ARRAY(unsigned char, record_category);
+FASTTOKEN_ARRAY(unsigned char, record_class);
+FASTTOKEN_ARRAY(unsigned short, record_flags);
+FASTTOKEN_ARRAY(unsigned, script_start);
+FASTTOKEN_ARRAY(unsigned char, script_value);
+FASTTOKEN_ARRAY(char* const, script_names);
+FASTTOKEN_ARRAY(unsigned, bare_word);
+FASTTOKEN_MAPPING(canonical);
+FASTTOKEN_MAPPING(compatible);
+FASTTOKEN_MAPPING(lower);
+FASTTOKEN_ARRAY(unsigned, pair_first);
+FASTTOKEN_ARRAY(unsigned, pair_second);
+FASTTOKEN_ARRAY(unsigned, pair_result);
+FASTTOKEN_MAPPING(fold);
+FASTTOKEN_MAPPING(multifold);
+
+#undef FASTTOKEN_MAPPING
+#undef FASTTOKEN_ARRAY
+
+}  // namespace fasttoken::tables

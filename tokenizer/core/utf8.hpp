@@ -1,0 +1,144 @@
+// UTF-8: one decoder, one encoder, one validator. Everything past the entrance of the core is valid UTF-8.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "errors.hpp"
+
+namespace fasttoken {
+
+inline constexpr uint32_t replacement_char = 0xFFFD;
+
+// Length of the character that starts with this byte; 1 for a continuation byte.
+inline uint32_t utf8_length(unsigned char lead) { return lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
+
+inline uint32_t utf8_length_of(uint32_t c) { return c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4; }
+
+inline bool utf8_continues(unsigned char byte) { return (byte & 0xC0) == 0x80; }
+
+// Decode the character at p of valid UTF-8 and step over it.
+inline uint32_t utf8_next(const char*& p) {
+  auto* u = reinterpret_cast<const unsigned char*>(p);
+  uint32_t c = u[0];
+  if (c < 0x80) {
+    p += 1;
+    return c;
+  }
+  if (c < 0xE0) {
+    p += 2;
+    return (c & 0x1F) << 6 | (u[1] & 0x3Fu);
+  }
+  if (c < 0xF0) {
+    p += 3;
+    return (c & 0x0F) << 12 | (u[1] & 0x3Fu) << 6 | (u[2] & 0x3Fu);
+  }
+  p += 4;
+  return (c & 0x07) << 18 | (u[1] & 0x3Fu) << 12 | (u[2] & 0x3Fu) << 6 | (u[3] & 0x3Fu);
+}
+
+inline uint32_t utf8_at(const char* p) { return utf8_next(p); }
+
+// The start of the character before p.
+inline const char* utf8_back(const char* p) {
+  do --p;
+  while (utf8_continues(static_cast<unsigned char>(*p)));
+  return p;
+}
+
+inline size_t utf8_put(char* out, uint32_t c) {
+  if (c < 0x80) {
+    out[0] = static_cast<char>(c);
+    return 1;
+  }
+  if (c < 0x800) {
+    out[0] = static_cast<char>(0xC0 | c >> 6);
+    out[1] = static_cast<char>(0x80 | (c & 0x3F));
+    return 2;
+  }
+  if (c < 0x10000) {
+    out[0] = static_cast<char>(0xE0 | c >> 12);
+    out[1] = static_cast<char>(0x80 | (c >> 6 & 0x3F));
+    out[2] = static_cast<char>(0x80 | (c & 0x3F));
+    return 3;
+  }
+  out[0] = static_cast<char>(0xF0 | c >> 18);
+  out[1] = static_cast<char>(0x80 | (c >> 12 & 0x3F));
+  out[2] = static_cast<char>(0x80 | (c >> 6 & 0x3F));
+  out[3] = static_cast<char>(0x80 | (c & 0x3F));
+  return 4;
+}
+
+inline void utf8_append(std::string& out, uint32_t c) {
+  char buffer[4];
+  out.append(buffer, utf8_put(buffer, c));
+}
+
+// Length of the longest valid prefix of a sequence that may be a character: the Unicode "maximal subpart"
+// at p, and whether it is a whole character. At least 1.
+struct Utf8Step {
+  uint32_t length;
+  bool whole;
+};
+
+inline Utf8Step utf8_step(const char* p, const char* end) {
+  auto* u = reinterpret_cast<const unsigned char*>(p);
+  size_t left = static_cast<size_t>(end - p);
+  unsigned char b = u[0];
+  if (b < 0x80) return {1, true};
+  if (b < 0xC2 || b > 0xF4) return {1, false};
+  uint32_t need = b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
+  unsigned char low = b == 0xE0 ? 0xA0 : b == 0xF0 ? 0x90 : 0x80;
+  unsigned char high = b == 0xED ? 0x9F : b == 0xF4 ? 0x8F : 0xBF;
+  for (uint32_t i = 1; i < need; ++i) {
+    if (i >= left || u[i] < low || u[i] > high) return {i, false};
+    low = 0x80;
+    high = 0xBF;
+  }
+  return {need, true};
+}
+
+// Position of the first byte that is not part of valid UTF-8, or npos.
+inline size_t utf8_invalid_at(std::string_view text) {
+  const char *p = text.data(), *end = p + text.size();
+  while (p < end) {
+    while (end - p >= 8) {
+      uint64_t word;
+      std::memcpy(&word, p, 8);
+      if (word & 0x8080808080808080u) break;
+      p += 8;
+    }
+    if (p == end) break;
+    Utf8Step step = utf8_step(p, end);
+    if (!step.whole) return static_cast<size_t>(p - text.data());
+    p += step.length;
+  }
+  return std::string_view::npos;
+}
+
+// Bytes to text as Rust's from_utf8_lossy does it: each maximal invalid part becomes one U+FFFD.
+inline void utf8_append_lossy(std::string& out, std::string_view bytes) {
+  if (utf8_invalid_at(bytes) == std::string_view::npos) {
+    out.append(bytes);
+    return;
+  }
+  const char *p = bytes.data(), *end = p + bytes.size();
+  while (p < end) {
+    Utf8Step step = utf8_step(p, end);
+    if (step.whole)
+      out.append(p, step.length);
+    else
+      out.append("\xEF\xBF\xBD");
+    p += step.length;
+  }
+}
+
+inline size_t utf8_count(std::string_view text) {
+  size_t n = 0;
+  for (unsigned char b : text) n += !utf8_continues(b);
+  return n;
+}
+
+}  // namespace fasttoken
