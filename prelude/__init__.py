@@ -15,8 +15,11 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from prelude.base import Health
     from prelude.config import EngineConfig
-    from prelude.engine import AsyncEngine, Engine, Health
+    from prelude.engine import AsyncEngine, Engine
+    from prelude.events import Event
+    from prelude.options import RequestOptions
     from prelude.tasks import (
         Choice,
         Classify,
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "prelude.config": ("EngineConfig",),
-    "prelude.engine": ("AsyncEngine", "Engine", "Health"),
+    "prelude.base": ("Health",),
+    "prelude.engine": ("AsyncEngine", "Engine"),
+    "prelude.events": ("Event",),
+    "prelude.options": ("RequestOptions",),
     "prelude.tasks": (
         "Choice",
         "Classify",
@@ -56,10 +62,12 @@ __all__ = [
     "Embed",
     "Engine",
     "EngineConfig",
+    "Event",
     "Generate",
     "Health",
     "Loglikelihood",
     "PromptLogprobs",
+    "RequestOptions",
     "SamplingParams",
     "Score",
     "YesNo",

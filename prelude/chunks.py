@@ -12,11 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from prelude.admission.prepared import Admitted, Outcome, Reader
 from prelude.batch import SampleOutput
 from prelude.core import EngineCore
+from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.scheduling.request import Request, Sink
 
@@ -153,13 +154,15 @@ class StreamSink:
 class TextStream:
     """Iterates over the chunks of one text; also a context manager. ``close`` cancels what is left."""
 
-    def __init__(self, core: EngineCore, admitted: Admitted, hold_words: bool) -> None:
+    def __init__(
+        self, core: EngineCore, admitted: Admitted, hold_words: bool, options: RequestOptions = NO_OPTIONS
+    ) -> None:
         self._core = core
         self._some = threading.Event()
         some = self._some
         self._sink = StreamSink(admitted, hold_words, lambda request: some.set())
         self._closed = False
-        self._request = core.request(admitted.prepared, self._sink)
+        self._request = core.request(admitted.prepared, self._sink, options)
         core.submit(self._request)
 
     def __iter__(self) -> Self:
@@ -230,6 +233,10 @@ class AsyncSink:
             self.waiter.set_result(None)
 
 
+# What a stream is started with; the number is the deadline on the monotonic clock.
+Start: TypeAlias = tuple[EngineCore, Admitted, Outbox, RequestOptions, float]
+
+
 class AsyncTextStream:
     """Asynchronous iterator over the chunks of one text; also an asynchronous context manager.
 
@@ -237,7 +244,7 @@ class AsyncTextStream:
     and letting go of the stream all cancel it. One task reads at a time.
     """
 
-    def __init__(self, start: Callable[[], Awaitable[tuple[EngineCore, Admitted, Outbox]]], hold_words: bool) -> None:
+    def __init__(self, start: Callable[[], Awaitable[Start]], hold_words: bool) -> None:
         self._start = start
         self._hold_words = hold_words
         self._core: EngineCore | None = None
@@ -279,13 +286,15 @@ class AsyncTextStream:
                 raise StopAsyncIteration
 
     async def _submit(self) -> StreamSink:
-        core, admitted, outbox = await self._start()
+        core, admitted, outbox, options, expires = await self._start()
         if self._closed:
             raise StopAsyncIteration
         wakes = self._wakes
         sink = StreamSink(admitted, self._hold_words, lambda request: outbox.put(wakes, request, None, None))
-        self._core, self._request = core, core.request(admitted.prepared, sink)
-        core.submit(self._request)
+        request = core.request(admitted.prepared, sink, options, expires=expires)
+        request.outbox = outbox
+        self._core, self._request = core, request
+        core.submit(request)
         return sink
 
     def close(self) -> None:

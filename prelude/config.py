@@ -27,6 +27,11 @@ class EngineConfig:
     ``deterministic``         the bits of a row do not depend on its company
     ``max_prompt_chars``      refused before tokenising; ``None``: 16 characters per token of ``max_length``
     ``prepare_threads``       threads for tokenising long prompts off the caller's loop
+    ``max_queued_requests``, ``max_queued_tokens``  what may wait; beyond it ``QueueFull``, at once
+    ``oneshot_share``         of a step's time beside running chats, the share that decisions may take, in (0, 1]:
+                              at 0.2 a chat's time per token is 1/(1 - 0.2) = 1.25 of what it is alone
+    ``unhealthy_after``       failed steps in a row until the engine is unhealthy and everybody who waits is told
+    ``hang_seconds``          a step that takes longer is reported by ``health()``, and everybody who waits is told
     """
 
     max_length: int | None = None
@@ -49,7 +54,9 @@ class EngineConfig:
     max_labels: int = 4096
     max_top: int = 256
     prepare_threads: int = 2
-    unhealthy_after: int = 8  # failed steps in a row
+    oneshot_share: float = 0.2
+    unhealthy_after: int = 8
+    hang_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -57,11 +64,18 @@ class EngineConfig:
             if field.name in ("prefix_cache", "fold", "deterministic"):
                 if not isinstance(value, bool):
                     raise ConfigError(f"{field.name} must be True or False, got {value!r}")
+            elif field.name in _SECONDS_AND_SHARES:
+                _number(field.name, value, *_SECONDS_AND_SHARES[field.name])
             elif field.name == "default_cache":
                 if value not in ("auto", "always", "never"):
                     raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
             elif value is not None:
                 _positive(field.name, value, least=0 if field.name == "kv_blocks" else 1)
+        if self.max_running > self.max_step_requests:
+            raise ConfigError(
+                f"max_running={self.max_running} is above max_step_requests={self.max_step_requests}: every running "
+                "request has a row in each step; lower it or raise that"
+            )
 
     # What the limits come to for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
 
@@ -90,6 +104,16 @@ class EngineConfig:
     def oneshot_tokens(self, max_positions: int) -> int:
         """The most tokens a OneShot request may bring: what a step leaves beside a full set of running rows."""
         return self.resolved_step(max_positions) - self.max_running
+
+
+_SECONDS_AND_SHARES = {"oneshot_share": (0.001, 1.0), "hang_seconds": (0.01, 1e9)}
+
+
+def _number(name: str, value: Any, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r} is not a finite number; it takes {least:g} to {most:g}")
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value} is out of range; it takes {least:g} to {most:g}")
 
 
 def _positive(name: str, value: Any, *, least: int) -> None:

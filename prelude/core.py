@@ -1,173 +1,165 @@
-"""EngineCore: the loop. drain -> plan -> pack -> submit -> wait -> settle, by whoever holds the baton.
+"""EngineCore: the engine's doors and its thread.
 
 One writer at a time: queues, pool and requests are touched only by the holder of the baton. Callers on any
-thread append to the inbox (a deque: its append and popleft are atomic) and wake the engine thread. A
-synchronous caller who finds the engine idle takes the baton and runs the step itself: the same rule, the same
-code, no hop between threads.
+thread append to the inbox and wake the engine thread. A synchronous caller who finds the engine idle takes the
+baton and runs the step itself: the same rule, the same code, no hop between threads.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import math
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict
+from typing import Any
 
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome, Prepared
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, StepResult
-from prelude.errors import EngineClosed, ExecutionError, QueueFull, RequestTooLarge
-from prelude.execution.executor import Executor
-from prelude.scheduling.lease import KvPool
-from prelude.scheduling.pack import Packed, pack
-from prelude.scheduling.plan import Plan
-from prelude.scheduling.planner import Budgets, plan_step
-from prelude.scheduling.queues import Queues
-from prelude.scheduling.request import Request, Sink, State
-from prelude.scheduling.settle import fail_step, finish, settle
+from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestTooLarge
+from prelude.forks import alive
+from prelude.inbox import Places
+from prelude.options import NO_OPTIONS, RequestOptions
+from prelude.scheduling.request import Request, Sink
+from prelude.stats import EngineStats
+from prelude.stepper import LoopFlush, Stepper
 
 log = logging.getLogger("prelude.engine")
 
-
-@dataclass(slots=True)
-class EngineStats:
-    """Counters since the engine was made. Read without stopping it; each is exact, a set of them may be a step
-    apart."""
-
-    requests: dict[str, int] = field(default_factory=lambda: {c.value: 0 for c in ExecutionClass})
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=lambda: {"oneshot": 0, "mixed": 0, "decode": 0})
-    failed_steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    folded_tokens: int = 0  # tokens that were not computed again because rows of one step shared them
-    lm_head_rows: int = 0
-    preemptions: int = 0
-    deferrals: int = 0
-    eager_steps: int = 0
-    graph_replays: int = 0
-    peak_activation_bytes: int = 0
-    forward_seconds: float = 0.0
-    host_seconds: float = 0.0
-    tokenizer_calls: int = 0
-    queued_requests: int = 0
-    queued_tokens: int = 0
-    blocks_free: int = 0
-    blocks_used: int = 0
-    blocks_cached: int = 0
+_CLOSE_LOOKS = 0.05
+_EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for a step under way
+_START = threading.Lock()
 
 
-class EngineCore:
+class EngineCore(Stepper):
     """The scheduler and its executor, without text. ``submit``, ``cancel``, ``run_inline`` and ``close`` may be
     called from any thread."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        pool: KvPool,
-        budgets: Budgets,
-        *,
-        max_queued_requests: int,
-        max_queued_tokens: int,
-        unhealthy_after: int,
-    ) -> None:
-        self.executor = executor
-        self.pool = pool
-        self.budgets = budgets
-        self.limits = executor.limits()
-        self.queues = Queues()
-        self.stats = EngineStats()
-        self.max_queued_requests = max_queued_requests
-        self.max_queued_tokens = max_queued_tokens
-        self.unhealthy_after = unhealthy_after
-        self.failures_in_a_row = 0
-        self.last_error: BaseException | None = None
-        self.force_class: ExecutionClass | None = None  # for tests: the other path must give the same numbers
-        self._inbox: deque[Request] = deque()
-        self._inbox_tokens = 0
-        self._cancels: deque[Request] = deque()
-        self._baton = threading.Lock()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._closing = False
-        self._abort = False
-        self._closed = threading.Event()
-        self.on_step_end: deque[LoopFlush] = deque()
-
     @property
     def healthy(self) -> bool:
-        return self.failures_in_a_row < self.unhealthy_after
+        return self.failures_in_a_row < self.unhealthy_after and self.hanging == 0.0
+
+    @property
+    def hanging(self) -> float:
+        """Seconds that the step under way has taken, where that is past the watchdog's limit; else 0."""
+        began = self.step_began
+        seconds = time.monotonic() - began if began else 0.0
+        return seconds if self._watchdog is not None and seconds > self._watchdog.limit else 0.0
 
     @property
     def closed(self) -> bool:
-        return self._closing
+        return self.inbox.closed
 
     # -------------------------------------------------------------- any thread
 
-    def request(self, prepared: Prepared, sink: Sink) -> Request:
-        """A request, checked against everything that could keep it from ever being planned. Holds nothing."""
-        if self._closing:
-            raise EngineClosed("the engine is closed; make a new one")
-        request = Request(prepared, sink, self.force_class)
+    def reserve(self, count: int) -> Places:
+        """Places in the queue, before anything is tokenised; use it in a ``with`` block around ``request`` and
+        ``submit_many``."""
+        self.check_process()
+        places = self.inbox.reserve(count)
+        if places.left < count and self.events:
+            self.events.emit("rejected", reason="queued_requests", count=count - places.left)
+        return places
+
+    def request(
+        self,
+        prepared: Prepared,
+        sink: Sink,
+        options: RequestOptions = NO_OPTIONS,
+        places: Places | None = None,
+        expires: float | None = None,
+    ) -> Request:
+        """A request, checked against everything that could keep it from ever being planned. Holds nothing but its
+        place. ``expires`` is the deadline where its clock has started before."""
+        self.check_process()
+        request = Request(prepared, sink, self.force_class, options)
+        request.expires = options.expires() if expires is None else expires
+        request.ending = self._ended
         self._check_fits(request)
-        if len(self._inbox) + self.queues.num_waiting >= self.max_queued_requests:
-            self._reject("queued_requests", f"{self.max_queued_requests} requests are waiting (max_queued_requests)")
-        if self._inbox_tokens + self.queues.waiting_tokens + request.num_known > self.max_queued_tokens:
-            self._reject("queued_tokens", f"{self.max_queued_tokens} tokens are waiting (max_queued_tokens)")
+        if time.monotonic() >= request.expires:
+            self.stats.expired += 1
+            raise DeadlineExceeded(f"the deadline of {options.deadline:g} s passed before the request was queued")
+        if places is not None:
+            places.take(request)
+            return request
+        single = self.inbox.reserve(1)
+        try:
+            single.take(request)
+        except BaseException:
+            single.__exit__(None, None, None)
+            raise
         return request
 
     def submit(self, request: Request) -> None:
         """Puts a request in the inbox and wakes the engine thread."""
         self.submit_many([request])
 
-    def submit_many(self, requests: list[Request]) -> None:
+    def submit_many(self, requests: list[Request], places: Places | None = None) -> None:
         """All in one planning step, as far as the budgets go: they arrive together."""
         self._post(requests)
+        if places is not None:
+            places.posted()
         self._wake_thread()
 
     def _post(self, requests: list[Request]) -> None:
-        # Callers on several threads may lose an update of the token count; it is set right whenever the inbox
-        # has been emptied, so the limit is off by one step's arrivals at most.
-        self._inbox_tokens += sum(request.num_known for request in requests)
-        self._inbox.extend(requests)
+        for request in requests:
+            self.live[request.id] = request
+        try:
+            self.inbox.post(requests)
+        except EngineClosed:
+            for request in requests:
+                self.live.pop(request.id, None)
+                self.inbox.leave(request)
+            raise
+        if self.events:
+            for request in requests:
+                self.events.emit("accepted", request.options.request_id, tokens=request.num_known)
 
     def cancel(self, request: Request) -> None:
-        self._cancels.append(request)
-        self._wake.set()
+        """Ends a request that nobody waits for any more, at the next step's begin. In any state, any number of
+        times; one that has ended is left alone."""
+        request.cancelled = True
+        if not self.forked and request.id in self.live:
+            self._cancels.append(request)
+            self._wake.ring()  # a request without an engine thread is stepped by its own caller
 
     def abandon(self, request: Request) -> None:
-        """``cancel`` for finalisers: takes no lock, so it may run inside one. It wakes nobody, which is not needed
-        while a request lives: the engine is stepping, and looks here before each step."""
-        self._cancels.append(request)
+        """``cancel`` under a name that says it may be called by a finaliser: it takes no lock."""
+        self.cancel(request)
 
-    def run_inline(self, requests: list[Request]) -> None:
+    def let_go(self) -> None:
+        """Nobody can submit any more (the engine was garbage-collected): what is under way ends, then the thread
+        does. Takes no lock."""
+        if not self.forked:
+            self.inbox.closed = True
+            self._wake.ring()
+
+    def run_inline(self, requests: list[Request], places: Places | None = None) -> None:
         """The direct path: on an idle engine the caller runs the steps itself, else it waits like everybody."""
-        if self._baton.acquire(blocking=False):
-            try:
-                self._post(requests)
-                while any(request.state is not State.FINISHED for request in requests):
-                    if not self.step():
-                        break
-            finally:
-                self._baton.release()
-            if self._inbox or not self.queues.empty:
-                self._wake_thread()
+        if self._holder == threading.get_ident():
+            raise ExecutionError("an event listener or a sink must not wait for the engine that calls it")
+        if not self._baton.acquire(blocking=False):
+            self.submit_many(requests, places)
             return
-        self.submit_many(requests)
+        try:
+            self._holder = threading.get_ident()
+            self._post(requests)
+            if places is not None:
+                places.posted()
+            for request in requests:  # each ends in its turn; those behind mostly have by then
+                while request.id in self.live and self.step():
+                    pass
+        finally:
+            self._holder = 0
+            self._baton.release()
+            if self.inbox.items or not self.queues.empty or self.closed:  # others', or left by an interrupt
+                self._wake_thread()
 
     def _wake_thread(self) -> None:
         if self._thread is None:
             self._start_thread()
-        self._wake.set()
-
-    def _reject(self, reason: str, text: str) -> None:
-        self.stats.rejected[reason] = self.stats.rejected.get(reason, 0) + 1
-        raise QueueFull(f"{text}; try again later or raise the limit")
+        self._wake.ring()
 
     def _check_fits(self, request: Request) -> None:
         tree = request.prepared.tree
@@ -178,7 +170,7 @@ class EngineCore:
                 "beside running rows; ask fewer questions at a time or raise max_step_tokens"
             )
         if request.execution_class is ExecutionClass.DECODE:
-            blocks = -(-request.max_device_len // self.pool.block_size)
+            blocks = -(-(request.max_device_len - 1) // self.pool.block_size)  # the last token is never written
             if blocks > self.pool.num_blocks:
                 raise RequestTooLarge(
                     f"{request.max_device_len} tokens (prompt and max_tokens) need {blocks} KV blocks, the pool has "
@@ -196,183 +188,83 @@ class EngineCore:
     def _loop(self) -> None:
         while True:
             self._wake.wait()
-            self._wake.clear()
-            if self._closing and not self._inbox and self.queues.empty:
-                break
             with self._baton:
+                self._holder = threading.get_ident()
                 while self.step():
                     pass
-        self._closed.set()
+                self._holder = 0
+                if self.closed and not self.live:
+                    self._finish_close()
+                    return
 
-    def close(self, *, drain: bool = True) -> None:
-        """Stops taking requests; waits for what was taken (``drain``) or fails it with ``EngineClosed``."""
-        if self._closing:
+    def _finish_close(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        try:
+            self.executor.close()
+        finally:
+            self.events.emit("closed")
+            self._closed.set()
+
+    def close(self, *, drain: bool = True, timeout: float = math.inf) -> None:
+        """Stops taking requests; waits for what was taken (``drain``) or fails it with ``EngineClosed``. Any number
+        of times, from any thread; a later ``drain=False`` cuts an earlier draining short. Gives up waiting for a step
+        that hangs, or after ``timeout`` seconds: the engine thread is a daemon. In a forked child it does nothing."""
+        if self.forked or self._closed.is_set():
             return
-        self._closing = True
-        self._abort = not drain
-        if self._thread is None:
-            with self._baton:
-                while self.step():
-                    pass
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._wake.set()
-            while not self._closed.wait(0.05):
-                self._wake.set()
-        self.executor.close()
+        self._abort = self._abort or not drain
+        self.inbox.close()
+        self._wake_thread()
+        if threading.get_ident() in (self._holder, self._thread and self._thread.ident):
+            return  # called back from a step: the loop closes when the step is over
+        began = time.monotonic()
+        while not self._closed.wait(_CLOSE_LOOKS):
+            self._wake.ring()
+            if self.hanging:
+                log.error("closing without waiting for a step that has run for %.1f s", self.hanging)
+                return
+            if time.monotonic() - began > timeout:
+                log.warning("closing was given up after %.1f s; %d requests are left", timeout, len(self.live))
+                return
 
-    # -------------------------------------------------------------- one step; the baton is held
+    # -------------------------------------------------------------- seen from outside
 
-    def step(self) -> bool:
-        """One turn. False when there was nothing to do. Never raises: what goes wrong outside a batch ends every
-        request with the error rather than leave anybody waiting."""
-        try:
-            return self._step()
-        except Exception as error:
-            log.exception("the engine's own step failed")
-            self._abandon(error)
-            return False
-
-    def _step(self) -> bool:
-        began = time.perf_counter()
-        self._drain_inbox()
-        if self._abort:
-            for request in list(self.queues):
-                finish(request, self.queues, self.pool, None, EngineClosed("the engine was closed"))
-        if self.queues.empty:
-            self._flush()
-            return False
-        plan = plan_step(self.queues, self.pool, self.budgets)
-        if plan.empty:
-            self._flush()
-            return self._stuck(plan)
-        result = self._execute(plan)
-        self._account(plan, result, time.perf_counter() - began)
-        self._flush()
-        return True
-
-    def _execute(self, plan: Plan) -> StepResult | None:
-        now = time.perf_counter()
-        for request in plan.requests():
-            if not request.planned:
-                request.planned = now
-        try:
-            packed = pack(plan, self.pool.block_size)
-            result = self.executor.wait(self.executor.submit(packed.batch))
-            check_result(packed, result)
-        except Exception as error:
-            log.exception("step failed: %s", plan)
-            self.last_error = error
-            self.failures_in_a_row += 1
-            self.stats.failed_steps += 1
-            fail_step(plan, error, self.queues, self.pool)
-            return None
-        self.failures_in_a_row = 0
-        self._count(plan, packed, result)
-        settle(plan, packed, result, self.queues, self.pool, self.limits.vocab_size)
-        return result
-
-    def _drain_inbox(self) -> None:
-        while self._inbox:
-            request = self._inbox.popleft()
-            self.queues.add(request)
-            self.stats.requests[request.execution_class.value] += 1
-        self._inbox_tokens = 0
-        while self._cancels:
-            request = self._cancels.popleft()
-            if request.state is not State.FINISHED:
-                self.stats.cancelled += 1
-                finish(request, self.queues, self.pool, None, EngineClosed("cancelled"))
-
-    def _stuck(self, plan: Plan) -> bool:
-        """Nothing could be planned although requests wait. Preemption alone is progress; anything else is a bug that
-        must not hang its callers: the oldest request fails, and the engine goes on."""
-        if plan.preempted:
-            return True
-        request = min(self.queues, key=lambda r: r.arrived)
-        finish(request, self.queues, self.pool, None, ExecutionError("the request could not be planned"))
-        log.error("unplannable request of %d tokens failed", request.num_known)
-        self._flush()
-        return True
-
-    def _abandon(self, error: Exception) -> None:
-        self.last_error = error
-        self.failures_in_a_row = self.unhealthy_after
-        requests = list(self.queues)
-        self.queues = Queues()
-        for request in requests:
-            if request.lease is not None and not request.lease.released:
-                self.pool.release(request.lease)
-            request.lease = None
-            request.state = State.FINISHED
-            failure = ExecutionError(f"the engine failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            request.sink.deliver(request, None, failure)
-        self._flush()
-
-    def _count(self, plan: Plan, packed: Packed, result: StepResult) -> None:
+    def snapshot(self) -> dict[str, Any]:
+        """The counters, with what is measured at the moment of asking."""
         stats = self.stats
-        match packed.batch:
-            case OneShotBatch(slices=slices):
-                stats.steps["oneshot"] += 1
-                stats.prefill_tokens += slices.num_tokens
-            case DecodeBatch() as batch:
-                stats.steps["decode"] += 1
-                stats.decode_tokens += batch.num_tokens
-            case MixedBatch() as batch:
-                stats.steps["mixed"] += 1
-                stats.prefill_tokens += batch.prefill_tokens
-                stats.decode_tokens += batch.decode_tokens
-        stats.folded_tokens += sum(fold.tokens * (len(fold.members) - 1) for fold in plan.folds)
-        stats.prefix_hit_tokens += sum(row.skip for row in plan.oneshot)
-        stats.lm_head_rows += result.lm_head_rows
-        stats.preemptions += len(plan.preempted)
-        stats.eager_steps += result.eager
-        stats.graph_replays += not result.eager
-        stats.peak_activation_bytes = max(stats.peak_activation_bytes, result.peak_bytes)
-        stats.forward_seconds += result.seconds
-
-    def _account(self, plan: Plan, result: StepResult | None, seconds: float) -> None:
-        stats = self.stats
-        for request in plan.requests():
-            if request.state is State.FINISHED:
-                stats.finished += result is not None
-                stats.failed += result is None
-        stats.host_seconds += seconds - (result.seconds if result else 0.0)
-
-    def _flush(self) -> None:
-        """Publishes counters and hands finished requests to their loops: one wake-up of a loop per step."""
-        stats = self.stats
-        stats.queued_requests = self.queues.num_waiting + len(self._inbox)
-        stats.queued_tokens = self.queues.waiting_tokens + self._inbox_tokens
+        live = list(self.live.values())
+        leases = [lease for lease in (request.lease for request in live) if lease is not None]
         allocator = self.pool.allocator
+        stats.rejected = dict(self.inbox.rejected)
+        stats.queued_requests, stats.queued_tokens = self.inbox.requests, self.inbox.tokens
+        stats.running_requests = len(self.queues.running)
+        stats.live_futures = len(live)
+        stats.live_streams = sum(request.sink.streams for request in live)
+        stats.evictions = self.pool.evictions
+        stats.callback_errors = self.events.errors
         stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
         stats.blocks_cached = allocator.num_cached
-        while self.on_step_end:
-            self.on_step_end.popleft().flush()
+        stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})
+        return {**asdict(stats), "gc_pauses": self.gc_pauses.numbers()}
 
     def audit(self) -> None:
         """Every account against every other; raises with the numbers. For tests and debugging, between steps."""
-        leases = [request.lease for request in self.queues if request.lease is not None]
-        self.pool.audit(leases)
+        self.queues.audit()
+        self.pool.audit([request.lease for request in self.queues if request.lease is not None])
+        known = {request.id for request in [*self.queues, *self.inbox.items]}
+        if known != self.live.keys():
+            raise RuntimeError(f"{len(self.live)} requests are to be answered, {len(known)} are in the queues")
+        counted = [r.queued_tokens for r in [*self.queues, *self.inbox.items] if r.queued_tokens >= 0]
+        if len(counted) > self.inbox.requests or sum(counted) > self.inbox.tokens:
+            raise RuntimeError(f"{len(counted)} requests wait, the inbox counts {self.inbox.requests}")
 
 
-class LoopFlush:
-    """Something to be flushed once at the end of a step."""
-
-    def flush(self) -> None:
-        raise NotImplementedError
-
-
-_START = threading.Lock()
+@atexit.register
+def _at_exit() -> None:
+    """Engines that nobody closed: no thread of ours may be inside native code while the interpreter goes away."""
+    for core in alive(EngineCore):
+        if core._thread is not None:
+            core.close(drain=False, timeout=_EXIT_SECONDS)
 
 
-def check_result(packed: Packed, result: StepResult) -> None:
-    """An executor that answers with the wrong shapes fails its step, not somebody else's rows."""
-    expected = 1
-    if isinstance(packed.batch, MixedBatch):
-        expected = len(packed.batch.readouts) + (packed.batch.decode_readout is not None)
-    if len(result.outputs) != expected or len(result.bad_rows) != expected:
-        raise ExecutionError(f"the executor returned {len(result.outputs)} outputs, the batch has {expected}")
-
-
-__all__ = ["EngineCore", "EngineStats", "Outcome"]
+__all__ = ["EngineCore", "EngineStats", "LoopFlush", "Outcome"]

@@ -15,6 +15,8 @@
 │   └── ``QueueFull``
 ├── ``DeadlineExceeded`` (also a ``TimeoutError``)
 ├── ``EngineClosed``: submit after close, or closed while waiting
+│   └── ``EngineForked``         used in a process that was forked after the engine was made
+├── ``RequestCancelled``: cancelled by its caller, told to whoever else waits for it
 └── ``ExecutionError``: a step failed; carries its cause, fails its own rows only
 
 Messages name the field, the value seen, the limit and the way out. No validation is an ``assert``:
@@ -112,6 +114,14 @@ class DeadlineExceeded(PreludeError, TimeoutError):
 
 class EngineClosed(PreludeError):
     """The engine is closed, or closed before the request finished."""
+
+
+class EngineForked(EngineClosed):
+    """This process was forked from the one that has the engine: its threads and locks did not come along."""
+
+
+class RequestCancelled(PreludeError):
+    """The request was cancelled by its caller."""
 
 
 class ExecutionError(PreludeError):

@@ -63,6 +63,8 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         unhealthy_after=config.unhealthy_after,
+        hang_seconds=config.hang_seconds,
+        oneshot_share=config.oneshot_share,
     )
     return Parts(core, preparer, path, time.perf_counter() - began)
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from prelude.timeline import Span
+
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
@@ -19,7 +21,8 @@ class RequestStats:
     """What one request took. Times are wall milliseconds.
 
     ``computed_tokens`` are tokens that went through the layers for this request, ``cached_tokens`` were read from
-    the prefix cache; a state shared by N questions is counted once.
+    the prefix cache; a state shared by N questions is counted once. ``ttft_ms`` and ``total_ms`` count from when the
+    request was handed to the engine, after tokenising. ``timeline`` is there where it was asked for.
     """
 
     execution_class: str = ""
@@ -37,6 +40,11 @@ class RequestStats:
     truncated_tokens: int = 0
     estimated_jct: float = 0.0
     batch_size_seen: int = 0
+    replays: int = 0
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+    request_id: str | None = None
+    timeline: tuple[Span, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class KvPool:
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.trie = PrefixTrie(self.allocator)
         self.live_leases = 0
+        self.evictions = 0
 
     # -------------------------------------------------------------- attach and grow
 
@@ -74,7 +75,7 @@ class KvPool:
         if num_blocks <= 0:
             return True
         try:
-            lease.own.extend(self.trie.allocate(num_blocks).tolist())
+            lease.own.extend(self._allocate(num_blocks).tolist())
         except OutOfBlocks:
             return False
         return True
@@ -85,11 +86,17 @@ class KvPool:
         if num_blocks <= 0 or not self.caching:
             return False
         try:
-            taken = self.trie.allocate(num_blocks, spare_protected=not evict_promoted)
+            taken = self._allocate(num_blocks, spare_protected=not evict_promoted)
         except OutOfBlocks:
             return False
         lease.own.extend(taken.tolist())
         return True
+
+    def _allocate(self, num_blocks: int, *, spare_protected: bool = False) -> I32:
+        cached = self.allocator.num_cached
+        taken: I32 = self.trie.allocate(num_blocks, spare_protected=spare_protected)
+        self.evictions += cached - self.allocator.num_cached
+        return taken
 
     # -------------------------------------------------------------- publish and release
 

@@ -5,15 +5,20 @@ pool is full); then, whichever arrived first, prompt chunks of Decode requests a
 requests. OneShot rows can neither preempt nor be preempted: they take what is left, or wait holding nothing.
 
 A Decode row that finishes its prompt in a step decodes from the next one on.
+
+After a failed step its rows run again in smaller steps, alone with each other (``limit``), until it is known which of
+them fail by themselves.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from prelude.scheduling.folding import FoldFinder
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import Ledger, Need, logits_bytes
+from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
@@ -32,44 +37,61 @@ class Budgets:
     logits_chunk_rows: int
     fold: bool = True
 
-    def ledger(self) -> Ledger:
-        return Ledger(self.step_tokens, self.step_requests, self.logits_bytes)
+    def ledger(self, limit: int | None = None) -> Ledger:
+        rows = self.step_requests if limit is None else min(limit, self.step_requests)
+        return Ledger(self.step_tokens, rows, self.logits_bytes)
 
 
-def plan_step(queues: Queues, pool: KvPool, budgets: Budgets) -> Plan:
-    ledger = budgets.ledger()
-    decode, preempted = _plan_decode(queues, pool, ledger)
+def plan_step(
+    queues: Queues, pool: KvPool, budgets: Budgets, pacer: Pacer | None = None, limit: int | None = None
+) -> Plan:
+    """``limit``: only rows of failed steps, so many at most."""
+    ledger = budgets.ledger(limit)
+    retry = limit is not None
+    decode, preempted = _plan_decode(queues, pool, ledger, retry)
+    allowance = pacer.allowance(len(decode)) if pacer and not retry else None
     prefill: list[PrefillRow] = []
     oneshot: tuple[tuple[OneShotRow, ...], FoldFinder | None] = ((), None)
     if _oneshot_first(queues):
-        oneshot = _plan_oneshot(queues, pool, budgets, ledger)
-        prefill = _plan_prefill(queues, pool, budgets, ledger, beside_rows=bool(decode))
+        oneshot = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry)
+        prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry)
     else:
-        prefill = _plan_prefill(queues, pool, budgets, ledger, beside_rows=bool(decode))
-        oneshot = _plan_oneshot(queues, pool, budgets, ledger)
+        prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry)
+        oneshot = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry)
     rows, finder = oneshot
+    if not (rows or prefill or decode or preempted or retry) and len(queues.running) > 1:
+        # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
+        preempted.append(queues.running[-1])
+        preempt(queues.running[-1], queues, pool)
     folds = finder.folds() if finder else ()
     rows = _plan_publishing(rows, folds, pool)
     return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted))
 
 
 def _oneshot_first(queues: Queues) -> bool:
+    """Whether the first OneShot request goes before every prompt of a Decode request: by priority, then arrival."""
     if not queues.oneshot:
         return False
-    prefilling = [r.arrived for r in queues.running if r.state is State.PREFILL]
-    prefilling.extend(r.arrived for r in list(queues.decode)[:1])
-    return not prefilling or queues.oneshot[0].arrived <= min(prefilling)
+    prompts = [r for r in queues.running if r.state is State.PREFILL]
+    if queues.decode:
+        prompts.append(queues.decode.head)
+    first = _rank(queues.oneshot.head)
+    return all(first <= _rank(prompt) for prompt in prompts)
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return (-request.options.priority, request.order)
 
 
 # ------------------------------------------------------------------ decode rows
 
 
-def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger) -> tuple[list[Request], list[Request]]:
-    """Running rows, oldest first. A row that cannot grow preempts the youngest running request, itself last."""
+def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger, retry: bool) -> tuple[list[Request], list[Request]]:
+    """Running rows, oldest first. A row that cannot grow preempts the last running request, itself at worst."""
     planned: list[Request] = []
     preempted: list[Request] = []
     for request in list(queues.running):
-        if request.state is not State.DECODE:
+        if request.state is not State.DECODE or (retry and not request.failures):
             continue
         lease = _lease(request)
         while not _grow_to(pool, lease, request.num_known):
@@ -106,16 +128,18 @@ def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
 
 
 def _plan_prefill(
-    queues: Queues, pool: KvPool, budgets: Budgets, ledger: Ledger, *, beside_rows: bool
+    queues: Queues, pool: KvPool, budgets: Budgets, ledger: Ledger, beside_rows: bool, retry: bool
 ) -> list[PrefillRow]:
     """Chunks in order of arrival. Beside running rows a step prefills ``chunk_tokens`` at most, so that the rows'
     next token is never far away."""
     rows: list[PrefillRow] = []
     left = min(ledger.tokens, budgets.chunk_tokens) if beside_rows else ledger.tokens
-    for request in [r for r in queues.running if r.state is State.PREFILL]:
+    for request in [r for r in queues.running if r.state is State.PREFILL and (r.failures or not retry)]:
         left = _chunk(request, pool, ledger, left, rows)
     while left > 0 and queues.decode and len(queues.running) < budgets.running:
-        request = queues.decode[0]
+        request = queues.decode.head
+        if retry and not request.failures:
+            break
         lease = pool.attach(
             request.known[: request.num_known],
             request.prepared.salt,
@@ -155,18 +179,25 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
 
 
 def _plan_oneshot(
-    queues: Queues, pool: KvPool, budgets: Budgets, ledger: Ledger
+    queues: Queues, pool: KvPool, budgets: Budgets, ledger: Ledger, allowance: int | None, retry: bool
 ) -> tuple[tuple[OneShotRow, ...], FoldFinder | None]:
-    """One group: the requests that may share a batch with the oldest one, in order of arrival, until one of them
-    does not fit. Each is matched first, and charged with what the cache does not have."""
-    if not queues.oneshot:
+    """One group: the requests that may share a batch with the first one, in order, until one of them does not fit.
+    Each is matched first, and charged with what the cache does not have. ``allowance`` bounds the group beside
+    running rows; the first request may be longer than it."""
+    if not queues.oneshot or allowance == 0:
         return (), None
     finder = FoldFinder(pool.block_size) if budgets.fold else None
-    key = queues.oneshot[0].key
+    ahead = (r for r in queues.oneshot if r.failures) if retry else iter(queues.oneshot)
+    first = next(ahead, None)
+    if first is None:
+        return (), None
     rows: list[OneShotRow] = []
-    for request in list(queues.oneshot):
-        if request.key != key:
+    before = ledger.tokens
+    for request in itertools.chain((first,), ahead):
+        if request.key != first.key:
             continue
+        if rows and allowance is not None and before - ledger.tokens >= allowance:
+            break
         row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows))
         if row is None:
             break

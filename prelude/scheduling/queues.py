@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from prelude.admission.classes import ExecutionClass
+from prelude.scheduling.lines import Line
 from prelude.scheduling.request import Request, State
 
 
 class Queues:
-    """``oneshot`` and ``decode`` wait; ``running`` hold a row, oldest arrival first."""
+    """``oneshot`` and ``decode`` wait; ``running`` hold a row: highest priority first, then oldest.
+
+    The first of ``running`` is never preempted by anybody, and what it needs fits the pool alone: whatever the load,
+    it moves on, so no two requests can push each other out for ever.
+    """
 
     def __init__(self) -> None:
-        self.oneshot: deque[Request] = deque()
-        self.decode: deque[Request] = deque()
+        self.oneshot = Line()
+        self.decode = Line()
         self.running: list[Request] = []
         self.waiting_tokens = 0
+        self._arrivals = 0
 
     def add(self, request: Request) -> None:
+        self._arrivals += 1
+        request.order = self._arrivals
         self._waiting(request).append(request)
         self.waiting_tokens += request.num_known
 
     def take_oneshot(self, requests: list[Request]) -> None:
-        """Out of the queue, into a step; mostly a run at its head."""
+        """Out of the line, into a step."""
         for request in requests:
-            if self.oneshot[0] is request:
-                self.oneshot.popleft()
-            else:
-                self.oneshot.remove(request)
+            self.oneshot.serve(request)
             self.waiting_tokens -= request.num_known
 
     def start(self, request: Request) -> None:
-        """Waiting -> running, kept in order of arrival."""
-        self.decode.remove(request)
+        """Waiting -> running."""
+        self.decode.serve(request)
         self.waiting_tokens -= request.num_known
         at = len(self.running)
-        while at and self.running[at - 1].arrived > request.arrived:
+        while at and _rank(self.running[at - 1]) > _rank(request):
             at -= 1
         self.running.insert(at, request)
 
     def requeue(self, request: Request) -> None:
-        """A preempted request waits in front of everything that arrived later."""
-        self.running.remove(request)
+        """A request that gave its place in a step back waits in front of everything that arrived later."""
+        if request.execution_class is ExecutionClass.DECODE:
+            self.running.remove(request)
         self.waiting_tokens += request.num_known
-        at = 0
-        while at < len(self.decode) and self.decode[at].arrived < request.arrived:
-            at += 1
-        self.decode.insert(at, request)
+        self._waiting(request).push_front(request)
 
     def discard(self, request: Request) -> None:
         """Out of wherever its state says it is; OneShot rows in a step are in no queue."""
@@ -57,7 +59,7 @@ class Queues:
         elif request.execution_class is ExecutionClass.DECODE and request.state is not State.FINISHED:
             self.running.remove(request)
 
-    def _waiting(self, request: Request) -> deque[Request]:
+    def _waiting(self, request: Request) -> Line:
         return self.oneshot if request.execution_class is ExecutionClass.ONESHOT else self.decode
 
     @property
@@ -75,3 +77,20 @@ class Queues:
 
     def __len__(self) -> int:
         return self.num_waiting + len(self.running)
+
+    def audit(self) -> None:
+        """Counts against contents; raises with the numbers."""
+        waiting = [*self.oneshot, *self.decode]
+        if len(waiting) != self.num_waiting or any(r.state is not State.WAITING for r in waiting):
+            raise RuntimeError(f"{len(waiting)} requests are in the lines, {self.num_waiting} are counted as waiting")
+        tokens = sum(request.num_known for request in waiting)
+        if tokens != self.waiting_tokens:
+            raise RuntimeError(f"{tokens} tokens wait, {self.waiting_tokens} are counted")
+        if any(r.state not in (State.PREFILL, State.DECODE) or r.lease is None for r in self.running):
+            raise RuntimeError("a running request holds no lease or is in no running state")
+        if any(_rank(a) > _rank(b) for a, b in zip(self.running, self.running[1:])):
+            raise RuntimeError("running requests are out of order")
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return (-request.options.priority, request.order)

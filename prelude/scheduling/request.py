@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
+from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -12,8 +15,10 @@ from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared, first_read_token, readout_key
 from prelude.admission.sampling import Drawing, History
 from prelude.batch import I32, SampleOutput
+from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import RequestStats
 from prelude.scheduling.lease import Lease
+from prelude.timeline import Timeline
 
 
 class State(str, Enum):
@@ -45,8 +50,16 @@ class Sink(Protocol):
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
 
 
+Ending: TypeAlias = "Callable[[Request, Outcome | None, BaseException | None], None]"
+
+_IDS = itertools.count(1)
+
+
 class Request:
-    """``known`` tokens are the prompt and what was sampled; ``cached_len`` of them have their KV in the pool.
+    """``id`` is ours and unique; ``order`` says who came first, once the request has left the inbox. ``failures``
+    counts failed steps since the last settled one. ``ending`` is called once, by ``finish``.
+
+    ``known`` tokens are the prompt and what was sampled; ``cached_len`` of them have their KV in the pool.
 
     ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, settling moves
     ``cached_len`` up to it.
@@ -56,25 +69,51 @@ class Request:
         "arrived",
         "cached_len",
         "cancelled",
+        "ending",
         "execution_class",
+        "expires",
+        "failures",
         "first_read",
+        "first_token",
         "history",
+        "id",
         "key",
         "known",
         "lease",
         "num_known",
+        "options",
+        "order",
+        "outbox",
         "output",
         "planned",
         "prepared",
+        "queued_tokens",
         "sink",
         "staged_len",
         "state",
         "stats",
+        "timeline",
     )
 
-    def __init__(self, prepared: Prepared, sink: Sink, execution_class: ExecutionClass | None = None) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        sink: Sink,
+        execution_class: ExecutionClass | None = None,
+        options: RequestOptions = NO_OPTIONS,
+    ) -> None:
+        self.id = next(_IDS)
+        self.order = 0
         self.prepared = prepared
         self.sink = sink
+        self.options = options
+        self.expires = math.inf  # on the monotonic clock
+        self.ending: Ending = sink.deliver
+        self.failures = 0
+        self.queued_tokens = -1  # what the inbox counts for it; -1: nothing
+        self.first_token = 0.0
+        self.timeline: Timeline | None = None
+        self.outbox: object = None  # of the event loop that waits, if one does
         self.execution_class = execution_class or classify(prepared)
         self.state = State.WAITING
         self.lease: Lease | None = None
@@ -98,6 +137,7 @@ class Request:
             prompt_tokens=tree.num_tokens,
             truncated_tokens=prepared.truncated_tokens,
             tokenize_ms=prepared.tokenize_ms,
+            request_id=options.request_id,
         )
 
     # The names of the request's lengths in the field's textbooks.
@@ -114,6 +154,8 @@ class Request:
         return self.num_known - self.cached_len
 
     def append(self, token_id: int) -> None:
+        if not self.output:
+            self.first_token = time.perf_counter()
         self.known[self.num_known] = token_id
         self.num_known += 1
         self.output.append(token_id)

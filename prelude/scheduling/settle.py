@@ -7,6 +7,7 @@ import numpy as np
 from prelude.admission.prepared import Outcome
 from prelude.batch import HeadOutput, LogprobOutput, Output, PooledOutput, SampleOutput, StepResult
 from prelude.errors import ExecutionError
+from prelude.scheduling.check import bad_rows, readouts_of
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed, Share
 from prelude.scheduling.plan import Plan
@@ -52,7 +53,7 @@ def finish(
     if request.lease is not None:
         pool.release(request.lease)
         request.lease = None
-    request.sink.deliver(request, outcome, error)
+    request.ending(request, outcome, error)
 
 
 def settle(plan: Plan, packed: Packed, result: StepResult, queues: Queues, pool: KvPool, vocab_size: int) -> None:
@@ -61,27 +62,19 @@ def settle(plan: Plan, packed: Packed, result: StepResult, queues: Queues, pool:
     for request in plan.requests():
         request.stats.forward_ms += forward_ms
         request.stats.batch_size_seen = max(request.stats.batch_size_seen, batch_size)
+        request.failures = 0
     _settle_oneshot(plan, packed, result, queues, pool, vocab_size)
     _settle_prefill(plan, packed, result, queues, pool, vocab_size)
     if packed.decode:
-        bad = _bad_rows(result, packed.outputs[2])
+        bad = _bad_rows(packed, result, packed.outputs[2])
         for share in packed.decode:
             share.request.cached_len = share.request.staged_len = share.request.num_known
             share.request.stats.computed_tokens += 1
             _settle_token(share, result.outputs[packed.outputs[2]], bad, queues, pool, vocab_size)
 
 
-def fail_step(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> None:
-    """A step that raised: its rows fail with the cause, nothing is published, everybody else goes on."""
-    for request in plan.requests():
-        failure = ExecutionError(f"the step of this request failed: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        finish(request, queues, pool, None, failure)
-
-
-def _bad_rows(result: StepResult, output: int) -> frozenset[int]:
-    rows = result.bad_rows[output]
-    return frozenset(rows.tolist()) if len(rows) else frozenset()
+def _bad_rows(packed: Packed, result: StepResult, output: int) -> frozenset[int]:
+    return bad_rows(readouts_of(packed)[output], result.outputs[output], result.bad_rows[output])
 
 
 def _not_finite(share: Share, bad: frozenset[int]) -> ExecutionError | None:
@@ -95,7 +88,7 @@ def _settle_oneshot(
 ) -> None:
     if not plan.oneshot:
         return
-    bad = _bad_rows(result, packed.outputs[0])
+    bad = _bad_rows(packed, result, packed.outputs[0])
     output = result.outputs[packed.outputs[0]]
     for row, share, computed in zip(plan.oneshot, packed.oneshot, packed.computed):
         request = row.request
@@ -151,7 +144,7 @@ def _settle_prefill(
                 promoted=request.prepared.cache == "always",
             )
     if packed.prefill:
-        bad = _bad_rows(result, packed.outputs[1])
+        bad = _bad_rows(packed, result, packed.outputs[1])
         for share in packed.prefill:
             request = share.request
             if not request.output:
@@ -178,8 +171,13 @@ def _settle_token(
     stop = sampling is not None and token in sampling.stop_ids
     if not stop or (sampling is not None and sampling.include_stop):
         request.append(token)
-        if request.sink.streams and request.sink.token(request, token, output, share.rows[0]):
-            stop = True
+        try:
+            stop = (request.sink.streams and request.sink.token(request, token, output, share.rows[0])) or stop
+        except Exception as raised:  # what a sink does is its own request's business
+            failure = ExecutionError(f"the request's own sink raised {type(raised).__name__}: {raised}")
+            failure.__cause__ = raised
+            finish(request, queues, pool, None, failure)
+            return
     if stop:
         request.stats.finish_reason = "stop"
     elif len(request.output) >= request.prepared.max_new_tokens:

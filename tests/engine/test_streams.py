@@ -38,7 +38,7 @@ async def all_back(engine: AsyncEngine) -> None:
     """Within a step or two of the last request's end nothing is held any more."""
     core = engine.engine._core
     for _ in range(400):
-        if core.queues.empty and not core._inbox:
+        if core.queues.empty and not core.inbox.items:
             break
         await asyncio.sleep(0.005)
     core.audit()
@@ -319,14 +319,14 @@ def test_a_failed_step_and_closing_reach_the_reader(checkpoint: Path) -> None:
         await stream.__anext__()
         wait = executor.wait
 
-        def failing(handle: Any) -> Any:
-            executor.wait = wait  # type: ignore[method-assign]
+        def failing(handle: Any) -> Any:  # as often as the step is tried again
             raise MemoryError("mine")
 
         executor.wait = failing  # type: ignore[method-assign]
         with pytest.raises(Exception, match="mine"):
             async for _ in stream:
                 pass
+        executor.wait = wait  # type: ignore[method-assign]
         with pytest.raises(StopAsyncIteration):
             await stream.__anext__()
         last = engine.generate(STATE, LONG)

@@ -189,8 +189,8 @@ def test_the_class_is_decided_before_the_executor_is_called(make_engine: Make) -
     seen: list[str] = []
     submit, request = engine._core.executor.submit, engine._core.request
 
-    def admitting(prepared, sink):  # type: ignore[no-untyped-def]
-        made = request(prepared, sink)
+    def admitting(*args):  # type: ignore[no-untyped-def]
+        made = request(*args)
         seen.append(made.execution_class.value)
         return made
 

@@ -313,9 +313,9 @@ def test_longer_than_any_step_is_refused_at_admission() -> None:
 def test_a_request_that_can_never_fit_the_pool_is_refused() -> None:
     core = make_core(toy.ToyExecutor(num_blocks=4))
     with pytest.raises(RequestTooLarge, match="need 5 KV blocks, the pool has 4"):
-        core.request(chat(prompt(10, 1), 7), Collect())
-    [outcome] = run(core, [chat(prompt(10, 1), 6)])
-    assert list(outcome.token_ids) == toy.generate(prompt(10, 1).tolist(), 6)
+        core.request(chat(prompt(10, 1), 8), Collect())
+    [outcome] = run(core, [chat(prompt(10, 1), 7)])  # the last token is read, not written
+    assert list(outcome.token_ids) == toy.generate(prompt(10, 1).tolist(), 7)
 
 
 def test_queue_limits_refuse_at_once() -> None:
@@ -324,7 +324,7 @@ def test_queue_limits_refuse_at_once() -> None:
     core._post([core.request(last_logprob(prompt(4, i)), sink) for i in range(2)])
     with pytest.raises(QueueFull, match="max_queued_requests"):
         core.request(last_logprob(prompt(4, 9)), sink)
-    assert core.stats.rejected == {"queued_requests": 1}
+    assert core.snapshot()["rejected"] == {"queued_requests": 1}
     while core.step():
         pass
     core.request(last_logprob(prompt(4, 9)), sink)

@@ -1,0 +1,101 @@
+"""What both engines share: their parts, and everything that needs no waiting."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prelude.admission.preparer import Preparer
+from prelude.calls import Options
+from prelude.core import EngineCore
+from prelude.events import Listener
+from prelude.results import Explanation
+from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``ok`` is False after several failed steps in a row, while a step hangs, and when the engine is closed or
+    belongs to another process. ``reason`` says it in words."""
+
+    ok: bool
+    failed_steps_in_a_row: int
+    last_error: str | None
+    closed: bool
+    hanging_seconds: float = 0.0
+    reason: str | None = None
+
+
+class EngineBase:
+    def __init__(self, core: EngineCore, preparer: Preparer, model_path: Path) -> None:
+        self._core = core
+        self._preparer = preparer
+        self.model_path = model_path
+        weakref.finalize(self, core.let_go).atexit = False
+
+    def explain(self, task: Task) -> Explanation:
+        """What would run for ``task``: final text, ids, rows, labels. Runs nothing."""
+        return self._preparer.explain(task)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the engine was made."""
+        preparer = self._preparer
+        return {**self._core.snapshot(), "tokenizer_calls": preparer.tokenizer_calls, **preparer.decode_states}
+
+    def on_event(self, listener: Listener) -> Callable[[], None]:
+        """Calls ``listener`` with every ``Event`` of this engine, in the thread where it happens: it must be quick,
+        and must not wait for the engine. What it raises is logged. Returns a function that removes it."""
+        return self._core.events.add(listener)
+
+    def health(self) -> Health:
+        core = self._core
+        error = core.last_error
+        hanging = core.hanging
+        reason: str | None
+        if core.forked:
+            reason = "this process was forked after the engine was made"
+        elif core.closed:
+            reason = "closed"
+        elif hanging:
+            reason = f"a step has run for {hanging:.1f} s"
+        else:
+            reason = None if core.healthy else f"{core.failures_in_a_row} steps failed in a row"
+        return Health(
+            reason is None,
+            core.failures_in_a_row,
+            None if error is None else f"{type(error).__name__}: {error}",
+            core.closed,
+            hanging,
+            reason,
+        )
+
+    def run_many(self, tasks: Sequence[Task], options: Options = None, **keywords: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def warmup(self, *, freeze_gc: bool = False) -> None:
+        """Runs one small request of each kind that the model can do, so that the first caller finds everything
+        touched. ``freeze_gc`` then takes what is alive now out of the garbage collector's sight: for a process that
+        is about to serve."""
+        self.run_many(_warm_tasks(), return_exceptions=True)
+        if freeze_gc:
+            gc.collect()
+            gc.freeze()
+            self._core.gc_pauses.reset()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an engine cannot be pickled or sent to another process; make one there")
+
+
+def _warm_tasks() -> list[Task]:
+    ids = [1, 2, 3, 4]
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    return [
+        Generate(ids, params, cache="never"),
+        Loglikelihood(ids, [5, 6], cache="never"),
+        Embed(ids, pooling="last", cache="never"),
+        Classify(ids, cache="never"),
+    ]

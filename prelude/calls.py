@@ -1,0 +1,132 @@
+"""A call on its way through an engine: what was said about it, when its clock started, and its timeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prelude.admission.prepared import Admitted, Outcome
+from prelude.chunks import watching
+from prelude.core import EngineCore
+from prelude.errors import InvalidRequest
+from prelude.inbox import Places
+from prelude.options import RequestOptions, merge_options
+from prelude.scheduling.request import Request, Sink
+from prelude.tasks import Task
+from prelude.timeline import Timeline
+
+Options = RequestOptions | Sequence[RequestOptions] | None
+
+
+@dataclass(slots=True)
+class Call:
+    options: RequestOptions
+    expires: float  # on the monotonic clock
+    timeline: Timeline | None
+
+    def mark(self, name: str) -> None:
+        if self.timeline is not None:
+            self.timeline.mark(name)
+
+
+def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> list[Call]:
+    """One a task: the same options for all, or one for each."""
+    if isinstance(options, Sequence):
+        if keywords or len(options) != count:
+            raise InvalidRequest(f"{len(options)} for {count} tasks; give one for all or one each", field="options")
+        each = [merge_options(one, {}, f"options[{at}]") for at, one in enumerate(options)]
+        return [_call(one) for one in each]
+    one = merge_options(options, keywords)
+    return [_call(one) for _ in range(count)]
+
+
+def _call(options: RequestOptions) -> Call:
+    return Call(options, options.expires(), Timeline() if options.trace else None)
+
+
+def make_request(
+    core: EngineCore, admitted: Any, call: Call, sink: Sink, places: Places, outbox: object = None
+) -> Request | Exception:
+    """The request of an admitted task; the error of one that was not admitted, or has no place."""
+    if isinstance(admitted, Exception):
+        return admitted
+    try:
+        request = core.request(admitted.prepared, watching(admitted, sink), call.options, places, call.expires)
+    except Exception as error:
+        return error
+    request.outbox = outbox
+    request.timeline = call.timeline
+    return request
+
+
+def finish_call(admitted: Admitted, call: Call, outcome: Outcome | None, error: BaseException | None) -> Any:
+    """The caller's result, or its error, as a value. Runs in the caller's thread."""
+    if isinstance(error, Exception) or outcome is None:
+        return error
+    if call.timeline is None:
+        return caught(admitted.finish, outcome)
+    began = time.perf_counter()
+    result = caught(admitted.finish, outcome)
+    call.timeline.mark("detokenise", began)
+    call.mark("stream")
+    outcome.stats.timeline = call.timeline.close()
+    return result
+
+
+def caught(function: Any, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        return error
+
+
+def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
+    if not return_exceptions:
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+    return results
+
+
+def batches(tasks: Iterable[Task], sizes: Iterable[int], most: int, count: int) -> list[list[Task]]:
+    """Runs of tasks of about ``most`` characters or ``count`` tasks each: one job of a preparing thread."""
+    runs: list[list[Task]] = []
+    total = most
+    for task, size in zip(tasks, sizes):
+        if total >= most or len(runs[-1]) >= count:
+            runs.append([])
+            total = 0
+        runs[-1].append(task)
+        total += size
+    return runs
+
+
+def text_size(task: Any) -> int:
+    """Characters (or ids) that preparing is going to look at, roughly; unknown shapes count 0 and fail there."""
+    size = 0
+    for name in ("state", "prompt", "context", "continuation"):
+        size += _size(getattr(task, name, None))
+    for question in getattr(task, "questions", None) or ():
+        size += _size(getattr(question, "question", None)) + 8 * _length(getattr(question, "labels", None))
+    return size
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        return sum(_content(message.get("content")) for message in value if isinstance(message, Mapping))
+    return _length(value)
+
+
+def _content(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        return sum(_length(part.get("text")) for part in value if isinstance(part, Mapping))
+    return _length(value)
+
+
+def _length(value: Any) -> int:
+    try:
+        return len(value)
+    except TypeError:
+        return 0

@@ -1,0 +1,106 @@
+"""How a request's end reaches whoever waits: a blocked thread, or a future in an event loop.
+
+Ends may come from the engine thread, from a caller that runs steps itself, or from the watchdog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from typing import Protocol
+
+from prelude.admission.prepared import Outcome
+from prelude.batch import SampleOutput
+from prelude.core import EngineCore
+from prelude.scheduling.request import Request
+from prelude.stepper import LoopFlush
+
+log = logging.getLogger("prelude.engine")
+
+
+class EndSink:
+    """A sink that wants the end alone."""
+
+    streams = False
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        return False
+
+
+class BlockingSink(EndSink):
+    """Collects the ends of a group of requests, by request id; ``wait`` returns when all have ended."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
+        self.expected = 0
+        self._done = threading.Event()
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        self.ends[request.id] = (outcome, error)
+        if len(self.ends) >= self.expected:
+            self._done.set()
+
+    def wait(self) -> None:
+        if len(self.ends) < self.expected:
+            self._done.wait()
+
+
+class Ends(Protocol):
+    """What an outbox hands ends to, in the loop."""
+
+    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
+
+
+class Outbox(LoopFlush):
+    """Ends of requests on their way to one event loop: collected during a step, handed over by one wake-up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
+        self._loop = loop
+        self._core = core
+        core.loops.append(self)
+        self._ends: deque[tuple[Ends, Request, Outcome | None, BaseException | None]] = deque()
+        self._queued = False
+
+    def put(self, sink: Ends, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        self._ends.append((sink, request, outcome, error))
+        if not self._queued:
+            self._queued = True
+            self._core.on_step_end.append(self)
+
+    def flush(self) -> None:
+        self._queued = False
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the loop is closed: nobody is waiting any more
+            self._ends.clear()
+
+    def closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def _deliver(self) -> None:
+        while self._ends:
+            sink, request, outcome, error = self._ends.popleft()
+            try:
+                sink.end(request, outcome, error)
+            except Exception:  # the others' ends are in the same queue
+                log.exception("handing over a request's end failed")
+
+
+class GroupSink(EndSink):
+    """The ends of a group of requests, and one future for all of them, in the loop that awaits it."""
+
+    def __init__(self, outbox: Outbox, future: asyncio.Future[None]) -> None:
+        self._outbox = outbox
+        self.future = future
+        self.expected = 0
+        self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        self._outbox.put(self, request, outcome, error)
+
+    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        self.ends[request.id] = (outcome, error)
+        if len(self.ends) == self.expected and not self.future.done():
+            self.future.set_result(None)

@@ -1,0 +1,65 @@
+"""What listeners hear: the turns in a request's life and in the engine's, one small value each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+log = logging.getLogger("prelude.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``name`` is one of:
+
+    of a request    ``accepted``, ``scheduled``, ``first_token``, ``preempted``, ``replayed``, then exactly one of
+                    ``finished``, ``failed``, ``cancelled``, ``expired``; ``rejected`` where it never got in
+    of the engine   ``step``, ``step_failed``, ``unhealthy``, ``hung``, ``closed``
+
+    ``time`` is on ``time.monotonic``'s clock; ``data`` names what happened in numbers and short strings.
+    """
+
+    name: str
+    time: float
+    request_id: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+Listener = Callable[[Event], None]
+
+
+class Listeners:
+    """Calls whoever listens. A listener that raises is logged and counted, and never heard of by the loop."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self.errors = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def add(self, listener: Listener) -> Callable[[], None]:
+        """Returns what removes it again."""
+        self._listeners = (*self._listeners, listener)
+
+        def remove() -> None:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+        return remove
+
+    def emit(self, name: str, request_id: str | None = None, **data: Any) -> None:
+        if not self._listeners:
+            return
+        event = Event(name, time.monotonic(), request_id, data)
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                self.errors += 1
+                if (
+                    self.errors & (self.errors - 1) == 0
+                ):  # the 1st, 2nd, 4th, ... : a broken hook must not flood a log
+                    log.exception("an event listener raised (%d times so far)", self.errors)

@@ -1,0 +1,98 @@
+"""RequestOptions: what a caller may say about one request beside its task. Labels and limits; never a cache key."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prelude.errors import InvalidRequest, shown
+from prelude.tasks import strict_keywords
+
+MAX_LABEL = 256
+MAX_PRIORITY = (1 << 31) - 1
+MAX_DEADLINE = 1e9  # seconds: thirty years
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """``priority``    higher goes first, strictly; within one priority tenants share, then first come, first served
+    ``deadline``    seconds from the call until the caller has no more use for the answer; then the request ends with
+                    ``DeadlineExceeded``, wherever it is. Looked at between steps. ``None``: no limit
+    ``request_id``  a label for statistics, events and logs: 1 to 256 printable characters. Two requests may have the
+                    same one; nothing is ever looked up by it
+    ``tenant``      whose request this is: within a priority, tenants that wait are served equal numbers of tokens
+    ``trace``       record the request's timeline (``stats.timeline``)
+    """
+
+    priority: int = 0
+    deadline: float | None = None
+    request_id: str | None = None
+    tenant: str | None = None
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise InvalidRequest(f"{shown(self.priority)} is not an integer", field="priority")
+        if abs(self.priority) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"{shown(self.priority)} is out of range; it takes up to {MAX_PRIORITY} either way",
+                field="priority",
+            )
+        if self.deadline is not None:
+            _check_deadline(self.deadline)
+        _check_label("request_id", self.request_id)
+        _check_label("tenant", self.tenant)
+        if not isinstance(self.trace, bool):
+            raise InvalidRequest(f"{shown(self.trace)} is not True or False", field="trace")
+
+    def expires(self) -> float:
+        """The moment on the monotonic clock, counted from now; infinity without a deadline."""
+        return math.inf if self.deadline is None else time.monotonic() + self.deadline
+
+
+def _check_deadline(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{shown(value)} is not a number of seconds from now", field="deadline")
+    if not math.isfinite(value) or not 0 <= value <= MAX_DEADLINE:
+        raise InvalidRequest(
+            f"{shown(value)} is out of range; it takes 0 to {MAX_DEADLINE:g} seconds from now, None for no limit",
+            field="deadline",
+        )
+
+
+def _check_label(field: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{shown(value)} is not a string", field=field)
+    if not 1 <= len(value) <= MAX_LABEL:
+        raise InvalidRequest(f"{len(value)} characters; it takes 1 to {MAX_LABEL}", field=field)
+    if not value.isprintable():
+        raise InvalidRequest(f"{shown(value)} has characters that cannot be printed in a log", field=field)
+
+
+NO_OPTIONS = RequestOptions()
+_NAMES = ("priority", "deadline", "request_id", "tenant", "trace")
+
+
+def split_options(keywords: dict[str, Any]) -> RequestOptions:
+    """Takes the request's own keywords out of a verb's ``**options``; what is left belongs to the task."""
+    mine = {name: keywords.pop(name) for name in _NAMES if name in keywords}
+    return RequestOptions(**mine) if mine else NO_OPTIONS
+
+
+def merge_options(options: Any, keywords: Mapping[str, Any], field: str = "options") -> RequestOptions:
+    """``options`` or the keywords of ``RequestOptions``, not both."""
+    if keywords:
+        if options is not None:
+            raise InvalidRequest("give either options= or single keywords, not both", field=field)
+        return RequestOptions(**keywords)
+    if options is None:
+        return NO_OPTIONS
+    if not isinstance(options, RequestOptions):
+        raise InvalidRequest(f"{shown(options)} is not RequestOptions", field=field)
+    return options

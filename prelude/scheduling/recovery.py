@@ -1,0 +1,87 @@
+"""After a failed step: who fails, who runs again, and in how small a company.
+
+    Decode rows    run again from their last settled token: nothing of the failed step was settled, and the slots that
+                   it wrote are written again. A quarter of the rows at a time, then a quarter of those, until steps
+                   succeed or one row fails by itself, REPLAYS times: it fails with the cause
+    OneShot rows   fail with the cause, and nothing of them is published; out of memory, they run once more, half as
+                   many at a time
+
+Repeated failures of every step are the engine's affair (``unhealthy_after``), which bounds all of this.
+"""
+
+from __future__ import annotations
+
+from prelude.admission.classes import ExecutionClass
+from prelude.errors import ExecutionError
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.plan import Plan
+from prelude.scheduling.queues import Queues
+from prelude.scheduling.request import Request, State
+from prelude.scheduling.settle import finish
+
+REPLAYS = 2
+_DIVIDE = 4
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Host or device; torch says it on CPU with a plain RuntimeError."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
+
+
+def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> int | None:
+    """Settles a failed step. Returns how many of its rows the next step may have, ``None`` where none is left."""
+    lack = out_of_memory(error)
+    decode = [*(row.request for row in plan.prefill), *plan.decode]
+    oneshot = [row.request for row in plan.oneshot]
+    alone = len(decode) + len(oneshot) == 1
+    again: list[Request] = []
+    for request in [*decode, *reversed(oneshot)]:  # reversed: each goes back in front of those that came after it
+        request.failures += 1
+        if request.execution_class is ExecutionClass.ONESHOT:
+            replay = lack and request.failures == 1
+        else:
+            replay = request.failures <= REPLAYS or not alone
+        if not replay:
+            finish(request, queues, pool, None, failure_of(error))
+            continue
+        again.append(request)
+        request.stats.replays += 1
+        if request.execution_class is ExecutionClass.ONESHOT:
+            withdraw(request, queues, pool)
+    if not again:
+        return None
+    divide = 2 if lack else _DIVIDE
+    return max(1, len(again) // divide)
+
+
+def withdraw(request: Request, queues: Queues, pool: KvPool) -> None:
+    """A planned OneShot row back into its line, as if it had not been planned."""
+    if request.lease is not None:
+        pool.release(request.lease)
+        request.lease = None
+    request.move(State.WAITING)
+    queues.requeue(request)
+
+
+def withdraw_all(plan: Plan, queues: Queues, pool: KvPool) -> None:
+    """The step was interrupted from outside (Ctrl-C in the thread that ran it): nobody's fault, everybody again."""
+    for row in reversed(plan.oneshot):
+        if row.request.state is State.PREFILL:
+            withdraw(row.request, queues, pool)
+
+
+def suspects_left(queues: Queues) -> bool:
+    return any(request.failures for request in queues)
+
+
+def failure_of(error: BaseException, what: str = "the step of this request failed") -> ExecutionError:
+    failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+__all__ = ["REPLAYS", "failure_of", "out_of_memory", "recover", "suspects_left", "withdraw_all"]

@@ -1,0 +1,369 @@
+"""Stepper: one step. drain -> plan -> pack -> submit -> wait -> settle, by whoever holds the baton.
+
+Every request that was posted is in ``live`` until its end has been told, once: popping it there is the right to tell.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import threading
+import time
+from collections import deque
+
+from prelude.admission.classes import ExecutionClass
+from prelude.admission.prepared import Outcome
+from prelude.batch import StepResult
+from prelude.doorbell import Doorbell
+from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
+from prelude.events import Listeners
+from prelude.execution.executor import Executor
+from prelude.forks import Forkable
+from prelude.inbox import Inbox
+from prelude.scheduling.check import check_result
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.pacing import Pacer
+from prelude.scheduling.pack import Packed, pack
+from prelude.scheduling.plan import Plan
+from prelude.scheduling.planner import Budgets, plan_step
+from prelude.scheduling.queues import Queues
+from prelude.scheduling.recovery import failure_of, recover, suspects_left, withdraw_all
+from prelude.scheduling.request import Request, State
+from prelude.scheduling.settle import finish, settle
+from prelude.stats import EngineStats, GcPauses
+from prelude.watchdog import Watchdog
+
+log = logging.getLogger("prelude.engine")
+
+
+class LoopFlush:
+    """Something to be flushed once at the end of a step, on behalf of a caller's event loop."""
+
+    def flush(self) -> None:
+        raise NotImplementedError
+
+    def closed(self) -> bool:
+        """The loop is gone: nobody waits there any more."""
+        return False
+
+
+class Stepper(Forkable):
+    """Queues, pool and executor, and the turn that connects them."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        pool: KvPool,
+        budgets: Budgets,
+        *,
+        max_queued_requests: int,
+        max_queued_tokens: int,
+        unhealthy_after: int,
+        hang_seconds: float = math.inf,
+        oneshot_share: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.executor = executor
+        self.pool = pool
+        self.budgets = budgets
+        self.limits = executor.limits()
+        self.queues = Queues()
+        self.pacer = Pacer(oneshot_share)
+        self.stats = EngineStats()
+        self.gc_pauses = GcPauses.shared()
+        self.events = Listeners()
+        self.inbox = Inbox(max_queued_requests, max_queued_tokens)
+        self.live: dict[int, Request] = {}
+        self.unhealthy_after = unhealthy_after
+        self.failures_in_a_row = 0
+        self.last_error: BaseException | None = None
+        self.step_began = 0.0
+        self.force_class: ExecutionClass | None = None  # for tests: the other path must give the same numbers
+        self.on_step_end: deque[LoopFlush] = deque()
+        self.loops: list[LoopFlush] = []  # those of callers' event loops, to notice one that was closed
+        self._expiring: list[tuple[float, int, Request]] = []
+        self._cancels: deque[Request] = deque()
+        self._limit: int | None = None  # rows a step may have while failed ones run again
+        self._withdrawn = False
+        self._baton = threading.Lock()
+        self._holder = 0
+        self._wake = Doorbell()
+        self._thread: threading.Thread | None = None
+        self._watchdog = Watchdog(self, hang_seconds) if math.isfinite(hang_seconds) else None
+        self._abort = False
+        self._closed = threading.Event()
+
+    def step(self) -> bool:
+        """One turn; the caller holds the baton. False when there was nothing to do. Never raises for a request's or
+        an executor's sake: what goes wrong outside a batch ends every request with the error rather than leave
+        anybody waiting."""
+        try:
+            return self._step()
+        except Exception as error:
+            log.exception("the engine's own step failed")
+            self._abandon(error)
+            return False
+        except BaseException as error:  # Ctrl-C in the thread that runs the step
+            if not self._withdrawn:  # between two instructions of ours: no account can be trusted
+                self._abandon(error)
+            self._withdrawn = False
+            raise
+
+    def _step(self) -> bool:
+        began = time.perf_counter()
+        self._drain()
+        if self.queues.empty:
+            self._flush()
+            return False
+        plan = plan_step(self.queues, self.pool, self.budgets, self.pacer, self._limit)
+        self._note_preempted(plan)
+        if plan.empty:
+            self._flush()
+            return self._stuck(plan)
+        result = self._execute(plan)
+        self.stats.host_seconds += time.perf_counter() - began - (result.seconds if result else 0.0)
+        self._flush()
+        return True
+
+    def _drain(self) -> None:
+        """The inbox into the queues; then whoever need not run any more ends: cancelled, expired, loop closed."""
+        items = self.inbox.items
+        while items:
+            request = items.popleft()
+            if request.cancelled:
+                request.move(State.FINISHED)
+                self._ended(request, None, RequestCancelled("cancelled before it was queued"))
+                continue
+            self.queues.add(request)
+            self.stats.requests[request.execution_class.value] += 1
+            self.stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE
+            self.stats.streaming_objects += request.sink.streams
+            if request.expires < math.inf:
+                heapq.heappush(self._expiring, (request.expires, request.id, request))
+        for loop in [loop for loop in self.loops if loop.closed()]:
+            self.loops.remove(loop)
+            self._cancels.extend(request for request in self.queues if request.outbox is loop)
+        while self._cancels:
+            self._end(self._cancels.popleft(), RequestCancelled("cancelled"))
+        now = time.monotonic() if self._expiring else 0.0
+        while self._expiring and (self._expiring[0][0] <= now or self._expiring[0][2].state is State.FINISHED):
+            request = heapq.heappop(self._expiring)[2]
+            self._end(request, DeadlineExceeded(f"the deadline of {request.options.deadline:g} s passed"))
+        if self._abort:
+            for request in list(self.queues):
+                self._end(request, EngineClosed("the engine was closed"))
+
+    def _end(self, request: Request, error: Exception) -> None:
+        if request.order and request.state is not State.FINISHED:
+            finish(request, self.queues, self.pool, None, error)
+
+    def _ended(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        """Tells a request's end, unless it has been told: the one place that does."""
+        self.inbox.leave(request)
+        if self.live.pop(request.id, None) is None:
+            return
+        stats = request.stats
+        stats.total_ms = (time.perf_counter() - request.arrived) * 1e3
+        stats.ttft_ms = (request.first_token - request.arrived) * 1e3 if request.first_token else stats.total_ms
+        if request.timeline is not None and outcome is not None:
+            request.timeline.mark("append")
+        if error is None and time.monotonic() >= request.expires:
+            outcome, error = None, DeadlineExceeded(f"the deadline of {request.options.deadline:g} s passed")
+        name = _count_end(self.stats, error)
+        if self.events:
+            self.events.emit(
+                name,
+                request.options.request_id,
+                error=type(error).__name__ if error else None,
+                stats=stats,
+                output_tokens=len(request.output),
+            )
+        try:
+            request.sink.deliver(request, outcome, error)
+        except Exception:
+            log.exception("a sink raised on its request's end", extra={"request_id": request.options.request_id})
+
+    def hung(self, seconds: float) -> None:
+        """Called by the watchdog: nobody is left waiting for a step that may never come back. What the requests
+        hold is given back by the step's holder, if it ever does."""
+        if self.last_error is None or not isinstance(self.last_error, TimeoutError):
+            self.stats.hangs += 1
+            log.error("a step has run for %.1f s", seconds, extra={"event": "hung", "seconds": seconds})
+            self.events.emit("hung", seconds=seconds)
+        self.last_error = TimeoutError(f"a step has run for {seconds:.1f} s")
+        for request in list(self.live.values()):
+            request.cancelled = True
+            self._cancels.append(request)
+            self._ended(request, None, failure_of(self.last_error, "the engine hangs"))
+        self._flush()
+
+    def _note_preempted(self, plan: Plan) -> None:
+        self.stats.preemptions += len(plan.preempted)
+        if self.events:
+            for request in plan.preempted:
+                self.events.emit("preempted", request.options.request_id)
+
+    def _execute(self, plan: Plan) -> StepResult | None:
+        began = self._begin(plan)
+        try:
+            packed = pack(plan, self.pool.block_size)
+            result = self.executor.wait(self.executor.submit(packed.batch))
+            check_result(packed, result)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit) and _in_main_thread():
+                withdraw_all(plan, self.queues, self.pool)
+                self._withdrawn = True
+                raise
+            self._failed(plan, error)
+            return None
+        finally:
+            self.step_began = 0.0
+        self.failures_in_a_row = 0
+        self.stats.count_step(plan, packed, result)
+        self._measure(plan, packed, result)
+        for request in plan.requests():
+            if request.timeline is not None:
+                _mark_run(request, began, result)
+        first = [r for r in (*(row.request for row in plan.prefill),) if not r.output] if self.events else []
+        settle(plan, packed, result, self.queues, self.pool, self.limits.vocab_size)
+        for request in first:
+            if request.output:
+                self.events.emit("first_token", request.options.request_id)
+        for request in plan.requests():
+            if request.timeline is not None and request.state is not State.FINISHED:
+                request.timeline.mark("append")
+        if self._limit is not None and not suspects_left(self.queues):
+            self._limit = None
+        return result
+
+    def _begin(self, plan: Plan) -> float:
+        now = time.perf_counter()
+        for request in plan.requests():
+            if not request.planned:
+                request.planned = now
+                self.inbox.leave(request)
+                if request.timeline is not None:
+                    request.timeline.mark("schedule", end=now)
+                if self.events:
+                    self.events.emit("scheduled", request.options.request_id)
+        self.step_began = time.monotonic()
+        if self._watchdog is not None:
+            self._watchdog.step_begins()
+        return now
+
+    def _measure(self, plan: Plan, packed: Packed, result: StepResult) -> None:
+        prefill = sum(row.count for row in plan.prefill)
+        shots = packed.batch.num_tokens - prefill - len(plan.decode)
+        self.pacer.measured(len(plan.decode), shots, prefill, result.seconds)
+        if self.events:
+            self.events.emit(
+                "step",
+                kind=plan.kind,
+                seconds=result.seconds,
+                decode_rows=len(plan.decode),
+                prefill_tokens=prefill,
+                oneshot_rows=len(plan.oneshot),
+                oneshot_tokens=shots,
+            )
+
+    def _failed(self, plan: Plan, error: BaseException) -> None:
+        self.last_error = error
+        self.failures_in_a_row += 1
+        self.stats.failed_steps += 1
+        ids = [request.options.request_id for request in plan.requests() if request.options.request_id]
+        log.error(
+            "a step failed: %s: %s (%s)",
+            type(error).__name__,
+            error,
+            plan,
+            exc_info=error,
+            extra={"event": "step_failed", "request_ids": ids[:16], "failures_in_a_row": self.failures_in_a_row},
+        )
+        self.events.emit("step_failed", kind=plan.kind, rows=len(plan.requests()), error=type(error).__name__)
+        before = self.stats.replays
+        self._limit = recover(plan, error, self.queues, self.pool)
+        again = [request for request in plan.requests() if request.failures and request.state is not State.FINISHED]
+        self.stats.replays = before + len(again)
+        for request in again:
+            self.events.emit("replayed", request.options.request_id)
+        if self.failures_in_a_row >= self.unhealthy_after:
+            self.events.emit("unhealthy", failures=self.failures_in_a_row, error=type(error).__name__)
+            self._limit = None
+            for request in list(self.queues):
+                self._end(request, failure_of(error, f"the engine failed {self.failures_in_a_row} steps in a row"))
+
+    def _stuck(self, plan: Plan) -> bool:
+        """Nothing could be planned although requests wait. Preemption alone is progress, and so is the end of a
+        careful retry; anything else is a bug that must not hang its callers: the oldest request fails, and the engine
+        goes on."""
+        if plan.preempted:
+            return True
+        if self._limit is not None:
+            self._limit = None
+            return True
+        request = min(self.queues, key=lambda r: r.order)
+        log.error("unplannable request of %d tokens failed", request.num_known)
+        self._end(request, ExecutionError("the request could not be planned"))
+        self._flush()
+        return True
+
+    def _abandon(self, error: BaseException) -> None:
+        """Our own fault, or an interrupt in the middle of our own accounts: everybody is told, and what they hold
+        goes back."""
+        self.last_error = error
+        self.failures_in_a_row = self.unhealthy_after
+        self._limit = None
+        self.queues = Queues()
+        posted = set(map(id, self.inbox.items))
+        for request in list(self.live.values()):
+            if id(request) in posted:
+                continue
+            if request.lease is not None and not request.lease.released:
+                self.pool.release(request.lease)
+            request.lease = None
+            request.state = State.FINISHED
+            self._ended(request, None, failure_of(error, "the engine failed"))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Hands finished requests to their loops: one wake-up of a loop per step."""
+        if len(self._expiring) > 2 * len(self.live) + 64:  # most of them ended long before their deadline
+            self._expiring = [entry for entry in self._expiring if entry[2].state is not State.FINISHED]
+            heapq.heapify(self._expiring)
+        while self.on_step_end:
+            try:
+                flush = self.on_step_end.popleft()
+            except IndexError:  # the watchdog was here
+                return
+            self.stats.loop_wakeups += 1
+            flush.flush()
+
+
+def _count_end(stats: EngineStats, error: BaseException | None) -> str:
+    """Counts an end, and names it."""
+    if error is None:
+        stats.finished += 1
+        return "finished"
+    if isinstance(error, DeadlineExceeded):
+        stats.expired += 1
+        return "expired"
+    if isinstance(error, RequestCancelled | EngineClosed):
+        stats.cancelled += 1
+        return "cancelled"
+    stats.failed += 1
+    return "failed"
+
+
+def _mark_run(request: Request, began: float, result: StepResult) -> None:
+    """The forward, and the part of it that drew the token where the executor says how long that took."""
+    if request.timeline is None:
+        return
+    now = time.perf_counter()
+    sampled = now - min(result.extra.get("sample_seconds", 0.0), now - began)
+    request.timeline.mark("run", began, sampled)
+    request.timeline.mark("sample", sampled, now)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

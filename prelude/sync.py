@@ -1,0 +1,160 @@
+"""Engine: the synchronous engine. An idle one runs its caller's steps in the caller's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from prelude.base import EngineBase
+from prelude.calls import (
+    Options,
+    caught,
+    finish_call,
+    first_error,
+    make_calls,
+    make_request,
+)
+from prelude.chunks import TextStream
+from prelude.config import EngineConfig
+from prelude.delivery import BlockingSink
+from prelude.errors import InvalidRequest
+from prelude.options import RequestOptions, split_options
+from prelude.results import (
+    Answers,
+    Classification,
+    Completion,
+    Embedding,
+    LoglikelihoodResult,
+    PromptLogprobsResult,
+)
+from prelude.scheduling.request import Request
+from prelude.tasks import (
+    Classify,
+    Decide,
+    Embed,
+    Generate,
+    Loglikelihood,
+    Prompt,
+    PromptLogprobs,
+    Question,
+    SamplingParams,
+    Task,
+)
+
+
+def stream_task(prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]) -> Generate:
+    params = params or SamplingParams()
+    if getattr(params, "prompt_logprobs", None) is not None:
+        raise InvalidRequest("a stream has no place for them; use complete()", field="params.prompt_logprobs")
+    return Generate(prompt, params, **options)
+
+
+class Engine(EngineBase):
+    """The synchronous engine. Any number of threads may call it; an idle engine runs the caller's step in the
+    caller's own thread."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        config: EngineConfig | None = None,
+    ) -> Engine:
+        """Loads a model directory or a hub name; ``None`` is the model that ships with the package.
+
+        Raises ``ModelError`` (bad directory, unsupported feature, not enough memory) or ``ConfigError``.
+        """
+        from prelude.loading import load
+
+        parts = load(model, device=device, dtype=dtype, config=config or EngineConfig())
+        return cls(parts.core, parts.preparer, parts.path)
+
+    def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:
+        """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
+        ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
+        return self.run_many([task], options, **keywords)[0]
+
+    def run_many(
+        self, tasks: Sequence[Task], options: Options = None, *, return_exceptions: bool = False, **keywords: Any
+    ) -> list[Any]:
+        """Runs tasks together; results in the order of ``tasks``. A bad task fails alone: its error is in its place
+        with ``return_exceptions``, else it is raised when the others have ended. ``options`` is one for all, or one
+        each."""
+        core = self._core
+        calls = make_calls(len(tasks), options, keywords)
+        for call in calls:
+            call.mark("prompt")
+        sink = BlockingSink()
+        with core.reserve(len(tasks)) as places:
+            room = places.left
+            for call in calls:
+                call.mark("accept")
+            admitted: list[Any] = [
+                caught(self._preparer.prepare, task) if at < room else core.inbox.full()
+                for at, task in enumerate(tasks)
+            ]
+            for call in calls:
+                call.mark("tokenise")
+            requests = [make_request(core, item, call, sink, places) for item, call in zip(admitted, calls)]
+            live = [request for request in requests if isinstance(request, Request)]
+            sink.expected = len(live)
+            if live:
+                try:
+                    core.run_inline(live, places)
+                    sink.wait()
+                except BaseException:  # Ctrl-C: nobody waits for these any more
+                    for one in live:
+                        core.cancel(one)
+                    raise
+        results = [
+            finish_call(item, call, *sink.ends[request.id]) if isinstance(request, Request) else request
+            for item, call, request in zip(admitted, calls, requests)
+        ]
+        return first_error(results, return_exceptions)
+
+    def decide(self, state: Prompt, questions: Sequence[Question], **options: Any) -> Answers:
+        mine = split_options(options)
+        return cast(Answers, self.run(Decide(state, questions, **options), mine))
+
+    def classify(self, prompt: Prompt, **options: Any) -> Classification:
+        mine = split_options(options)
+        return cast(Classification, self.run(Classify(prompt, **options), mine))
+
+    def embed(self, prompt: Prompt, **options: Any) -> Embedding:
+        mine = split_options(options)
+        return cast(Embedding, self.run(Embed(prompt, **options), mine))
+
+    def loglikelihood(
+        self, context: Prompt, continuation: str | Sequence[int], **options: Any
+    ) -> LoglikelihoodResult:
+        mine = split_options(options)
+        return cast(LoglikelihoodResult, self.run(Loglikelihood(context, continuation, **options), mine))
+
+    def prompt_logprobs(self, prompt: Prompt, **options: Any) -> PromptLogprobsResult:
+        mine = split_options(options)
+        return cast(PromptLogprobsResult, self.run(PromptLogprobs(prompt, **options), mine))
+
+    def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        mine = split_options(options)
+        return cast(Completion, self.run(Generate(prompt, params or SamplingParams(), **options), mine))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, hold_words: bool = False, **options: Any
+    ) -> TextStream:
+        """Chunks of the text after ``prompt`` as they come; see ``AsyncEngine.generate``."""
+        mine = split_options(options)
+        task = stream_task(prompt, params, options)
+        return TextStream(self._core, self._preparer.prepare(task), hold_words, mine)
+
+    def close(self, *, drain: bool = True) -> None:
+        """Waits for what was submitted (or fails it with ``drain=False``) and gives everything back. Idempotent."""
+        self._core.close(drain=drain)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,351 @@
+"""Executors that go wrong: who fails, who runs again, and that everybody is answered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
+from prelude.errors import ExecutionError
+from tests import toy
+from tests.scheduling.test_engine_core import Collect, chat, expected_logprob, last_logprob, prompt
+from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
+
+SITES = ["submit", "wait"]
+RAISES = ["raise", "cancel"]
+
+
+def submit(core: Any, items: list[Any], sink: Collect) -> list[Any]:
+    requests = [core.request(item, sink) for item in items]
+    core._post(requests)
+    return requests
+
+
+def text(sink: Collect, request: Any) -> list[int]:
+    outcome, error = sink.ends[request.id]
+    if error is not None:
+        raise error
+    return list(outcome.token_ids)
+
+
+def generated(seed: int, count: int) -> list[int]:
+    return toy.generate(prompt(6, seed).tolist(), count)
+
+
+class ById(Collect):
+    def deliver(self, request, outcome, error) -> None:  # type: ignore[no-untyped-def]
+        if request.id in self.ends:
+            raise AssertionError("a request ended twice")
+        self.ends[request.id] = (outcome, error)
+
+
+# ------------------------------------------------------------------ steps that raise
+
+
+@pytest.mark.fault(58)
+@pytest.mark.feature("F13")
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("kind", RAISES)
+@pytest.mark.parametrize("at", [0, 1, 3, 6])
+def test_chats_replay_from_their_last_settled_token(site: str, kind: str, at: int) -> None:
+    core = service_core(FaultyExecutor(Fault(kind, site, at)))
+    sink = ById()
+    requests = submit(core, [chat(prompt(6, i), 9) for i in range(4)], sink)
+    run_steps(core)
+    assert [text(sink, r) for r in requests] == [generated(i, 9) for i in range(4)]
+    assert core.stats.failed_steps == 1 and core.stats.replays >= 4 and core.healthy
+    assert is_empty(core)
+
+
+@pytest.mark.fault(58)
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("kind", RAISES)
+def test_oneshot_rows_fail_with_the_cause_and_chats_beside_them_do_not(site: str, kind: str) -> None:
+    shots = Fault(kind, site, 0, 99, only=lambda batch: not isinstance(batch, DecodeBatch) and _has_oneshot(batch))
+    core = service_core(FaultyExecutor(shots))
+    sink = ById()
+    [talk] = submit(core, [chat(prompt(6, 1), 12)], sink)
+    core.step()
+    [shot] = submit(core, [last_logprob(prompt(9, 2))], sink)
+    run_steps(core)
+    _, error = sink.ends[shot.id]
+    assert isinstance(error, ExecutionError) and error.__cause__ is not None
+    assert text(sink, talk) == generated(1, 12)
+    assert core.pool.trie.match(prompt(9, 2), 0, -1).num_blocks == 0, "nothing of a failed step is published"
+    assert is_empty(core)
+
+
+def _has_oneshot(batch: Any) -> bool:
+    readouts = batch.readouts if isinstance(batch, MixedBatch) else (batch.readout,)
+    return any(type(readout).__name__ == "LogprobRows" for readout in readouts)
+
+
+@pytest.mark.fault(58)
+def test_a_row_that_fails_every_step_is_found_and_fails_alone() -> None:
+    poison = prompt(6, 666)
+
+    def has_poison(batch: Any) -> bool:
+        if isinstance(batch, DecodeBatch):
+            return any(row[: len(poison)] == poison.tolist() for row in executor._rows(batch.rows))
+        return False
+
+    executor = FaultyExecutor(Fault("raise", "submit", 0, 10_000, only=has_poison), num_blocks=256)
+    core = service_core(executor, running=32, chunk=64)
+    sink = ById()
+    good = submit(core, [chat(prompt(6, i), 9) for i in range(20)], sink)
+    [bad] = submit(core, [chat(poison, 9)], sink)
+    run_steps(core)
+    assert isinstance(sink.ends[bad.id][1], ExecutionError)
+    assert [text(sink, r) for r in good] == [generated(i, 9) for i in range(20)]
+    assert core.healthy and core.stats.failed_steps <= 6 and is_empty(core)
+
+
+@pytest.mark.fault(58)
+def test_when_every_step_fails_everybody_is_told_and_the_engine_recovers_by_itself() -> None:
+    core = service_core(FaultyExecutor(Fault("raise", "wait", 0, 5)), unhealthy=5)
+    heard = []
+    core.events.add(lambda event: heard.append(event.name))
+    sink = ById()
+    requests = submit(core, [chat(prompt(6, i), 9) for i in range(16)], sink)
+    run_steps(core)
+    assert len(sink.ends) == len(requests) and all(isinstance(e, ExecutionError) for _, e in sink.ends.values())
+    assert not core.healthy and "unhealthy" in heard and is_empty(core)
+    [after] = submit(core, [chat(prompt(6, 1), 3)], sink)
+    run_steps(core)
+    assert text(sink, after) == generated(1, 3) and core.healthy
+
+
+# ------------------------------------------------------------------ answers of the wrong kind
+
+
+@pytest.mark.fault(58)
+@pytest.mark.parametrize("kind", ["outputs", "rows", "type"])
+def test_an_answer_of_the_wrong_shape_fails_its_step(kind: str) -> None:
+    core = service_core(FaultyExecutor(Fault(kind), Fault(kind, at=2)))
+    sink = ById()
+    shots = submit(core, [last_logprob(prompt(5, i)) for i in range(3)], sink)
+    core.step()
+    assert all(isinstance(sink.ends[r.id][1], ExecutionError) for r in shots)
+    [after, talk] = submit(core, [last_logprob(prompt(5, 1)), chat(prompt(6, 1), 8)], sink)
+    run_steps(core)
+    assert sink.ends[after.id][0].output.logprobs[0] == pytest.approx(expected_logprob(prompt(5, 1)))
+    assert text(sink, talk) == generated(1, 8)
+    assert is_empty(core)
+
+
+@pytest.mark.fault(58)
+@pytest.mark.parametrize("kind", ["nan", "token"])
+def test_a_bad_row_fails_its_request_by_name_and_no_other(kind: str) -> None:
+    word = {"nan": "not finite", "token": "outside the vocabulary"}[kind]
+    core = service_core(FaultyExecutor(Fault(kind, at=3)))
+    sink = ById()
+    requests = submit(core, [chat(prompt(6, i), 8) for i in range(4)], sink)
+    run_steps(core)
+    ends = [sink.ends[r.id] for r in requests]
+    [failed] = [error for _, error in ends if error is not None]
+    assert isinstance(failed, ExecutionError) and word in str(failed)
+    assert [text(sink, r) for r in requests[1:]] == [generated(i, 8) for i in range(1, 4)]
+    assert core.stats.failed_steps == 0 and is_empty(core)
+
+
+@pytest.mark.fault(58)
+def test_a_number_that_the_executor_did_not_list_as_bad_is_found() -> None:
+    core = service_core(FaultyExecutor(Fault("nan")))
+    sink = ById()
+    requests = submit(core, [last_logprob(prompt(5, i)) for i in range(3)], sink)
+    run_steps(core)
+    assert "not finite" in str(sink.ends[requests[0].id][1])
+    assert all(sink.ends[r.id][1] is None for r in requests[1:])
+    assert core.pool.trie.match(prompt(5, 0), 0, -1).num_blocks == 0
+
+
+# ------------------------------------------------------------------ memory
+
+
+@pytest.mark.fault(59)
+@pytest.mark.parametrize("site", SITES)
+def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str) -> None:
+    def large(batch: Any) -> bool:
+        return isinstance(batch, OneShotBatch) and len(batch.readout.rows) > 4
+
+    core = service_core(FaultyExecutor(Fault("memory", site, 0, 99, only=large)))
+    sink = ById()
+    requests = submit(core, [last_logprob(prompt(5, i)) for i in range(8)], sink)
+    run_steps(core)
+    for i, request in enumerate(requests):
+        outcome, error = sink.ends[request.id]
+        assert error is None and outcome.output.logprobs[0] == pytest.approx(expected_logprob(prompt(5, i)))
+    assert [len(b.readout.rows) for b in core.executor.batches][-2:] == [4, 4]
+    assert core.stats.failed_steps == 1 and is_empty(core)
+
+
+@pytest.mark.fault(59)
+def test_out_of_memory_twice_fails_the_batch_and_nobody_else() -> None:
+    core = service_core(FaultyExecutor(Fault("memory", "wait", 0, 2)))
+    sink = ById()
+    requests = submit(core, [last_logprob(prompt(5, i)) for i in range(2)], sink)
+    run_steps(core)
+    ends = [sink.ends[r.id][1] for r in requests]
+    assert isinstance(ends[0], ExecutionError) and isinstance(ends[0].__cause__, MemoryError)
+    assert ends[1] is None, "the second of the two halves runs when memory is back"
+    assert is_empty(core)
+
+
+@pytest.mark.fault(59)
+def test_chats_survive_a_lack_of_memory() -> None:
+    core = service_core(FaultyExecutor(Fault("memory", "wait", 2, 2)))
+    sink = ById()
+    requests = submit(core, [chat(prompt(6, i), 8) for i in range(4)], sink)
+    run_steps(core)
+    assert [text(sink, r) for r in requests] == [generated(i, 8) for i in range(4)]
+
+
+# ------------------------------------------------------------------ a step that hangs
+
+
+@pytest.mark.fault(58)
+def test_the_watchdog_answers_everybody_while_a_step_hangs() -> None:
+    executor = FaultyExecutor(Fault("delay", "wait", 1, seconds=1.2))
+    core = service_core(executor, hang_seconds=0.2)
+    sink = ById()
+    began = time.monotonic()
+    first = core.request(chat(prompt(6, 1), 9), sink)
+    core.submit(first)
+    while len(executor.batches) < 2 and time.monotonic() - began < 5:
+        time.sleep(0.005)
+    late = core.request(last_logprob(prompt(5, 2)), sink)
+    core.submit(late)
+    while len(sink.ends) < 2 and time.monotonic() - began < 5:
+        time.sleep(0.005)
+    waited = time.monotonic() - began
+    assert waited < 1.0, "told while the step still hangs"
+    assert all("hangs" in str(error) for _, error in sink.ends.values())
+    assert core.hanging > 0 and not core.healthy and core.stats.hangs == 1
+    while core.step_began and time.monotonic() - began < 5:
+        time.sleep(0.01)
+    again = core.request(last_logprob(prompt(5, 2)), sink)
+    core.submit(again)
+    while again.id not in sink.ends and time.monotonic() - began < 5:
+        time.sleep(0.005)
+    assert sink.ends[again.id][1] is None and core.healthy
+    core.close()
+    assert is_empty(core)
+
+
+@pytest.mark.fault(58)
+def test_closing_does_not_wait_for_a_step_that_hangs() -> None:
+    core = service_core(FaultyExecutor(Fault("delay", "wait", 0, seconds=1.5)), hang_seconds=0.1)
+    core.submit(core.request(last_logprob(prompt(5, 2)), ById()))
+    time.sleep(0.05)
+    began = time.monotonic()
+    core.close()
+    assert time.monotonic() - began < 1.0
+
+
+# ------------------------------------------------------------------ other people's code
+
+
+@pytest.mark.fault(61)
+def test_listeners_and_sinks_that_raise_never_reach_the_loop() -> None:
+    class Rude(ById):
+        streams = True
+
+        def token(self, request, token_id, output, row) -> bool:  # type: ignore[no-untyped-def]
+            if len(request.output) == 3:
+                raise ValueError("mine")
+            return False
+
+        def deliver(self, request, outcome, error) -> None:  # type: ignore[no-untyped-def]
+            super().deliver(request, outcome, error)
+            raise ValueError("mine too")
+
+    core = service_core()
+    core.events.add(lambda event: 1 // 0)
+    rude, polite = Rude(), ById()
+    [bad] = submit(core, [chat(prompt(6, 1), 8)], rude)
+    [good] = submit(core, [chat(prompt(6, 2), 8)], polite)
+    run_steps(core)
+    assert isinstance(rude.ends[bad.id][1].__cause__, ValueError)
+    assert text(polite, good) == generated(2, 8)
+    assert core.healthy and core.stats.failed_steps == 0
+    assert core.snapshot()["callback_errors"] > 5 and is_empty(core)
+
+
+@pytest.mark.fault(61)
+def test_a_listener_cannot_wait_for_the_engine_that_calls_it() -> None:
+    core = service_core()
+    seen: list[BaseException] = []
+
+    def waits(event: Any) -> None:
+        if event.name == "finished" and not seen:
+            try:
+                core.run_inline([core.request(last_logprob(prompt(4, 1)), ById())])
+            except ExecutionError as error:
+                seen.append(error)
+
+    core.events.add(waits)
+    sink = ById()
+    core.run_inline([core.request(last_logprob(prompt(4, 1)), sink)])
+    assert len(seen) == 1 and len(sink.ends) == 1
+
+
+@pytest.mark.fault(60)
+def test_ctrl_c_in_the_thread_that_runs_a_step_fails_nobody_else() -> None:
+    class Interrupted(toy.ToyExecutor):
+        def wait(self, handle: Any) -> Any:
+            if len(self.batches) == 2:
+                self.batches.append(handle)
+                raise KeyboardInterrupt
+            return super().wait(handle)
+
+    core = service_core(Interrupted())
+    mine, other = ById(), ById()
+    neighbours = submit(core, [chat(prompt(6, 1), 6), last_logprob(prompt(5, 3))], other)
+    own = core.request(chat(prompt(6, 2), 6), mine)
+    with pytest.raises(KeyboardInterrupt):
+        core.run_inline([own])
+    core.cancel(own)
+    began = time.monotonic()
+    while len(other.ends) < 2 and time.monotonic() - began < 5:
+        time.sleep(0.01)
+    assert text(other, neighbours[0]) == generated(1, 6)
+    assert other.ends[neighbours[1].id][1] is None
+    core.close()
+    assert is_empty(core)
+
+
+@pytest.mark.fault(58)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_faults_at_every_call_site_leave_clean_accounts(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kinds = ["raise", "cancel", "memory", "outputs", "rows", "type", "nan", "token"]
+    faults = [
+        Fault(kind, "wait" if kind in kinds[3:] else str(rng.choice(SITES)), int(rng.integers(0, 200)))
+        for kind in rng.choice(kinds, 60)
+    ]
+    core = service_core(FaultyExecutor(*faults, num_blocks=40), running=6, unhealthy=6)
+    sink = ById()
+    wanted = {}
+    for i in range(120):
+        kind = rng.integers(0, 2)
+        [request] = submit(core, [chat(prompt(6, i), 7) if kind else last_logprob(prompt(7, i))], sink)
+        wanted[request.id] = (kind, i)
+        if rng.integers(0, 3) == 0:
+            core.step()
+            core.audit()
+    run_steps(core)
+    assert sink.ends.keys() == wanted.keys() and is_empty(core)
+    for key, (kind, i) in wanted.items():
+        outcome, error = sink.ends[key]
+        if error is not None:
+            assert isinstance(error, ExecutionError)
+        elif kind:
+            assert list(outcome.token_ids) == generated(i, 7)
+        else:
+            assert outcome.output.logprobs[0] == pytest.approx(expected_logprob(prompt(7, i)))
+    assert sum(error is None for _, error in sink.ends.values()) > 60
+    assert threading.active_count() < 50

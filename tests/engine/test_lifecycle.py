@@ -1,0 +1,484 @@
+"""The engine in a process that it does not own: loops, threads, signals, forks, exits, and what idling costs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from prelude import AsyncEngine, RequestOptions
+from prelude.errors import EngineClosed, EngineForked, InvalidRequest, UnknownParameter
+from tests import toy
+from tests.engine.test_faults import ById, generated
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.service import is_empty, service_core, toy_service
+
+SLOW = 0.004  # seconds a step
+
+
+def slow_service(**options: Any) -> AsyncEngine:
+    return toy_service(service_core(toy.ToyExecutor(delay=SLOW), **options))
+
+
+def run_code(code: str, *, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds)
+
+
+# ------------------------------------------------------------------ loops and threads
+
+
+def loops() -> list[Any]:
+    made = [asyncio.new_event_loop]
+    try:
+        import uvloop
+    except ImportError:
+        return [*made, pytest.param(None, marks=pytest.mark.skip("uvloop is not installed"))]
+    return [*made, uvloop.new_event_loop]
+
+
+@pytest.mark.parametrize("new_loop", loops())
+def test_a_service_under_this_loop(new_loop: Any) -> None:
+    async def main() -> None:
+        async with toy_service() as engine:
+            tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 9))) for i in range(12)]
+            tasks[3].cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(ends.pop(3), asyncio.CancelledError)
+            assert [list(end.token_ids) for end in ends] == [generated(i, 9) for i in range(12) if i != 3]
+        assert is_empty(engine.engine._core)
+
+    loop = new_loop()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+@pytest.mark.fault(60)
+def test_two_loops_and_threads_at_once_and_asyncio_run_twice() -> None:
+    engine = toy_service()
+    wrong: list[Any] = []
+
+    async def ask(count: int) -> None:
+        ends = await asyncio.gather(*(engine.run(chat(prompt(6, i), 5)) for i in range(count)))
+        wrong.extend(i for i, end in enumerate(ends) if list(end.token_ids) != generated(i, 5))
+
+    def plain() -> None:
+        for i in range(30):
+            if list(engine.engine.run(chat(prompt(6, i), 5)).token_ids) != generated(i, 5):
+                wrong.append(i)
+
+    def looped() -> None:
+        asyncio.run(ask(30))
+        asyncio.run(ask(30))
+
+    threads = [threading.Thread(target=work) for work in (looped, looped, plain, plain)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+    engine.engine.close()
+    assert is_empty(engine.engine._core) and len(engine.engine._core.loops) <= 4
+
+
+@pytest.mark.fault(60)
+def test_a_loop_that_is_closed_with_requests_in_flight_gives_them_back() -> None:
+    engine = slow_service(running=8)
+    core = engine.engine._core
+    loop = asyncio.new_event_loop()
+    tasks = [loop.create_task(engine.run(chat(prompt(6, i), 200))) for i in range(4)]
+    loop.run_until_complete(asyncio.sleep(0.05))
+    assert len(core.live) == 4
+    loop.close()
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    began = time.monotonic()
+    while core.live and time.monotonic() - began < 5:
+        time.sleep(0.005)
+    assert time.monotonic() - began < 0.4, "long before 200 steps"
+    other = asyncio.run(engine.run(chat(prompt(6, 1), 5)))
+    assert list(other.token_ids) == generated(1, 5)
+    engine.engine.close()
+    assert is_empty(core)
+
+
+@pytest.mark.feature("G14")
+def test_submitting_never_holds_up_the_loop() -> None:
+    async def main() -> None:
+        async with slow_service() as engine:
+            loop = asyncio.get_running_loop()
+            longest = 0.0
+            tasks = []
+            for i in range(300):
+                began = loop.time()
+                tasks.append(asyncio.create_task(engine.run(chat(prompt(6, i % 7), 3))))
+                await asyncio.sleep(0)
+                longest = max(longest, loop.time() - began)
+            assert longest < SLOW * 10
+            for task in tasks[20:]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_one_wake_up_a_step_whatever_finishes() -> None:
+    async def main() -> None:
+        async with toy_service(service_core(running=32, chunk=512, step_tokens=512)) as engine:
+            loop = asyncio.get_running_loop()
+            wakes = 0
+            real = loop.call_soon_threadsafe
+
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                nonlocal wakes
+                wakes += 1
+                return real(*args, **kwargs)
+
+            loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+            tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 6))) for i in range(32)]
+            await asyncio.gather(*tasks)
+            assert wakes == engine.stats()["loop_wakeups"] <= sum(engine.stats()["steps"].values())
+            del loop.call_soon_threadsafe
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------ options through every door
+
+
+def test_options_reach_requests_through_run_and_run_many() -> None:
+    async def main() -> None:
+        async with toy_service() as engine:
+            end = await engine.run(chat(prompt(6, 1), 3), request_id="r1", priority=3)
+            assert end.stats.request_id == "r1"
+            end = await engine.run(chat(prompt(6, 1), 3), RequestOptions(request_id="r2"))
+            assert end.stats.request_id == "r2"
+            each = [RequestOptions(request_id=name) for name in "ab"]
+            ends = await engine.run_many([chat(prompt(6, i), 3) for i in range(2)], each)
+            assert [end.stats.request_id for end in ends] == ["a", "b"]
+            ends = engine.engine.run_many([chat(prompt(6, i), 3) for i in range(2)], each)
+            assert [end.stats.request_id for end in ends] == ["a", "b"]
+            for wrong, error in [
+                ({"options": each[:1]}, InvalidRequest),
+                ({"options": each, "priority": 1}, InvalidRequest),
+                ({"options": 5}, InvalidRequest),
+                ({"priorty": 1}, UnknownParameter),
+            ]:
+                with pytest.raises(error):
+                    await engine.run_many([chat(prompt(6, i), 3) for i in range(2)], **wrong)
+            assert is_empty(engine.engine._core)
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------ closing
+
+
+@pytest.mark.feature("N8")
+@pytest.mark.fault(60)
+def test_aclose_drains_or_cancels_twice_and_from_any_thread() -> None:
+    async def main(drain: bool) -> list[Any]:
+        engine = slow_service()
+        tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 20))) for i in range(6)]
+        await asyncio.sleep(0.02)
+        from_thread = threading.Thread(target=engine.engine.close, kwargs={"drain": drain})
+        from_thread.start()
+        await asyncio.gather(engine.aclose(drain=drain), engine.aclose(drain=drain))
+        await engine.aclose()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        from_thread.join(5)
+        with pytest.raises(EngineClosed):
+            await engine.run(chat(prompt(6, 1), 3))
+        with pytest.raises(EngineClosed):
+            engine.engine.run(chat(prompt(6, 1), 3))
+        assert engine.health().closed and not engine.health().ok and is_empty(engine.engine._core)
+        assert engine.engine._core.executor.closed
+        return ends
+
+    ends = asyncio.run(main(True))
+    assert [list(end.token_ids) for end in ends] == [generated(i, 20) for i in range(6)]
+    assert all(isinstance(end, EngineClosed) for end in asyncio.run(main(False)))
+
+
+def test_a_later_close_without_draining_cuts_the_draining_short() -> None:
+    async def main() -> None:
+        engine = slow_service()
+        task = asyncio.create_task(engine.run(chat(prompt(6, 1), 2000)))
+        task2 = asyncio.create_task(engine.run(chat(prompt(6, 2), 200)))
+        await asyncio.sleep(0.02)
+        draining = asyncio.create_task(engine.aclose())
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        began = time.monotonic()
+        await engine.aclose(drain=False)
+        await draining
+        assert time.monotonic() - began < 0.3
+        with pytest.raises(EngineClosed):
+            await task2
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.fault(60)
+def test_closing_races_with_submitting_and_nobody_hangs() -> None:
+    for seed in range(20):
+        core = service_core()
+        ends: list[Any] = []
+
+        def work(core: Any = core, ends: list[Any] = ends, seed: int = seed) -> None:
+            for i in range(50):
+                try:
+                    sink = Waiter()
+                    request = core.request(last_logprob(prompt(4, i)), sink)
+                    (core.run_inline if (seed + i) % 3 else core.submit_many)([request])
+                    ends.append(sink.event.wait(10))
+                except EngineClosed:
+                    return
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.002 * (seed % 5))
+        core.close(drain=bool(seed % 2))
+        for thread in threads:
+            thread.join(20)
+        assert all(ends) and not any(thread.is_alive() for thread in threads) and is_empty(core)
+
+
+class Waiter(ById):
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = threading.Event()
+
+    def deliver(self, request, outcome, error) -> None:  # type: ignore[no-untyped-def]
+        super().deliver(request, outcome, error)
+        self.event.set()
+
+
+def test_closed_from_its_own_listener() -> None:
+    core = service_core()
+    core.events.add(lambda event: core.close() if event.name == "finished" else None)
+    sink = Waiter()
+    core.submit(core.request(last_logprob(prompt(4, 1)), sink))
+    assert sink.event.wait(5) and core._closed.wait(5)
+    inline = service_core()
+    inline.events.add(lambda event: inline.close() if event.name == "finished" else None)
+    inline.run_inline([inline.request(last_logprob(prompt(4, 1)), ById())])
+    assert inline._closed.wait(5)
+
+
+# ------------------------------------------------------------------ idle, and waking
+
+
+@pytest.mark.feature("F4")
+def test_an_idle_engine_uses_no_cpu_and_wakes_at_once() -> None:
+    core = service_core()
+    for i in range(20):
+        sink = Waiter()
+        core.submit(core.request(last_logprob(prompt(4, i)), sink))
+        assert sink.event.wait(5)
+    began, used = time.monotonic(), time.process_time()
+    time.sleep(0.5)
+    assert (time.process_time() - used) / (time.monotonic() - began) < 0.02
+    waits = []
+    for i in range(101):
+        time.sleep(0.001)
+        started: list[float] = []
+        executor_submit = core.executor.submit
+        core.executor.submit = lambda batch, go=executor_submit, at=started: (
+            at.append(time.perf_counter()),
+            go(batch),
+        )[1]
+        sink = Waiter()
+        request = core.request(last_logprob(prompt(4, i)), sink)
+        asked = time.perf_counter()
+        core.submit(request)
+        assert sink.event.wait(5)
+        core.executor.submit = executor_submit
+        waits.append(started[0] - asked)
+    assert sorted(waits)[len(waits) // 2] < 0.001
+    core.close()
+
+
+@pytest.mark.fault(70)
+def test_warmup_takes_what_is_alive_out_of_the_collectors_sight() -> None:
+    engine = toy_service().engine
+    engine.run_many = lambda tasks, **options: []  # type: ignore[method-assign]
+    heap = [[i] for i in range(400_000)]
+    frozen = gc.get_freeze_count()
+    try:
+        engine.warmup(freeze_gc=True)
+        assert gc.get_freeze_count() - frozen > len(heap)
+        del engine.run_many
+        before = engine.stats()["gc_pauses"]
+        gc.collect()
+        for i in range(200):
+            engine.run(last_logprob(prompt(5, i)))
+        after = engine.stats()["gc_pauses"]
+        assert after["count"] > before["count"]
+        assert (after["total_ms"] - before["total_ms"]) / (after["count"] - before["count"]) < 5
+    finally:
+        gc.unfreeze()
+        del heap
+    engine.close()
+
+
+# ------------------------------------------------------------------ processes
+
+TOY = "from tests.service import *; from tests.scheduling.test_engine_core import *; import asyncio, time, os\n"
+
+
+@pytest.mark.fault(62)
+def test_a_forked_child_is_told_at_once() -> None:
+    engine = slow_service()
+    core = engine.engine._core
+    core.submit(core.request(chat(prompt(6, 1), 200), ById()))
+    core.inbox._lock.acquire()  # as a thread might hold it at that moment
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        code = 1
+        try:
+            signal.alarm(10)
+            told = 0
+            for attempt in (
+                lambda: engine.engine.run(last_logprob(prompt(4, 1))),
+                lambda: asyncio.run(engine.run(last_logprob(prompt(4, 1)))),
+                lambda: core.request(last_logprob(prompt(4, 1)), ById()),
+            ):
+                try:
+                    attempt()
+                except EngineForked:
+                    told += 1
+            health = engine.health()
+            engine.engine.close()
+            code = 0 if told == 3 and not health.ok and "forked" in str(health.reason) else 1
+        finally:
+            os._exit(code)
+    core.inbox._lock.release()
+    os.close(read)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert engine.health().ok, "the parent goes on"
+    engine.engine.close(drain=False)
+
+
+@pytest.mark.fault(62)
+def test_spawned_processes_have_their_own_engine_and_none_is_pickled() -> None:
+    import pickle
+
+    with pytest.raises(TypeError, match="another process"):
+        pickle.dumps(toy_service().engine)
+    code = """
+import multiprocessing as mp
+from tests.service import toy_service
+from tests.scheduling.test_engine_core import last_logprob, prompt
+
+def work(queue):
+    with toy_service().engine as engine:
+        queue.put(float(engine.run(last_logprob(prompt(4, 1))).output.logprobs[0]))
+
+if __name__ == "__main__":
+    here = toy_service().engine
+    want = float(here.run(last_logprob(prompt(4, 1))).output.logprobs[0])
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    print(queue.get(timeout=60) == want)
+    process.join()
+"""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(code)
+        file.flush()
+        done = subprocess.run(
+            [sys.executable, file.name],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.fault(60)
+@pytest.mark.parametrize("how", ["idle", "in flight", "async", "loop open"])
+def test_an_engine_that_nobody_closes_does_not_hold_up_the_exit(how: str) -> None:
+    code = {
+        "idle": "e = toy_service(); e.engine.run(last_logprob(prompt(4, 1)))",
+        "in flight": "c = service_core(toy.ToyExecutor(delay=0.01))\n"
+        "c.submit(c.request(chat(prompt(6, 1), 200), Collect())); time.sleep(0.05)",
+        "async": "e = toy_service(service_core(toy.ToyExecutor(delay=0.01)))\n"
+        "async def main():\n    t = asyncio.create_task(e.run(chat(prompt(6, 1), 200))); await asyncio.sleep(0.05)\n"
+        "asyncio.run(main())",
+        "loop open": "e = toy_service(service_core(toy.ToyExecutor(delay=0.01)))\n"
+        "l = asyncio.new_event_loop(); t = l.create_task(e.run(chat(prompt(6, 1), 200)))\n"
+        "l.run_until_complete(asyncio.sleep(0.05))",
+    }[how]
+    done = run_code(f"{TOY}began = time.monotonic()\n{code}\nimport atexit; atexit.register(print, 'left')\n")
+    assert done.returncode == 0 and "Fatal" not in done.stderr and done.stdout == "left\n", done.stderr
+
+
+def test_an_engine_that_is_dropped_ends_its_threads() -> None:
+    import weakref
+
+    engine = toy_service()
+    core = engine.engine._core
+    asyncio.run(engine.run(last_logprob(prompt(4, 1))))
+    thread = core._thread
+    assert thread is not None and thread.is_alive()
+    gone = weakref.ref(engine.engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    thread.join(5)
+    assert not thread.is_alive() and core.executor.closed
+
+
+@pytest.mark.fault(60)
+@pytest.mark.parametrize("kind", ["SIGTERM drains", "SIGINT"])
+def test_signals(kind: str) -> None:
+    """What the README says of signals: SIGTERM sets an event, and leaving the ``async with`` block drains."""
+    drains = """
+import signal
+async def main():
+    engine = toy_service(service_core(toy.ToyExecutor(delay=0.01), running=8))
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with engine:
+        tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 30))) for i in range(4)]
+        await asyncio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+    ends = await asyncio.gather(*tasks)
+    print(sum(len(end.token_ids) for end in ends))
+asyncio.run(main())
+"""
+    interrupted = """
+import signal, threading
+engine = toy_service(service_core(toy.ToyExecutor(delay=0.01))).engine
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    engine.run(chat(prompt(6, 1), 200))
+except KeyboardInterrupt:
+    end = engine.run(chat(prompt(6, 1), 20))
+    engine.close()
+    from tests.service import is_empty
+    print(list(end.token_ids) == toy.generate(prompt(6, 1).tolist(), 20) and is_empty(engine._core))
+"""
+    done = run_code(TOY + (drains if kind.startswith("SIGTERM") else interrupted))
+    assert done.stdout == ("120\n" if kind.startswith("SIGTERM") else "True\n"), done.stderr

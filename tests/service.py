@@ -1,0 +1,175 @@
+"""What tests of the service share: a toy engine behind the real front, and an executor that goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prelude import AsyncEngine, Engine
+from prelude.admission.prepared import Admitted, Outcome, Prepared
+from prelude.batch import ForwardBatch, LogprobOutput, SampleOutput, StepResult
+from prelude.core import EngineCore
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.planner import Budgets
+from tests import toy
+
+
+@dataclass
+class Fault:
+    """At call number ``at`` of ``site`` ("submit" or "wait"), ``times`` calls long: ``kind`` is "raise", "memory",
+    "cancel", "delay", or, of what comes back, "outputs", "rows", "nan", "token", "type". ``only`` chooses batches."""
+
+    kind: str
+    site: str = "wait"
+    at: int = 0
+    times: int = 1
+    seconds: float = 0.0
+    only: Callable[[ForwardBatch], bool] = lambda batch: True
+
+
+class FaultyExecutor(toy.ToyExecutor):
+    def __init__(self, *faults: Fault, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.faults = list(faults)
+        self.calls = {"submit": 0, "wait": 0}
+        self.errors = 0
+
+    def submit(self, batch: ForwardBatch) -> Any:
+        self._before("submit", batch)
+        return super().submit(batch)
+
+    def wait(self, handle: Any) -> StepResult:
+        due = self._before("wait", handle)
+        result = super().wait(handle)
+        for fault in due:
+            result = spoiled(result, fault.kind)
+        return result
+
+    def _before(self, site: str, batch: ForwardBatch) -> list[Fault]:
+        call, self.calls[site] = self.calls[site], self.calls[site] + 1
+        due = [f for f in self.faults if f.site == site and f.at <= call < f.at + f.times and f.only(batch)]
+        for fault in due:
+            self.errors += 1
+            match fault.kind:
+                case "raise":
+                    raise RuntimeError("injected")
+                case "memory":
+                    raise MemoryError("injected")
+                case "cancel":
+                    raise asyncio.CancelledError
+                case "delay":
+                    time.sleep(fault.seconds)
+        return due
+
+
+def spoiled(result: StepResult, kind: str) -> StepResult:
+    first = result.outputs[0]
+    match kind:
+        case "outputs":
+            return replace(result, outputs=(), bad_rows=())
+        case "type":
+            return "not a result"  # type: ignore[return-value]
+        case "rows" if isinstance(first, LogprobOutput):
+            first = replace(first, logprobs=first.logprobs[:-1])
+        case "rows" if isinstance(first, SampleOutput):
+            first = replace(first, token_ids=first.token_ids[:-1])
+        case "nan" if isinstance(first, LogprobOutput):
+            logprobs = first.logprobs.copy()
+            logprobs[0] = np.nan
+            first = replace(first, logprobs=logprobs)
+        case "nan":
+            return replace(result, bad_rows=(np.array([0], dtype=np.int32), *result.bad_rows[1:]))
+        case "token" if isinstance(first, SampleOutput):
+            token_ids = first.token_ids.copy()
+            token_ids[0] = toy.VOCAB
+            first = replace(first, token_ids=token_ids)
+    return replace(result, outputs=(first, *result.outputs[1:]))
+
+
+def service_core(
+    executor: toy.ToyExecutor | None = None,
+    *,
+    step_tokens: int = 256,
+    step_requests: int = 64,
+    running: int = 4,
+    chunk: int = 8,
+    cache: bool = True,
+    queued: int = 1 << 20,
+    queued_tokens: int = 1 << 31,
+    unhealthy: int = 8,
+    **options: Any,
+) -> EngineCore:
+    executor = executor or toy.ToyExecutor()
+    pool = KvPool(executor.num_blocks, executor.block_size, prefix_cache=cache)
+    budgets = Budgets(step_tokens, step_requests, running, chunk, 1 << 30, toy.VOCAB, 64)
+    return EngineCore(
+        executor,
+        pool,
+        budgets,
+        max_queued_requests=queued,
+        max_queued_tokens=queued_tokens,
+        unhealthy_after=unhealthy,
+        **options,
+    )
+
+
+class ToyPreparer:
+    """Tasks are ``Prepared`` already; results are outcomes."""
+
+    prepare_threads = 2
+    tokenizer_calls = 0
+    decode_states: dict[str, int] = {}  # noqa: RUF012
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.delay = delay
+
+    def snapshot(self, task: Any) -> Any:
+        return task
+
+    def prepare(self, task: Prepared) -> Admitted:
+        if self.delay:
+            time.sleep(self.delay)
+        return Admitted(task, lambda outcome: outcome)
+
+
+def toy_service(core: EngineCore | None = None, *, delay: float = 0.0) -> AsyncEngine:
+    return AsyncEngine(Engine(core or service_core(), ToyPreparer(delay), Path()))  # type: ignore[arg-type]
+
+
+def run_steps(core: EngineCore, most: int = 10_000) -> int:
+    """Until there is nothing to do, audited after every step."""
+    for steps in range(most):
+        moved = core.step()
+        core.audit()
+        if not moved:
+            return steps
+    raise AssertionError("no end")
+
+
+def is_empty(core: EngineCore) -> bool:
+    allocator = core.pool.allocator
+    return (
+        not core.live
+        and core.queues.empty
+        and core.pool.live_leases == 0
+        and allocator.num_used == 0
+        and core.inbox.requests == core.inbox.tokens == 0
+    )
+
+
+__all__ = [
+    "Fault",
+    "FaultyExecutor",
+    "Outcome",
+    "ToyPreparer",
+    "is_empty",
+    "run_steps",
+    "service_core",
+    "toy_service",
+]
