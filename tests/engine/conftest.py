@@ -20,7 +20,7 @@ def make_checkpoint(path: Path, *, seed: int = 0, tie: bool = True, kind: str = 
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
     sizes: dict[str, Any] = {
-        "vocab_size": 4200,
+        "vocab_size": 4096,
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 3,
