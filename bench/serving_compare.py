@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,12 @@ class Bench:
 def random_prompts(engine: AsyncEngine, count: int, tokens: int, seed: int = 0) -> list[Ids]:
     vocabulary = engine.engine._preparer.tokenizer.get_vocab_size()
     draw = np.random.default_rng(seed)
-    return draw.integers(vocabulary // 8, vocabulary - 8, (count, tokens)).tolist()
+    prompts: list[Ids] = draw.integers(vocabulary // 8, vocabulary - 8, (count, tokens)).tolist()
+    return prompts
 
 
 async def in_turn(
-    variants: dict[str, Callable[[], Awaitable[Any]]], repeats: int, say: Say
+    variants: Mapping[str, Callable[[], Awaitable[Any]]], repeats: int, say: Say
 ) -> dict[str, list[float]]:
     """Seconds of each variant, A B A B ..., so that a drift of the machine meets all of them alike."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -130,7 +131,8 @@ async def against_transformers(bench: Bench) -> None:
     streams, tokens = (4, 8) if bench.quick else (8, 64)
     load = f"streams_{streams}x{tokens}_float32"
     async with bench.engine("float32") as engine:
-        model = AutoModelForCausalLM.from_pretrained(engine.engine.model_path, dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(engine.engine.model_path, dtype=torch.float32)
+        model.eval()
         prompts = random_prompts(engine, streams, 32)
         ids: dict[str, list[Ids]] = {}
 

@@ -13,7 +13,7 @@ import asyncio
 import json
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any, TextIO, TypeVar
 
@@ -24,10 +24,11 @@ from prelude import AsyncEngine, Choice, YesNo
 from prelude.errors import PreludeError
 from prelude.tasks import Question
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-async def in_order(items: Iterable[T], work: Callable[[T], Awaitable[R]], limit: int) -> AsyncIterator[R]:
+async def in_order(items: Iterable[T], work: Callable[[T], Awaitable[R]], limit: int) -> AsyncGenerator[R, None]:
     """``work`` of every item, at most ``limit`` at a time; ``items`` is read no faster than that. Leaving early
     cancels what is under way."""
     pending: deque[asyncio.Future[R]] = deque()
@@ -57,9 +58,11 @@ def read(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 async def scored(engine: AsyncEngine, row: dict[str, Any], rubric: str, question: Question) -> dict[str, Any]:
     """The rubric comes first, so that it is computed once and read from the prefix cache by every other line."""
-    state = f"{rubric}\n\nText: {row.get('text')}" if rubric else row.get("text")
+    text = row.get("text")
+    if not isinstance(text, str):
+        return {**row, "error": "there is no text"}
     try:
-        [answer] = await engine.decide(state, [question])
+        [answer] = await engine.decide(f"{rubric}\n\nText: {text}" if rubric else text, [question])
     except PreludeError as error:
         return {**row, "error": f"{type(error).__name__}: {error}"}
     probabilities = {label: round(p, 6) for label, p in answer.probabilities.items()}
