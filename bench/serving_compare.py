@@ -1,0 +1,289 @@
+"""What ``bench.serving`` compares in one process: batching, streams, chunks, and doing without all of it.
+
+Both sides must give the same ids, or no time is reported; only where both are this engine on rows of other company,
+which may differ in their last bits, is the number of equal texts told instead. ``cache="never"`` and fresh random ids
+throughout, except in ``naive``, whose shared prefix is the point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.common import Report
+from bench.serving_load import Say, greedy
+from prelude import AsyncEngine, EngineConfig, Generate
+
+Ids = list[int]
+SLOTS = 4
+BOOK = (1000, 100, 120, 100)  # tokens to generate; four slots
+
+
+@dataclass(slots=True)
+class Bench:
+    """What every comparison needs. ``quick`` shortens everything."""
+
+    report: Report
+    model: str | None
+    device: str
+    dtype: str
+    repeats: int
+    quick: bool
+    say: Say
+
+    def engine(self, dtype: str | None = None, **config: Any) -> AsyncEngine:
+        return AsyncEngine.from_pretrained(
+            self.model, device=self.device, dtype=dtype or self.dtype, config=EngineConfig(**config)
+        )
+
+
+def random_prompts(engine: AsyncEngine, count: int, tokens: int, seed: int = 0) -> list[Ids]:
+    vocabulary = engine.engine._preparer.tokenizer.get_vocab_size()
+    draw = np.random.default_rng(seed)
+    prompts: list[Ids] = draw.integers(vocabulary // 8, vocabulary - 8, (count, tokens)).tolist()
+    return prompts
+
+
+async def in_turn(
+    variants: Mapping[str, Callable[[], Awaitable[Any]]], repeats: int, say: Say
+) -> dict[str, list[float]]:
+    """Seconds of each variant, A B A B ..., so that a drift of the machine meets all of them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat in range(repeats):
+        for name, run in variants.items():
+            say(f"{name}: run {repeat + 1} of {repeats}")
+            began = time.perf_counter()
+            await run()
+            seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def three(values: list[float], scale: float = 1.0) -> tuple[float, float, float]:
+    return statistics.median(values) * scale, min(values) * scale, max(values) * scale
+
+
+def times_faster(base: list[float], ours: list[float]) -> tuple[float, float, float]:
+    return three([b / o for b, o in zip(base, ours)])
+
+
+def must_equal(load: str, ours: Any, theirs: Any) -> None:
+    if ours != theirs:
+        raise SystemExit(f"{load}: the two sides give different ids; no time is reported")
+
+
+def steps(engine: AsyncEngine) -> int:
+    return sum(engine.stats()["steps"].values())
+
+
+# ------------------------------------------------------------------ static batching
+
+
+async def static_batching(bench: Bench) -> None:
+    """The book's four requests, several times over: static batching waits for all four before it takes the next
+    four. (Its finished rows cost nothing here; where they are computed on as padding, it is slower still.)"""
+    lengths = [n // 20 if bench.quick else n for n in BOOK] * 4
+    load = f"static_{SLOTS}slots_" + "_".join(map(str, lengths[:4]))
+    async with bench.engine(max_running=SLOTS) as engine:
+        prompts = random_prompts(engine, len(lengths), 16)
+        counts: dict[str, int] = {}
+        ids: dict[str, list[Any]] = {}
+
+        def tasks(at: int, end: int) -> list[Generate]:
+            return [Generate(p, greedy(n), cache="never") for p, n in zip(prompts[at:end], lengths[at:end])]
+
+        async def static() -> None:
+            before, done = steps(engine), []
+            for at in range(0, len(lengths), SLOTS):
+                done += await engine.run_many(tasks(at, at + SLOTS))
+            counts["static"], ids["static"] = steps(engine) - before, [one.token_ids for one in done]
+
+        async def continuous() -> None:
+            before = steps(engine)
+            done = await engine.run_many(tasks(0, len(lengths)))
+            counts["continuous"], ids["continuous"] = steps(engine) - before, [one.token_ids for one in done]
+
+        seconds = await in_turn({"static": static, "continuous": continuous}, bench.repeats, bench.say)
+    equal = sum(a == b for a, b in zip(ids["continuous"], ids["static"]))
+    must_equal(load, [len(one) for one in ids["continuous"]], lengths)
+    add = bench.report.add
+    ratio = times_faster(seconds["static"], seconds["continuous"])
+    add(load, "static / continuous, time", ratio, "x", reach=">= 2", note=f"{equal} of {len(lengths)} texts equal")
+    same = counts["static"] / counts["continuous"]
+    note = f"{counts['static']} and {counts['continuous']} steps"
+    add(load, "static / continuous, steps", (same, same, same), "x", note=note)
+    for name, them in seconds.items():
+        add(load, name, three(them), "s")
+
+
+# ------------------------------------------------------------------ transformers, one after the other
+
+
+async def against_transformers(bench: Bench) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    streams, tokens = (4, 8) if bench.quick else (8, 64)
+    load = f"streams_{streams}x{tokens}_float32"
+    async with bench.engine("float32") as engine:
+        model: Any = AutoModelForCausalLM.from_pretrained(engine.engine.model_path, dtype=torch.float32)
+        model.eval()
+        prompts = random_prompts(engine, streams, 32)
+        ids: dict[str, list[Ids]] = {}
+
+        async def one(prompt: Ids) -> Ids:
+            return [i async for c in engine.generate(prompt, greedy(tokens), cache="never") for i in c.token_ids]
+
+        async def ours() -> None:
+            ids["prelude"] = list(await asyncio.gather(*map(one, prompts)))
+
+        async def theirs() -> None:
+            done = []
+            for prompt in prompts:
+                given = torch.tensor([prompt])
+                options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+                with torch.inference_mode():
+                    out = model.generate(
+                        given, attention_mask=torch.ones_like(given), eos_token_id=None, pad_token_id=0, **options
+                    )
+                done.append(out[0, len(prompt) :].tolist())
+            ids["transformers"] = done
+
+        await ours()
+        await theirs()
+        must_equal(load, ids["prelude"], ids["transformers"])
+        variants = {"transformers": theirs, "prelude": ours}
+        seconds = await in_turn(variants, bench.repeats, bench.say)
+    ratio = times_faster(seconds["transformers"], seconds["prelude"])
+    bench.report.add(load, "generate one by one / streams together", ratio, "x", reach=">= 3", note="same ids")
+    for name, them in seconds.items():
+        bench.report.add(load, name, three(them, 1e3), "ms")
+
+
+# ------------------------------------------------------------------ the longest gap of a chat
+
+
+async def longest_gap(engine: AsyncEngine, prompt: Ids, arriving: Ids | None, tokens: int) -> tuple[float, float]:
+    """Seconds of the longest wait between two chunks of a chat into which a long prompt arrives, and of that
+    prompt's first token."""
+    arrival: asyncio.Task[Any] | None = None
+    first = longest = 0.0
+    sent = last = time.perf_counter()
+
+    async def long() -> float:
+        async for _ in engine.generate(arriving or [], greedy(2), cache="never"):
+            return time.perf_counter() - sent
+        return 0.0
+
+    seen = 0
+    async for _ in engine.generate(prompt, greedy(tokens), cache="never"):
+        now = time.perf_counter()
+        longest = max(longest, now - last) if seen > tokens // 4 else 0.0
+        last, seen = now, seen + 1
+        if seen == tokens // 4 + 1 and arriving is not None:
+            sent = now
+            arrival = asyncio.ensure_future(long())
+    if arrival is not None:
+        first = await arrival
+    return longest, first
+
+
+async def gap_of_a_chat(bench: Bench) -> None:
+    """A chat is under way when a prompt of 2,000 tokens comes: chunked, at once, and without it."""
+    long, tokens = (400, 24) if bench.quick else (2000, 160)
+    load = f"chat_while_{long}_tokens_arrive"
+    variants = {"chunks of 64": 64, "chunks of 256": 256, "at once": 1 << 20}
+    gaps: dict[str, list[float]] = {name: [] for name in ("nothing arrives", *variants)}
+    firsts: dict[str, list[float]] = {name: [] for name in variants}
+    engines = {name: bench.engine(chunk_tokens=chunk, kv_bytes=64 << 20) for name, chunk in variants.items()}
+    try:
+        for engine in engines.values():
+            await engine.start()
+        [chat] = random_prompts(next(iter(engines.values())), 1, 24)
+        for repeat in range(bench.repeats + 1):  # the first one warms
+            bench.say(f"{load}: run {repeat} of {bench.repeats}")
+            for name, engine in engines.items():
+                [arriving] = random_prompts(engine, 1, long, 100 + repeat)
+                gap, first = await longest_gap(engine, chat, arriving, tokens)
+                if repeat:
+                    gaps[name].append(gap)
+                    firsts[name].append(first)
+            gap, _ = await longest_gap(engines["at once"], chat, None, tokens)
+            if repeat:
+                gaps["nothing arrives"].append(gap)
+    finally:
+        for engine in engines.values():
+            await engine.aclose()
+    for name, them in gaps.items():
+        bench.report.add(load, f"longest gap of the chat, {name}", three(them, 1e3), "ms")
+    for name, them in firsts.items():
+        bench.report.add(load, f"first token of the long prompt, {name}", three(them, 1e3), "ms")
+    ratio = times_faster(gaps["at once"], gaps["chunks of 64"])
+    bench.report.add(load, "longest gap, at once / chunks of 64", ratio, "x")
+
+
+# ------------------------------------------------------------------ doing without
+
+
+async def naive(bench: Bench) -> None:
+    """Requests that share 60 % of their prompts: all together, against one after the other with every token's whole
+    sequence computed again (no KV cache, no batching, no prefix cache)."""
+    count, length, shared, tokens = (4, 100, 60, 5) if bench.quick else (32, 100, 60, 20)
+    load = f"naive_{count}x{length}in_{tokens}out"
+    async with bench.engine("float32") as engine:
+        ids: dict[str, list[Ids]] = {}
+        used: dict[str, tuple[int, int]] = {}
+
+        def prompts(run: int) -> list[Ids]:
+            [head] = random_prompts(engine, 1, shared, 500 + run)
+            return [head + tail for tail in random_prompts(engine, count, length - shared, 900 + run)]
+
+        def counters() -> tuple[int, int]:
+            stats = engine.stats()
+            return sum(stats["steps"].values()), stats["prefill_tokens"] + stats["decode_tokens"]
+
+        runs = {"together": 0, "naive": 0}
+
+        async def record(name: str, run: Callable[[list[Ids]], Awaitable[list[Ids]]]) -> None:
+            before = counters()
+            ids[name] = await run(prompts(runs[name]))
+            runs[name] += 1
+            after = counters()
+            used[name] = after[0] - before[0], after[1] - before[1]
+
+        async def together(them: list[Ids]) -> list[Ids]:
+            return [
+                list(done.token_ids) for done in await engine.run_many([Generate(p, greedy(tokens)) for p in them])
+            ]
+
+        async def one_by_one(them: list[Ids]) -> list[Ids]:
+            return [await _recomputed(engine, prompt, tokens) for prompt in them]
+
+        variants = {"naive": lambda: record("naive", one_by_one), "together": lambda: record("together", together)}
+        seconds = await in_turn(variants, bench.repeats, bench.say)
+        must_equal(load, ids["together"], ids["naive"])
+    ratio = times_faster(seconds["naive"], seconds["together"])
+    told = {name: f"{numbers[0]} steps, {numbers[1]} tokens computed" for name, numbers in used.items()}
+    bench.report.add(load, "naive / together", ratio, "x", note="same ids")
+    for name, them in seconds.items():
+        bench.report.add(load, name, three(them, 1e3), "ms", note=told[name])
+
+
+async def _recomputed(engine: AsyncEngine, prompt: Ids, tokens: int) -> Ids:
+    known = list(prompt)
+    for _ in range(tokens):
+        known += (await engine.run(Generate(known, greedy(1), cache="never"))).token_ids
+    return known[len(prompt) :]
+
+
+COMPARISONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
+    "static": static_batching,
+    "transformers": against_transformers,
+    "gap": gap_of_a_chat,
+    "naive": naive,
+}

@@ -1,0 +1,139 @@
+"""The serving benchmark: its arithmetic, and that it runs and keeps what it promises to keep."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from bench import serving
+from bench.serving_load import SHAPES, Job, Sample, closed_loop, judged, make_jobs, open_loop, over_runs, summary
+
+
+class Clockwork:
+    """Answers after 10 ms; counts how many are in flight."""
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+
+    async def send(self, job: Job, due: float) -> Sample:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.01)
+        self.running -= 1
+        total = time.perf_counter() - due
+        return Sample(total / 2, total / 2 / 31, total, len(job.prompt), job.output_tokens)
+
+
+def test_a_closed_loop_keeps_so_many_in_flight() -> None:
+    client = Clockwork()
+    jobs = make_jobs(SHAPES["decode_128in_32out_c4"][0], 20, 4096, 0)
+    samples = asyncio.run(closed_loop(client, jobs, 4))
+    assert len(samples) == 20 and client.most == 4
+
+
+def test_an_open_loop_sends_when_it_is_due_whatever_has_been_answered() -> None:
+    client = Clockwork()
+    samples = asyncio.run(open_loop(client, make_jobs(SHAPES["open_128in_32out"][0], 30, 4096, 0), 2000, 0))
+    assert len(samples) == 30 and client.most > 5
+
+
+def test_no_two_prompts_begin_alike() -> None:
+    shape = SHAPES["oneshot_512in_1out_sweep"][0]
+    jobs = make_jobs(shape, 50, 4096, 0) + make_jobs(shape, 50, 4096, 1)
+    assert len({tuple(job.prompt[:16]) for job in jobs}) == 100 and all(len(job.prompt) == 512 for job in jobs)
+
+
+@pytest.mark.feature("L6")
+@pytest.mark.feature("L14")
+def test_numbers_of_a_run_and_over_runs() -> None:
+    samples = [Sample(0.01 * n, 0.002, 0.01 * n + 0.062, 128, 32) for n in range(1, 101)]
+    run = summary(samples, 2.0)
+    assert run["requests_per_minute"] == 3000 and run["input_tokens_per_second"] == 6400
+    assert run["output_tokens_per_second"] == 1600 and run["tpot_p99_ms"] == pytest.approx(2)
+    assert run["ttft_p50_ms"] == pytest.approx(505) and run["ttft_p95_ms"] == pytest.approx(950.5)
+    assert len(run["samples_ms"]) == 100 and run["samples_ms"][0] == [10.0, 2.0, 72.0]
+    slow = summary(samples, 4.0)
+    assert over_runs([run, slow, slow])["requests_per_minute"] == {"median": 1500, "low": 1500, "high": 3000}
+    oneshot = summary([Sample(0.01, None, 0.01, 128, 1)] * 3, 1.0)
+    assert "tpot_p50_ms" not in oneshot
+
+
+@pytest.mark.feature("M1")
+@pytest.mark.feature("M2")
+def test_presets_pass_and_fail() -> None:
+    def numbers(ttft: float, tpot: float | None, wall: float) -> dict[str, dict[str, float]]:
+        return over_runs([summary([Sample(ttft, tpot, ttft + 31 * (tpot or 0), 128, 32)] * 10, wall)])
+
+    for preset, ttft, tpot, wall, good in (
+        ("interactive", 2.9, 0.29, 1, True),
+        ("interactive", 3.1, 0.1, 1, False),
+        ("interactive", 0.1, 0.31, 1, False),
+        ("interactive", 0.1, None, 1, True),
+        ("interactive_fast", 0.1, 0.09, 1, True),
+        ("interactive_fast", 0.1, 0.11, 1, False),
+        ("bulk", 60, 5, 5, True),
+        ("bulk", 0.1, 0.01, 10, False),
+    ):
+        verdict = judged(preset, numbers(ttft, tpot, wall))
+        assert verdict is not None and verdict[0] is good, (preset, ttft, tpot, wall)
+    assert judged("interactive_fast", numbers(0.1, None, 1)) is None
+
+
+def test_the_published_shapes_are_there_by_name() -> None:
+    [alone], [decode] = SHAPES["oneshot_128in_1out_c1"], SHAPES["decode_128in_32out_c4"]
+    assert (alone.input_tokens, alone.output_tokens, alone.in_flight, alone.requests) == (128, 1, 1, 100)
+    assert (decode.input_tokens, decode.output_tokens, decode.in_flight, decode.requests) == (128, 32, 4, 400)
+    sweep = SHAPES["oneshot_512in_1out_sweep"]
+    assert [shape.in_flight for shape in sweep] == [1, 4, 16, 64, 96, 128]
+    assert {(shape.input_tokens, shape.output_tokens, shape.requests) for shape in sweep} == {(512, 1, 200)}
+    chosen = argparse.Namespace(in_flight="2,3", requests=None, quick=False, rate=7.0)
+    named = serving.chosen_shapes(["oneshot_128in_1out_c1", "oneshot_512in_1out_sweep", "open_128in_32out"], chosen)
+    assert [shape.in_flight for shape in named] == [1, 2, 3, 0] and named[-1].rate == 7
+
+
+def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "raw.json"
+    names = ["oneshot_128in_1out_c1", "oneshot_512in_1out_sweep", "decode_128in_32out_c4", "open_128in_32out"]
+    arguments = [
+        *names,
+        "static",
+        "gap",
+        "naive",
+        "--quick",
+        "--repeats",
+        "1",
+        "--requests",
+        "3",
+        "--in-flight",
+        "2",
+        "--rate",
+        "50",
+    ]
+    serving.main([*arguments, "--json", str(target), "--plot", str(tmp_path / "plot.png")])
+    printed = capsys.readouterr().out
+    assert "no HTTP is in these figures" in printed and "PASS" in printed
+    kept = json.loads(target.read_text())
+    assert kept["command"].startswith("python -m bench.serving oneshot_128in_1out_c1") and kept["facts"]["torch"]
+    assert "no HTTP" in kept["http"] and len(kept["slo"]) == 10
+    assert list(kept["loads"])[1] == "oneshot_512in_1out_c2" and len(kept["loads"]) == 4
+    for name, load in kept["loads"].items():
+        assert len(load["runs"]) == 1 and all(len(run["samples_ms"]) == run["requests"] == 3 for run in load["runs"])
+        numbers = load["over_runs"]
+        kinds = ("ttft", "e2e") if "1out" in name else ("ttft", "tpot", "e2e")
+        keys = [f"{kind}_p{p}_ms" for kind in kinds for p in (50, 95, 99)]
+        keys += ["requests_per_minute", "input_tokens_per_second", "output_tokens_per_second"]
+        for key in keys:
+            assert 0 < numbers[key]["low"] <= numbers[key]["median"] <= numbers[key]["high"], (name, key)
+    assert {row["load"].split("_")[0] for row in kept["rows"]} == {"static", "chat", "naive"}
+    assert all(row["value"] > 0 for row in kept["rows"]) and (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serving.main(["decode_128in_33out"])
+    assert "unknown: decode_128in_33out" in capsys.readouterr().err
