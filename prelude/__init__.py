@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from prelude.base import Health
     from prelude.config import EngineConfig
     from prelude.engine import AsyncEngine, Engine
-    from prelude.events import Event
     from prelude.options import RequestOptions
+    from prelude.runtime.events import Event
     from prelude.tasks import (
         Choice,
         Classify,
@@ -37,7 +37,7 @@ _PUBLIC = {
     "prelude.config": ("EngineConfig",),
     "prelude.base": ("Health",),
     "prelude.engine": ("AsyncEngine", "Engine"),
-    "prelude.events": ("Event",),
+    "prelude.runtime.events": ("Event",),
     "prelude.options": ("RequestOptions",),
     "prelude.tasks": (
         "Choice",

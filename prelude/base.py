@@ -11,9 +11,9 @@ from typing import Any
 
 from prelude.admission.preparer import Preparer
 from prelude.calls import Options
-from prelude.core import EngineCore
-from prelude.events import Listener
 from prelude.results import Explanation
+from prelude.runtime.core import EngineCore
+from prelude.runtime.events import Listener
 from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from prelude.admission.prepared import Admitted, Outcome
-from prelude.chunks import watching
-from prelude.core import EngineCore
 from prelude.errors import InvalidRequest
-from prelude.inbox import Places
 from prelude.options import RequestOptions, merge_options
+from prelude.runtime.core import EngineCore
+from prelude.runtime.inbox import Places
 from prelude.scheduling.request import Request, Sink
+from prelude.streaming.chunks import watching
 from prelude.tasks import Task
 from prelude.timeline import Timeline
 

@@ -32,12 +32,8 @@ from prelude.calls import (
     make_request,
     text_size,
 )
-from prelude.chunks import AsyncTextStream
 from prelude.config import EngineConfig
-from prelude.core import EngineCore
-from prelude.delivery import GroupSink, Outbox
 from prelude.errors import EngineClosed
-from prelude.events import Listener
 from prelude.options import RequestOptions, split_options
 from prelude.results import (
     Answers,
@@ -48,7 +44,11 @@ from prelude.results import (
     LoglikelihoodResult,
     PromptLogprobsResult,
 )
+from prelude.runtime.core import EngineCore
+from prelude.runtime.delivery import GroupSink, Outbox
+from prelude.runtime.events import Listener
 from prelude.scheduling.request import Request
+from prelude.streaming.chunks import AsyncTextStream
 from prelude.sync import Engine, stream_task
 from prelude.tasks import (
     Activation,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.config import EngineConfig
-from prelude.core import EngineCore
 from prelude.errors import ConfigError, InsufficientMemory, ModelError, UnsupportedModel
 from prelude.execution.executor import Executor, ExecutorLimits
+from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TextIO
 
 from prelude.base import Health
-from prelude.events import Event, Listener
 from prelude.results import RequestStats
+from prelude.runtime.events import Event, Listener
 
 # What each number of ``stats()`` is, to Prometheus.
 _COUNTERS = {

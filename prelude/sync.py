@@ -15,9 +15,7 @@ from prelude.calls import (
     make_calls,
     make_request,
 )
-from prelude.chunks import TextStream
 from prelude.config import EngineConfig
-from prelude.delivery import BlockingSink
 from prelude.errors import InvalidRequest
 from prelude.options import RequestOptions, split_options
 from prelude.results import (
@@ -28,7 +26,9 @@ from prelude.results import (
     LoglikelihoodResult,
     PromptLogprobsResult,
 )
+from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.request import Request
+from prelude.streaming.chunks import TextStream
 from prelude.tasks import (
     Classify,
     Decide,

@@ -17,8 +17,8 @@ import numpy as np
 from prelude.tokenizer import Tokenizer
 
 from prelude import default_model
-from prelude.detokenize import BROKEN, Texts
-from prelude.streaming import Stops, TextState
+from prelude.streaming.detokenize import BROKEN, Texts
+from prelude.streaming.text import Stops, TextState
 from tests.conftest import shared_dir
 
 SHARED = ("qwen3", "llama2", "bert-base-uncased", "t5", "mistral-nemo")

@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FORBIDDEN = {
     "_native": ("prelude", "torch"),
     "tokenizer": ("prelude", "torch"),
-    "prelude/scheduling": ("torch", "prelude.execution", "prelude.engine", "prelude.core", "prelude.models"),
-    "prelude/admission": ("torch", "prelude.execution.cpu", "prelude.engine", "prelude.core", "prelude.scheduling"),
-    "prelude/execution": ("prelude.scheduling", "prelude.engine", "prelude.core", "prelude.admission"),
-    "prelude/models": ("prelude.scheduling", "prelude.engine", "prelude.core", "prelude.admission"),
+    "prelude/scheduling": ("torch", "prelude.execution", "prelude.engine", "prelude.runtime", "prelude.models"),
+    "prelude/admission": ("torch", "prelude.execution.cpu", "prelude.engine", "prelude.runtime", "prelude.scheduling"),
+    "prelude/execution": ("prelude.scheduling", "prelude.engine", "prelude.runtime", "prelude.admission"),
+    "prelude/models": ("prelude.scheduling", "prelude.engine", "prelude.runtime", "prelude.admission"),
 }
 # What a forbidden prefix does not cover.
 ALLOWED = {

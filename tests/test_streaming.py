@@ -10,8 +10,8 @@ import pytest
 from prelude.tokenizer import Tokenizer
 
 from prelude import default_model
-from prelude.detokenize import BROKEN, RUN_BYTES, ByteDecoder, PieceDecoder, Texts, WindowDecoder
-from prelude.streaming import WORD_CHARS, Stops, TextState
+from prelude.streaming.detokenize import BROKEN, RUN_BYTES, ByteDecoder, PieceDecoder, Texts, WindowDecoder
+from prelude.streaming.text import WORD_CHARS, Stops, TextState
 from tests import fuzz_streaming
 from tests.fuzz_streaming import SAMPLES, check, chunks, naive_cut
 

@@ -15,9 +15,9 @@ from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, To
 from prelude.admission.tokenization import Encoder, Use
 from prelude.batch import LogprobRows, Readout, SampleRows
 from prelude.config import EngineConfig
-from prelude.detokenize import Texts
 from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
+from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task
 
 CHARS_PER_TOKEN = 16

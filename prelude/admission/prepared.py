@@ -14,7 +14,7 @@ import numpy as np
 
 from prelude.batch import F32, I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleOutput, SampleRows
 from prelude.results import RequestStats, SampledLogprob
-from prelude.streaming import Stops
+from prelude.streaming.text import Stops
 from prelude.tasks import CacheMode
 
 _ROOT: I32 = np.array([-1], dtype=np.int32)

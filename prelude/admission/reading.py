@@ -6,9 +6,9 @@ import time
 
 from prelude.admission.prepared import Sampling
 from prelude.batch import SampleOutput
-from prelude.detokenize import Texts
 from prelude.results import RequestStats, SampledLogprob
-from prelude.streaming import TextState
+from prelude.streaming.detokenize import Texts
+from prelude.streaming.text import TextState
 
 
 class TextReader:

@@ -16,7 +16,7 @@ from prelude.admission.logprobs import top_limit
 from prelude.admission.prepared import RowEdits, Sampling
 from prelude.batch import F32, I32, LogitEdits, SampleRows
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
-from prelude.streaming import Stops, make_stops
+from prelude.streaming.text import Stops, make_stops
 from prelude.tasks import SamplingParams
 
 MAX_TEMPERATURE = 100.0

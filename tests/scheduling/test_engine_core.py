@@ -10,8 +10,8 @@ import pytest
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome, Prepared, Sampling, TokenTree
 from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows, SampleRows
-from prelude.core import EngineCore
 from prelude.errors import EngineClosed, ExecutionError, QueueFull, RequestTooLarge
+from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, State

@@ -8,7 +8,7 @@ import pytest
 from prelude.admission.prepared import Prepared, Sampling, TokenTree
 from prelude.admission.sampling import Drawing, sample_rows
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, Readout, SampleOutput, SampleRows
-from prelude.core import EngineCore
+from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, State

@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
-
 from prelude.tokenizer import Tokenizer
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 TEXTS = [
     "a<x>b",

@@ -18,12 +18,12 @@ from typing import Any
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome, Prepared
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestTooLarge
-from prelude.forks import alive
-from prelude.inbox import Places
 from prelude.options import NO_OPTIONS, RequestOptions
+from prelude.runtime.forks import alive
+from prelude.runtime.inbox import Places
+from prelude.runtime.stats import EngineStats
+from prelude.runtime.stepper import LoopFlush, Stepper
 from prelude.scheduling.request import Request, Sink
-from prelude.stats import EngineStats
-from prelude.stepper import LoopFlush, Stepper
 
 log = logging.getLogger("prelude.engine")
 

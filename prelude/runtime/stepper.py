@@ -15,12 +15,14 @@ from collections import deque
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.batch import StepResult
-from prelude.doorbell import Doorbell
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
-from prelude.events import Listeners
 from prelude.execution.executor import Executor
-from prelude.forks import Forkable
-from prelude.inbox import Inbox
+from prelude.runtime.doorbell import Doorbell
+from prelude.runtime.events import Listeners
+from prelude.runtime.forks import Forkable
+from prelude.runtime.inbox import Inbox
+from prelude.runtime.stats import EngineStats, GcPauses
+from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.check import check_result
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
@@ -31,8 +33,6 @@ from prelude.scheduling.queues import Queues
 from prelude.scheduling.recovery import failure_of, recover, suspects_left, withdraw_all
 from prelude.scheduling.request import Request, State
 from prelude.scheduling.settle import finish, settle
-from prelude.stats import EngineStats, GcPauses
-from prelude.watchdog import Watchdog
 
 log = logging.getLogger("prelude.engine")
 

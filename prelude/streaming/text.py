@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from prelude.detokenize import Texts
+from prelude.streaming.detokenize import Texts
 
 WORD_CHARS = 256  # with hold_words: a longer word is not waited for
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
-from prelude.core import EngineCore
+from prelude.runtime.core import EngineCore
+from prelude.runtime.stepper import LoopFlush
 from prelude.scheduling.request import Request
-from prelude.stepper import LoopFlush
 
 log = logging.getLogger("prelude.engine")
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from prelude.admission.prepared import Admitted, Outcome, Reader
 from prelude.batch import SampleOutput
-from prelude.core import EngineCore
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import Chunk, Completion, SampledLogprob
+from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
 
 if TYPE_CHECKING:
