@@ -17,7 +17,7 @@ FORBIDDEN = {
     "_native": ("prelude", "torch"),
     "tokenizer": ("prelude", "torch"),
     "prelude/scheduling": ("torch", "prelude.execution", "prelude.engine", "prelude.runtime", "prelude.models"),
-    "prelude/admission": ("torch", "prelude.execution.cpu", "prelude.engine", "prelude.runtime", "prelude.scheduling"),
+    "prelude/admission": ("torch", "prelude.models", "prelude.engine", "prelude.runtime", "prelude.scheduling"),
     "prelude/execution": ("prelude.scheduling", "prelude.engine", "prelude.runtime", "prelude.admission"),
     "prelude/models": ("prelude.scheduling", "prelude.engine", "prelude.runtime", "prelude.admission"),
 }
