@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prelude.admission.prepared import Admitted, Outcome
-from prelude.errors import InvalidRequest
+from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions, merge_options
 from prelude.runtime.core import EngineCore
 from prelude.runtime.inbox import Places
@@ -103,12 +103,23 @@ def batches(tasks: Iterable[Task], sizes: Iterable[int], most: int, count: int) 
     return runs
 
 
+def task_list(tasks: Any) -> Sequence[Any]:
+    """Any iterable of tasks as a sequence."""
+    if isinstance(tasks, list | tuple):
+        return tasks
+    try:
+        return list(tasks)
+    except TypeError:
+        raise InvalidRequest(f"{shown(tasks)} is not a list of tasks", field="tasks") from None
+
+
 def text_size(task: Any) -> int:
     """Characters (or ids) that preparing is going to look at, roughly; unknown shapes count 0 and fail there."""
     size = 0
     for name in ("state", "prompt", "context", "continuation"):
         size += _size(getattr(task, name, None))
-    for question in getattr(task, "questions", None) or ():
+    questions = getattr(task, "questions", None)
+    for question in questions if isinstance(questions, list | tuple) else ():
         size += _size(getattr(question, "question", None)) + 8 * _length(getattr(question, "labels", None))
     return size
 

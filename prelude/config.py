@@ -70,7 +70,7 @@ class EngineConfig:
                 if value not in ("auto", "always", "never"):
                     raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
             elif value is not None:
-                _positive(field.name, value, least=0 if field.name == "kv_blocks" else 1)
+                _positive(field.name, value, least=1)
         if self.max_running > self.max_step_requests:
             raise ConfigError(
                 f"max_running={self.max_running} is above max_step_requests={self.max_step_requests}: every running "
@@ -110,8 +110,8 @@ _SECONDS_AND_SHARES = {"oneshot_share": (0.001, 1.0), "hang_seconds": (0.01, 1e9
 
 
 def _number(name: str, value: Any, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name}={value!r} is not a finite number; it takes {least:g} to {most:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ConfigError(f"{name}={value!r} is not a number; it takes {least:g} to {most:g}")
     if not least <= value <= most:
         raise ConfigError(f"{name}={value} is out of range; it takes {least:g} to {most:g}")
 

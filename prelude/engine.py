@@ -30,6 +30,7 @@ from prelude.calls import (
     first_error,
     make_calls,
     make_request,
+    task_list,
     text_size,
 )
 from prelude.config import EngineConfig
@@ -155,6 +156,7 @@ class AsyncEngine:
             await self.start()
         engine = self.engine
         core = engine._core
+        tasks = task_list(tasks)
         calls = make_calls(len(tasks), options, keywords)
         loop = asyncio.get_running_loop()
         outbox = self._outbox(loop, core)

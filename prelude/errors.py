@@ -39,8 +39,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
+def _restored(cls: type[PreludeError], args: tuple[Any, ...], state: dict[str, Any]) -> PreludeError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
 class PreludeError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. They can be pickled, whatever their constructor takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequest(PreludeError, ValueError):

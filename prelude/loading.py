@@ -15,11 +15,15 @@ from prelude.errors import ConfigError, InsufficientMemory, ModelError, Unsuppor
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
+from prelude.scheduling.ledger import LOGITS_BYTES
 from prelude.scheduling.planner import Budgets
 
 if TYPE_CHECKING:
     from prelude.admission.preparer import Preparer
     from prelude.models.config import ModelConfig
+
+
+_CHUNK_ROWS = 256  # the most rows an executor takes at a time unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Parts:
 def load(model: str | Path | None, *, device: str, dtype: str, config: EngineConfig) -> Parts:
     """Raises ``ModelError`` or ``ConfigError``; allocates nothing large before everything has been checked."""
     began = time.perf_counter()
+    if not isinstance(config, EngineConfig):
+        raise ConfigError(f"config is a {type(config).__name__}; give an EngineConfig")
     path = model_path(model)
     _check_choice("device", device, ("auto", "cpu", "cuda"))
     _check_choice("dtype", dtype, ("auto", "float32", "bfloat16"))
@@ -85,6 +91,16 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")
 
 
+def _logits_rows(vocab_size: int, budget: int) -> int | None:
+    """Rows that meet the vocabulary at a time: the executor's own choice where the budget holds it, else fewer."""
+    row = vocab_size * LOGITS_BYTES
+    if budget < row:
+        raise ConfigError(
+            f"logits_bytes={budget} does not hold one row of {vocab_size} logits; it must be {row} or more"
+        )
+    return None if budget // row >= _CHUNK_ROWS else budget // row
+
+
 def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
     try:
         import torch  # noqa: F401
@@ -96,6 +112,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
     from prelude.models.checkpoint import Checkpoint
     from prelude.models.memory import available_memory
 
+    rows = _logits_rows(model.vocab_size, config.logits_bytes)
     with Checkpoint.open(path, model) as checkpoint:
         chosen = resolve_dtype(dtype, model)
         checkpoint.require_memory(chosen)
@@ -117,6 +134,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
             block_size=config.block_size,
             dtype=chosen,
             deterministic=config.deterministic,
+            logits_chunk_rows=rows,
         )
         checkpoint.check_unchanged()
         return executor

@@ -57,7 +57,7 @@ class RequestOptions:
 def _check_deadline(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{shown(value)} is not a number of seconds from now", field="deadline")
-    if not math.isfinite(value) or not 0 <= value <= MAX_DEADLINE:
+    if not 0 <= value <= MAX_DEADLINE:  # false for NaN as well
         raise InvalidRequest(
             f"{shown(value)} is out of range; it takes 0 to {MAX_DEADLINE:g} seconds from now, None for no limit",
             field="deadline",

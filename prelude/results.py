@@ -73,6 +73,15 @@ class Answers(tuple[Answer, ...]):
         self.stats = stats
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (tuple(self), self.stats)
+
+
+def _embedding(vector: F32, stats: RequestStats | None) -> Embedding:
+    self = np.ascontiguousarray(vector, dtype=np.float32).view(Embedding)
+    self.stats = stats
+    return self
+
 
 class Embedding(npt.NDArray[np.float32]):
     """A float32 vector ``[dimensions]`` with ``.stats``; an array in every other respect."""
@@ -84,6 +93,9 @@ class Embedding(npt.NDArray[np.float32]):
         self = np.ascontiguousarray(vector, dtype=np.float32).view(cls)
         self.stats = stats
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _embedding, (np.asarray(self), self.stats)
 
     def __array_finalize__(self, obj: Any) -> None:
         self.stats = getattr(obj, "stats", None)
@@ -125,6 +137,9 @@ class PromptLogprobsResult(tuple[TokenLogprob, ...]):
         self = super().__new__(cls, tokens)
         self.stats = stats
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (tuple(self), self.stats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from prelude.calls import (
     first_error,
     make_calls,
     make_request,
+    task_list,
 )
 from prelude.config import EngineConfig
 from prelude.errors import InvalidRequest
@@ -84,6 +85,7 @@ class Engine(EngineBase):
         with ``return_exceptions``, else it is raised when the others have ended. ``options`` is one for all, or one
         each."""
         core = self._core
+        tasks = task_list(tasks)
         calls = make_calls(len(tasks), options, keywords)
         for call in calls:
             call.mark("prompt")

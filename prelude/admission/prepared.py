@@ -118,7 +118,7 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     tree: TokenTree
-    readout: Readout | None  # None: nothing is read, the request is answered without a forward pass
+    readout: Readout | None  # None: nothing is read; the prompt is computed for the prefix cache alone
     max_new_tokens: int = 0  # effective: already cut to what the context leaves
     sampling: Sampling | None = None
     cache: CacheMode = "auto"

@@ -143,7 +143,7 @@ class Preparer:
 
 def describe(readout: Readout | None) -> str:
     if readout is None:
-        return "nothing: answered without a forward pass"
+        return "nothing: the prompt is computed for the prefix cache alone"
     rows = f"{len(readout.rows)} row{'s' * (len(readout.rows) != 1)}"
     if isinstance(readout, LogprobRows):
         best = f", the {readout.top} best tokens of each row" if readout.top else ""

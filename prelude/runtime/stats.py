@@ -70,6 +70,9 @@ class EngineStats:
                 self.decode_tokens += batch.decode_tokens
         self.folded_tokens += sum(fold.tokens * (len(fold.members) - 1) for fold in plan.folds)
         self.prefix_hit_tokens += sum(row.skip for row in plan.oneshot)
+        self.prefix_hit_tokens += sum(
+            row.start for row in plan.prefill if not row.request.stats.chunks and not row.request.output
+        )
         self.lm_head_rows += result.lm_head_rows
         self.eager_steps += result.eager
         self.graph_replays += not result.eager

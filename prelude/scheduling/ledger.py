@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prelude.admission.prepared import Prepared, logits_rows
 
-_LOGITS_BYTES = 8  # float32 logits and their log-softmax, per vocabulary entry of a read row
+LOGITS_BYTES = 8  # float32 logits and their log-softmax, per vocabulary entry of a read row
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +56,4 @@ class Ledger:
 def logits_bytes(prepared: Prepared, vocab_size: int, chunk_rows: int) -> int:
     """Temporary bytes of a readout: the LM head meets ``chunk_rows`` rows at a time, so rows past that cost nothing
     more while they run; their gathered results do (counted as one float per row and target, negligible)."""
-    return min(logits_rows(prepared.readout), chunk_rows) * vocab_size * _LOGITS_BYTES
+    return min(logits_rows(prepared.readout), chunk_rows) * vocab_size * LOGITS_BYTES

@@ -104,13 +104,13 @@ def _oneshot_rows(plan: Plan, block_size: int) -> tuple[list[PromptRow], list[in
         folded.update(fold.members)
         leader = plan.oneshot[fold.members[0]]
         end = leader.skip + fold.tokens
-        root = add(leader, leader.skip, -1, _lease(leader.request), end)
+        root = add(leader, leader.skip, -1, leader.request.held, end)
         for member in fold.members:
             begin[member] = end
             at[member] = add(plan.oneshot[member], end, root, None)
     for index, row in enumerate(plan.oneshot):
         if index not in folded:
-            at[index] = add(row, row.skip, -1, _lease(row.request))
+            at[index] = add(row, row.skip, -1, row.request.held)
     return rows, at, begin
 
 
@@ -181,20 +181,14 @@ def _join(readouts: list[Readout], requests: list[Request]) -> tuple[Readout, tu
 # ------------------------------------------------------------------ Decode
 
 
-def _lease(request: Request) -> Lease:
-    if request.lease is None:
-        raise RuntimeError("a planned request holds no lease")
-    return request.lease
-
-
 def _prefill_row(row: PrefillRow) -> PromptRow:
-    table = _lease(row.request).table()
+    table = row.request.held.table()
     end = row.start + row.count
     return (row.request.known, None, None, None, row.start, end, -1, table, row.start, table, row.start, row.count)
 
 
 def _decode_rows(requests: Sequence[Request], block_size: int) -> DecodeRows:
-    leases = [_lease(request) for request in requests]
+    leases = [request.held for request in requests]
     rows = [(r.known, r.num_known, lease.shared, lease.own) for r, lease in zip(requests, leases)]
     return DecodeRows(*pack_decode(rows, block_size))
 

@@ -63,7 +63,7 @@ def plan_step(
         # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
         preempted.append(queues.running[-1])
         preempt(queues.running[-1], queues, pool)
-    folds = finder.folds() if finder else ()
+    folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
     rows = _plan_publishing(rows, folds, pool)
     return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted))
 
@@ -93,7 +93,7 @@ def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger, retry: bool) -> t
     for request in list(queues.running):
         if request.state is not State.DECODE or (retry and not request.failures):
             continue
-        lease = _lease(request)
+        lease = request.held
         while not _grow_to(pool, lease, request.num_known):
             victim = queues.running[-1]
             preempt(victim, queues, pool)
@@ -116,7 +116,7 @@ def _grow_to(pool: KvPool, lease: Lease, tokens: int) -> bool:
 
 def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
     """Recompute later: blocks go back (what the trie knows stays there), the sampled tokens are kept."""
-    pool.release(_lease(request))
+    pool.release(request.held)
     request.lease = None
     request.cached_len = request.staged_len = 0
     request.stats.preemptions += 1
@@ -167,7 +167,7 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
     count = min(left, request.num_known - request.cached_len)
     if count <= 0 or not ledger.fits(Need(count)):
         return left
-    if not _grow_to(pool, _lease(request), request.cached_len + count):
+    if not _grow_to(pool, request.held, request.cached_len + count):
         return left
     ledger.take(Need(count))
     request.staged_len = request.cached_len + count
@@ -212,13 +212,16 @@ def _admit_oneshot(
     prepared = request.prepared
     tree = prepared.tree
     trunk = tree.trunk_tokens
-    unread = trunk if request.first_read is None else min(trunk, request.first_read)
+    # A request that reads nothing still computes a token: it is there to warm the cache, and a step is never empty.
+    unread = trunk - 1 if request.first_read is None else min(trunk, request.first_read)
     lease = pool.attach(
         tree.token_ids[:trunk], prepared.salt, 0 if prepared.cache == "never" else unread, growable=False
     )
     skip = len(lease.shared) * pool.block_size
     uncached = tree.num_tokens - skip
-    offer = finder.offer((prepared.salt, lease.node), tree.token_ids[skip:unread], uncached) if finder else None
+    # A fold publishes the common part alone: who asked to be kept whole stays apart.
+    folds = finder if prepared.cache != "always" else None
+    offer = folds.offer((prepared.salt, lease.node), tree.token_ids[skip:unread], uncached) if folds else None
     need = Need(
         offer.tokens if offer else uncached,
         1,
@@ -235,11 +238,17 @@ def _admit_oneshot(
     return OneShotRow(request, skip)
 
 
+def _publisher_first(fold: Fold, rows: tuple[OneShotRow, ...]) -> Fold:
+    """The common part is published by the first member: one that may."""
+    members = sorted(fold.members, key=lambda member: rows[member].request.prepared.cache == "never")
+    return Fold(tuple(members), fold.tokens)
+
+
 def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple[Fold, ...], pool: KvPool) -> tuple[OneShotRow, ...]:
     """Blocks for the prompts worth keeping. Folded rows publish their common part once, through the first member."""
     if not pool.caching:
         return rows
-    ends = {}
+    ends: dict[int, int] = {}
     for fold in folds:
         for place, member in enumerate(fold.members):
             ends[member] = rows[member].skip + fold.tokens if place == 0 else 0
@@ -249,14 +258,8 @@ def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple[Fold, ...], pool
         end = ends.get(index, request.prepared.tree.trunk_tokens)
         blocks = end // pool.block_size - row.skip // pool.block_size
         wanted = request.prepared.cache != "never" and blocks > 0
-        lease = _lease(request)
+        lease = request.held
         if wanted and pool.take_for_publishing(lease, blocks, evict_promoted=request.prepared.cache == "always"):
             row = OneShotRow(request, row.skip, blocks)
         published.append(row)
     return tuple(published)
-
-
-def _lease(request: Request) -> Lease:
-    if request.lease is None:
-        raise RuntimeError("a planned request holds no lease")
-    return request.lease

@@ -140,6 +140,13 @@ class Request:
             request_id=options.request_id,
         )
 
+    @property
+    def held(self) -> Lease:
+        """The lease of a planned request."""
+        if self.lease is None:
+            raise RuntimeError("a planned request holds no lease")
+        return self.lease
+
     # The names of the request's lengths in the field's textbooks.
     @property
     def device_len(self) -> int:

@@ -84,7 +84,7 @@ class StreamSink:
 
     def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
         if self.abandoned or self._reader is None:
-            return True
+            return False  # the cancel that comes with it ends the request, before the next step
         text, logprob, stop = self._reader.token(token_id, output, row)
         self._tokens.append((text, token_id, logprob))
         if text and not stop:  # the end is going to be told anyway
