@@ -1,6 +1,7 @@
 // Merging the symbols of one word, lowest rank first and leftmost among equals.
 //
-//   up to 64 symbols   linear: one key (rank, position) a pair, and the least of them is the next merge
+//   up to 16 symbols   scan: the least rank, and what follows moves up
+//   up to 64           linear: one key (rank, position) a pair, and the least of them is the next merge
 //   a longer run       queue: RankQueue, linked by position
 //   a long word        windows, each merged alone, joined where two agree
 //
@@ -44,7 +45,7 @@ class Merger {
 
   // Each merges in place and returns how many symbols are left.
   size_t linear(Symbol* symbols, size_t n) const {
-    if (n < 2) return n;
+    if (n <= scan_limit) return scan(symbols, n);
     int32_t keys[linear_limit];
     uint32_t ids[linear_limit];
     uint8_t next[linear_limit + 1], previous[linear_limit + 1];
@@ -155,6 +156,33 @@ class Merger {
  private:
   static constexpr int32_t never = INT32_MAX;
   static constexpr int overlap = 2;
+  static constexpr size_t scan_limit = 16;
+
+  size_t scan(Symbol* symbols, size_t n) const {
+    uint32_t ranks[scan_limit], ids[scan_limit];
+    auto look = [&](size_t i) {
+      Merge m = merges_.find(symbols[i].id, symbols[i + 1].id);
+      ranks[i] = m.rank;
+      ids[i] = m.id;
+    };
+    for (size_t i = 0; i + 1 < n; ++i) look(i);
+    while (n > 1) {
+      size_t best = 0;
+      for (size_t i = 1; i + 1 < n; ++i)
+        if (ranks[i] < ranks[best]) best = i;
+      if (ranks[best] == no_rank) break;
+      symbols[best] = {ids[best], symbols[best].length + symbols[best + 1].length};
+      for (size_t i = best + 1; i + 1 < n; ++i) {
+        symbols[i] = symbols[i + 1];
+        ranks[i] = ranks[i + 1];
+        ids[i] = ids[i + 1];
+      }
+      --n;
+      if (best > 0) look(best - 1);
+      if (best + 1 < n) look(best);
+    }
+    return n;
+  }
 
   void merge_window(const Symbol* symbols, size_t n, MergeScratch& s) const {
     s.window.resize(n);
