@@ -16,6 +16,8 @@ from libcpp.string_view cimport string_view
 from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
+from operator import index
+
 import numpy as np
 
 cimport numpy as cnp
@@ -322,6 +324,8 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
     cdef long long value
     cdef const long long[::1] column
     if isinstance(ids, np.ndarray):
+        if ids.size and ids.dtype.kind not in "iub":
+            raise TypeError(f"expected integers, not an array of {ids.dtype}")
         column = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
         n = column.shape[0]
         out.reserve(n)
@@ -335,7 +339,7 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
         ids = list(ids)
     out.reserve(len(ids))
     for item in ids:
-        value = item
+        value = item if type(item) is int else index(item)  # a float is no id
         if value < 0:
             raise OverflowError("can't convert negative int to unsigned")
         if value > 0xFFFFFFFF:

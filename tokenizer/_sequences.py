@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._reference import ReferenceCore
-from .encoding import Encoding
+from .encoding import _NO_IDS, Encoding
 
 if TYPE_CHECKING:
     from ._rungs import Core
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
+
+_NO_OFFSETS: Int32 = np.empty((0, 2), np.int32)
 
 
 class Sequences:
@@ -32,6 +34,8 @@ class Sequences:
             left or right or (normalized and normalizes)
             for _, _, _, left, right, normalized, _ in core.added_tokens()
         )
+
+        self._nothing_for_nothing = not isinstance(core, ReferenceCore) and not core.encode_ids("")
 
     @property
     def may_trim(self) -> bool:
@@ -73,6 +77,11 @@ class Sequences:
 
     def quick(self, text: str, frame: Frame, parse_special: bool) -> Encoding:
         """One text between the tokens of ``frame``; offsets and words are made when they are asked for."""
+        if not text and frame.is_empty and self._nothing_for_nothing:
+            made = Encoding._make(_NO_IDS, _NO_OFFSETS, _NO_IDS, [], frame.types(0))
+            if frame.sequenced:
+                made._ranges = {0: (0, 0)}
+            return made
         core = self._core
         inner = core.encode_array(text, parse_special)
 

@@ -4,7 +4,7 @@
 //
 //   first symbols   from bytes (the pre-tokenizer ends in ByteLevel: the alphabet is a table of 256) or from
 //                   characters (a paged table by code point), with the prefix and suffix of the file
-//   short pieces    on the stack, scanning for the lowest rank; long ones by RankQueue, linked by position
+//   merging         merging.hpp: short pieces on the stack, long ones in windows
 //
 //   words           those that come out as one token are looked up whole (word_table.hpp). Where no merge of the
 //                   file ever joins something to a following U+2581, long pieces are cut before it first
@@ -21,8 +21,7 @@
 #include <vector>
 
 #include "bytelevel.hpp"
-#include "merges.hpp"
-#include "rank_queue.hpp"
+#include "merging.hpp"
 #include "utf8.hpp"
 #include "vocab.hpp"
 #include "word_table.hpp"
@@ -34,14 +33,9 @@ struct Token {
   uint32_t id, begin, end;
 };
 
-struct Symbol {
-  uint32_t id, length;  // length 0: merged into its left neighbour
-};
-
 struct BpeScratch {
-  std::vector<Symbol> symbols;
-  std::vector<uint32_t> next, previous, rank, id;
-  RankQueue queue;
+  std::vector<Symbol> symbols;  // their lengths in bytes
+  MergeScratch merging;
   std::string text;
 };
 
@@ -113,7 +107,7 @@ class Bpe {
 
  private:
   static constexpr uint32_t none = UINT32_MAX;
-  static constexpr size_t small = 48;
+  static constexpr size_t small = Merger::linear_limit;
 
   template <class Out>
   void encode_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
@@ -126,15 +120,29 @@ class Bpe {
 
   template <class Out>
   void merge_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    const Merger merger(merges, ranks);
     if (piece.size() <= small && complete_) {
       Symbol symbols[small];
       size_t n = 0;
       first_bytes(piece, [&](uint32_t id) { symbols[n++] = {id, 1}; });
-      return merge_small(symbols, n, out);
+      n = merger.linear(symbols, n);
+      for (size_t i = 0; i < n; ++i) out(symbols[i].id, symbols[i].length);
+      return;
     }
     first_symbols(vocab, piece, s);
-    if (s.symbols.size() <= small) return merge_small(s.symbols.data(), s.symbols.size(), out);
-    merge_large(s, out);
+    const Symbol* symbol = s.symbols.data();
+    size_t n = s.symbols.size();
+    if (n <= small) {
+      n = merger.linear(s.symbols.data(), n);
+      for (size_t i = 0; i < n; ++i) out(symbol[i].id, symbol[i].length);
+      return;
+    }
+    merger.windows(symbol, n, s.merging);
+    for (const Symbol& token : s.merging.chain) {
+      uint32_t length = 0;
+      for (uint32_t i = 0; i < token.length; ++i) length += symbol++->length;
+      out(token.id, length);
+    }
   }
 
   static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
@@ -286,70 +294,6 @@ class Bpe {
       if (fallback_[b] == none) return false;
     for (unsigned char b : text) symbols.push_back({fallback_[b], 1});
     return true;
-  }
-
-  template <class Out>
-  void merge_small(Symbol* symbols, size_t n, Out&& out) const {
-    uint32_t ranks_here[small], ids[small];
-    auto look = [&](size_t i) {
-      Merge m = merges.find(symbols[i].id, symbols[i + 1].id);
-      ranks_here[i] = m.rank;
-      ids[i] = m.id;
-    };
-    for (size_t i = 0; i + 1 < n; ++i) look(i);
-    while (n > 1) {
-      size_t best = 0;
-      for (size_t i = 1; i + 1 < n; ++i)
-        if (ranks_here[i] < ranks_here[best]) best = i;
-      if (ranks_here[best] == no_rank) break;
-      symbols[best] = {ids[best], symbols[best].length + symbols[best + 1].length};
-      for (size_t i = best + 1; i + 1 < n; ++i) {
-        symbols[i] = symbols[i + 1];
-        ranks_here[i] = ranks_here[i + 1];
-        ids[i] = ids[i + 1];
-      }
-      --n;
-      if (best > 0) look(best - 1);
-      if (best + 1 < n) look(best);
-    }
-    for (size_t i = 0; i < n; ++i)
-      if (symbols[i].length) out(symbols[i].id, symbols[i].length);
-  }
-
-  template <class Out>
-  void merge_large(BpeScratch& s, Out&& out) const {
-    auto& symbols = s.symbols;
-    uint32_t n = static_cast<uint32_t>(symbols.size());
-    s.queue.prepare(ranks + 1);
-    s.next.resize(n + 1);
-    s.previous.resize(n + 1);
-    for (uint32_t i = 0; i < n; ++i) {
-      s.next[i] = i + 1;
-      s.previous[i] = i ? i - 1 : none;
-    }
-    s.rank.resize(n + 1);
-    s.id.resize(n + 1);
-    auto look = [&](uint32_t i, uint32_t j) {
-      Merge m = merges.find(symbols[i].id, symbols[j].id);
-      s.rank[i] = m.rank;
-      s.id[i] = m.id;
-      if (m.rank != no_rank) s.queue.push(m.rank, i);
-    };
-    for (uint32_t i = 0; i + 1 < n; ++i) look(i, i + 1);
-    s.rank[n - 1] = no_rank;
-    for (uint32_t rank, i; s.queue.pop(rank, i);) {
-      if (s.rank[i] != rank) continue;  // gone, or the pair is no longer the one that was queued
-      uint32_t j = s.next[i], k = s.next[j];
-      symbols[i] = {s.id[i], symbols[i].length + symbols[j].length};
-      symbols[j].length = 0;
-      s.rank[i] = s.rank[j] = no_rank;
-      s.next[i] = k;
-      if (k < n) s.previous[k] = i;
-      if (s.previous[i] != none) look(s.previous[i], i);
-      if (k < n) look(i, k);
-    }
-    for (uint32_t i = 0; i < n; i = s.next[i])
-      if (symbols[i].length) out(symbols[i].id, symbols[i].length);
   }
 
   std::array<std::array<uint32_t, 256>, 4> byte_ids_{};

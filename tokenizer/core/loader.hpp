@@ -152,6 +152,7 @@ class ModelReader {
       }
       add_merge(a, b, rank++, joined, wrong);
     }
+    if (rank > Merger::rank_limit) throw Unsupported("more than 33 million merges", "model.merges");
     model_.bpe.ranks = rank;
   }
 

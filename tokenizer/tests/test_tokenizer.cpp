@@ -1,6 +1,7 @@
 // Whole tokenizers made in the test: merging by both ways, unknown characters, added tokens, offsets, streams,
 // malformed files, and threads that share one tokenizer.
 #include <atomic>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -52,6 +53,48 @@ void merging() {
       many.push_back(6);
     }
     CHECK(encode(t, text).ids == many);
+  }
+}
+
+// The three ways of merging give the same, for random merges and words, whatever the windows.
+void merging_three_ways() {
+  std::mt19937 random(11);
+  MergeScratch scratch;
+  for (int round = 0; round < 400; ++round) {
+    uint32_t letters = 1 + random() % 4, tokens = letters, ranks = 0;
+    MergeTable merges;
+    merges.reserve(64);
+    std::vector<std::string> texts;
+    std::map<std::string, uint32_t> ids;
+    for (uint32_t i = 0; i < letters; ++i) ids[texts.emplace_back(1, static_cast<char>('a' + i))] = i;
+    for (uint32_t count = random() % 40; ranks < count; ++ranks) {
+      uint32_t a = random() % tokens, b = random() % tokens;
+      auto [at, is_new] = ids.emplace(texts[a] + texts[b], tokens);
+      if (is_new) {
+        texts.push_back(at->first);
+        ++tokens;
+      }
+      merges.add(a, b, ranks, at->second);
+    }
+    Merger merger(merges, ranks);
+    size_t n = 1 + random() % (round % 4 ? 64 : 2000), period = 1 + random() % (round % 3 ? n : 5);
+    std::vector<Symbol> word;
+    for (size_t i = 0; i < n; ++i)
+      word.push_back({i < period || random() % 200 == 0 ? random() % letters : word[i - period].id, 1});
+    auto equal = [](const std::vector<Symbol>& x, const std::vector<Symbol>& y) {
+      return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                        [](Symbol a, Symbol b) { return a.id == b.id && a.length == b.length; });
+    };
+    std::vector<Symbol> whole = word;
+    whole.resize(merger.queue(whole.data(), n, scratch));
+    for (size_t narrow : {2, 3, 8, 16, 64}) {
+      merger.windows(word.data(), n, scratch, narrow);
+      CHECK(equal(scratch.chain, whole));
+    }
+    if (n <= Merger::linear_limit) {
+      word.resize(merger.linear(word.data(), n));
+      CHECK(equal(word, whole));
+    }
   }
 }
 
@@ -159,6 +202,7 @@ void threads() {
 
 int main() {
   merging();
+  merging_three_ways();
   added_tokens();
   streams();
   malformed();

@@ -1,0 +1,215 @@
+// Merging the symbols of one word, lowest rank first and leftmost among equals.
+//
+//   up to 16 symbols   scan: the least rank, and what follows moves up
+//   up to 64           linear: one key (rank, position) a pair, and the least of them is the next merge
+//   a longer run       queue: RankQueue, linked by position
+//   a long word        windows, each merged alone, joined where two agree
+//
+//       chain    |t0|t1|t2|t3|t4|t5|          a window starts at a boundary near the end of the chain; at the
+//       window            |t3|t4|u5|u6|       first token both have, the chain goes on with the window's
+//
+//   Why joining is exact: a boundary that no merge crosses parts a word into two that merge independently, as
+//   what happens on each side is the least of that side's pairs at each step, whatever happens between. So if
+//   the neighbours of a chain, taken two by two, come out as they are, the first merge across a boundary has
+//   no pair of tokens to happen in, and the whole comes out as the chain. Two neighbours of one window are
+//   such a pair, and a token that chain and window share has its left neighbour from one, its right from the
+//   other. Where nothing is shared, a wider window starts further left; the widest is the word itself.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "merges.hpp"
+#include "rank_queue.hpp"
+
+namespace fasttoken {
+
+struct Symbol {
+  uint32_t id, length;
+};
+
+struct MergeScratch {
+  std::vector<uint32_t> next, previous, rank, id;
+  std::vector<Symbol> chain, window;
+  RankQueue queue;
+};
+
+class Merger {
+ public:
+  static constexpr size_t linear_limit = 64;
+  static constexpr uint32_t rank_limit = (1u << 25) - 1;  // a key has 31 bits, 6 of them the position
+
+  // ranks: past the highest rank, at most rank_limit.
+  Merger(const MergeTable& merges, uint32_t ranks) : merges_(merges), ranks_(ranks) {}
+
+  // Each merges in place and returns how many symbols are left.
+  size_t linear(Symbol* symbols, size_t n) const {
+    if (n <= scan_limit) return scan(symbols, n);
+    int32_t keys[linear_limit];
+    uint32_t ids[linear_limit];
+    uint8_t next[linear_limit + 1], previous[linear_limit + 1];
+    size_t padded = (n + 7) / 8 * 8;
+    auto look = [&](size_t i, size_t j) {
+      Merge m = merges_.find(symbols[i].id, symbols[j].id);
+      keys[i] = m.rank == no_rank ? never : static_cast<int32_t>(m.rank << 6 | i);
+      ids[i] = m.id;
+    };
+    for (size_t i = 0; i < padded; ++i) {
+      next[i] = static_cast<uint8_t>(i + 1);
+      previous[i + 1] = static_cast<uint8_t>(i);
+    }
+    for (size_t i = 0; i + 1 < n; ++i) look(i, i + 1);
+    for (size_t i = n - 1; i < padded; ++i) keys[i] = never;
+    for (;;) {
+      int32_t lanes[8];
+      std::copy(keys, keys + 8, lanes);
+      for (size_t i = 8; i < padded; i += 8)
+        for (size_t lane = 0; lane < 8; ++lane) lanes[lane] = std::min(lanes[lane], keys[i + lane]);
+      for (size_t half : {4, 2, 1})
+        for (size_t lane = 0; lane < half; ++lane) lanes[lane] = std::min(lanes[lane], lanes[lane + half]);
+      int32_t least = lanes[0];
+      if (least == never) break;
+      size_t i = static_cast<size_t>(least) & 63, j = next[i], k = next[j];
+      symbols[i] = {ids[i], symbols[i].length + symbols[j].length};
+      keys[j] = never;
+      next[i] = static_cast<uint8_t>(k);
+      previous[k] = static_cast<uint8_t>(i);
+      if (k < n)
+        look(i, k);
+      else
+        keys[i] = never;
+      if (i > 0) look(previous[i], i);
+    }
+    size_t left = 0;
+    for (size_t i = 0; i < n; i = next[i]) symbols[left++] = symbols[i];
+    return left;
+  }
+
+  size_t queue(Symbol* symbols, size_t size, MergeScratch& s) const {
+    uint32_t n = static_cast<uint32_t>(size);
+    if (n < 2) return n;
+    s.queue.prepare(ranks_ + 1);
+    for (auto* column : {&s.next, &s.previous, &s.rank, &s.id})
+      if (column->size() < n) column->resize(n);
+    for (uint32_t i = 0; i < n; ++i) {
+      s.next[i] = i + 1;
+      s.previous[i] = i - 1;
+    }
+    auto look = [&](uint32_t i, uint32_t j) {
+      Merge m = merges_.find(symbols[i].id, symbols[j].id);
+      s.rank[i] = m.rank;
+      s.id[i] = m.id;
+      if (m.rank != no_rank) s.queue.push(m.rank, i);
+    };
+    for (uint32_t i = 0; i + 1 < n; ++i) look(i, i + 1);
+    s.rank[n - 1] = no_rank;
+    for (uint32_t rank, i; s.queue.pop(rank, i);) {
+      if (s.rank[i] != rank) continue;  // gone, or the pair is no longer the one that was queued
+      uint32_t j = s.next[i], k = s.next[j];
+      symbols[i] = {s.id[i], symbols[i].length + symbols[j].length};
+      s.rank[i] = s.rank[j] = no_rank;
+      s.next[i] = k;
+      if (k < n) s.previous[k] = i;
+      if (i > 0) look(s.previous[i], i);
+      if (k < n) look(i, k);
+    }
+    size_t left = 0;
+    for (uint32_t i = 0; i < n; i = s.next[i]) symbols[left++] = symbols[i];
+    return left;
+  }
+
+  // The tokens of a word, lengths in symbols, into s.chain. narrow: the smallest window.
+  void windows(const Symbol* symbols, size_t n, MergeScratch& s, size_t narrow = linear_limit) const {
+    auto& chain = s.chain;
+    chain.clear();
+    size_t window = narrow, spent = 0;
+    size_t from = 0, at = 0;  // where the window starts in the word, and which token of the chain starts there
+    for (;;) {
+      if (spent > 4 * n) {  // a word made to tear the chain again and again
+        from = at = 0;
+        window = n;
+      }
+      size_t end = std::min(from + window, n);
+      spent += end - from;
+      merge_window(symbols + from, end - from, s);
+      if (!join(chain, at, s.window)) {
+        size_t target = from > window / 2 ? from - window / 2 : 0;
+        while (from > target) from -= chain[--at].length;
+        window *= 2;
+        continue;
+      }
+      if (end == n) return;
+      // The last tokens may still change; start before them, if that is far enough on.
+      size_t last = chain.size(), start = end;
+      for (int tokens = 0; tokens < overlap && last > at; ++tokens) start -= chain[--last].length;
+      if (start < from + window / 2) {
+        narrow = window *= 4;
+        continue;
+      }
+      at = last;
+      from = start;
+      window = std::max(narrow, window - window / 8);
+    }
+  }
+
+ private:
+  static constexpr int32_t never = INT32_MAX;
+  static constexpr int overlap = 2;
+  static constexpr size_t scan_limit = 16;
+
+  size_t scan(Symbol* symbols, size_t n) const {
+    uint32_t ranks[scan_limit], ids[scan_limit];
+    auto look = [&](size_t i) {
+      Merge m = merges_.find(symbols[i].id, symbols[i + 1].id);
+      ranks[i] = m.rank;
+      ids[i] = m.id;
+    };
+    for (size_t i = 0; i + 1 < n; ++i) look(i);
+    while (n > 1) {
+      size_t best = 0;
+      for (size_t i = 1; i + 1 < n; ++i)
+        if (ranks[i] < ranks[best]) best = i;
+      if (ranks[best] == no_rank) break;
+      symbols[best] = {ids[best], symbols[best].length + symbols[best + 1].length};
+      for (size_t i = best + 1; i + 1 < n; ++i) {
+        symbols[i] = symbols[i + 1];
+        ranks[i] = ranks[i + 1];
+        ids[i] = ids[i + 1];
+      }
+      --n;
+      if (best > 0) look(best - 1);
+      if (best + 1 < n) look(best);
+    }
+    return n;
+  }
+
+  void merge_window(const Symbol* symbols, size_t n, MergeScratch& s) const {
+    s.window.resize(n);
+    for (size_t i = 0; i < n; ++i) s.window[i] = {symbols[i].id, 1};
+    s.window.resize(n <= linear_limit ? linear(s.window.data(), n) : queue(s.window.data(), n, s));
+  }
+
+  // Goes on with the window's tokens, of which the first starts where the chain's token `at` does, from the
+  // first one that both have.
+  static bool join(std::vector<Symbol>& chain, size_t at, const std::vector<Symbol>& window) {
+    size_t i = at, j = 0;
+    if (at > 0) {
+      for (size_t left = 0, right = 0; left != right || chain[i].length != window[j].length;) {
+        if (left <= right)
+          left += chain[i++].length;
+        else
+          right += window[j++].length;
+        if (i == chain.size() || j == window.size()) return false;
+      }
+    }
+    chain.resize(i);
+    chain.insert(chain.end(), window.begin() + static_cast<std::ptrdiff_t>(j), window.end());
+    return true;
+  }
+
+  const MergeTable& merges_;
+  uint32_t ranks_;
+};
+
+}  // namespace fasttoken
