@@ -32,6 +32,11 @@ def shared() -> Path:
     return found
 
 
+@pytest.fixture(scope="session")
+def shared_or_none() -> Path | None:
+    return shared_dir()
+
+
 _shown: dict[str, dict[str, Any]] = {}
 
 

@@ -29,6 +29,7 @@ def bpe(vocab: dict, merges: list, **rest: object) -> dict:
 SMALL = bpe({"a": 0, "b": 1, "ab": 2}, ["a b"])
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize("text", ["\ud800", "\udc00", "a\udc00\ud800b"])
 def test_lone_surrogates_raise_on_every_path(text: str) -> None:
     core = CoreTokenizer.from_json(made(SMALL))
@@ -40,6 +41,7 @@ def test_lone_surrogates_raise_on_every_path(text: str) -> None:
             call(["a", text])
 
 
+@pytest.mark.fault(22)
 @pytest.mark.parametrize("raw", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf5\x80\x80\x80"])
 def test_invalid_utf8_raises(raw: bytes) -> None:
     core = CoreTokenizer.from_json(made(SMALL))
@@ -49,6 +51,7 @@ def test_invalid_utf8_raises(raw: bytes) -> None:
         core.encode_ids(3)
 
 
+@pytest.mark.fault(22)
 @needs_shared
 @pytest.mark.parametrize("family", ["qwen3", "llama2", "bert-base-uncased"])
 def test_odd_code_points_equal_hf(family: str) -> None:
@@ -86,6 +89,7 @@ def long_texts(size: int) -> dict[str, str]:
     return texts
 
 
+@pytest.mark.fault(23)
 @needs_shared
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "llama2", "deepseek-v3", "bert-base-uncased"])
@@ -102,6 +106,7 @@ def test_a_million_characters_are_near_linear(family: str) -> None:
     assert max(times.values()) < 2, times  # tens of milliseconds on an idle machine
 
 
+@pytest.mark.fault(23)
 @needs_shared
 @pytest.mark.parametrize("family", ["qwen3", "llama2", "gpt2", "deepseek-v3", "clip"])
 def test_long_texts_equal_hf(family: str) -> None:
@@ -124,6 +129,7 @@ def test_long_texts_equal_hf(family: str) -> None:
                 same(texts[name][start : start + length])
 
 
+@pytest.mark.fault(29)
 def test_patterns_never_explode() -> None:
     for pattern in [r"(a+)+$", r"(a|a)+b", r"(a|aa)+$", r"a*a*a*b"]:
         split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
@@ -156,6 +162,7 @@ def test_a_refused_pattern_is_named_and_can_be_served() -> None:
         CoreTokenizer.from_json(data, broken).encode_ids("ab")
 
 
+@pytest.mark.fault(30)
 @pytest.mark.parametrize(
     ("data", "path"),
     [
@@ -182,6 +189,7 @@ def test_malformed_files_name_the_place(data: bytes, path: str) -> None:
     assert caught.value.message
 
 
+@pytest.mark.fault(30)
 def test_what_is_outside_the_subset_is_named() -> None:
     for model in [{"type": "Unigram", "vocab": []}, bpe({"a": 4_000_000_000}, []), bpe({"a": 0}, [], dropout=0.5)]:
         with pytest.raises(UnsupportedFeature):
@@ -191,6 +199,7 @@ def test_what_is_outside_the_subset_is_named() -> None:
     assert caught.value.path == "normalizer"
 
 
+@pytest.mark.fault(32)
 @needs_shared
 def test_decoding_any_ids() -> None:
     tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
@@ -209,6 +218,7 @@ def test_decoding_any_ids() -> None:
             core.decode([-1])
 
 
+@pytest.mark.fault(33)
 def test_a_stream_flushes_once() -> None:
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -226,6 +236,7 @@ def test_a_stream_flushes_once() -> None:
     assert copy.step_many(ids) == "\U0001f600"
 
 
+@pytest.mark.fault(34)
 @needs_shared
 def test_threads_share_one_tokenizer() -> None:
     core = CoreTokenizer.from_json(tokenizer_json("qwen3"))
