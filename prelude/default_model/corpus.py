@@ -25,6 +25,8 @@ CHAT = {
 PLAIN = {"state": "User: {state}\n", "question": "{question}\nAssistant:", "label": " {label}"}
 STYLES = (*[TEMPLATE] * 17, CHAT, CHAT, PLAIN)
 END = "<|endoftext|>"
+EVERYDAY = 0.4
+"""Share of the everyday sentences, in the languages that have some."""
 UNSPACED = ("Chinese", "Japanese", "Thai")
 
 
@@ -47,15 +49,36 @@ class Example:
 
 
 class Corpus:
-    def __init__(self, sentences: dict[str, list[str]], words: dict[str, list[str]], seed: int) -> None:
+    def __init__(
+        self,
+        sentences: dict[str, list[str]],
+        words: dict[str, list[str]],
+        seed: int,
+        everyday: dict[str, list[str]] | None = None,
+    ) -> None:
         self.rng = random.Random(seed)
         self.words = words
+        self.everyday = everyday or {}
         self.sentences = sentences
         self.values = {language.name: Values(language, self.rng) for language in LANGUAGES}
         # Longer sentences are rarer in catalogues and closer to what people write.
         self.long = {name: [text for text in texts if len(text) > 40] or texts for name, texts in sentences.items()}
 
+    def part(self, text: str) -> str:
+        """The sentence, a clause of it, or some words of it."""
+        roll = self.rng.random()
+        clauses = [clause for clause in text.split(", ") if clause.count(" ") > 2]
+        if roll < 0.2 and clauses:
+            return self.rng.choice(clauses)
+        words = text.split(" ")
+        if roll < 0.4 and len(words) > 6:
+            at = self.rng.randrange(len(words) - 5)
+            return " ".join(words[at : at + self.rng.randint(5, len(words))])
+        return text
+
     def sentence(self, language: str) -> str:
+        if self.everyday.get(language) and self.rng.random() < EVERYDAY:
+            return self.part(self.rng.choice(self.everyday[language]))
         roll = self.rng.random()
         if roll < 0.05:
             return self.rng.choice(self.words[language])
