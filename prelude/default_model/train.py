@@ -155,8 +155,9 @@ def save(network: Network, tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def unseen() -> list[str]:
-    """The texts that the model is judged by: held out, for development, of the demo."""
-    rows = [*held_out(), *held_out(path() / "development.jsonl")]
+    """The texts that the model is judged by: held out, seen while choosing, for development, of the demo."""
+    files = ("heldout.jsonl", "selection.jsonl", "development.jsonl")
+    rows = [row for file in files for row in held_out(path() / file)]
     demo = json.loads((path() / "demo.json").read_text(encoding="utf-8"))
     return [row["text"] for row in rows] + demo["texts"]
 
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument("--no-heldout", action="store_true", help="do not print the accuracies on the held-out text")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    texts = sentences(fetch(options.sources), [row["text"] for row in held_out()])
+    texts = sentences(fetch(options.sources), unseen())
     for name, found in texts.items():
         print(f"{name:12} {len(found):6} sentences {sum(map(len, found)):8} characters")
     words = {language.name: word_lists(language) for language in LANGUAGES}

@@ -132,7 +132,8 @@ def test_nothing_held_out_is_in_the_words_of_the_corpus() -> None:
     from prelude.default_model import everyday, phrases
     from prelude.default_model.sources import shingles
 
-    lines = (default_model.path() / "development.jsonl").read_text(encoding="utf-8").splitlines()
+    files = [default_model.path() / name for name in ("selection.jsonl", "development.jsonl")]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     judged = [row["text"] for row in [*rows(), *map(json.loads, lines)]] + read("demo.json")["texts"]
     held = set().union(*map(shingles, judged))
     own = [phrases.RUBRIC, *phrases.RUBRICS, *phrases.LANGUAGE_QUESTIONS, *phrases.DATA_QUESTIONS]
