@@ -31,6 +31,12 @@ class Call:
             self.timeline.mark(name)
 
 
+def mark_all(calls: Iterable[Call], name: str) -> None:
+    """The same moment in the timeline of every call that has one."""
+    for call in calls:
+        call.mark(name)
+
+
 def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> list[Call]:
     """One a task: the same options for all, or one for each."""
     if isinstance(options, Sequence):

@@ -30,6 +30,7 @@ from prelude.calls import (
     first_error,
     make_calls,
     make_request,
+    mark_all,
     task_list,
     text_size,
 )
@@ -160,17 +161,14 @@ class AsyncEngine:
         calls = make_calls(len(tasks), options, keywords)
         loop = asyncio.get_running_loop()
         outbox = self._outbox(loop, core)
-        for call in calls:
-            call.mark("prompt")
+        mark_all(calls, "prompt")
         with core.reserve(len(tasks)) as places:
             room = places.left
             tasks = [engine._preparer.snapshot(task) for task in tasks[:room]]
-            for call in calls:
-                call.mark("accept")
+            mark_all(calls, "accept")
             admitted = await self._prepare(engine, tasks)
             admitted.extend(core.inbox.full() for _ in calls[room:])
-            for call in calls:
-                call.mark("tokenise")
+            mark_all(calls, "tokenise")
             sink = GroupSink(outbox, loop.create_future())
             requests = [make_request(core, item, call, sink, places, outbox) for item, call in zip(admitted, calls)]
             live = [request for request in requests if isinstance(request, Request)]

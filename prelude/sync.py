@@ -14,6 +14,7 @@ from prelude.calls import (
     first_error,
     make_calls,
     make_request,
+    mark_all,
     task_list,
 )
 from prelude.config import EngineConfig
@@ -87,19 +88,16 @@ class Engine(EngineBase):
         core = self._core
         tasks = task_list(tasks)
         calls = make_calls(len(tasks), options, keywords)
-        for call in calls:
-            call.mark("prompt")
+        mark_all(calls, "prompt")
         sink = BlockingSink()
         with core.reserve(len(tasks)) as places:
             room = places.left
-            for call in calls:
-                call.mark("accept")
+            mark_all(calls, "accept")
             admitted: list[Any] = [
                 caught(self._preparer.prepare, task) if at < room else core.inbox.full()
                 for at, task in enumerate(tasks)
             ]
-            for call in calls:
-                call.mark("tokenise")
+            mark_all(calls, "tokenise")
             requests = [make_request(core, item, call, sink, places) for item, call in zip(admitted, calls)]
             live = [request for request in requests if isinstance(request, Request)]
             sink.expected = len(live)
