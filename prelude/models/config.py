@@ -56,6 +56,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (None, 0),
     "is_encoder_decoder": (None, False),
     "add_cross_attention": (None, False),
+    "is_causal": (None, True),
+    "use_bidirectional_attention": (None, False),
     "text_config": (None,),
     "vision_config": (None,),
 }
@@ -270,8 +272,10 @@ def _refuse_windows(fields: Fields, family: Family, num_layers: int) -> None:
     if switch is not None and fields.boolean("use_sliding_window"):
         raise UnsupportedModel(f"{fields.where}: unsupported: use_sliding_window")
     off = family.window_switch and switch is False
-    if fields.get("sliding_window", None) is not None and not off:
-        raise UnsupportedModel(f"{fields.where}: unsupported: sliding_window {shown(fields.get('sliding_window'))}")
+    window = fields.get("sliding_window", family.defaults.get("sliding_window"))
+    if window is not None and not off:
+        said = "" if "sliding_window" in fields.values else f", which a {family.model_type} config without it means"
+        raise UnsupportedModel(f"{fields.where}: unsupported: sliding_window {shown(window)}{said}")
     kinds = fields.get("layer_types", None)
     if kinds is None:
         return

@@ -40,7 +40,45 @@ QWEN3 = Family(
     defaults={"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False},
 )
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (QWEN3,)}
+QWEN2 = Family(
+    model_type="qwen2",
+    architectures={"Qwen2ForCausalLM": True, "Qwen2Model": False, "Qwen2ForSequenceClassification": False},
+    attention_bias=True,
+    output_bias=False,
+    mlp_bias=False,
+    window_switch=True,
+    defaults={"hidden_act": "silu", "head_dim": None, "rope_theta": 10000.0, "tie_word_embeddings": False},
+)
+
+LLAMA = Family(
+    model_type="llama",
+    architectures={"LlamaForCausalLM": True, "LlamaModel": False, "LlamaForSequenceClassification": False},
+    defaults={
+        "hidden_act": "silu",
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    },
+)
+
+MISTRAL = Family(
+    model_type="mistral",
+    architectures={"MistralForCausalLM": True, "MistralModel": False, "MistralForSequenceClassification": False},
+    attention_bias=False,
+    mlp_bias=False,
+    defaults={
+        "hidden_act": "silu",
+        "head_dim": None,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,  # files without a window say null
+    },
+)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (QWEN3, QWEN2, LLAMA, MISTRAL)}
 """By ``model_type``."""
 
 ARCHITECTURES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in family.architectures}

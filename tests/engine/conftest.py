@@ -1,8 +1,7 @@
-"""Small random Qwen3 checkpoints with a real tokenizer, and the same weights in transformers as the oracle."""
+"""A small random checkpoint with a real tokenizer, and the same weights in transformers as the oracle."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,36 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import Engine, EngineConfig, default_model
-
-
-def make_checkpoint(path: Path, *, seed: int = 0, tie: bool = True, kind: str = "causal", **changes: Any) -> Path:
-    """A random float32 Qwen3 with the packaged model's tokenizer."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
-
-    sizes: dict[str, Any] = {
-        "vocab_size": 4096,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": tie,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "initializer_range": 0.12,
-        **changes,
-    }
-    torch.manual_seed(seed)
-    config = Qwen3Config(**sizes)
-    model = Qwen3ForCausalLM(config) if kind == "causal" else Qwen3ForSequenceClassification(config)
-    model.float().save_pretrained(path)
-    for name in ("tokenizer.json",):
-        shutil.copy(default_model.path() / name, path / name)
-    return path
+from prelude import Engine, EngineConfig
+from tests.checkpoints import make_checkpoint
 
 
 @dataclass

@@ -12,7 +12,8 @@ import pytest
 from prelude import Engine, Generate, SamplingParams
 from prelude.errors import ExecutionError
 from tests import reference_sampler as reference
-from tests.engine.conftest import Oracle, make_checkpoint
+from tests.checkpoints import make_checkpoint
+from tests.engine.conftest import Oracle
 
 Make = Callable[..., Engine]
 STATE = "The harbour was quiet that morning; two boats lay at the quay."
@@ -152,7 +153,7 @@ def test_settings_of_one_text_never_alter_another(make_engine: Make) -> None:
 @pytest.mark.fault(58)
 def test_a_row_that_is_not_a_number_fails_alone(tmp_path: Path, make_engine: Make) -> None:
     """One token's embedding is NaN: texts that meet it fail, in prefill and in the middle; nobody else does."""
-    engine = make_engine(make_checkpoint(tmp_path / "nan", tie=False))
+    engine = make_engine(make_checkpoint(tmp_path / "nan", tie_word_embeddings=False))
     bad = 77
     clean = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, banned_token_ids=[bad])
     want = engine.complete(STATE, clean)

@@ -23,7 +23,8 @@ from prelude import (
     YesNo,
 )
 from prelude.errors import InvalidRequest
-from tests.engine.conftest import Oracle, make_checkpoint
+from tests.checkpoints import make_checkpoint
+from tests.engine.conftest import Oracle
 
 Make = Callable[..., Engine]
 STATE = "The harbour was quiet that morning; two boats lay at the quay, and nobody wanted to sail in the fog."
@@ -164,11 +165,12 @@ def test_completions_equal_transformers_greedy(make_engine: Make, oracle: Oracle
     assert again.token_ids == done.token_ids and again.stats.cached_tokens > 0
 
 
-def test_classification_head(tmp_path: Path, make_engine: Make) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
+def test_classification_head(tmp_path: Path, make_engine: Make, family: str) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    path = make_checkpoint(tmp_path / "head", kind="head", num_labels=3)
+    path = make_checkpoint(tmp_path / "head", family=family, kind="ForSequenceClassification", num_labels=3)
     engine = make_engine(path)
     got = engine.classify(STATE)
     ids = engine.explain(Classify(STATE)).token_ids.tolist()

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.execution.helpers import Model, save_model
+from tests.checkpoints import save_model
+from tests.execution.helpers import Model
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
     "sharded": {"shard": "60KB"},
-    "bf16-files": {"dtype": torch.bfloat16},
+    "bf16-files": {"dtype": "bfloat16"},
     "no-groups": {"num_key_value_heads": 4},
     "groups-of-4": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16},
     "biases": {"attention_bias": True},
@@ -25,6 +27,24 @@ VARIANTS = {
         }
     },
     "one-kv-head": {"num_key_value_heads": 1},
+    "llama": {"family": "llama", "head_dim": None},
+    "llama-tied-sharded": {"family": "llama", "tie_word_embeddings": True, "shard": "60KB"},
+    "llama-groups-of-4": {"family": "llama", "num_attention_heads": 8, "head_dim": 8},
+    "llama-one-kv-head": {"family": "llama", "num_key_value_heads": 1, "head_dim": 16},
+    "llama-biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama-3-rope": {
+        "family": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen2": {"family": "qwen2", "head_dim": 16},
+    "mistral": {"family": "mistral"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Batches made by hand, and small random checkpoints made with transformers."""
+"""Batches made by hand, and a small random checkpoint beside its oracle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from prelude.batch import (
     DecodeBatch,
@@ -25,39 +25,14 @@ from prelude.batch import (
 from prelude.execution.cpu import CpuExecutor
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from tests.checkpoints import SMALL
 
-VOCAB = 211
+VOCAB: int = SMALL["vocab_size"]
 BLOCK = 16
 
 
 def i32(values: Any) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int32)
-
-
-def save_model(
-    path: Path, *, scale: float = 0.08, seed: int = 0, shard: str = "1GB", dtype: Any = None, **changes: Any
-) -> Path:
-    """A small random Qwen3, with weights large enough that its answers differ clearly."""
-    settings: dict[str, Any] = dict(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-    )
-    model = Qwen3ForCausalLM(Qwen3Config(**{**settings, **changes}))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            centre = 1.0 if "norm" in name else 0.0
-            weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
-    model.tie_weights()
-    model.to(dtype or torch.float32).save_pretrained(path, max_shard_size=shard)
-    return path
 
 
 @dataclass
@@ -68,7 +43,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self.config = ModelConfig.from_dir(self.path)
-        self.oracle = Qwen3ForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
+        self.oracle = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
 
     def executor(self, num_blocks: int = 128, **options: Any) -> CpuExecutor:
         with Checkpoint.open(self.path, self.config) as checkpoint:

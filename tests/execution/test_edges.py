@@ -18,6 +18,7 @@ from prelude.execution.executor import Executor
 from prelude.execution.readouts import best, log_normalisers, logprobs_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from tests.checkpoints import save_model
 from tests.execution.helpers import (
     Model,
     Segment,
@@ -31,7 +32,6 @@ from tests.execution.helpers import (
     random_ids,
     run,
     sampling,
-    save_model,
     slices,
     slots,
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from prelude.batch import MixedBatch, OneShotBatch, PooledRows
+from tests.checkpoints import save_model
 from tests.execution.helpers import (
     VOCAB,
     Model,
@@ -65,8 +66,6 @@ def test_one_lm_head_row_per_sequence(model: Model) -> None:
 
 @pytest.mark.feature("A18")
 def test_last_five_of_4096_positions(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from tests.execution.helpers import save_model
-
     long = Model(save_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096, num_hidden_layers=2))
     ids = random_ids(1, 4096)
     executor = long.executor()
@@ -170,7 +169,7 @@ def test_bytes_of_a_token(variant: Model) -> None:
 def test_weights_are_counted_once(variant: Model) -> None:
     count = sum(p.numel() for p in variant.oracle.parameters())  # tied weights appear once
     c = variant.config
-    per_head_gains = c.num_layers * c.head_dim * (c.num_heads + c.num_kv_heads - 2)
+    per_head_gains = c.num_layers * c.head_dim * (c.num_heads + c.num_kv_heads - 2) if c.qk_norm else 0
     folded = 2 * c.num_layers * c.hidden_size
     assert variant.executor().limits().weight_bytes == 4 * (count + per_head_gains - folded)
 

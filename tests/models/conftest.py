@@ -13,17 +13,8 @@ import pytest
 from prelude.errors import CheckpointError, ModelError
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from tests.checkpoints import TINY, write_checkpoint
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-}
 KINDS: dict[str, dict[str, Any]] = {
     "untied": {},
     "tied": {"tie_word_embeddings": True},
@@ -32,6 +23,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "sharded_tied": {"shard": "20KB", "tie_word_embeddings": True},
     "biased": {"attention_bias": True},
     "multi_query": {"num_key_value_heads": 1, "head_dim": 16},
+    "llama": {"family": "llama"},
+    "llama_biased": {"family": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "qwen2": {"family": "qwen2"},
+    "mistral": {"family": "mistral"},
 }
 
 
@@ -84,15 +79,7 @@ def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
     def make(kind: str) -> Path:
         if kind not in made:
-            import torch
-            from transformers import Qwen3Config, Qwen3ForCausalLM
-
-            options = dict(KINDS[kind])
-            shard, dtype = options.pop("shard", "1GB"), options.pop("dtype", "float32")
-            torch.manual_seed(0)
-            model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **options})).to(getattr(torch, dtype))
-            made[kind] = tmp_path_factory.mktemp(kind)
-            model.save_pretrained(made[kind], max_shard_size=shard)
+            made[kind] = write_checkpoint(tmp_path_factory.mktemp(kind), TINY, **KINDS[kind])
         return made[kind]
 
     return make

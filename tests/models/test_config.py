@@ -52,6 +52,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 ABSENT: Any = object()
+LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "attention_bias": ABSENT}
+QWEN2: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_bias": ABSENT}
 
 
 def read(base: dict[str, Any] = NEW, **changes: Any) -> ModelConfig:
@@ -93,7 +96,9 @@ def test_directory_written_by_transformers(checkpoint_dir: Any) -> None:
     assert (config.dtype, config.rope_theta, config.head_dim) == ("bfloat16", 10000.0, 8)
 
 
-@pytest.mark.parametrize("kind", ["untied", "tied", "biased", "multi_query"])
+@pytest.mark.parametrize(
+    "kind", ["untied", "tied", "biased", "multi_query", "llama", "llama_biased", "qwen2", "mistral"]
+)
 def test_expected_tensors_are_those_that_transformers_writes(kind: str, checkpoint_dir: Any) -> None:
     from safetensors import safe_open
 
@@ -168,6 +173,25 @@ def test_defaults_of_the_family() -> None:
     config = read(hidden_act=ABSENT, attention_bias=ABSENT, tie_word_embeddings=ABSENT, architectures=None)
     assert (config.hidden_act, config.attention_bias, config.tie_word_embeddings) == ("silu", False, False)
     assert (config.architecture, config.lm_head) == ("Qwen3ForCausalLM", True)
+
+
+def test_a_first_llama_config_leaves_out_what_came_later() -> None:
+    later = ("num_key_value_heads", "head_dim", "rope_parameters", "attention_bias", "mlp_bias")
+    config = read(**LLAMA, tie_word_embeddings=ABSENT, **dict.fromkeys(later, ABSENT))
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 8, 10000.0)
+    assert not (config.attention_bias or config.output_bias or config.mlp_bias or config.tie_word_embeddings)
+    assert not config.qk_norm
+
+
+def test_where_each_family_has_biases() -> None:
+    def biases(**changes: Any) -> tuple[bool, bool, bool]:
+        config = read(**changes)
+        return config.attention_bias, config.output_bias, config.mlp_bias
+
+    assert biases(**QWEN2) == (True, False, False)
+    assert biases(**MISTRAL) == (False, False, False)
+    assert biases(**{**LLAMA, "attention_bias": True}) == (True, True, False)
+    assert biases(**{**LLAMA, "mlp_bias": True}) == (False, False, True)
 
 
 def test_sizes_that_follow_from_others() -> None:
@@ -310,7 +334,7 @@ def test_rope_values(rope: dict[str, Any], message: str) -> None:
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "architecture 'LlamaForCausalLM'"),
+    ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "architecture 'GPT2LMHeadModel'"),
     ({"architectures": None, "model_type": "bert"}, "model_type 'bert'"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config \\('gptq'\\)"),
     ({"quantization_config": {}}, "quantization_config"),
@@ -327,6 +351,16 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
     ({"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config"),
     ({"mlp_bias": True}, "mlp_bias True"),
+    ({"is_causal": False}, "is_causal"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ({**MISTRAL, "sliding_window": 4096}, "sliding_window 4096"),
+    ({**MISTRAL, "sliding_window": ABSENT}, "sliding_window 4096, which a mistral config without it means"),
+    ({**MISTRAL, "attention_bias": True}, "attention_bias True in a mistral model"),
+    ({**QWEN2, "use_sliding_window": True, "sliding_window": 64}, "use_sliding_window"),
+    ({**QWEN2, "attention_bias": False}, "attention_bias False in a qwen2 model"),
+    ({**LLAMA, "rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+    ({**LLAMA, "sliding_window": 64}, "sliding_window 64"),
+    ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"vision_config": {}}, "vision_config"),
 ]
 

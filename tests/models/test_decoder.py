@@ -11,7 +11,8 @@ import torch
 from prelude.batch import OneShotBatch
 from prelude.models.ops import Bits, Linear, RotaryTable, rms_norm, rotate_, silu_gate
 from prelude.models.weights import interleave
-from tests.execution.helpers import Model, all_logprobs, hidden, prompts, random_ids, run, save_model
+from tests.checkpoints import save_model
+from tests.execution.helpers import Model, all_logprobs, hidden, prompts, random_ids, run
 
 
 @pytest.fixture(scope="module")
