@@ -10,10 +10,11 @@ from typing import Any, get_args
 
 from prelude.admission import checks
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
+from prelude.admission.drawing import Drawing, Sampling
 from prelude.admission.memo import Memo
-from prelude.admission.prepared import Admitted, Outcome, Prepared, Sampling, TokenTree
+from prelude.admission.prepared import Admitted, Outcome, Prepared, RequestReadout, TokenTree
 from prelude.admission.tokenization import Encoder, Use
-from prelude.batch import LogprobRows, Readout, SampleRows
+from prelude.batch import LogprobRows
 from prelude.config import EngineConfig
 from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
@@ -59,7 +60,7 @@ def admitted(
     use: Use,
     task: Task,
     tree: TokenTree,
-    readout: Readout | None,
+    readout: RequestReadout | None,
     finish: Callable[[Outcome], Any],
     *,
     truncated: int = 0,
@@ -67,7 +68,7 @@ def admitted(
     sampling: Sampling | None = None,
 ) -> Admitted:
     """Put the parts together; the last step of every ``prepare_*``."""
-    if not facts.limits.lm_head and isinstance(readout, LogprobRows | SampleRows):
+    if not facts.limits.lm_head and isinstance(readout, LogprobRows | Drawing):
         raise InvalidRequest(
             "this model has no language-model head: it can embed or classify, and cannot score or write text",
             field=type(task).__name__,

@@ -6,12 +6,13 @@ import time
 from dataclasses import replace
 
 from prelude.admission import checks
+from prelude.admission.drawing import Drawing, History, Sampling
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.logprobs import prompt_readout, top_limit
-from prelude.admission.prepared import Admitted, Outcome, Sampling, TokenTree
+from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.reading import TextReader, sampled_logprob
-from prelude.admission.sampling import Drawing, History, resolve, sample_rows
+from prelude.admission.sampling import resolve
 from prelude.admission.tokenization import Use
 from prelude.batch import SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
@@ -44,13 +45,12 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
     history = None
     if budget == 1 and sampling.edits is not None and sampling.edits.penalised:
         history = History.of(sampling.edits, prompt.token_ids)
-    readout = sample_rows([Drawing(n - 1, sampling, 0, history)])
     ready = admitted(
         facts,
         use,
         task,
         TokenTree.single(prompt.token_ids),
-        readout,
+        Drawing(n - 1, sampling, 0, history),
         lambda outcome: complete(facts, sampling, outcome),
         truncated=prompt.truncated,
         max_new_tokens=budget,

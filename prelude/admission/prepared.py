@@ -1,7 +1,7 @@
 """Prepared: everything the engine needs to know of a request, and no more. No text, no model.
 
 Request-level readouts are the batch's own types with row numbers into this request's tokens; packing adds an
-offset and nothing else.
+offset and nothing else. A token to be drawn is the exception: its settings become arrays once a step, for all rows.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from prelude.batch import F32, I32, HeadRows, LogprobRows, Output, PooledRows, Readout, SampleOutput, SampleRows
+from prelude.admission.drawing import Drawing, Sampling
+from prelude.batch import I32, HeadRows, LogprobRows, Output, PooledRows, SampleOutput
 from prelude.results import RequestStats, SampledLogprob
-from prelude.streaming.text import Stops
 from prelude.tasks import CacheMode
 
 _ROOT: I32 = np.array([-1], dtype=np.int32)
 _COUNT: I32 = np.arange(1 << 16, dtype=np.int32)
-for _shared in (_ROOT, _COUNT):
+_NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
+for _shared in (_ROOT, _COUNT, _NO_ROWS):
     _shared.setflags(write=False)
 
 
@@ -77,48 +78,13 @@ class TokenTree:
         return int(self.positions.max(initial=-1)) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class RowEdits:
-    """What a request has done to its logits. ``banned_early`` is ``banned`` and the stop ids, for the steps before
-    ``min_tokens``; an empty ``allowed`` allows every id."""
-
-    repetition: float
-    presence: float
-    frequency: float
-    bias_ids: I32
-    bias_values: F32
-    allowed: I32
-    banned: I32
-    banned_early: I32
-
-    @property
-    def penalised(self) -> bool:
-        """Whether what the text has so far plays a part."""
-        return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling settings with every default resolved. ``stop_ids`` end the text; they and the stop string are part of
-    it only with ``include_stop``."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    stop_ids: frozenset[int]
-    edits: RowEdits | None = None  # None: the logits are sampled as they are
-    min_tokens: int = 0
-    logprobs: int | None = None
-    stops: Stops | None = None
-    include_stop: bool = False
+RequestReadout: TypeAlias = LogprobRows | PooledRows | HeadRows | Drawing
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     tree: TokenTree
-    readout: Readout | None  # None: nothing is read; the prompt is computed for the prefix cache alone
+    readout: RequestReadout | None  # None: nothing is read; the prompt is computed for the prefix cache alone
     max_new_tokens: int = 0  # effective: already cut to what the context leaves
     sampling: Sampling | None = None
     cache: CacheMode = "auto"
@@ -165,14 +131,23 @@ class Admitted:
     watched: bool = False  # the reader is needed even where nobody reads along: it finds stops, keeps logprobs
 
 
-def first_read_token(readout: Readout | None) -> int | None:
+def read_rows(readout: RequestReadout | None) -> I32:
+    """The tokens whose hidden state is read, ascending."""
+    if readout is None:
+        return _NO_ROWS
+    return np.array([readout.row], dtype=np.int32) if isinstance(readout, Drawing) else readout.rows
+
+
+def first_read_token(readout: RequestReadout | None) -> int | None:
     """The first token whose hidden state is needed; the prefix cache may stand in for everything before it."""
+    if isinstance(readout, Drawing):
+        return readout.row
     if readout is None or len(readout.rows) == 0:
         return None
     return int(readout.rows.min())
 
 
-def readout_key(readout: Readout) -> tuple[object, ...]:
+def readout_key(readout: RequestReadout) -> tuple[object, ...]:
     """Requests share a batch only where this is equal: head and options (model and tokenizer are the engine's)."""
     match readout:
         case LogprobRows():
@@ -181,10 +156,12 @@ def readout_key(readout: Readout) -> tuple[object, ...]:
             return ("pooled", readout.pooling)
         case HeadRows():
             return ("head",)
-        case SampleRows():
+        case Drawing():
             return ("sample",)  # rows that ask for fewer numbers take their part of what others ask for
 
 
-def logits_rows(readout: Readout | None) -> int:
+def logits_rows(readout: RequestReadout | None) -> int:
     """Rows that meet the vocabulary: the unit of a readout's temporary memory."""
-    return len(readout.rows) if isinstance(readout, LogprobRows | SampleRows) else 0
+    if isinstance(readout, Drawing):
+        return 1
+    return len(readout.rows) if isinstance(readout, LogprobRows) else 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
 from prelude.admission.decide import Layout, prepare_decide
@@ -14,11 +12,11 @@ from prelude.admission.facts import make_facts
 from prelude.admission.generate import prepare_generate
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
 from prelude.admission.pooled import prepare_classify, prepare_embed
-from prelude.admission.prepared import Admitted, logits_rows
+from prelude.admission.prepared import Admitted, RequestReadout, logits_rows, read_rows
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizerLike, Use
-from prelude.batch import LogprobRows, PooledRows, Readout
+from prelude.batch import HeadRows, LogprobRows, PooledRows
 from prelude.config import EngineConfig
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
@@ -112,7 +110,7 @@ class Preparer:
             text=self._facts.encoder.tokenizer.decode(tree.token_ids.tolist(), skip_special_tokens=False),
             token_ids=tree.token_ids,
             segments=tuple(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), tree.parents.tolist())),
-            rows=np.zeros(0, dtype=np.int32) if readout is None else readout.rows,
+            rows=read_rows(readout),
             readout=describe(readout),
             labels=() if layout is None else tuple(tuple(zip(p.labels, p.label_ids)) for p in layout.plans),
             execution_class=classify(prepared).value,
@@ -141,10 +139,11 @@ class Preparer:
             use.close()
 
 
-def describe(readout: Readout | None) -> str:
+def describe(readout: RequestReadout | None) -> str:
     if readout is None:
         return "nothing: the prompt is computed for the prefix cache alone"
-    rows = f"{len(readout.rows)} row{'s' * (len(readout.rows) != 1)}"
+    count = len(read_rows(readout))
+    rows = f"{count} row{'s' * (count != 1)}"
     if isinstance(readout, LogprobRows):
         best = f", the {readout.top} best tokens of each row" if readout.top else ""
         return (
@@ -152,4 +151,4 @@ def describe(readout: Readout | None) -> str:
         )
     if isinstance(readout, PooledRows):
         return f"hidden states of {rows}, pooling {readout.pooling}"
-    return f"{type(readout).__name__.removesuffix('Rows').lower()} at {rows}"
+    return f"{'head' if isinstance(readout, HeadRows) else 'sample'} at {rows}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prelude.admission.prepared import Sampling
+from prelude.admission.drawing import Sampling
 from prelude.batch import SampleOutput
 from prelude.results import RequestStats, SampledLogprob
 from prelude.streaming.detokenize import Texts

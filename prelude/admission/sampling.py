@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude.admission import checks
+from prelude.admission.drawing import Drawing, RowEdits, Sampling
 from prelude.admission.facts import Facts
 from prelude.admission.logprobs import top_limit
-from prelude.admission.prepared import RowEdits, Sampling
 from prelude.batch import F32, I32, LogitEdits, SampleRows
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.streaming.text import Stops, make_stops
@@ -154,56 +153,11 @@ def token_ids(value: Any, field: str, rows: int, most: int) -> I32:
 # ------------------------------------------------------------------ arrays
 
 
-class History:
-    """The ids that a request's penalties weigh, each once, with how often it was drawn."""
-
-    __slots__ = ("_counts", "_ids", "_place", "size")
-
-    def __init__(self, prompt: I32) -> None:
-        ids = np.unique(prompt)
-        self.size = len(ids)
-        self._ids = np.empty(self.size + 64, dtype=np.int32)
-        self._counts = np.zeros(self.size + 64, dtype=np.int32)
-        self._ids[: self.size] = ids
-        self._place = dict(zip(ids.tolist(), range(self.size)))
-
-    @classmethod
-    def of(cls, edits: RowEdits, prompt: I32) -> History:
-        """The repetition penalty alone looks at the prompt."""
-        return cls(prompt if edits.repetition != 1.0 else _NO_IDS)
-
-    def add(self, token_id: int) -> None:
-        at = self._place.get(token_id)
-        if at is None:
-            at = self._place[token_id] = self.size
-            if at == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._ids[at] = token_id
-            self.size += 1
-        self._counts[at] += 1
-
-    def ids(self) -> I32:
-        return self._ids[: self.size]
-
-    def counts(self) -> I32:
-        return self._counts[: self.size]
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """One row that is about to be sampled: ``row`` in its batch, ``step`` tokens drawn before."""
-
-    row: int
-    sampling: Sampling
-    step: int = 0
-    history: History | None = None
-
-
-def sample_rows(draws: Sequence[Drawing]) -> SampleRows:
+def sample_rows(draws: Sequence[Drawing], rows: Sequence[int] | None = None) -> SampleRows:
+    """The arrays of one step. ``rows``: where the draws stand in the batch, if not at their own ``row``."""
     settings = [draw.sampling for draw in draws]
     return SampleRows(
-        np.array([draw.row for draw in draws], dtype=np.int32),
+        np.array([draw.row for draw in draws] if rows is None else rows, dtype=np.int32),
         np.array([s.temperature for s in settings], dtype=np.float32),
         np.array([s.top_k for s in settings], dtype=np.int32),
         np.array([s.top_p for s in settings], dtype=np.float32),
@@ -240,47 +194,7 @@ def logit_edits(draws: Sequence[Drawing]) -> LogitEdits | None:
     )
 
 
-def join_samples(parts: Sequence[SampleRows]) -> SampleRows:
-    """Rows of several requests as one readout."""
-    return SampleRows(
-        np.concatenate([s.rows for s in parts]),
-        np.concatenate([s.temperature for s in parts]),
-        np.concatenate([s.top_k for s in parts]),
-        np.concatenate([s.top_p for s in parts]),
-        np.concatenate([s.min_p for s in parts]),
-        np.concatenate([s.seeds for s in parts]),
-        np.concatenate([s.steps for s in parts]),
-        max(s.top for s in parts),
-        any(s.logprobs for s in parts),
-        join_edits([(s.edits, len(s.rows)) for s in parts]),
-    )
-
-
-def join_edits(parts: Sequence[tuple[LogitEdits | None, int]]) -> LogitEdits | None:
-    if all(edits is None for edits, _ in parts):
-        return None
-    edits = [edits or _untouched(count) for edits, count in parts]
-
-    def rows(name: str) -> list[npt.NDArray[Any]]:
-        return [getattr(e, name) for e in edits]
-
-    joined = {name: np.concatenate(rows(name)) for name in LogitEdits.__slots__}
-    for name in ("seen_indptr", "bias_indptr", "allowed_indptr", "banned_indptr"):
-        joined[name] = _indptr(np.concatenate([np.diff(indptr) for indptr in rows(name)]).tolist())
-    return LogitEdits(**joined)
-
-
-def _untouched(count: int) -> LogitEdits:
-    edits = logit_edits([Drawing(0, _WITHOUT_EDITS)] * count)
-    if edits is None:
-        raise RuntimeError("rows without edits still need their empty tables")
-    return edits
-
-
 NO_EDITS = RowEdits(1.0, 0.0, 0.0, _NO_IDS, np.zeros(0, dtype=np.float32), _NO_IDS, _NO_IDS, _NO_IDS)
-
-
-_WITHOUT_EDITS = Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), NO_EDITS)
 
 
 def _indptr(lengths: Sequence[int]) -> I32:

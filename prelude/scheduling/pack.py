@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from prelude._native.core import pack_decode, pack_prompt
-from prelude.admission.sampling import join_samples, sample_rows
+from prelude.admission.drawing import Drawing
+from prelude.admission.sampling import sample_rows
 from prelude.batch import (
     I32,
     DecodeBatch,
@@ -54,12 +56,6 @@ class Packed:
     decode: tuple[Share, ...] = ()
     outputs: tuple[int, int, int] = (0, 0, 0)
     computed: tuple[int, ...] = ()  # tokens each OneShot row brought into the batch
-
-
-def _indptr(lengths: Sequence[int]) -> I32:
-    out = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=out[1:])
-    return out
 
 
 # ------------------------------------------------------------------ OneShot
@@ -114,68 +110,57 @@ def _oneshot_rows(plan: Plan, block_size: int) -> tuple[list[PromptRow], list[in
     return rows, at, begin
 
 
-def _oneshot_readouts(plan: Plan, offsets: I32, at: list[int], begin: list[int]) -> tuple[list[Readout], list[int]]:
-    """Every row's readout moved to batch tokens, and the tokens each row brought (a fold's, to its first member)."""
-    readouts: list[Readout] = []
-    computed: list[int] = []
+def _oneshot_readout(
+    plan: Plan, offsets: I32, at: list[int], begin: list[int]
+) -> tuple[Readout, tuple[Share, ...], tuple[int, ...]]:
+    """All rows' readouts as one, each request's share of it, and the tokens each row brought (a fold's, to its first
+    member)."""
     first = offsets.tolist()
-    for index, row in enumerate(plan.oneshot):
-        readout = row.request.prepared.readout
-        readouts.append(_NOTHING if readout is None else _moved(readout, first[at[index]] - begin[index]))
-        computed.append(row.request.prepared.tree.num_tokens - begin[index])
+    requests = [row.request for row in plan.oneshot]
+    shifts = [first[place] - start for place, start in zip(at, begin)]
+    computed = [r.prepared.tree.num_tokens - start for r, start in zip(requests, begin)]
     for fold in plan.folds:
         computed[fold.members[0]] += fold.tokens
-    return readouts, computed
+    return *_join(requests, shifts), tuple(computed)
 
 
 _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)
 
 
-def _moved(readout: Readout, by: int) -> Readout:
-    rows = readout.rows + np.int32(by)
-    match readout:
-        case LogprobRows():
-            return LogprobRows(rows, readout.target_rows, readout.targets, readout.top, readout.ranks)
-        case PooledRows():
-            return PooledRows(rows, readout.indptr, readout.pooling)
-        case HeadRows():
-            return HeadRows(rows)
-        case SampleRows():
-            return replace(readout, rows=rows)
-
-
-def _join(readouts: list[Readout], requests: list[Request]) -> tuple[Readout, tuple[Share, ...]]:
-    """Many readouts of one key as one, and each request's share of it."""
+def _join(requests: list[Request], shifts: list[int]) -> tuple[Readout, tuple[Share, ...]]:
+    """Readouts of one key as one. ``shifts``: what to add to each request's row numbers to get the batch's."""
+    readouts = [request.prepared.readout or _NOTHING for request in requests]
     first = readouts[0]
-    rows = np.concatenate([r.rows for r in readouts])
-    row_ends = np.cumsum([len(r.rows) for r in readouts]).tolist()
-    row_starts = [0, *row_ends[:-1]]
+    if isinstance(first, Drawing):
+        draws = [readout for readout in readouts if isinstance(readout, Drawing)]
+        rows = [draw.row + shift for draw, shift in zip(draws, shifts)]
+        return sample_rows(draws, rows), _one_each(requests)
+    parts = [readout for readout in readouts if not isinstance(readout, Drawing)]
+    moved, starts, ends = _concatenated([part.rows for part in parts], shifts)
     match first:
         case LogprobRows():
-            logprobs = [r for r in readouts if isinstance(r, LogprobRows)]
-            pair_ends = np.cumsum([len(r.targets) for r in logprobs]).tolist()
-            pair_starts = [0, *pair_ends[:-1]]
-            joined: Readout = LogprobRows(
-                rows,
-                np.concatenate([r.target_rows + np.int32(at) for r, at in zip(logprobs, row_starts)]),
-                np.concatenate([r.targets for r in logprobs]),
-                first.top,
-                first.ranks,
-            )
-            shares = tuple(
-                Share(request, (a, b), (c, d))
-                for request, a, b, c, d in zip(requests, row_starts, row_ends, pair_starts, pair_ends)
-            )
-            return joined, shares
+            logprobs = [part for part in parts if isinstance(part, LogprobRows)]
+            target_rows, pair_starts, pair_ends = _concatenated([part.target_rows for part in logprobs], starts)
+            targets = np.concatenate([part.targets for part in logprobs])
+            shares = tuple(map(Share, requests, zip(starts, ends), zip(pair_starts, pair_ends)))
+            return LogprobRows(moved, target_rows, targets, first.top, first.ranks), shares
         case PooledRows():
-            pooled = [r for r in readouts if isinstance(r, PooledRows)]
-            joined = PooledRows(rows, _indptr([len(r.rows) for r in pooled]), first.pooling)
-            return joined, tuple(Share(request, (i, i + 1)) for i, request in enumerate(requests))
+            return PooledRows(moved, np.array([0, *ends], dtype=np.int32), first.pooling), _one_each(requests)
         case HeadRows():
-            return HeadRows(rows), tuple(Share(request, (i, i + 1)) for i, request in enumerate(requests))
-        case SampleRows():
-            one_each = tuple(Share(request, (i, i + 1)) for i, request in enumerate(requests))
-            return join_samples([r for r in readouts if isinstance(r, SampleRows)]), one_each
+            return HeadRows(moved), _one_each(requests)
+
+
+def _concatenated(parts: list[I32], shifts: list[int]) -> tuple[I32, list[int], list[int]]:
+    """``parts`` in one array, each moved by its shift; where each begins in it, and where it ends."""
+    lengths = [len(part) for part in parts]
+    ends = list(itertools.accumulate(lengths))
+    joined: I32 = np.concatenate(parts)
+    joined += np.repeat(np.array(shifts, dtype=np.int32), lengths)
+    return joined, [0, *ends[:-1]], ends
+
+
+def _one_each(requests: Sequence[Request]) -> tuple[Share, ...]:
+    return tuple([Share(request, (i, i + 1)) for i, request in enumerate(requests)])
 
 
 # ------------------------------------------------------------------ Decode
@@ -203,7 +188,7 @@ def _decode_readout(requests: Sequence[Request]) -> SampleRows:
 def pack(plan: Plan, block_size: int) -> Packed:
     if plan.kind == "decode":
         batch = DecodeBatch(_decode_rows(plan.decode, block_size), _decode_readout(plan.decode))
-        return Packed(batch, decode=tuple(Share(r, (i, i + 1)) for i, r in enumerate(plan.decode)))
+        return Packed(batch, decode=_one_each(plan.decode))
     rows, at, begin = _oneshot_rows(plan, block_size)
     first_chunk = len(rows)
     rows.extend(_prefill_row(row) for row in plan.prefill)
@@ -211,12 +196,11 @@ def pack(plan: Plan, block_size: int) -> Packed:
     slices = PromptSlices(*arrays[:8])
     shares: tuple[Share, ...] = ()
     readouts: list[Readout] = []
-    computed: list[int] = []
+    computed: tuple[int, ...] = ()
     if plan.oneshot:
-        moved, computed = _oneshot_readouts(plan, offsets, at, begin)
-        joined, shares = _join(moved, [row.request for row in plan.oneshot])
+        joined, shares, computed = _oneshot_readout(plan, offsets, at, begin)
         if plan.kind == "oneshot":
-            return Packed(OneShotBatch(slices, joined), shares, computed=tuple(computed))
+            return Packed(OneShotBatch(slices, joined), shares, computed=computed)
         readouts.append(joined)
     ends = [(int(offsets[first_chunk + i]) + row.count - 1, row.request) for i, row in enumerate(plan.prefill)]
     sampled = [(token, request) for (token, request), row in zip(ends, plan.prefill) if row.samples]
@@ -231,8 +215,8 @@ def pack(plan: Plan, block_size: int) -> Packed:
     return Packed(
         mixed,
         shares,
-        tuple(Share(r, (i, i + 1)) for i, (_, r) in enumerate(sampled)),
-        tuple(Share(r, (i, i + 1)) for i, r in enumerate(plan.decode)),
+        _one_each([request for _, request in sampled]),
+        _one_each(plan.decode),
         (0, len(readouts) - 1, len(readouts)),
-        tuple(computed),
+        computed,
     )

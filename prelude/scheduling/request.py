@@ -12,8 +12,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from prelude.admission.classes import ExecutionClass, classify
+from prelude.admission.drawing import Drawing, History
 from prelude.admission.prepared import Outcome, Prepared, first_read_token, readout_key
-from prelude.admission.sampling import Drawing, History
 from prelude.batch import I32, SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import RequestStats

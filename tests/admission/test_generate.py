@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 
 from prelude.admission.classes import ExecutionClass, classify
+from prelude.admission.drawing import Drawing
 from prelude.admission.preparer import Preparer
-from prelude.batch import LogprobRows, SampleRows
+from prelude.admission.sampling import sample_rows
+from prelude.batch import LogprobRows
 from prelude.errors import InvalidRequest, RequestTooLarge, UnknownParameter
 from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, SamplingParams, YesNo
 from tests.admission import toys
 
 NAN, INF = math.nan, math.inf
+
+
+def drawn(preparer: Preparer, params: SamplingParams) -> Drawing:
+    found = preparer.prepare(Generate([5], params)).prepared.readout
+    assert isinstance(found, Drawing)
+    return found
 
 
 @pytest.mark.feature("A2")
@@ -91,8 +99,7 @@ def test_temperatures_down_to_zero(preparer: Preparer) -> None:
         (np.float32(0.5), 0.5),
         (100, 100.0),
     ):
-        readout = preparer.prepare(Generate([5], SamplingParams(temperature=given))).prepared.readout
-        assert isinstance(readout, SampleRows)
+        readout = sample_rows([drawn(preparer, SamplingParams(temperature=given))])
         assert readout.temperature.tolist() == pytest.approx([effective]) and not np.signbit(readout.temperature[0])
         assert np.isfinite(np.float32(1e4) / max(readout.temperature[0], np.float32(1e-5)))
     for name, value in (("top_p", 0.0), ("top_p", 1.0001), ("min_p", 1.0001), ("temperature", 100.1)):
@@ -103,8 +110,7 @@ def test_temperatures_down_to_zero(preparer: Preparer) -> None:
 @pytest.mark.fault(9)
 def test_top_k_and_seed(preparer: Preparer) -> None:
     for given, effective in ((0, 0), (1, 1), (427, 427), (428, 0), (10**9, 0)):
-        readout = preparer.prepare(Generate([5], SamplingParams(top_k=given))).prepared.readout
-        assert isinstance(readout, SampleRows) and readout.top_k.tolist() == [effective]
+        assert sample_rows([drawn(preparer, SamplingParams(top_k=given))]).top_k.tolist() == [effective]
     for name, bad in (
         ("top_k", -2),
         ("top_k", -1),
@@ -129,12 +135,11 @@ def test_a_seed_is_drawn_once_where_none_is_given(preparer: Preparer) -> None:
     seeds = set()
     for _ in range(3):
         prepared = preparer.prepare(Generate([5])).prepared
-        assert prepared.sampling is not None and isinstance(prepared.readout, SampleRows)
-        assert prepared.readout.seeds.tolist() == [prepared.sampling.seed]
-        seeds.add(prepared.sampling.seed)
+        assert isinstance(prepared.readout, Drawing) and prepared.readout.sampling is prepared.sampling
+        assert sample_rows([prepared.readout]).seeds.tolist() == [prepared.readout.sampling.seed]
+        seeds.add(prepared.readout.sampling.seed)
     assert len(seeds) == 3
-    largest = preparer.prepare(Generate([5], SamplingParams(seed=(1 << 64) - 1))).prepared
-    assert largest.readout.seeds.tolist() == [(1 << 64) - 1]  # type: ignore[union-attr]
+    assert sample_rows([drawn(preparer, SamplingParams(seed=(1 << 64) - 1))]).seeds.tolist() == [(1 << 64) - 1]
 
 
 def test_what_can_never_fit_the_pool() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.admission.prepared import Sampling
-from prelude.admission.sampling import Drawing, History, join_samples, resolve_edits, sample_rows
-from prelude.batch import OneShotBatch, SampleRows
+from prelude.admission.drawing import Drawing, History, Sampling
+from prelude.admission.sampling import resolve_edits, sample_rows
+from prelude.batch import OneShotBatch
 from prelude.execution.dump import load, save
 from prelude.execution.sampling import distribution, edited, sample_token, uniforms
 from prelude.tasks import SamplingParams
@@ -141,10 +141,10 @@ def test_each_cut_is_drawn_exactly(model: Model) -> None:
         assert statistic < degrees + 4 * np.sqrt(2 * degrees), options
 
 
-def settings_of(rng: np.random.Generator, row: int) -> SampleRows:
+def settings_of(rng: np.random.Generator, row: int) -> Drawing:
     params = random_params(rng)
     prompt, output = rng.integers(0, VOCAB, 6).tolist(), rng.integers(0, VOCAB, int(rng.integers(0, 9))).tolist()
-    return sample_rows([drawing(params, prompt, output, row)])
+    return drawing(params, prompt, output, row)
 
 
 @pytest.mark.fault(13)
@@ -156,8 +156,8 @@ def test_no_row_alters_another(model: Model) -> None:
     s = prompts(*ids)
     ends = (s.starts[1:] - 1).tolist()
 
-    def tokens(parts: list[SampleRows]) -> Any:
-        output = run(executor, OneShotBatch(s, join_samples(parts))).outputs[0]
+    def tokens(parts: list[Drawing]) -> Any:
+        output = run(executor, OneShotBatch(s, sample_rows(parts))).outputs[0]
         if output.logprobs is not None:
             assert (output.logprobs <= 0).all() and np.isfinite(output.logprobs).all()
         return output.token_ids
@@ -171,19 +171,21 @@ def test_no_row_alters_another(model: Model) -> None:
             assert tokens([parts[row]])[0] == together[row]
 
 
-def test_joined_tables_are_the_rows_one_after_the_other() -> None:
+def test_tables_of_many_rows_are_those_of_each_row_one_after_the_other() -> None:
     rng = np.random.default_rng(0)
     params = [random_params(rng) for _ in range(6)] + [SamplingParams(seed=1)]
-    parts = [sample_rows([drawing(p, [1, 2], [3, 3], row)]) for row, p in enumerate(params)]
-    at_once = sample_rows([drawing(p, [1, 2], [3, 3], row) for row, p in enumerate(params)])
-    joined = join_samples(parts)
-    for name in SampleRows.__slots__:
-        if name != "edits":
-            assert np.array_equal(getattr(joined, name), getattr(at_once, name)), name
-    assert joined.edits is not None and at_once.edits is not None
-    for name in type(joined.edits).__slots__:
-        assert np.array_equal(getattr(joined.edits, name), getattr(at_once.edits, name)), name
-    assert not joined.edits.touched()[-1]
+    draws = [drawing(p, [1, 2], [3, 3], 100 + at) for at, p in enumerate(params)]
+    alone = [sample_rows([draw]) for draw in draws]
+    together = sample_rows(draws)
+    assert together.rows.tolist() == [100 + at for at in range(7)]
+    assert sample_rows(draws, [5, 4, 3, 2, 1, 0, 6]).rows.tolist() == [5, 4, 3, 2, 1, 0, 6]
+    for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "steps"):
+        assert np.array_equal(getattr(together, name), np.concatenate([getattr(one, name) for one in alone])), name
+    logits = rng.normal(size=VOCAB).astype(np.float32)
+    assert together.edits is not None and not together.edits.touched()[-1]
+    for at, one in enumerate(alone):
+        expected = logits if one.edits is None else edited(logits, one.edits, 0)
+        assert np.array_equal(edited(logits, together.edits, at), expected)
 
 
 def test_a_dumped_batch_keeps_its_edits(tmp_path: Path) -> None:

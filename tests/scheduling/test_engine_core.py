@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from prelude.admission.classes import ExecutionClass
-from prelude.admission.prepared import Outcome, Prepared, Sampling, TokenTree
-from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows, SampleRows
+from prelude.admission.drawing import Drawing, Sampling
+from prelude.admission.prepared import Outcome, Prepared, TokenTree
+from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows
 from prelude.errors import EngineClosed, ExecutionError, QueueFull, RequestTooLarge
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
@@ -70,10 +71,9 @@ def last_logprob(tokens: np.ndarray, target: int = 5, **options: object) -> Prep
 
 
 def chat(tokens: np.ndarray, count: int, stop: frozenset[int] = frozenset(), **options: object) -> Prepared:
-    zero = np.zeros(1, dtype=np.float32)
-    readout = SampleRows(ids(len(tokens) - 1), zero, ids(0), zero + 1, zero, np.zeros(1, dtype=np.uint64), ids(0))
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, stop)
-    return Prepared(TokenTree.single(tokens), readout, count, sampling, **options)  # type: ignore[arg-type]
+    drawing = Drawing(len(tokens) - 1, sampling)
+    return Prepared(TokenTree.single(tokens), drawing, count, sampling, **options)  # type: ignore[arg-type]
 
 
 def run(core: EngineCore, items: list[Prepared]) -> list[Outcome]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prelude.admission.prepared import Prepared, Sampling, TokenTree
-from prelude.admission.sampling import Drawing, sample_rows
+from prelude.admission.drawing import Drawing, Sampling
+from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, Readout, SampleOutput, SampleRows
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
@@ -18,8 +18,8 @@ from tests.scheduling.test_engine_core import Collect, make_core
 
 def text(prompt: list[int], count: int, stops: frozenset[int] = frozenset(), **options: object) -> Prepared:
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, stops, **options)  # type: ignore[arg-type]
-    readout = sample_rows([Drawing(len(prompt) - 1, sampling)])
-    return Prepared(TokenTree.single(np.array(prompt, np.int32)), readout, count, sampling)
+    drawing = Drawing(len(prompt) - 1, sampling)
+    return Prepared(TokenTree.single(np.array(prompt, np.int32)), drawing, count, sampling)
 
 
 class Scripted(toy.ToyExecutor):

@@ -1,0 +1,207 @@
+"""What the host does for a one-token request, with no model: submit, match, allocate, plan, pack, finish, free.
+
+    python -m bench.host_path [--json FILE] [--quick]
+
+Every step is answered with a constant. CPU time of this thread, microseconds a request, 10th percentile over repeats.
+The pool holds two batches and is full before the clock starts, so blocks are evicted all the time. ``core`` begins
+with token ids (a list, or an int32 array) and ends when the request's numbers are with its sink; ``engine`` is the
+public ``run_many``, from ``Generate(ids, max_tokens=1)`` to a ``Completion``; ``asyncio`` is 64 tasks awaiting
+``run`` at the same time, and one ``await run_many``, with the engine thread's own time counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import Report, machine_facts
+from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams
+from prelude.admission.drawing import Drawing
+from prelude.admission.prepared import Prepared, TokenTree
+from prelude.batch import ForwardBatch, OneShotBatch, SampleOutput, SampleRows, StepResult
+from prelude.execution.executor import ExecutorLimits
+from prelude.loading import load
+from prelude.runtime.core import EngineCore
+from prelude.runtime.delivery import BlockingSink
+from prelude.scheduling.lease import KvPool
+
+BLOCK = 16
+PARAMS = SamplingParams(max_tokens=1, temperature=0)
+
+
+class Answering:
+    """An executor that samples token 5 for everybody, at once."""
+
+    def __init__(self, limits: ExecutorLimits) -> None:
+        self._limits = limits
+        self._none = np.zeros(0, np.int32)
+        self._answers: dict[int, StepResult] = {}
+
+    def limits(self) -> ExecutorLimits:
+        return self._limits
+
+    def submit(self, batch: ForwardBatch) -> int:
+        if not isinstance(batch, OneShotBatch) or not isinstance(batch.readout, SampleRows):
+            raise TypeError("this bench sends OneShot steps that sample")
+        return len(batch.readout.rows)
+
+    def wait(self, handle: int) -> StepResult:
+        if handle not in self._answers:
+            ids = np.full(handle, 5, np.int32)
+            self._answers[handle] = StepResult((SampleOutput(ids),), (self._none,), 1e-6)
+        return self._answers[handle]
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self, quick: bool) -> None:
+        self.seconds = 0.6 if quick else 3.0
+        self.rng = np.random.default_rng(0)
+        self.report = Report(
+            "The host's path of a one-token request", "python -m bench.host_path", facts=machine_facts()
+        )
+        self.us: dict[str, float] = {}
+
+    def add(self, key: str, load: str, measure: str, costs: list[float], reach: float | None) -> None:
+        p10, median, p90 = np.percentile(costs, [10, 50, 90]).tolist()
+        self.us[key] = p10
+        note = f"median {median:.2f}"
+        self.report.add(load, measure, (p10, p10, p90), "us", reach="" if reach is None else f"{reach:g}", note=note)
+
+    def prompts(self, rows: int, tokens: int, shared: float = 0.0) -> list[np.ndarray]:
+        out = self.rng.integers(10, 1000, (rows, tokens)).astype(np.int32)
+        out[:, : int(tokens * shared)] = 7
+        return list(out)
+
+    def repeat(self, rows: int, make: Callable[[], Any], run: Callable[[Any], object]) -> list[float]:
+        """Microseconds a request, of runs made off the clock, for as long as this bench takes per row."""
+        for _ in range(5):
+            run(make())
+        costs: list[float] = []
+        until = time.perf_counter() + self.seconds
+        while time.perf_counter() < until or len(costs) < 20:
+            given = make()
+            began = time.thread_time_ns()
+            run(given)
+            costs.append((time.thread_time_ns() - began) / rows / 1000)
+        return costs
+
+    # --- what is measured -------------------------------------------------------------------------------------
+
+    def engine(self, rows: int, tokens: int) -> Engine:
+        config = EngineConfig(
+            max_length=2048, max_step_tokens=max(rows * tokens, 4096) + 64, max_step_requests=max(rows, 64)
+        )
+        parts = load(None, device="cpu", dtype="auto", config=config)
+        core, limits = parts.core, parts.core.limits
+        pool = KvPool(2 * rows * -(-tokens // BLOCK), BLOCK)
+        quiet = EngineCore(
+            Answering(limits),
+            pool,
+            core.budgets,
+            max_queued_requests=1 << 20,
+            max_queued_tokens=1 << 40,
+            unhealthy_after=3,
+        )
+        parts.core.close()
+        return Engine(quiet, parts.preparer, parts.path)
+
+    def core(
+        self,
+        rows: int,
+        tokens: int,
+        key: str,
+        *,
+        shared: float = 0.0,
+        array: bool = False,
+        reach: float | None = None,
+    ) -> None:
+        engine = self.engine(rows, tokens)
+        core = engine._core
+        sampling = engine._preparer.prepare(Generate([1, 2], PARAMS)).prepared.sampling
+        assert sampling is not None
+
+        def make() -> list[Any]:
+            prompts = self.prompts(rows, tokens, shared)
+            return prompts if array else [p.tolist() for p in prompts]
+
+        def run(prompts: list[Any]) -> None:
+            sink = BlockingSink()
+            with core.reserve(len(prompts)) as places:
+                requests = []
+                for ids in prompts:
+                    tree = TokenTree.single(np.asarray(ids, np.int32))
+                    prepared = Prepared(tree, Drawing(tokens - 1, sampling), 1, sampling)
+                    requests.append(core.request(prepared, sink, places=places))
+                sink.expected = len(requests)
+                core.run_inline(requests, places)
+            if len(sink.ends) != rows:
+                raise RuntimeError("not every request has ended")
+
+        name = f"{tokens} tokens, batch {rows}" + (", 75 % shared" if shared else "") + (", int32" if array else "")
+        self.add(key, name, "core", self.repeat(rows, make, run), reach)
+        engine.close()
+
+    def front(self, rows: int, tokens: int, key: str) -> None:
+        engine = self.engine(rows, tokens)
+
+        def make() -> list[Generate]:
+            return [Generate(p.tolist(), PARAMS) for p in self.prompts(rows, tokens)]
+
+        self.add(key, f"{tokens} tokens, batch {rows}", "engine", self.repeat(rows, make, engine.run_many), None)
+        engine.close()
+
+    async def loops(self, rows: int, tokens: int) -> None:
+        """All threads' CPU time, since the step runs beside the loop."""
+        engine = self.engine(rows, tokens)
+        outer = AsyncEngine(engine)
+        for key, measure, reach in (("tasks64", "asyncio, 64 tasks", 9), ("run_many64", "asyncio, run_many(64)", 2)):
+            costs: list[float] = []
+            until = time.perf_counter() + self.seconds
+            while time.perf_counter() < until or len(costs) < 20:
+                tasks = [Generate(p.tolist(), PARAMS) for p in self.prompts(rows, tokens)]
+                began = time.process_time_ns()
+                if key == "tasks64":
+                    await asyncio.gather(*(outer.run(task) for task in tasks))
+                else:
+                    await outer.run_many(tasks)
+                costs.append((time.process_time_ns() - began) / rows / 1000)
+            self.add(f"asyncio_{key}", f"{tokens} tokens", measure, costs[5:], reach)
+        await outer.aclose()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write all rows here")
+    parser.add_argument("--quick", action="store_true", help="shorter, within 30 s")
+    options = parser.parse_args()
+    bench = Bench(options.quick)
+    bench.core(64, 128, "b64_l128", reach=3)
+    bench.core(64, 128, "b64_l128_shared75", shared=0.75, reach=3)
+    bench.core(256, 128, "b256_l128", reach=3.3)
+    bench.core(1, 128, "b1_l128", reach=10)
+    bench.core(64, 512, "b64_l512", reach=6)
+    bench.core(64, 512, "b64_l512_int32", array=True, reach=2.5)
+    bench.core(64, 4096, "b64_l4096", reach=35)
+    bench.core(64, 4096, "b64_l4096_int32", array=True, reach=12)
+    bench.front(1, 128, "engine_b1_l128")
+    bench.front(64, 128, "engine_b64_l128")
+    asyncio.run(bench.loops(64, 128))
+    bench.report.show()
+    if options.json:
+        rows = {**asdict(bench.report), "host_path_us": bench.us}
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
