@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from prelude.admission.prepared import Outcome
 from prelude.batch import HeadOutput, LogprobOutput, Output, PooledOutput, SampleOutput, StepResult
 from prelude.errors import ExecutionError
@@ -90,6 +88,7 @@ def _settle_oneshot(
         return
     bad = _bad_rows(packed, result, packed.outputs[0])
     output = result.outputs[packed.outputs[0]]
+    sampled = output.token_ids.tolist() if isinstance(output, SampleOutput) else []
     for row, share, computed in zip(plan.oneshot, packed.oneshot, packed.computed):
         request = row.request
         stats = request.stats
@@ -105,26 +104,25 @@ def _settle_oneshot(
         if error is not None:
             finish(request, queues, pool, None, error)
             continue
-        mine = output_slice(output, share)
         tokens: tuple[int, ...] = ()
-        if isinstance(mine, SampleOutput):
-            error = _out_of_vocabulary(mine, vocab_size)
-            tokens, stats.finish_reason = _one_token(request, mine)
-        finish(request, queues, pool, None if error else Outcome(mine, tokens, stats), error)
+        if sampled:
+            token = sampled[share.rows[0]]
+            if not 0 <= token < vocab_size:
+                finish(request, queues, pool, None, _out_of_vocabulary(token, vocab_size))
+                continue
+            tokens, stats.finish_reason = _one_token(request, token)
+        finish(request, queues, pool, Outcome(output_slice(output, share), tokens, stats), None)
 
 
-def _one_token(request: Request, output: SampleOutput) -> tuple[tuple[int, ...], str]:
-    token = int(output.token_ids[0])
+def _one_token(request: Request, token: int) -> tuple[tuple[int, ...], str]:
     sampling = request.prepared.sampling
     if sampling is not None and token in sampling.stop_ids:
         return ((token,) if sampling.include_stop else ()), "stop"
     return (token,), "length"
 
 
-def _out_of_vocabulary(output: SampleOutput, vocab_size: int) -> ExecutionError | None:
-    if np.any((output.token_ids < 0) | (output.token_ids >= vocab_size)):
-        return ExecutionError(f"the executor sampled a token outside the vocabulary of {vocab_size}")
-    return None
+def _out_of_vocabulary(token: int, vocab_size: int) -> ExecutionError:
+    return ExecutionError(f"the executor sampled token {token}, outside the vocabulary of {vocab_size}")
 
 
 def _settle_prefill(
@@ -164,8 +162,7 @@ def _settle_token(
         return
     token = int(output.token_ids[share.rows[0]])
     if not 0 <= token < vocab_size:
-        error = ExecutionError(f"the executor sampled token {token}, outside the vocabulary of {vocab_size}")
-        finish(request, queues, pool, None, error)
+        finish(request, queues, pool, None, _out_of_vocabulary(token, vocab_size))
         return
     sampling = request.prepared.sampling
     stop = sampling is not None and token in sampling.stop_ids
