@@ -77,7 +77,7 @@ class EngineCore(Stepper):
         request.expires = options.expires() if expires is None else expires
         request.ending = self._ended
         self._check_fits(request)
-        if time.monotonic() >= request.expires:
+        if self.clock() >= request.expires:
             self.stats.expired += 1
             raise DeadlineExceeded(f"the deadline of {options.deadline:g} s passed before the request was queued")
         if places is not None:

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
@@ -62,8 +63,11 @@ class Stepper(Forkable):
         unhealthy_after: int,
         hang_seconds: float = math.inf,
         oneshot_share: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``clock``: seconds, for deadlines; a simulator has its own."""
         super().__init__()
+        self.clock = clock
         self.executor = executor
         self.pool = pool
         self.budgets = budgets
@@ -146,7 +150,7 @@ class Stepper(Forkable):
             self._cancels.extend(request for request in self.queues if request.outbox is loop)
         while self._cancels:
             self._end(self._cancels.popleft(), RequestCancelled("cancelled"))
-        now = time.monotonic() if self._expiring else 0.0
+        now = self.clock() if self._expiring else 0.0
         while self._expiring and (self._expiring[0][0] <= now or self._expiring[0][2].state is State.FINISHED):
             request = heapq.heappop(self._expiring)[2]
             self._end(request, DeadlineExceeded(f"the deadline of {request.options.deadline:g} s passed"))
@@ -168,7 +172,7 @@ class Stepper(Forkable):
         stats.ttft_ms = (request.first_token - request.arrived) * 1e3 if request.first_token else stats.total_ms
         if request.timeline is not None and outcome is not None:
             request.timeline.mark("append")
-        if error is None and time.monotonic() >= request.expires:
+        if error is None and self.clock() >= request.expires:
             outcome, error = None, DeadlineExceeded(f"the deadline of {request.options.deadline:g} s passed")
         name = _count_end(self.stats, error)
         if self.events:
