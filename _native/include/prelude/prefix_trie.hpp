@@ -225,7 +225,7 @@ class PrefixTrie {
  private:
   // How many blocks' memory is fetched ahead together: few where a miss would waste the hashing, many where
   // all of them are going to be touched.
-  static constexpr int32_t kLookAhead = 8, kAhead = 32;
+  static constexpr int32_t kLookAhead = NodeTable::kRun, kAhead = 32;
   // Up to here all bookkeeping fits the CPU's second-level cache, and fetching further ahead gains nothing.
   static constexpr int32_t kSmallPool = 1 << 13;
 
@@ -234,6 +234,7 @@ class PrefixTrie {
     int32_t ready = 0;     // blocks on its path
     int32_t promised = 0;  // promised nodes after it
     uint64_t chain = 0;    // hash of the path, promised part included
+    uint32_t run = 0;      // key of the run in which the path ends, unless it ends with it
     int32_t ahead = 0;     // hashes after it that the walk knows already
     uint64_t chains[kLookAhead];
   };
@@ -275,7 +276,10 @@ class PrefixTrie {
     return salts_[i];
   }
 
-  int32_t find(int32_t parent, uint32_t hash, const int32_t* tokens, uint64_t salt, uint32_t at);
+  bool is_child(int32_t i, int32_t parent, const int32_t* tokens, uint64_t salt) const {
+    return up(i) == parent && (parent != kNil || salts_[i] == salt) && same_tokens(i, tokens);
+  }
+  NodeKey key_of(int32_t i) const;
   Walk walk(const int32_t* tokens, int64_t blocks, uint64_t salt);
   int32_t grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count, uint64_t salt,
                NodeState as, bool protect);

@@ -61,7 +61,8 @@ inline void PrefixTrie::audit_node(int32_t i, const std::vector<int64_t>& rank, 
 // The table: every node in it once, reachable from its home, and no two with one parent and equal tokens.
 inline void PrefixTrie::audit_table(TrieAudit& a) const {
   std::vector<bool> found(static_cast<size_t>(pool_.num_blocks()));
-  for (uint32_t at = 0; at <= table_.mask(); ++at) {
+  std::vector<uint32_t> passed(table_.size() / NodeTable::kRun);
+  for (uint32_t at = 0; at < table_.size(); ++at) {
     const uint64_t slot = table_.load(at);
     if (slot == 0) continue;
     ++a.in_table;
@@ -72,16 +73,27 @@ inline void PrefixTrie::audit_table(TrieAudit& a) const {
     }
     if (found[static_cast<size_t>(i)]) a.fail("the table holds a node twice", i);
     found[static_cast<size_t>(i)] = true;
-    if (nodes_[i].hash != NodeTable::hash_of(slot)) a.fail("a slot has another hash than its node", i);
-    uint32_t from = table_.home(nodes_[i].hash);
-    for (; from != at && table_.load(from) != 0; from = table_.next(from)) {
-      const int32_t other = NodeTable::index_of(table_.load(from));
-      const auto* tokens = reinterpret_cast<const int32_t*>(&tokens_[static_cast<size_t>(i) * words_]);
-      if (up(other) == up(i) && (up(i) != kNil || salts_[i] == salts_[other]) && same_tokens(other, tokens)) {
-        a.fail("two children of one parent have the same tokens", i);
-      }
+    if (nodes_[i].slot != at) {
+      a.fail("a node knows another slot than its own", i);
+      continue;
     }
-    if (from != at) a.fail("a node cannot be reached from its home", i);
+    const NodeKey known = key_of(i);
+    if (nodes_[i].displaced == (table_.home(known) == at)) a.fail("displaced is not the same as not at home", i);
+    if (nodes_[i].displaced) {
+      table_.each_passed(known, at, [&](uint32_t line) { ++passed[line]; });
+    }
+    const auto* tokens = reinterpret_cast<const int32_t*>(&tokens_[static_cast<size_t>(i) * words_]);
+    bool twin = false;
+    const int32_t reached = table_.find(known, [&](int32_t other) {
+      twin |= other != i && is_child(other, up(i), tokens, salts_[i]);
+      return other == i;
+    });
+    if (reached != i) a.fail("a node cannot be reached", i);
+    if (twin) a.fail("two children of one parent have the same tokens", i);
+  }
+  for (uint32_t l = 0; l < passed.size(); ++l) {
+    const uint32_t counted = table_.overflow(l);
+    if (counted != UINT8_MAX && counted != passed[l]) a.fail("a line counts other entries than had to go on", l);
   }
 }
 

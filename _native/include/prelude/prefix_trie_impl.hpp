@@ -9,21 +9,9 @@ namespace prelude {
 
 // --- looking ------------------------------------------------------------------------------------------------
 
-// The child of `parent` with these tokens, from slot `at` on. The hash is a filter: identity of the parent and
-// equality of tokens decide, so by induction the whole prefix is equal, whatever the hash does.
-inline int32_t PrefixTrie::find(int32_t parent, uint32_t hash, const int32_t* tokens, uint64_t salt, uint32_t at) {
-  for (;; at = table_.next(at)) {
-    const uint64_t slot = table_.load(at);
-    if (slot == 0) return kNil;
-    if (NodeTable::hash_of(slot) != hash) continue;
-    const int32_t i = NodeTable::index_of(slot);
-    if (up(i) == parent && (parent != kNil || salts_[i] == salt) && same_tokens(i, tokens)) return i;
-    bump(stats_.collisions, 1);
-  }
-}
-
-// Follows the prompt from the root. In groups, so that the memory of several blocks is on its way at once:
-// hash them all, then look at their slots, then compare.
+// Follows the prompt from the root, run by run, so that the memory of several blocks is on its way at once: hash them
+// all, then look at their slots, then compare. The hash is a filter: identity of the parent and equality of tokens
+// decide, so by induction the whole prefix is equal, whatever the hash does.
 inline PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, uint64_t salt) {
   Walk w;
   w.chain = chain_start(salt, seed_);
@@ -31,28 +19,33 @@ inline PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, 
   for (int64_t done = 0; done < blocks; done += kLookAhead) {
     const int32_t group = static_cast<int32_t>(std::min<int64_t>(kLookAhead, blocks - done));
     const int32_t* at_tokens = tokens + done * size_;
-    uint32_t slots[kLookAhead];
-    uint64_t chain = w.chain;
-    for (int32_t j = 0; j < group; ++j) {
-      w.chains[j] = chain = step(chain, at_tokens + static_cast<int64_t>(j) * size_);
-      table_.prefetch(key(chain));
+    w.chains[0] = step(w.chain, at_tokens);
+    w.run = key(w.chains[0]);
+    table_.prefetch_run(w.run);
+    for (int32_t j = 1; j < group; ++j) {
+      w.chains[j] = step(w.chains[j - 1], at_tokens + static_cast<int64_t>(j) * size_);
     }
+    int32_t likely[kLookAhead];
     int32_t candidates = 0;
     for (; candidates < group; ++candidates) {
-      const uint32_t hash = key(w.chains[candidates]);
-      uint32_t at = table_.home(hash);
-      uint64_t slot;
-      while ((slot = table_.load(at)) != 0 && NodeTable::hash_of(slot) != hash) at = table_.next(at);
-      if (slot == 0) break;
-      slots[candidates] = at;
-      const auto i = static_cast<size_t>(NodeTable::index_of(slot));
+      const NodeKey k{key(w.chains[candidates]), w.run, static_cast<uint32_t>(candidates)};
+      const int32_t i = likely[candidates] = table_.find(k, [](int32_t) { return true; });
+      if (i == kNil) break;
       __builtin_prefetch(&nodes_[i]);
-      __builtin_prefetch(&tokens_[i * words_]);
+      __builtin_prefetch(&tokens_[static_cast<size_t>(i) * words_]);
     }
     int32_t j = 0;
     for (; j < candidates; ++j) {
-      const int32_t i = find(last, key(w.chains[j]), at_tokens + static_cast<int64_t>(j) * size_, salt, slots[j]);
-      if (i == kNil) break;
+      const int32_t* block_tokens = at_tokens + static_cast<int64_t>(j) * size_;
+      int32_t i = likely[j];
+      if (!is_child(i, last, block_tokens, salt)) {
+        i = table_.find({key(w.chains[j]), w.run, static_cast<uint32_t>(j)}, [&](int32_t other) {
+          const bool same = is_child(other, last, block_tokens, salt);
+          if (!same) bump(stats_.collisions, 1);
+          return same;
+        });
+        if (i == kNil) break;
+      }
       last = i;
       w.chain = w.chains[j];
       if (state(i) == NodeState::promised) {
@@ -84,39 +77,32 @@ inline bool PrefixTrie::same_tokens_shared(int32_t i, const int32_t* tokens) con
 }
 
 inline int32_t PrefixTrie::would_hit(const int32_t* tokens, int64_t n, uint64_t salt) const {
-  constexpr int kTries = 16;  // entries moved behind our back so many times in a row: then we say "miss"
+  constexpr auto kAcquire = std::memory_order_acquire;
   const int64_t blocks = clip(n, -1);
+  NodeKey k{};
   uint64_t chain = chain_start(salt, seed_);
   int32_t parent = kNil;
   uint32_t parent_generation = 0;
   for (int64_t b = 0; b < blocks; ++b) {
     const int32_t* block_tokens = tokens + b * size_;
     chain = step(chain, block_tokens);
-    const uint32_t hash = key(chain);
-    int32_t found = kNil;
+    k.hash = key(chain), k.at = static_cast<uint32_t>(b) % NodeTable::kRun;
+    if (k.at == 0) k.run = k.hash;
     uint32_t generation = 0;
-    for (int tries = 0; found == kNil && tries < kTries; ++tries) {
-      const uint32_t version = table_.version();
-      uint32_t at = table_.home(hash);
-      for (uint32_t seen = 0; seen <= table_.mask(); ++seen, at = table_.next(at)) {
-        const uint64_t slot = table_.load(at, std::memory_order_acquire);
-        if (slot == 0) break;
-        if (NodeTable::hash_of(slot) != hash) continue;
-        const int32_t i = NodeTable::index_of(slot);
-        generation = pool_.generation(i);
-        if (nodes_[i].state.load(std::memory_order_acquire) != NodeState::ready) continue;
-        if (nodes_[i].parent.load(std::memory_order_acquire) != parent) continue;
-        if (parent == kNil &&
-            std::atomic_ref<uint64_t>(const_cast<uint64_t&>(salts_[i])).load(std::memory_order_acquire) != salt) {
-          continue;
-        }
-        if (!same_tokens_shared(i, block_tokens)) continue;
-        // All of it was read between two looks at the generation: it belonged to one node.
-        if (pool_.generation(i) == generation) found = i;
-        break;
-      }
-      if (found == kNil && table_.version() == version) return static_cast<int32_t>(b);
-    }
+    const int32_t found = table_.find(
+        k,
+        [&](int32_t i) {
+          generation = pool_.generation(i);
+          if (nodes_[i].state.load(kAcquire) != NodeState::ready || nodes_[i].parent.load(kAcquire) != parent) {
+            return false;
+          }
+          if (parent == kNil && std::atomic_ref<uint64_t>(const_cast<uint64_t&>(salts_[i])).load(kAcquire) != salt) {
+            return false;
+          }
+          // All of it was read between two looks at the generation: it belonged to one node.
+          return same_tokens_shared(i, block_tokens) && pool_.generation(i) == generation;
+        },
+        kAcquire);
     // The parent must still be what it was when its own tokens were compared.
     if (found == kNil || (parent != kNil && pool_.generation(parent) != parent_generation)) {
       return static_cast<int32_t>(b);
@@ -197,20 +183,21 @@ inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const i
   int32_t parent = from.tail;
   int32_t depth = from.ready;
   uint64_t chain = from.chain;
+  uint32_t run = from.run;
   for (int64_t done = 0; done < count; done += kAhead) {
     const int64_t end = std::min<int64_t>(count, done + kAhead);
-    uint32_t keys[kAhead];
+    NodeKey keys[kAhead];
     for (int64_t j = done; j < end; ++j) {
       chain = j < from.ahead ? from.chains[j] : step(chain, tokens + j * size_);
-      keys[j - done] = key(chain);
-      table_.prefetch(keys[j - done]);
+      const uint32_t at = NodeTable::place_in_run(static_cast<int32_t>(from.ready + j + 1));
+      if (at == 0) table_.prefetch_to_fill(run = key(chain));
+      keys[j - done] = {key(chain), run, at};
       __builtin_prefetch(&nodes_[blocks[j]], 1);
       __builtin_prefetch(&tokens_[static_cast<size_t>(blocks[j]) * words_], 1);
     }
     for (int64_t j = done; j < end; ++j) {
       const int32_t i = blocks[j];
       Node& n = nodes_[i];
-      n.hash = keys[j - done];
       n.hotter = j > 0 ? blocks[j - 1] : kNil;
       n.colder = j + 1 < count ? blocks[j + 1] : kNil;
       n.depth = ++depth;
@@ -222,7 +209,7 @@ inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const i
       if (parent == kNil) std::atomic_ref<uint64_t>(salts_[i]).store(salt, std::memory_order_release);
       write_tokens(i, tokens + j * size_);
       n.state.store(as, std::memory_order_release);
-      table_.insert(n.hash, i);
+      table_.insert(keys[j - done], n, i);
       pool_.give_to_trie(i);
       parent = i;
     }
@@ -231,11 +218,27 @@ inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const i
   return parent;
 }
 
-// Forgets nodes that are in no list. Their blocks are the caller's to free, which ends their generation.
+// What the table knows node i by, from what it has of the path.
+inline NodeKey PrefixTrie::key_of(int32_t i) const {
+  auto hash = [this](int32_t of) { return NodeTable::hash_of(table_.load(nodes_[of].slot)); };
+  const uint32_t at = NodeTable::place_in_run(nodes_[i].depth);
+  int32_t first = i;
+  for (uint32_t k = 0; k < at; ++k) first = up(first);
+  return {hash(i), hash(first), at};
+}
+
+// Forgets nodes that are in no list, children before their parents. Their blocks are the caller's to free, which
+// ends their generation.
 inline void PrefixTrie::remove(const int32_t* indices, int32_t count) {
-  table_.erase(nodes_, indices, count);
   for (int32_t k = 0; k < count; ++k) {
-    nodes_[indices[k]].state.store(NodeState::absent, std::memory_order_release);
+    Node& n = nodes_[indices[k]];
+    if (n.displaced) {
+      const NodeKey known = key_of(indices[k]);
+      table_.erase(n), table_.settle(known, n);
+    } else {
+      table_.erase(n);
+    }
+    n.state.store(NodeState::absent, std::memory_order_release);
   }
   bump(count_, -count);
 }
@@ -248,7 +251,7 @@ inline int64_t PrefixTrie::evict(int64_t n) {
     const bool cold = probation_.size() != 0;
     const int32_t k = (cold ? probation_ : protected_).take_coldest(most, victims);
     if (k == 0) break;
-    for (int32_t j = 0; j < k; ++j) table_.prefetch(nodes_[victims[j]].hash);
+    for (int32_t j = 0; j < k; ++j) table_.prefetch_slot(nodes_[victims[j]].slot);
     remove(victims, k);
     pool_.free_cached(victims, k);
     freed += k;
@@ -265,7 +268,7 @@ inline int64_t PrefixTrie::evict(int64_t n) {
 inline void PrefixTrie::look_ahead() const {
   int32_t i = (probation_.size() != 0 ? probation_ : protected_).coldest();
   for (int32_t k = 0; k < kAhead && i != kNil; ++k) {
-    table_.prefetch(nodes_[i].hash);
+    table_.prefetch_slot(nodes_[i].slot);
     pool_.prefetch(i);
     i = nodes_[i].hotter;
   }
