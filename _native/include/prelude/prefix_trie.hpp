@@ -268,7 +268,7 @@ class PrefixTrie {
     }
     return std::memcmp(mine, tokens, sizeof(int32_t) * static_cast<size_t>(size_)) == 0;
   }
-  void write_tokens(int32_t i, const int32_t* tokens);
+  static void write_tokens(uint64_t* words, const int32_t* tokens, int32_t size);
   // Reader side of the same: every load an acquire, so that the generation read after them is not older.
   bool same_tokens_shared(int32_t i, const int32_t* tokens) const;
   uint64_t salt_of(int32_t i) const {

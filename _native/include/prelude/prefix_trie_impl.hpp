@@ -161,17 +161,17 @@ inline void PrefixTrie::hit(int32_t i) {
 
 // --- in and out ---------------------------------------------------------------------------------------------
 
-inline void PrefixTrie::write_tokens(int32_t i, const int32_t* tokens) {
-  uint64_t* mine = &tokens_[static_cast<size_t>(i) * words_];
-  auto write = [mine](int32_t k, uint64_t word) {
-    std::atomic_ref<uint64_t>(mine[k]).store(word, std::memory_order_release);
+// Into the words of a block: each store a release, see same_tokens_shared().
+inline void PrefixTrie::write_tokens(uint64_t* words, const int32_t* tokens, int32_t size) {
+  auto write = [words](int32_t k, uint64_t word) {
+    std::atomic_ref<uint64_t>(words[k]).store(word, std::memory_order_release);
   };
-  if (size_ == 16) {
+  if (size == 16) {
     for (int32_t k = 0; k < 8; ++k) write(k, load64(tokens + 2 * k));
     return;
   }
-  for (int32_t k = 0; k < size_ / 2; ++k) write(k, load64(tokens + 2 * k));
-  if (size_ % 2 != 0) write(size_ / 2, last_token(tokens[size_ - 1]));
+  for (int32_t k = 0; k < size / 2; ++k) write(k, load64(tokens + 2 * k));
+  if (size % 2 != 0) write(size / 2, last_token(tokens[size - 1]));
 }
 
 // Makes nodes of `count` blocks below the end of a walk; returns the last. Ready ones are linked to each other
@@ -180,39 +180,53 @@ inline void PrefixTrie::write_tokens(int32_t i, const int32_t* tokens) {
 inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count,
                                 uint64_t salt, NodeState as, bool protect) {
   const bool ready = as == NodeState::ready;
+  // In locals: the compiler has to read members again after each of the ordered stores below.
+  Node* const nodes = nodes_.data();
+  uint64_t* const words = tokens_.data();
+  const size_t stride = words_;
+  const int32_t size = size_;
+  const uint64_t seed = seed_;
+  const uint32_t cover = ready ? 0 : 1;
+  NodeTable::Writer table(table_);
   int32_t parent = from.tail;
   int32_t depth = from.ready;
   uint64_t chain = from.chain;
   uint32_t run = from.run;
   for (int64_t done = 0; done < count; done += kAhead) {
-    const int64_t end = std::min<int64_t>(count, done + kAhead);
-    NodeKey keys[kAhead];
-    for (int64_t j = done; j < end; ++j) {
-      chain = j < from.ahead ? from.chains[j] : step(chain, tokens + j * size_);
-      const uint32_t at = NodeTable::place_in_run(static_cast<int32_t>(from.ready + j + 1));
-      if (at == 0) table_.prefetch_to_fill(run = key(chain));
-      keys[j - done] = {key(chain), run, at};
-      __builtin_prefetch(&nodes_[blocks[j]], 1);
-      __builtin_prefetch(&tokens_[static_cast<size_t>(blocks[j]) * words_], 1);
+    const auto some = static_cast<int32_t>(std::min<int64_t>(count - done, kAhead));
+    const int32_t* const ids = blocks + done;
+    const int32_t* const text = tokens + done * size;
+    const int64_t known = from.ahead - done;
+    uint32_t keys[kAhead];
+    for (int32_t j = 0; j < some; ++j) {
+      chain =
+          j < known ? from.chains[done + j] : chain_next(chain, content_hash(text + int64_t{j} * size, size, seed));
+      keys[j] = key(chain);
+      if (NodeTable::place_in_run(depth + j + 1) == 0) table_.prefetch_to_fill(keys[j]);
+      __builtin_prefetch(&nodes[ids[j]], 1);
+      __builtin_prefetch(&words[static_cast<size_t>(ids[j]) * stride], 1);
     }
-    for (int64_t j = done; j < end; ++j) {
-      const int32_t i = blocks[j];
-      Node& n = nodes_[i];
-      n.hotter = j > 0 ? blocks[j - 1] : kNil;
-      n.colder = j + 1 < count ? blocks[j + 1] : kNil;
-      n.depth = ++depth;
+    int32_t hotter = done > 0 ? ids[-1] : kNil;
+    for (int32_t j = 0; j < some; ++j) {
+      const int32_t i = ids[j];
+      Node& n = nodes[i];
+      const uint32_t at = NodeTable::place_in_run(++depth);
+      if (at == 0) run = keys[j];
+      n.hotter = hotter;
+      n.colder = done + j + 1 < count ? ids[j + 1] : kNil;
+      n.depth = depth;
       n.own_locks = 0;
-      n.cover = ready ? 0 : 1;
+      n.cover = cover;
       n.protect = protect;
       n.listed = ready;
       n.parent.store(parent, std::memory_order_release);
       if (parent == kNil) std::atomic_ref<uint64_t>(salts_[i]).store(salt, std::memory_order_release);
-      write_tokens(i, tokens + j * size_);
+      write_tokens(&words[static_cast<size_t>(i) * stride], text + int64_t{j} * size, size);
       n.state.store(as, std::memory_order_release);
-      table_.insert(keys[j - done], n, i);
-      pool_.give_to_trie(i);
-      parent = i;
+      table.insert({keys[j], run, at}, n, i);
+      hotter = parent = i;
     }
+    for (int32_t j = 0; j < some; ++j) pool_.give_to_trie(ids[j]);
   }
   bump(count_, count);
   return parent;

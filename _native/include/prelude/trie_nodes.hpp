@@ -95,13 +95,24 @@ class NodeTable {
     return overflow(line(key.run)) == 0 ? kNil : find_displaced(key, same, order);
   }
 
-  // The node's fields have been written: releasing the slot publishes them.
-  void insert(const NodeKey& key, Node& node, int32_t index) {
-    node.slot = home(key);
-    node.displaced = load(node.slot) != 0;
-    if (node.displaced) node.slot = displace(key);
-    slots_[node.slot].store(uint64_t{key.hash} << 32 | static_cast<uint32_t>(index + 1), std::memory_order_release);
-  }
+  // Puts nodes in. Holds what it needs of the table in registers.
+  class Writer {
+   public:
+    explicit Writer(NodeTable& table) : table_(table), mask_(table.mask_), slots_(table.slots_.data()) {}
+    // The node's fields have been written: releasing the slot publishes them.
+    void insert(const NodeKey& key, Node& node, int32_t index) {
+      uint32_t slot = home(key, mask_);
+      const bool displaced = slots_[slot].load(std::memory_order_relaxed) != 0;
+      if (displaced) slot = table_.displace(key);
+      node.slot = slot, node.displaced = displaced;
+      slots_[slot].store(uint64_t{key.hash} << 32 | static_cast<uint32_t>(index + 1), std::memory_order_release);
+    }
+
+   private:
+    NodeTable& table_;
+    const uint32_t mask_;
+    std::atomic<uint64_t>* const slots_;
+  };
   void erase(const Node& node) { slots_[node.slot].store(0, std::memory_order_release); }
   // For displaced ones, after erase(): the lines on the way to it count one less.
   void settle(const NodeKey& key, const Node& node) {
@@ -121,6 +132,9 @@ class NodeTable {
   }
 
  private:
+  static uint32_t home(const NodeKey& key, uint32_t mask) {
+    return (key.run & mask) * kRun + (((key.run >> 29) + key.at) & (kRun - 1));
+  }
   static constexpr uint32_t kSlotsPerBlock = 8;
 
   template <class Same>
