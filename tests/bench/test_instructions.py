@@ -1,0 +1,41 @@
+"""The kept instruction counts belong to the operations there are, and the command counts what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import instructions
+
+needs_tools = pytest.mark.skipif(
+    not all(map(shutil.which, ("cmake", "valgrind", "c++"))), reason="cmake, valgrind and a C++ compiler are needed"
+)
+
+
+def test_a_dearer_operation_is_told() -> None:
+    line, more = instructions.compare("insert 4096", instructions.Count(110.0, None), {"insert 4096": 100.0})
+    assert more == pytest.approx(10) and "+10.00 %" in line
+    assert instructions.compare("other", instructions.Count(110.0, None), {})[1] == 0
+
+
+@needs_tools
+@pytest.mark.slow
+def test_counts_are_steady_and_the_kept_ones_are_of_these_operations(tmp_path: Path) -> None:
+    driver, _ = instructions.build(tmp_path)
+    listed = subprocess.run([driver, "--list"], check=True, capture_output=True, text=True).stdout.split()
+    kept = json.loads(instructions.KEPT.read_text())["instructions"]
+    assert set(kept) == {f"{name} {blocks}" for name in listed for blocks in instructions.POOLS}
+    first, second = (instructions.count(driver, "allocate_evict_free", 4096, cache=False) for _ in range(2))
+    assert first == second and first.instructions > 32
+
+
+@needs_tools
+def test_an_unknown_operation_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.instructions", "nothing_like_it", "--build", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=instructions.ROOT)
+    assert done.returncode == 1 and "no operation nothing_like_it" in done.stderr
