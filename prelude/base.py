@@ -14,6 +14,7 @@ from prelude.calls import Options
 from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
 from prelude.runtime.events import Listener
+from prelude.scheduling.cost import CostModel
 from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task
 
 
@@ -45,6 +46,11 @@ class EngineBase:
         """Counters since the engine was made."""
         preparer = self._preparer
         return {**self._core.snapshot(), "tokenizer_calls": preparer.tokenizer_calls, **preparer.decode_states}
+
+    @property
+    def cost_model(self) -> CostModel:
+        """What steps take on this machine, as learnt so far: ``predict``, ``save``."""
+        return self._core.cost
 
     def on_event(self, listener: Listener) -> Callable[[], None]:
         """Calls ``listener`` with every ``Event`` of this engine, in the thread where it happens: it must be quick,

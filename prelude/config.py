@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from prelude.errors import ConfigError
+from prelude.scheduling.policies import Policy, policy_named
 from prelude.tasks import CacheMode, strict_keywords
 
 
@@ -30,6 +32,9 @@ class EngineConfig:
     ``max_queued_requests``, ``max_queued_tokens``  what may wait; beyond it ``QueueFull``, at once
     ``oneshot_share``         of a step's time beside running chats, the share that decisions may take, in (0, 1]:
                               at 0.2 a chat's time per token is 1/(1 - 0.2) = 1.25 of what it is alone
+    ``policy``                which decision goes first where not all fit a step, ``decode_policy`` which chat:
+                              a name or a Policy object, see docs/PLANNING.md
+    ``cost_model``            file of a fitted cost model (``engine.cost_model.save``) to start from
     ``unhealthy_after``       failed steps in a row until the engine is unhealthy and everybody who waits is told
     ``hang_seconds``          a step that takes longer is reported by ``health()``, and everybody who waits is told
     """
@@ -55,6 +60,9 @@ class EngineConfig:
     max_top: int = 256
     prepare_threads: int = 2
     oneshot_share: float = 0.2
+    policy: str | Policy = "shortest_prefill_first"
+    decode_policy: str | Policy = "first_come_first_served"
+    cost_model: str | Path | None = None
     unhealthy_after: int = 8
     hang_seconds: float = 600.0
 
@@ -64,6 +72,11 @@ class EngineConfig:
             if field.name in ("prefix_cache", "fold", "deterministic"):
                 if not isinstance(value, bool):
                     raise ConfigError(f"{field.name} must be True or False, got {value!r}")
+            elif field.name in ("policy", "decode_policy"):
+                policy_named(value, field.name)
+            elif field.name == "cost_model":
+                if value is not None and not isinstance(value, str | Path):
+                    raise ConfigError(f"cost_model={value!r} is not a path")
             elif field.name in _SECONDS_AND_SHARES:
                 _number(field.name, value, *_SECONDS_AND_SHARES[field.name])
             elif field.name == "default_cache":
@@ -76,6 +89,20 @@ class EngineConfig:
                 f"max_running={self.max_running} is above max_step_requests={self.max_step_requests}: every running "
                 "request has a row in each step; lower it or raise that"
             )
+
+    # Where to start from; any field can be given as well.
+
+    @classmethod
+    def chat(cls, **limits: Any) -> EngineConfig:
+        """For people who wait for text: small batches and small chunks, so that nobody's next token is far away."""
+        return cls(**{"max_running": 32, "chunk_tokens": 128, "oneshot_share": 0.1, **limits})
+
+    @classmethod
+    def bulk(cls, **limits: Any) -> EngineConfig:
+        """For work that nobody watches: large batches, prompts in few chunks, half of the time for decisions."""
+        return cls(
+            **{"max_running": 256, "max_step_requests": 1024, "chunk_tokens": 4096, "oneshot_share": 0.5, **limits}
+        )
 
     # What the limits come to for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
 

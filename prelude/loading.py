@@ -6,7 +6,7 @@ This is where torch is imported first.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,12 @@ from prelude.config import EngineConfig
 from prelude.errors import ConfigError, InsufficientMemory, ModelError, UnsupportedModel
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.core import EngineCore
+from prelude.scheduling.cost import CostModel
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.ledger import LOGITS_BYTES
 from prelude.scheduling.planner import Budgets
+from prelude.scheduling.policies import Policy, ResponseRatio, ShortestPrefillFirst, policy_named
+from prelude.scheduling.queues import Policies
 
 if TYPE_CHECKING:
     from prelude.admission.preparer import Preparer
@@ -62,6 +65,8 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
         logits_chunk_rows=limits.logits_chunk_rows,
         fold=config.fold,
     )
+    cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
+    policies = Policies(_policy(config.policy, cost), policy_named(config.decode_policy))
     core = EngineCore(
         executor,
         pool,
@@ -71,8 +76,19 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
         unhealthy_after=config.unhealthy_after,
         hang_seconds=config.hang_seconds,
         oneshot_share=config.oneshot_share,
+        policies=policies,
+        cost=cost,
     )
     return Parts(core, preparer, path, time.perf_counter() - began)
+
+
+def _policy(chosen: str | Policy, cost: CostModel) -> Policy:
+    """By name, a policy that weighs work counts keys as the given cost model does. The model goes on learning, the
+    policy does not: plans are a function of what waits, not of measured time."""
+    policy = policy_named(chosen)
+    if isinstance(chosen, str) and isinstance(policy, ShortestPrefillFirst | ResponseRatio):
+        return replace(policy, curvature=cost.curvature)
+    return policy
 
 
 def model_path(model: str | Path | None) -> Path:

@@ -23,6 +23,9 @@ class RequestStats:
     ``computed_tokens`` are tokens that went through the layers for this request, ``cached_tokens`` were read from
     the prefix cache; a state shared by N questions is counted once. ``ttft_ms`` and ``total_ms`` count from when the
     request was handed to the engine, after tokenising. ``timeline`` is there where it was asked for.
+    ``estimated_jct`` is what the cost model expected when the request was planned: seconds of computing its prompt
+    alone; 0 before a step was measured. ``deferred_ticks`` counts steps spent waiting for another to compute
+    the prefix.
     """
 
     execution_class: str = ""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
@@ -25,12 +26,13 @@ from prelude.runtime.inbox import Inbox
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.check import check_result
+from prelude.scheduling.cost import CostModel, request_work, step_work
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import Packed, pack
 from prelude.scheduling.plan import Plan
-from prelude.scheduling.planner import Budgets, plan_step
-from prelude.scheduling.queues import Queues
+from prelude.scheduling.planner import Budgets, cached_tokens, plan_step
+from prelude.scheduling.queues import Policies, Queues
 from prelude.scheduling.recovery import failure_of, recover, suspects_left, withdraw_all
 from prelude.scheduling.request import Request, State
 from prelude.scheduling.settle import finish, settle
@@ -64,6 +66,8 @@ class Stepper(Forkable):
         hang_seconds: float = math.inf,
         oneshot_share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        policies: Policies | None = None,
+        cost: CostModel | None = None,
     ) -> None:
         """``clock``: seconds, for deadlines; a simulator has its own."""
         super().__init__()
@@ -72,8 +76,10 @@ class Stepper(Forkable):
         self.pool = pool
         self.budgets = budgets
         self.limits = executor.limits()
-        self.queues = Queues()
+        self.policies = policies
+        self.queues = self._new_queues()
         self.pacer = Pacer(oneshot_share)
+        self.cost = cost or CostModel()
         self.stats = EngineStats()
         self.gc_pauses = GcPauses.shared()
         self.events = Listeners()
@@ -97,6 +103,9 @@ class Stepper(Forkable):
         self._watchdog = Watchdog(self, hang_seconds) if math.isfinite(hang_seconds) else None
         self._abort = False
         self._closed = threading.Event()
+
+    def _new_queues(self) -> Queues:
+        return Queues(self.policies, partial(cached_tokens, self.pool))
 
     def step(self) -> bool:
         """One turn; the caller holds the baton. False when there was nothing to do. Never raises for a request's or
@@ -247,6 +256,9 @@ class Stepper(Forkable):
             if not request.planned:
                 request.planned = now
                 self.inbox.leave(request)
+                cached = request.stats.cached_tokens
+                work = request_work(request.num_known - cached, cached, request.logits_rows)
+                request.stats.estimated_jct = self.cost.predict(work)
                 if request.timeline is not None:
                     request.timeline.mark("schedule", end=now)
                 if self.events:
@@ -260,6 +272,7 @@ class Stepper(Forkable):
         prefill = sum(row.count for row in plan.prefill)
         shots = packed.batch.num_tokens - prefill - len(plan.decode)
         self.pacer.measured(len(plan.decode), shots, prefill, result.seconds)
+        self.cost.observe(step_work(packed.batch, result), result.seconds)
         if self.events:
             self.events.emit(
                 "step",
@@ -318,7 +331,7 @@ class Stepper(Forkable):
         self.last_error = error
         self.failures_in_a_row = self.unhealthy_after
         self._limit = None
-        self.queues = Queues()
+        self.queues = self._new_queues()
         posted = set(map(id, self.inbox.items))
         for request in list(self.live.values()):
             if id(request) in posted:

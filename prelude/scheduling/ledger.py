@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prelude.admission.prepared import Prepared, logits_rows
-
 LOGITS_BYTES = 8  # float32 logits and their log-softmax, per vocabulary entry of a read row
 
 
@@ -53,7 +51,8 @@ class Ledger:
         self.recurrent_slots += need.recurrent_slots
 
 
-def logits_bytes(prepared: Prepared, vocab_size: int, chunk_rows: int) -> int:
-    """Temporary bytes of a readout: the LM head meets ``chunk_rows`` rows at a time, so rows past that cost nothing
-    more while they run; their gathered results do (counted as one float per row and target, negligible)."""
-    return min(logits_rows(prepared.readout), chunk_rows) * vocab_size * LOGITS_BYTES
+def logits_bytes(rows: int, vocab_size: int, chunk_rows: int) -> int:
+    """Temporary bytes of a readout of ``rows`` rows that meet the vocabulary: the LM head meets ``chunk_rows`` at a
+    time, so rows past that cost nothing more while they run; their gathered results do (counted as one float per row
+    and target, negligible)."""
+    return min(rows, chunk_rows) * vocab_size * LOGITS_BYTES

@@ -1,130 +1,176 @@
-"""Line: requests of one class that wait, in the order in which they may be planned.
+"""Line: requests of one class that wait, and the order in which a policy would have them planned.
 
-    priority 5   tenant a  ▢▢▢▢       higher priorities first, strictly
-    priority 0   tenant a  ▢▢         within one, the tenant that was served the fewest tokens so far (start-time fair
-                 tenant b  ▢▢▢▢▢      queueing: one that was away starts level with the others, not ahead of them)
-                                      within a tenant, order of arrival
+    append ──▶ arrivals: by order of arrival ──▶ columns ──policy──▶ in_order()
+                                              only when not all of them fit the step
 
-Everything is O(1) but for the number of priorities and tenants that wait.
+While everything that waits fits into one step, its order is nobody's business: nothing is matched, ranked or copied.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 
+import numpy as np
+
+from prelude.scheduling.accounts import Accounts
+from prelude.scheduling.columns import Columns, Slots
+from prelude.scheduling.ledger import LOGITS_BYTES, Ledger
+from prelude.scheduling.policies import Policy, by_arrival, composed, ranked
 from prelude.scheduling.request import Request
 
-_KEPT_TAGS = 1024
-
-
-class _Level:
-    """One priority."""
-
-    __slots__ = ("now", "queues", "tags")
-
-    def __init__(self) -> None:
-        self.queues: dict[str | None, OrderedDict[int, Request]] = {}
-        self.tags: dict[str | None, int] = {}  # tokens served; where a tenant stands on the common clock ``now``
-        self.now = 0
-
-    def queue(self, tenant: str | None) -> OrderedDict[int, Request]:
-        queue = self.queues.get(tenant)
-        if queue is None:
-            queue = self.queues[tenant] = OrderedDict()
-            self.tags[tenant] = max(self.tags.get(tenant, 0), self.now)
-        return queue
-
-    def remove(self, request: Request) -> None:
-        tenant = request.options.tenant
-        queue = self.queues[tenant]
-        del queue[request.order]
-        if not queue:
-            del self.queues[tenant]
-            if len(self.tags) > _KEPT_TAGS:
-                self.tags = {t: tag for t, tag in self.tags.items() if tag > self.now or t in self.queues}
-
-    def serve(self, request: Request) -> None:
-        tenant = request.options.tenant
-        self.now = max(self.now, self.tags[tenant])
-        self.tags[tenant] += max(1, request.num_known)
-        self.remove(request)
-
-    def __iter__(self) -> Iterator[Request]:
-        if len(self.queues) == 1:
-            yield from next(iter(self.queues.values())).values()
-            return
-        ways = []
-        for tenant, queue in self.queues.items():
-            requests = iter(queue.values())
-            first = next(requests)
-            ways.append((self.tags[tenant], first.order, first, requests))
-        heapq.heapify(ways)
-        while ways:
-            tag, _, request, requests = ways[0]
-            yield request
-            following = next(requests, None)
-            if following is None:
-                heapq.heappop(ways)
-            else:
-                heapq.heapreplace(ways, (tag + max(1, request.num_known), following.order, following, requests))
+_FEW = 1024  # how many places of the order are worked out at first
+_NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
 
 
 class Line:
-    def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}
-        self._priorities: list[int] = []  # highest first
-        self._count = 0
+    def __init__(self, policy: Policy, cached: Callable[[Request], int] | None = None) -> None:
+        """``cached(request)``: tokens of its prompt that need not be computed now, where the policy wants to know."""
+        self.policy = composed(policy)
+        self._by_arrival = by_arrival(policy)
+        self._cached = cached if self.policy.estimates else None
+        self._accounts = Accounts()
+        self._arrivals: OrderedDict[int, Request] = OrderedDict()
+        self._groups: dict[Hashable, list[int]] = {}  # readout key -> its number, how many wait
+        self._group_numbers = 0
+        self._columns = Columns()
+        self._new: list[Request] = []  # not in the columns yet
+        self._order: Slots = _NO_SLOTS  # valid while not _changed
+        self._whole = True  # the order reaches to the end
+        self._changed = False
+        self._ordered_at = 0.0
+        self._tokens = 0
+        self._logits_rows = 0
 
-    def append(self, request: Request) -> None:
-        """At the end of its priority and tenant."""
-        self._level(request).queue(request.options.tenant)[request.order] = request
-        self._count += 1
+    # -------------------------------------------------------------- in and out
+
+    def append(self, request: Request, now: int = 0) -> None:
+        """``now``: tokens served so far."""
+        request.queued_at = now
+        self._accounts.join(request)
+        self._arrivals[request.order] = request
+        self._join(request)
 
     def push_front(self, request: Request) -> None:
-        """Back to where it was taken from: everything that it leaves behind in its tenant's queue came later."""
-        level = self._level(request)
-        queue = level.queue(request.options.tenant)
-        queue[request.order] = request
-        queue.move_to_end(request.order, last=False)
-        level.tags[request.options.tenant] -= max(1, request.num_known)
-        self._count += 1
+        """Back to where it was taken from: it counts as having waited since it first came."""
+        self._accounts.take_back(request)
+        self._arrivals[request.order] = request
+        self._arrivals.move_to_end(request.order, last=False)
+        self._join(request)
 
     def remove(self, request: Request) -> None:
         """Out of the line without having been served."""
-        self._levels[request.options.priority].remove(request)
-        self._left(request)
+        self._accounts.leave(request)
+        self._leave(request)
 
     def serve(self, request: Request) -> None:
-        self._levels[request.options.priority].serve(request)
-        self._left(request)
+        self._accounts.serve(request)
+        self._leave(request)
 
-    @property
-    def head(self) -> Request:
-        return next(iter(self))
+    def _join(self, request: Request) -> None:
+        group = self._groups.get(request.key)
+        if group is None:
+            group = self._groups[request.key] = [self._group_numbers, 0]
+            self._group_numbers += 1
+        group[1] += 1
+        self._tokens += request.num_known
+        self._logits_rows += request.logits_rows
+        self._new.append(request)
+
+    def _leave(self, request: Request) -> None:
+        del self._arrivals[request.order]
+        self._tokens -= request.num_known
+        self._logits_rows -= request.logits_rows
+        group = self._groups[request.key]
+        group[1] -= 1
+        if group[1] == 0:
+            del self._groups[request.key]
+        if self._columns.remove(request) and self._accounts.busy > 1:
+            self._changed = True  # turns of a tenant's requests depend on what it was served
+        if len(self._new) > 2 * len(self._arrivals) + _FEW:  # most of them left without ever being ranked
+            self._new = [r for r in self._new if r.order in self._arrivals]
+        elif not self._arrivals:
+            self._new.clear()
+
+    # -------------------------------------------------------------- looking
 
     def __iter__(self) -> Iterator[Request]:
-        for priority in self._priorities:
-            yield from self._levels[priority]
+        """In order of arrival; one that was taken back comes before what came later."""
+        return iter(self._arrivals.values())
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._arrivals)
 
     def __bool__(self) -> bool:
-        return self._count > 0
+        return bool(self._arrivals)
 
-    def _level(self, request: Request) -> _Level:
-        priority = request.options.priority
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = _Level()
-            self._priorities = sorted(self._levels, reverse=True)
-        return level
+    def fits(self, ledger: Ledger, vocab_size: int) -> bool:
+        """Whether all of it goes into one batch, whatever the cache has."""
+        return (
+            self._tokens <= ledger.tokens
+            and len(self._arrivals) <= ledger.rows
+            and len(self._groups) <= 1
+            and self._logits_rows * vocab_size * LOGITS_BYTES <= ledger.logits_bytes
+        )
 
-    def _left(self, request: Request) -> None:
-        self._count -= 1
-        priority = request.options.priority
-        if not self._levels[priority].queues and len(self._levels) > 16:  # keep the tenants' tags while they are few
-            del self._levels[priority]
-            self._priorities = sorted(self._levels, reverse=True)
+    def oldest(self) -> tuple[int, int]:
+        """(-priority, arrival) of the oldest request of the highest priority that waits. The line is not empty."""
+        if self._accounts.busy == 1:
+            request = next(iter(self._arrivals.values()))
+            return (-request.options.priority, request.order)
+        return min((-request.options.priority, request.order) for request in self._arrivals.values())
+
+    def in_order(self, now: int, *, one_group: bool = False) -> Iterator[Request]:
+        """As the policy has it at ``now`` tokens served. ``one_group``: those alone that may share a batch with the
+        first one. Requests may be served while this is iterated; nothing may be added."""
+        if self._by_arrival and self._accounts.busy <= 1 and (len(self._groups) <= 1 or not one_group):
+            yield from list(self._arrivals.values())
+            return
+        self._enter_new()
+        group: int | None = None
+        given: set[int] = set()
+        for whole in (False, True):
+            slots = self._slots(now, whole)
+            if one_group and group is None and len(slots):
+                group = int(self._columns.group[slots[0]])
+            if group is not None and len(self._groups) > 1:
+                slots = slots[self._columns.group[slots] == group]
+            for at in range(0, len(slots), _FEW):
+                for slot in slots[at : at + _FEW].tolist():
+                    request = self._columns.request(slot)
+                    if request is not None and request.order not in given:
+                        given.add(request.order)
+                        yield request
+            if self._whole:
+                return
+
+    def look_again(self, request: Request, cached: int) -> None:
+        """The prefix cache has ``cached`` tokens of it now."""
+        if request in self._columns:
+            self._columns.set_work(request, request.num_known - cached)
+            self._changed = True
+
+    def _enter_new(self) -> None:
+        for request in self._new:
+            if request.order in self._arrivals and request not in self._columns:
+                cached = self._cached(request) if self._cached else 0
+                account = self._accounts.of(request).number
+                self._columns.add(request, request.num_known - cached, account, self._groups[request.key][0])
+                self._changed = True
+        self._new.clear()
+
+    def _slots(self, now: int, whole: bool) -> Slots:
+        columns = self._columns
+        if not self._changed and (self.policy.timeless or now == self._ordered_at):
+            left = self._order[columns.alive[self._order]]
+            if self._whole or (not whole and len(left) >= _FEW // 2):
+                self._order = left
+                return left
+        slots = columns.slots()
+        waiting = columns.waiting(slots, self._accounts.served())
+        index = ranked(self.policy, waiting, now, None if whole else _FEW)
+        self._order = slots[index]
+        self._whole = len(index) == len(slots)
+        self._changed = False
+        self._ordered_at = now
+        return self._order

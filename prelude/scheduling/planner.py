@@ -1,8 +1,9 @@
 """Queues + one trie walk a request + Ledger -> Plan.
 
 Order of a step: running rows first (one token each, growing block by block, the youngest preempted when the
-pool is full); then, whichever arrived first, prompt chunks of Decode requests and one group of OneShot
-requests. OneShot rows can neither preempt nor be preempted: they take what is left, or wait holding nothing.
+pool is full); then, whichever class has the oldest request, prompt chunks of Decode requests and one group of OneShot
+requests, each class in its policy's order. OneShot rows can neither preempt nor be preempted: they take what is left,
+or wait holding nothing.
 
 A Decode row that finishes its prompt in a step decodes from the next one on.
 
@@ -12,7 +13,7 @@ them fail by themselves.
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prelude.scheduling.folding import FoldFinder
@@ -65,22 +66,27 @@ def plan_step(
         preempt(queues.running[-1], queues, pool)
     folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
     rows = _plan_publishing(rows, folds, pool)
+    queues.served += budgets.step_tokens - ledger.tokens
     return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted))
 
 
 def _oneshot_first(queues: Queues) -> bool:
-    """Whether the first OneShot request goes before every prompt of a Decode request: by priority, then arrival."""
+    """Whether the oldest OneShot request goes before every prompt of a Decode request: by priority, then arrival.
+    Within its class another may go first; between classes age decides, so neither starves the other."""
     if not queues.oneshot:
         return False
     prompts = [r for r in queues.running if r.state is State.PREFILL]
-    if queues.decode:
-        prompts.append(queues.decode.head)
-    first = _rank(queues.oneshot.head)
-    return all(first <= _rank(prompt) for prompt in prompts)
+    first = queues.oneshot.oldest()
+    return (not queues.decode or first <= queues.decode.oldest()) and all(first <= _rank(r) for r in prompts)
 
 
 def _rank(request: Request) -> tuple[int, int]:
     return (-request.options.priority, request.order)
+
+
+def cached_tokens(pool: KvPool, request: Request) -> int:
+    """How much of a waiting request's prompt the prefix cache has now."""
+    return pool.cached_tokens(request.known[: request.num_known], request.prepared.salt, request.reusable)
 
 
 # ------------------------------------------------------------------ decode rows
@@ -133,18 +139,25 @@ def _plan_prefill(
     """Chunks in order of arrival. Beside running rows a step prefills ``chunk_tokens`` at most, so that the rows'
     next token is never far away."""
     rows: list[PrefillRow] = []
-    left = min(ledger.tokens, budgets.chunk_tokens) if beside_rows else ledger.tokens
+    policy = queues.decode.policy
+    chunked = beside_rows and not policy.whole_prompts
+    left = min(ledger.tokens, budgets.chunk_tokens) if chunked else ledger.tokens
     for request in [r for r in queues.running if r.state is State.PREFILL and (r.failures or not retry)]:
         left = _chunk(request, pool, ledger, left, rows)
-    while left > 0 and queues.decode and len(queues.running) < budgets.running:
-        request = queues.decode.head
-        if retry and not request.failures:
+    if (
+        left <= 0
+        or not queues.decode
+        or len(queues.running) >= budgets.running
+        or (queues.running and not policy.refills)
+    ):
+        return rows
+    for request in queues.decode.in_order(queues.served):
+        if left <= 0 or len(queues.running) >= budgets.running:
             break
+        if retry and not request.failures:
+            continue
         lease = pool.attach(
-            request.known[: request.num_known],
-            request.prepared.salt,
-            0 if request.prepared.cache == "never" else request.num_known - 1,
-            growable=True,
+            request.known[: request.num_known], request.prepared.salt, request.reusable, growable=True
         )
         request.lease = lease
         cached = len(lease.shared) * pool.block_size
@@ -187,15 +200,9 @@ def _plan_oneshot(
     if not queues.oneshot or allowance == 0:
         return (), None
     finder = FoldFinder(pool.block_size) if budgets.fold else None
-    ahead = (r for r in queues.oneshot if r.failures) if retry else iter(queues.oneshot)
-    first = next(ahead, None)
-    if first is None:
-        return (), None
     rows: list[OneShotRow] = []
     before = ledger.tokens
-    for request in itertools.chain((first,), ahead):
-        if request.key != first.key:
-            continue
+    for request in _one_group(queues, budgets, ledger, allowance, retry):
         if rows and allowance is not None and before - ledger.tokens >= allowance:
             break
         row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows))
@@ -206,26 +213,37 @@ def _plan_oneshot(
     return tuple(rows), finder
 
 
+def _one_group(
+    queues: Queues, budgets: Budgets, ledger: Ledger, allowance: int | None, retry: bool
+) -> Iterator[Request]:
+    """Who may share a batch, the first one first. Where all that wait do, and fit, any order will do."""
+    line = queues.oneshot
+    if retry:
+        suspects = [request for request in line if request.failures]
+        return (request for request in suspects if request.key == suspects[0].key)
+    if allowance is None and line.fits(ledger, budgets.vocab_size):
+        return iter(line)
+    return line.in_order(queues.served, one_group=True)
+
+
 def _admit_oneshot(
     request: Request, pool: KvPool, budgets: Budgets, ledger: Ledger, finder: FoldFinder | None, index: int
 ) -> OneShotRow | None:
     prepared = request.prepared
     tree = prepared.tree
     trunk = tree.trunk_tokens
-    # A request that reads nothing still computes a token: it is there to warm the cache, and a step is never empty.
-    unread = trunk - 1 if request.first_read is None else min(trunk, request.first_read)
-    lease = pool.attach(
-        tree.token_ids[:trunk], prepared.salt, 0 if prepared.cache == "never" else unread, growable=False
-    )
+    lease = pool.attach(tree.token_ids[:trunk], prepared.salt, request.reusable, growable=False)
     skip = len(lease.shared) * pool.block_size
     uncached = tree.num_tokens - skip
     # A fold publishes the common part alone: who asked to be kept whole stays apart.
     folds = finder if prepared.cache != "always" else None
-    offer = folds.offer((prepared.salt, lease.node), tree.token_ids[skip:unread], uncached) if folds else None
+    offer = (
+        folds.offer((prepared.salt, lease.node), tree.token_ids[skip : request.unread], uncached) if folds else None
+    )
     need = Need(
         offer.tokens if offer else uncached,
         1,
-        logits_bytes(prepared, budgets.vocab_size, budgets.logits_chunk_rows),
+        logits_bytes(request.logits_rows, budgets.vocab_size, budgets.logits_chunk_rows),
     )
     if not ledger.take(need):
         pool.release(lease)

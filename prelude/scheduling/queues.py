@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from prelude.admission.classes import ExecutionClass
 from prelude.scheduling.lines import Line
+from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
 from prelude.scheduling.request import Request, State
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Who goes first among OneShot requests, and among Decode requests that wait for their prompt."""
+
+    oneshot: Policy = field(default_factory=ShortestPrefillFirst)
+    decode: Policy = field(default_factory=FirstComeFirstServed)
 
 
 class Queues:
@@ -14,11 +24,16 @@ class Queues:
 
     The first of ``running`` is never preempted by anybody, and what it needs fits the pool alone: whatever the load,
     it moves on, so no two requests can push each other out for ever.
+
+    ``served`` counts the tokens of all plans so far: the clock of policies.
     """
 
-    def __init__(self) -> None:
-        self.oneshot = Line()
-        self.decode = Line()
+    def __init__(self, policies: Policies | None = None, cached: Callable[[Request], int] | None = None) -> None:
+        """``cached(request)``: how many tokens of its prompt the prefix cache has; for policies that ask."""
+        policies = policies or Policies()
+        self.oneshot = Line(policies.oneshot, cached)
+        self.decode = Line(policies.decode, cached)
+        self.served = 0
         self.running: list[Request] = []
         self.waiting_tokens = 0
         self._arrivals = 0
@@ -26,7 +41,7 @@ class Queues:
     def add(self, request: Request) -> None:
         self._arrivals += 1
         request.order = self._arrivals
-        self._waiting(request).append(request)
+        self._waiting(request).append(request, self.served)
         self.waiting_tokens += request.num_known
 
     def take_oneshot(self, requests: list[Request]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.drawing import Drawing, History
-from prelude.admission.prepared import Outcome, Prepared, first_read_token, readout_key
+from prelude.admission.prepared import Outcome, Prepared, first_read_token, logits_rows, readout_key
 from prelude.batch import I32, SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import RequestStats
@@ -59,6 +59,9 @@ class Request:
     """``id`` is ours and unique; ``order`` says who came first, once the request has left the inbox. ``failures``
     counts failed steps since the last settled one. ``ending`` is called once, by ``finish``.
 
+    ``queued_at``: tokens the engine had served when the request joined its line, the policies' clock. ``deferred``:
+    steps it has waited behind a leader that fills its prefix.
+
     ``known`` tokens are the prompt and what was sampled; ``cached_len`` of them have their KV in the pool.
 
     ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, settling moves
@@ -69,6 +72,7 @@ class Request:
         "arrived",
         "cached_len",
         "cancelled",
+        "deferred",
         "ending",
         "execution_class",
         "expires",
@@ -80,6 +84,7 @@ class Request:
         "key",
         "known",
         "lease",
+        "logits_rows",
         "num_known",
         "options",
         "order",
@@ -87,6 +92,7 @@ class Request:
         "output",
         "planned",
         "prepared",
+        "queued_at",
         "queued_tokens",
         "sink",
         "staged_len",
@@ -126,6 +132,9 @@ class Request:
         self.planned = 0.0
         tree = prepared.tree
         self.first_read = first_read_token(prepared.readout)
+        self.logits_rows = logits_rows(prepared.readout)
+        self.queued_at = 0
+        self.deferred = 0
         self.key = None if prepared.readout is None else readout_key(prepared.readout)
         self.num_known = tree.num_tokens
         self.known: I32 = tree.token_ids
@@ -146,6 +155,22 @@ class Request:
         if self.lease is None:
             raise RuntimeError("a planned request holds no lease")
         return self.lease
+
+    @property
+    def reusable(self) -> int:
+        """How many tokens the prefix cache may stand in for. A request that reads nothing still computes a token: it
+        is there to warm the cache, and a step is never empty."""
+        if self.prepared.cache == "never":
+            return 0
+        if self.execution_class is ExecutionClass.DECODE:
+            return self.num_known - 1
+        return self.unread
+
+    @property
+    def unread(self) -> int:
+        """Trunk tokens before the first one whose hidden state a OneShot request needs."""
+        trunk = self.prepared.tree.trunk_tokens
+        return trunk - 1 if self.first_read is None else min(trunk, self.first_read)
 
     # The names of the request's lengths in the field's textbooks.
     @property

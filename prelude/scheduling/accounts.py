@@ -1,0 +1,104 @@
+"""Accounts: tokens served to each (priority, tenant), for start-time fair queueing.
+
+A tenant that was away starts level with the others of its priority, not ahead of them: its account is at least at
+``now``, where the request that was served last began. When nobody waits any more all are level (the clock of a fair
+queue jumps to the last finish as it falls idle).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from prelude.scheduling.request import Request
+
+_KEPT = 1024
+
+Name: TypeAlias = "tuple[int, str | None]"
+
+
+class Account:
+    __slots__ = ("name", "number", "served", "waiting")
+
+    def __init__(self, name: Name, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.served = 0
+        self.waiting = 0
+
+
+class Accounts:
+    """Those with waiting requests keep their number, an index into ``served()``."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[Name, Account] = {}
+        self._now: dict[int, int] = {}
+        self._latest: dict[int, int] = {}  # the furthest account of each priority
+        self._limit = _KEPT
+        self.busy = 0  # accounts with a waiting request
+        self._by_number: list[Account | None] = []
+        self._free: list[int] = []  # numbers that nobody has
+
+    def join(self, request: Request) -> Account:
+        options = request.options
+        name = (options.priority, options.tenant)
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._open(name)
+        if account.waiting == 0:
+            account.served = max(account.served, self._now.get(options.priority, 0))
+            self.busy += 1
+        account.waiting += 1
+        return account
+
+    def of(self, request: Request) -> Account:
+        return self._accounts[request.options.priority, request.options.tenant]
+
+    def leave(self, request: Request) -> None:
+        account = self.of(request)
+        account.waiting -= 1
+        if account.waiting == 0:
+            self.busy -= 1
+            if self.busy == 0:
+                self._now.update(self._latest)
+
+    def serve(self, request: Request) -> None:
+        account = self.of(request)
+        priority = account.name[0]
+        if account.served > self._now.get(priority, 0):
+            self._now[priority] = account.served
+        account.served += max(1, request.num_known)
+        if account.served > self._latest.get(priority, 0):
+            self._latest[priority] = account.served
+        self.leave(request)
+
+    def take_back(self, request: Request) -> None:
+        """A served request is back in the line."""
+        self.join(request).served -= max(1, request.num_known)
+
+    def served(self) -> list[int]:
+        """By number."""
+        return [0 if account is None else account.served for account in self._by_number]
+
+    def _open(self, name: Name) -> Account:
+        if len(self._accounts) >= self._limit:
+            self._trim()
+        if self._free:
+            number = self._free.pop()
+        else:
+            number = len(self._by_number)
+            self._by_number.append(None)
+        account = self._accounts[name] = self._by_number[number] = Account(name, number)
+        return account
+
+    def _trim(self) -> None:
+        """Forgets accounts that would start where they are anyway: level with ``now``, or behind it."""
+        for account in list(self._accounts.values()):
+            if account.waiting == 0 and account.served <= self._now.get(account.name[0], 0):
+                del self._accounts[account.name]
+                self._by_number[account.number] = None
+                self._free.append(account.number)
+        self._limit = max(_KEPT, 2 * len(self._accounts))
+        kept = {name[0] for name in self._accounts}
+        for table in (self._now, self._latest):
+            for priority in [p for p in table if p not in kept]:
+                del table[priority]

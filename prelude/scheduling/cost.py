@@ -1,0 +1,207 @@
+"""CostModel: what a step, or a request, is expected to take, learnt from measured steps.
+
+    seconds = constant + a * tokens + b * keys + c * lm_rows        each coefficient >= 0
+
+``keys`` counts the key positions that queries read: a prompt of n uncached tokens behind m cached ones reads
+n * m + n * (n + 1) / 2 of them, the quadratic term. Coefficients are never negative, so a longer cache hit never
+predicts a longer time.
+
+Fitting is recursive least squares in information form: the weighted sums of x x' and x y are kept, not the steps.
+Before a step is added they fade by ``1 - 1/memory``, once there are as many as ``memory`` steps, so the model follows
+a machine that changes and forgets no faster than that; sums stay bounded however long the engine runs. A step is
+weighted by 1 / seconds, so small steps count as large ones do. What a busy machine adds to a step cannot carry the
+model away: past the first few steps one is taken as at most ``_OUTLIER`` times its prediction.
+
+Pure Python over four numbers; no torch, no NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from prelude.batch import ForwardBatch, StepResult
+from prelude.errors import ConfigError
+
+_TERMS = ("constant", "token", "key", "lm_row")
+_N = len(_TERMS)
+_OUTLIER = 4.0
+_TRUSTED = 32  # steps after which a prediction is good enough to tell an outlier
+_REFIT = 8  # steps between two solutions, from then on
+_SCALE = (1.0, 1e2, 1e5, 1e1)  # typical sizes, so that the sums are of one magnitude
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step computes: tokens through the layers, key positions read, rows that meet the vocabulary."""
+
+    tokens: int
+    keys: float = 0.0
+    lm_rows: int = 0
+
+
+def request_work(uncached: int, cached: int, lm_rows: int = 0) -> Work:
+    """A prompt of ``uncached`` tokens to compute behind ``cached`` ones."""
+    return Work(uncached, uncached * (cached + (uncached + 1) / 2), lm_rows)
+
+
+def step_work(batch: ForwardBatch, result: StepResult) -> Work:
+    return Work(batch.num_tokens, result.attended_tokens, result.lm_head_rows)
+
+
+class CostModel:
+    """Not thread-safe: the engine's stepping thread observes; others may predict, from one moment's coefficients."""
+
+    def __init__(self, memory: int = 512, coefficients: Mapping[str, float] | None = None) -> None:
+        """``coefficients``: seconds by term (``constant``, ``token``, ``key``, ``lm_row``), of an earlier fit; it
+        counts as ``memory / 4`` steps until real ones outweigh it."""
+        if memory < 8:
+            raise ConfigError(f"memory={memory} steps do not hold a model of {_N} terms; it takes 8 or more")
+        self.memory = memory
+        self.steps = 0
+        self._squares = [[0.0] * _N for _ in range(_N)]
+        self._products = [0.0] * _N
+        self._coefficients = (0.0,) * _N
+        self._unfitted = 0  # steps since the coefficients were worked out
+        if coefficients is not None:
+            self._start_from(coefficients)
+
+    # -------------------------------------------------------------- learning
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """A measured step. What cannot be one (no time, not a number) is ignored."""
+        if not 0 < seconds < math.inf:
+            return
+        if self.steps >= _TRUSTED:
+            expected = self.predict(work)
+            if expected > 0:
+                seconds = min(seconds, _OUTLIER * expected)
+        self._add(work, seconds, 1.0)
+
+    def _add(self, work: Work, seconds: float, weight: float) -> None:
+        x = _vector(work)
+        weight /= seconds
+        keep = 1.0 if self.steps < self.memory else 1.0 - 1.0 / self.memory
+        for i in range(_N):
+            row, xi = self._squares[i], weight * x[i]
+            for j in range(i, _N):
+                row[j] = keep * row[j] + xi * x[j]
+            self._products[i] = keep * self._products[i] + xi * seconds
+        self.steps += 1
+        self._unfitted += 1
+
+    # -------------------------------------------------------------- asking
+
+    def predict(self, work: Work) -> float:
+        """Seconds of a step with this work; 0 before anything was measured."""
+        constant, token, key, row = self._fitted()
+        return constant + token * work.tokens + key * work.keys + row * work.lm_rows
+
+    def marginal(self, work: Work) -> float:
+        """Seconds that this work makes a step longer: without the constant."""
+        return self.predict(work) - self._fitted()[0]
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """Seconds by term."""
+        return dict(zip(_TERMS, self._fitted()))
+
+    @property
+    def curvature(self) -> float:
+        """Seconds of a key over seconds of a token: what ``ShortestPrefillFirst`` and ``ResponseRatio`` take."""
+        _, token, key, _ = self._fitted()
+        return key / token if token > 0 else 0.0
+
+    def _fitted(self) -> tuple[float, ...]:
+        if self._unfitted >= (1 if self.steps <= _TRUSTED else _REFIT):
+            self._unfitted = 0
+            self._coefficients = tuple(c / s for c, s in zip(_least_squares(self._squares, self._products), _SCALE))
+        return self._coefficients
+
+    # -------------------------------------------------------------- keeping
+
+    def save(self, path: str | Path) -> None:
+        """As JSON: the coefficients, in seconds, and how many steps they come from."""
+        text = json.dumps({"prelude_cost_model": 1, "steps": self.steps, "seconds": self.coefficients}, indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path, memory: int = 512) -> CostModel:
+        """``ConfigError`` where the file is not a cost model."""
+        try:
+            data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read as a cost model: {error}") from error
+        if (
+            not isinstance(data, dict)
+            or data.get("prelude_cost_model") != 1
+            or not isinstance(data.get("seconds"), dict)
+        ):
+            raise ConfigError(f"{path} is not a cost model; CostModel.save writes one")
+        return cls(memory, data["seconds"])
+
+    def _start_from(self, coefficients: Mapping[str, float]) -> None:
+        for name in _TERMS:
+            value = coefficients.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ConfigError(f"cost model: {name}={value!r} is not a number of seconds of at least 0")
+        given = tuple(float(coefficients[name]) for name in _TERMS)
+        self._coefficients = given
+        if not any(given):
+            return
+        known = [Work(1), Work(64, 2e3, 8), Work(512, 1.3e5, 64), Work(512, 1e6, 1), Work(4096, 8e6, 16)]
+        weight = self.memory / 4 / len(known)
+        for work in known:
+            seconds = given[0] + given[1] * work.tokens + given[2] * work.keys + given[3] * work.lm_rows
+            self._add(work, seconds, weight)
+        self.steps = _TRUSTED
+        self._unfitted = 0
+
+
+def _vector(work: Work) -> tuple[float, ...]:
+    return (1.0, work.tokens / _SCALE[1], work.keys / _SCALE[2], work.lm_rows / _SCALE[3])
+
+
+def _least_squares(squares: list[list[float]], products: list[float]) -> list[float]:
+    """The non-negative solution: the best of all subsets of terms whose own solution is non-negative."""
+    whole = _solve(squares, products, tuple(range(_N)))
+    if whole is not None and min(whole) >= 0:
+        return whole
+    best, least = [0.0] * _N, 0.0
+    for count in range(1, _N):
+        for terms in combinations(range(_N), count):
+            solution = _solve(squares, products, terms)
+            if solution is None or min(solution) < 0:
+                continue
+            # The residual at the normal equations' solution, up to a constant: -x' b.
+            residual = -sum(c * products[term] for c, term in zip(solution, terms))
+            if residual < least * (1 + 1e-12):
+                least = residual
+                best = [0.0] * _N
+                for c, term in zip(solution, terms):
+                    best[term] = c
+    return best
+
+
+def _solve(squares: list[list[float]], products: list[float], terms: tuple[int, ...]) -> list[float] | None:
+    """By elimination; ``None`` where the steps so far do not tell these terms apart."""
+    rows = [[squares[min(i, j)][max(i, j)] for j in terms] + [products[i]] for i in terms]
+    n = len(rows)
+    for k in range(n):
+        size = abs(squares[terms[k]][terms[k]])
+        if abs(rows[k][k]) <= 1e-10 * size or size == 0.0:
+            return None
+        for i in range(k + 1, n):
+            factor = rows[i][k] / rows[k][k]
+            for j in range(k, n + 1):
+                rows[i][j] -= factor * rows[k][j]
+    solution = [0.0] * n
+    for k in reversed(range(n)):
+        rest = sum(rows[k][j] * solution[j] for j in range(k + 1, n))
+        solution[k] = (rows[k][n] - rest) / rows[k][k]
+    return solution

@@ -1,0 +1,33 @@
+"""Who goes first: objects over what waits, column by column. The contract is in ``base``, its use in
+docs/PLANNING.md."""
+
+from prelude.scheduling.policies.base import Keys, Policy, Waiting, ranked
+from prelude.scheduling.policies.layers import FairTenants, Priority, by_arrival, composed
+from prelude.scheduling.policies.named import POLICIES, policy_named
+from prelude.scheduling.policies.orders import (
+    EarliestDeadline,
+    FirstComeFirstServed,
+    PrefillFirst,
+    ResponseRatio,
+    ShortestPrefillFirst,
+    StaticBatches,
+)
+
+__all__ = [
+    "POLICIES",
+    "EarliestDeadline",
+    "FairTenants",
+    "FirstComeFirstServed",
+    "Keys",
+    "Policy",
+    "PrefillFirst",
+    "Priority",
+    "ResponseRatio",
+    "ShortestPrefillFirst",
+    "StaticBatches",
+    "Waiting",
+    "by_arrival",
+    "composed",
+    "policy_named",
+    "ranked",
+]

@@ -1,0 +1,76 @@
+"""The contract of a policy: columns of what waits in, sort keys out. No clock, no state, no request object.
+
+Time is *tokens served*: how many tokens the engine has computed so far, an integer that a simulator has as well. So
+the same queue, trie and ledger give the same plan, live or simulated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+Key: TypeAlias = npt.NDArray[Any]
+Keys: TypeAlias = tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """N requests of one class that wait; all arrays are [N], in one arbitrary order."""
+
+    work: F64  # tokens left to compute: what the prefix cache has now is not counted
+    tokens: F64  # tokens known, cached or not
+    arrived: F64  # tokens the engine had served when the request came
+    order: I64  # who came first; unique
+    priority: I64  # higher goes first
+    account: I64  # whose request it is: one number per (priority, tenant)
+    served: F64  # tokens its account has been served so far
+    expires: F64  # seconds on the monotonic clock, infinity without a deadline; compared with each other alone
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def take(self, index: npt.NDArray[np.intp]) -> Waiting:
+        return Waiting(*(getattr(self, name)[index] for name in _COLUMNS))
+
+
+_COLUMNS = ("work", "tokens", "arrived", "order", "priority", "account", "served", "expires")
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """``keys(waiting, now)``: arrays [N], the most significant first; smaller goes first, and what is equal in all of
+    them goes in order of arrival. ``now`` counts tokens served. A pure function.
+
+    ``timeless``: the order of two requests stays what it is while neither is matched anew, whatever ``now`` is.
+    ``estimates``: ``work`` matters, so waiting requests are matched against the prefix cache.
+    ``whole_prompts``: prompts of Decode requests are not cut into chunks beside running rows.
+    ``refills``: a place that becomes free is taken at once; else when all of them are free.
+    """
+
+    @property
+    def timeless(self) -> bool: ...
+    @property
+    def estimates(self) -> bool: ...
+    @property
+    def whole_prompts(self) -> bool: ...
+    @property
+    def refills(self) -> bool: ...
+
+    def keys(self, waiting: Waiting, now: float) -> Keys: ...
+
+
+def ranked(policy: Policy, waiting: Waiting, now: float, least: int | None = None) -> npt.NDArray[np.intp]:
+    """Indices into ``waiting`` in the policy's order. With ``least``: its first part, so many or more."""
+    keys = [key for key in policy.keys(waiting, now) if len(key) and (key != key[0]).any()]
+    if len(keys) == 1 and least is not None and least < len(waiting) // 2:
+        [key] = keys
+        bound = np.partition(key, least)[least]
+        first = np.flatnonzero(key <= bound)
+        if len(first) <= 4 * least:
+            return first[np.lexsort((waiting.order[first], key[first]))]
+    return np.lexsort((waiting.order, *reversed(keys)))

@@ -1,0 +1,351 @@
+"""Policies: each against its definition written out request by request, and what each promises to those who wait."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prelude import EngineConfig
+from prelude.errors import ConfigError
+from prelude.options import RequestOptions
+from prelude.scheduling.lines import Line
+from prelude.scheduling.policies import (
+    POLICIES,
+    EarliestDeadline,
+    FairTenants,
+    FirstComeFirstServed,
+    PrefillFirst,
+    Priority,
+    ResponseRatio,
+    ShortestPrefillFirst,
+    policy_named,
+)
+from prelude.scheduling.queues import Policies
+from prelude.scheduling.request import Request
+from tests import toy
+from tests.engine.test_faults import ById, text
+from tests.engine.test_limits import post
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.service import run_steps, service_core
+
+ORDERS = {
+    "first_come_first_served": lambda r, cached, now: 0,
+    "shortest_prefill_first": lambda r, cached, now: Fraction(r.num_known - cached) + Fraction(0.05) * r.queued_at,
+    "response_ratio": lambda r, cached, now: Fraction(r.queued_at - now, max(1, r.num_known - cached)),
+    "earliest_deadline": lambda r, cached, now: r.expires,
+}
+
+
+def naive(waiting: list[Request], cached: dict[int, int], served: dict[Any, int], now: int, name: str) -> list[int]:
+    """Priorities; then again and again the tenant with the fewest tokens, and of it the first by the order."""
+    out: list[int] = []
+    left = list(waiting)
+    served = dict(served)
+    while left:
+        top = max(r.options.priority for r in left)
+        level = [r for r in left if r.options.priority == top]
+        heads = {}
+        for r in level:
+            key = (ORDERS[name](r, cached[r.order], now), r.order)
+            if r.options.tenant not in heads or key < heads[r.options.tenant][0]:
+                heads[r.options.tenant] = (key, r)
+        tenant = min(heads, key=lambda t: (served[top, t], heads[t][0]))
+        chosen = heads[tenant][1]
+        served[top, tenant] += max(1, chosen.num_known)
+        left.remove(chosen)
+        out.append(chosen.order)
+    return out
+
+
+class Asked:
+    streams = False
+
+    def token(self, *_: Any) -> bool:
+        return False
+
+    def deliver(self, *_: Any) -> None:
+        pass
+
+
+def waiting_request(tokens: int, order: int, priority: int = 0, tenant: str | None = None) -> Request:
+    request = Request(
+        last_logprob(prompt(tokens, order)), Asked(), None, RequestOptions(priority=priority, tenant=tenant)
+    )
+    request.order = order
+    return request
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(sorted(ORDERS)),
+    steps=st.lists(
+        st.tuples(
+            st.integers(1, 60),  # tokens
+            st.sampled_from([0, 0, 0, 1]),
+            st.sampled_from([None, None, "a", "b"]),
+            st.sampled_from([math.inf, 5.0, 6.0, 7.0]),
+            st.integers(0, 5),  # how many are served then
+            st.integers(0, 60),  # what the cache has of it
+            st.integers(0, 40),  # how many more tokens were served
+            st.booleans(),  # whether one leaves unserved
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+)
+@pytest.mark.feature("G5")
+@pytest.mark.feature("F22")
+def test_a_line_is_in_the_order_that_its_policy_defines(name: str, steps: list[Any]) -> None:
+    """Whatever joins, leaves, is served, is matched anew, and whenever it is asked."""
+    cached: dict[int, int] = {}
+    policy = POLICIES[name]()
+    line = Line(policy, lambda r: cached[r.order])
+    now = 0
+    waiting: list[Request] = []
+    for order, (tokens, priority, tenant, expires, serve, hit, more, leaves) in enumerate(steps, 1):
+        request = waiting_request(tokens, order, priority, tenant)
+        request.expires = expires
+        cached[order] = min(hit, tokens - 1)
+        line.append(request, now)
+        waiting.append(request)
+        now += more
+        served = {key: line._accounts._accounts[key].served for key in line._accounts._accounts}
+        expected = naive(waiting, cached, served, now, name)
+        assert [r.order for r in line.in_order(now)] == expected
+        for number in expected[:serve]:
+            [chosen] = [r for r in waiting if r.order == number]
+            line.serve(chosen)
+            waiting.remove(chosen)
+        if leaves and waiting:
+            line.remove(waiting.pop(len(waiting) // 2))
+        if waiting and policy.estimates:
+            moved = waiting[len(waiting) // 3]
+            cached[moved.order] = moved.num_known // 2
+            line.look_again(moved, cached[moved.order])
+        assert len(line) == len(waiting) and sorted(r.order for r in line) == sorted(r.order for r in waiting)
+
+
+def test_ten_thousand_are_ranked_as_a_few_are() -> None:
+    """The partial order that a long line works with is the beginning of the whole one, to its end."""
+    rng = np.random.default_rng(0)
+    line = Line(ShortestPrefillFirst())
+    waiting = []
+    tokens = prompt(64, 0)
+    for order in range(1, 6001):
+        request = Request(last_logprob(tokens[: int(rng.integers(1, 64))]), Asked())
+        request.order = order
+        line.append(request, int(rng.integers(0, 50)))
+        waiting.append(request)
+    expected = sorted(waiting, key=lambda r: (r.num_known + 0.05 * r.queued_at, r.order))
+    for request in expected[:700]:
+        assert next(line.in_order(0)) is request
+        line.serve(request)
+    assert list(line.in_order(0)) == expected[700:]
+
+
+# ------------------------------------------------------------------ starvation
+
+
+def endless(ageing: float, long: int = 200, most: int = 900) -> int | None:
+    """Tokens served until a long request starts beside endless short ones; ``None``: not within ``most`` steps."""
+    core = service_core(
+        toy.ToyExecutor(num_blocks=64),
+        step_tokens=220,
+        step_requests=4,
+        running=2,
+        cache=False,
+        policies=Policies(ShortestPrefillFirst(ageing)),
+    )
+    sink = ById()
+    for i in range(40):
+        post(core, last_logprob(prompt(10, i)), sink)
+    target = post(core, last_logprob(prompt(long, 99)), sink)
+    came = None
+    for step in range(most):
+        for i in range(4):  # as many as a step serves
+            post(core, last_logprob(prompt(10, 1000 + 4 * step + i)), sink)
+        core.step()
+        came = target.queued_at if came is None else came
+        if target.planned:
+            return core.queues.served - came
+    return None
+
+
+@pytest.mark.feature("G6")
+@pytest.mark.parametrize("ageing", [0.05, 0.2, 1.0])
+def test_a_long_request_starts_within_the_stated_bound(ageing: float) -> None:
+    """Only what comes within (work - its own) / ageing tokens served can overtake it; then come those left."""
+    waited = endless(ageing)
+    overtaking = (200 - 10) / ageing
+    backlog = 41 * 10
+    assert waited is not None and waited <= overtaking + backlog + 200 + 40
+
+
+@pytest.mark.feature("G6")
+def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> None:
+    assert endless(0.0) is None
+    ratio = Line(ResponseRatio())
+    ratio.append(waiting_request(60, 1), 0)
+    for order in range(2, 30):
+        ratio.append(waiting_request(5, order), 50 * order)
+    assert next(ratio.in_order(1400)).order != 1
+    ratio.append(waiting_request(5, 40), 10_000)
+    for request in list(ratio.in_order(10_000)):
+        if request.order not in (1, 40):
+            ratio.remove(request)
+    assert [r.order for r in ratio.in_order(10_001)] == [1, 40]
+
+
+@pytest.mark.feature("G5")
+def test_the_shortest_of_what_waits_is_computed_first() -> None:
+    core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=64, step_requests=4, cache=False)
+    sink = ById()
+    requests = [post(core, last_logprob(prompt(n, n)), sink) for n in (50, 20, 30, 8, 41, 3)]
+    run_steps(core)
+    ends = list(sink.ends)
+    assert [requests[i].id for i in (5, 3, 1, 2, 4, 0)] == ends
+
+
+# ------------------------------------------------------------------ layers
+
+
+@pytest.mark.feature("F22")
+def test_layers_compose_in_the_order_they_are_nested() -> None:
+    line = Line(Priority(ShortestPrefillFirst(0.0)))  # no tenants
+    for order, (tokens, priority, tenant) in enumerate(
+        [(30, 0, "a"), (20, 0, "a"), (10, 0, "b"), (40, 7, "a"), (9, 0, "a")], start=1
+    ):
+        line.append(waiting_request(tokens, order, priority, tenant), 0)
+    assert [r.order for r in line.in_order(0)] == [4, 5, 3, 2, 1]
+    fair = Line(FairTenants(FirstComeFirstServed()))
+    for order, (tokens, tenant) in enumerate([(30, "a"), (30, "a"), (10, "b"), (10, "b"), (10, "b")], start=1):
+        fair.append(waiting_request(tokens, order, 0, tenant), 0)
+    assert [r.order for r in fair.in_order(0)] == [1, 3, 4, 5, 2]
+
+
+@pytest.mark.feature("F22")
+def test_tenants_that_wait_are_served_equal_tokens_under_every_policy() -> None:
+    for name in ORDERS:
+        core = service_core(
+            toy.ToyExecutor(num_blocks=64),
+            step_tokens=84,
+            step_requests=8,
+            cache=False,
+            policies=Policies(policy_named(name)),
+        )
+        sink = ById()
+        owner = {}
+        for i in range(120):
+            owner[post(core, last_logprob(prompt(8, i)), sink, tenant="many").id] = ("many", 8)
+        for i in range(30):
+            owner[post(core, last_logprob(prompt(32, 500 + i)), sink, tenant="few").id] = ("few", 32)
+        for _ in range(12):
+            core.step()
+        got = {
+            tenant: sum(n for i, (t, n) in owner.items() if t == tenant and i in sink.ends)
+            for tenant in ("many", "few")
+        }
+        assert abs(got["many"] - got["few"]) <= 2 * 32 + 8, name
+
+
+def test_an_account_that_was_trimmed_starts_level_with_the_others() -> None:
+    line = Line(ShortestPrefillFirst())
+    for order in range(1, 4001):
+        request = waiting_request(3, order, 0, f"tenant {order}")
+        line.append(request, order)
+        line.serve(request)
+    assert len(line._accounts._accounts) <= 1024 + 1 and len(line._accounts.served()) <= 1024 + 1
+    for order in range(4001, 4011):
+        line.append(waiting_request(3, order, 0, f"tenant {order % 2}"), order)
+    assert [r.order % 2 for r in line.in_order(5000)] == [1, 0] * 5
+
+
+def test_deadlines_are_compared_with_each_other_alone() -> None:
+    line = Line(EarliestDeadline())
+    for order, expires in enumerate([math.inf, 9.0, 3.0, 9.0, math.inf], start=1):
+        request = waiting_request(5, order)
+        request.expires = expires
+        line.append(request, 0)
+    assert [r.order for r in line.in_order(0)] == [3, 2, 4, 1, 5]
+
+
+# ------------------------------------------------------------------ Decode requests
+
+
+@pytest.mark.feature("F5")
+def test_prefill_first_takes_the_whole_prompt_in_the_next_step() -> None:
+    gaps = {}
+    for name in ("prefill_first", "first_come_first_served"):
+        core = service_core(
+            toy.ToyExecutor(num_blocks=128),
+            step_tokens=128,
+            chunk=8,
+            policies=Policies(decode=policy_named(name)),
+        )
+        sink = ById()
+        runs = post(core, chat(prompt(6, 1), 40), sink)
+        core.step()
+        core.step()
+        late = post(core, chat(prompt(60, 2), 3), sink)
+        core.step()
+        batch = core.executor.batches[-1]
+        gaps[name] = batch.prefill_tokens
+        assert batch.decode_tokens == 1, "the running row has its token in the same step"
+        run_steps(core)
+        assert text(sink, late) == toy.generate(prompt(60, 2).tolist(), 3)
+        assert text(sink, runs) == toy.generate(prompt(6, 1).tolist(), 40)
+    assert gaps == {"prefill_first": 60, "first_come_first_served": 8}
+
+
+@pytest.mark.feature("F1")
+def test_static_batches_refill_when_all_rows_are_free() -> None:
+    """The book's example: 1000, 100, 120 and 100 tokens in four slots, scaled by ten."""
+    steps, widths = {}, {}
+    for name in ("static_batches", "first_come_first_served"):
+        core = service_core(
+            toy.ToyExecutor(num_blocks=256), running=4, step_tokens=64, policies=Policies(decode=policy_named(name))
+        )
+        sink = ById()
+        requests = [post(core, chat(prompt(4, i), n), sink) for i, n in enumerate([100, 10, 12, 10] * 2)]
+        steps[name] = run_steps(core)
+        widths[name] = [
+            batch.decode_tokens if hasattr(batch, "decode_tokens") else batch.num_tokens
+            for batch in core.executor.batches
+        ]
+        assert [len(text(sink, r)) for r in requests] == [100, 10, 12, 10] * 2
+    assert steps["static_batches"] == 200
+    assert sum(w == 1 for w in widths["static_batches"]) == 2 * 88, "one of four slots used for 88 of 100 steps"
+    assert steps["first_come_first_served"] <= 126
+
+
+# ------------------------------------------------------------------ configuration
+
+
+@pytest.mark.feature("F24")
+def test_policies_are_chosen_by_name_or_given_as_objects() -> None:
+    assert policy_named("shortest_prefill_first") == ShortestPrefillFirst()
+    assert policy_named(PrefillFirst(ShortestPrefillFirst(0.1))).whole_prompts
+    EngineConfig(policy="response_ratio", decode_policy=PrefillFirst())
+    for wrong in ("fifo", 3, None, ShortestPrefillFirst):
+        with pytest.raises(ConfigError, match="policy"):
+            EngineConfig(policy=wrong)  # type: ignore[arg-type]
+    for value in (-1, math.nan, math.inf, True, "0.1"):
+        with pytest.raises(ConfigError, match="ageing"):
+            ShortestPrefillFirst(ageing=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.feature("N11")
+def test_presets_for_chat_and_for_bulk_work_are_on_either_side_of_the_default() -> None:
+    default, talk, bulk = EngineConfig(), EngineConfig.chat(), EngineConfig.bulk()
+    assert talk.chunk_tokens < default.chunk_tokens < bulk.chunk_tokens
+    assert talk.max_running < default.max_running < bulk.max_running
+    assert talk.oneshot_share < default.oneshot_share < bulk.oneshot_share
+    assert EngineConfig.chat(chunk_tokens=64, kv_blocks=7).chunk_tokens == 64
+    with pytest.raises(ConfigError):
+        EngineConfig.bulk(chunk_tokens=0)
