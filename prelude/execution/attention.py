@@ -7,13 +7,15 @@ A token's keys come in up to three kinds of *parts*, each one call for all token
     context    its root's tokens in the pool     one call for all roots that continue the same blocks
 
 Parts are joined by their log-sum-exp. So a shared state is read by all its branches in one product, and its
-cost does not multiply by branches. Decode rows read the pool alone: their own token has just been written.
+cost does not multiply by branches. Decode rows read the pool alone, where it lies: their own token has just been
+written.
 
 The last layer asks for few queries. ``rows`` names them; everything else is as above.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeAlias
@@ -22,18 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prelude._native.paged import PagedRows
 from prelude.batch import DecodeRows
 from prelude.execution.layout import I64, Forest, StepTokens, pool_rows
 
 Where: TypeAlias = "slice | Tensor"
-
-_DECODE_WASTE = 1.25
-"""Padding that a group of decode rows may have before it is cut."""
-_DECODE_ROWS = 1 << 16
-"""Keys that one group of decode rows may gather."""
-_DECODE_ALONE = 96
-"""From this many keys on, a row whose blocks lie in a row is faster read in place than gathered with others."""
-
 
 class AttentionPlan(Protocol):
     """``run`` maps queries [Q, heads, D] to outputs [Q, heads * D]; K and V are [tokens, kv_heads, D] of this
@@ -50,14 +45,6 @@ class Part:
     batch: int = 1  # segments of one length side by side
     causal: bool = False
     mask: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    queries: Where
-    rows: Where  # [count * longest] pool rows
-    count: int
-    mask: Tensor | None  # [count, 1, 1, longest]
 
 
 def attend(
@@ -90,17 +77,17 @@ class CascadePlan:
         self.num_queries = step.num_tokens if rows is None else len(rows)
         self.own: list[Part] = []
         self.more: list[Part] = []
-        self.decode: list[DecodeGroup] = []
+        self.decode: DecodePart | None = None
         if step.forest is not None:
             builder = _Builder(step.forest, block_size, dtype, rows)
             self.own = builder.own_parts()
             self.more = [*builder.ancestor_parts(), *builder.context_parts()]
         if step.decode is not None:
-            self.decode = decode_groups(step.decode, step.prompt_tokens, block_size, dtype, rows)
+            self.decode = DecodePart.of(step.decode, step.prompt_tokens, block_size, rows)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
         queries, heads, width = q.shape
-        if len(self.own) == 1 and not self.more and not self.decode:
+        if len(self.own) == 1 and not self.more and self.decode is None:
             return self._part(self.own[0], q, k, v)[0].reshape(queries, heads * width)
         out = torch.empty_like(q)
         lse = q.new_empty(queries, heads, dtype=torch.float32) if self.more else None
@@ -113,8 +100,8 @@ class CascadePlan:
             for part in self.more:
                 o, part_lse = self._part(part, q, pool_k, pool_v) if part.pool else self._part(part, q, k, v)
                 _join(out, lse, part.queries, o[0], part_lse[0].t())
-        for group in self.decode:
-            self._decode(group, q, pool_k, pool_v, out)
+        if self.decode is not None:
+            self.decode.run(q, pool_k, pool_v, out)
         return out.view(queries, heads * width)
 
     def _part(self, part: Part, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,14 +110,6 @@ class CascadePlan:
             return x.view(part.batch, -1, x.shape[1], x.shape[2])
 
         return attend(take(q, part.queries), take(k, part.keys), take(v, part.keys), part.causal, part.mask)
-
-    def _decode(self, group: DecodeGroup, q: Tensor, pool_k: Tensor, pool_v: Tensor, out: Tensor) -> None:
-        kv_heads, width = pool_k.shape[1:]
-        k, v = (x[group.rows].view(group.count, -1, kv_heads, width) for x in (pool_k, pool_v))
-        # The query heads of one KV head stand where several query tokens would: K is read once for them all.
-        grouped = q[group.queries].view(group.count, kv_heads, -1, width).transpose(1, 2)
-        o, _ = attend(grouped, k, v, mask=group.mask)
-        out[group.queries] = o.transpose(1, 2).reshape(group.count, -1, width)
 
 
 def _join(out: Tensor, lse: Tensor, queries: Where, more: Tensor, more_lse: Tensor) -> None:
@@ -224,46 +203,46 @@ class _Builder:
         return torch.from_numpy(np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in ranges]))
 
 
-def decode_groups(
-    decode: DecodeRows, first: int, block_size: int, dtype: torch.dtype, rows: I64 | None
-) -> list[DecodeGroup]:
-    """Decode rows in groups of similar length. A row is padded with its own first key, never with memory that
-    somebody else wrote: a NaN there would not stay behind a mask."""
-    wanted = np.arange(decode.num_rows) if rows is None else rows[rows >= first] - first
-    at = (first if rows is None else len(rows) - len(wanted)) + np.arange(len(wanted))
-    lengths = decode.context_lens[wanted].astype(np.int64) + 1
-    groups, start = list[DecodeGroup](), 0
-    gathered = list[int]()
-    for i in range(len(wanted)):
-        b, length = int(wanted[i]), int(lengths[i])
-        if length >= _DECODE_ALONE:
-            blocks = decode.block_ids[decode.block_indptr[b] : decode.block_indptr[b + 1]]
-            where = in_place(pool_rows(blocks, length, block_size))
-            if isinstance(where, slice):
-                groups.append(DecodeGroup(slice(int(at[i]), int(at[i]) + 1), where, 1, None))
-                continue
-        gathered.append(i)
-    order = np.asarray(gathered, np.int64)[np.argsort(-lengths[gathered], kind="stable")]
-    while start < len(order):
-        longest, stop, total = int(lengths[order[start]]), start, 0
-        while stop < len(order):
-            total += int(lengths[order[stop]])
-            padded = (stop + 1 - start) * longest
-            if stop > start and (padded > _DECODE_WASTE * total or padded > _DECODE_ROWS):
-                break
-            stop += 1
-        members = order[start:stop]
-        keys = np.empty((len(members), longest), np.int64)
-        for i, member in enumerate(members.tolist()):
-            b, length = int(wanted[member]), int(lengths[member])
-            blocks = decode.block_ids[decode.block_indptr[b] : decode.block_indptr[b + 1]]
-            keys[i, :length] = pool_rows(blocks, length, block_size)
-            keys[i, length:] = keys[i, 0]
-        hidden = np.arange(longest)[None, :] >= lengths[members][:, None]
-        mask = negative_where(hidden, dtype)[:, None, None, :] if hidden.any() else None
-        queries: Where = torch.from_numpy(at[members])
-        if len(members) == len(wanted) and (members == np.arange(len(order))).all():
-            queries = slice(int(at[0]), int(at[-1]) + 1)
-        groups.append(DecodeGroup(queries, torch.from_numpy(keys.reshape(-1)), len(members), mask))
-        start = stop
-    return groups
+@dataclass(frozen=True, slots=True)
+class DecodePart:
+    """Decode rows, each over its own block table. A row's bits do not depend on the other rows."""
+
+    queries: slice
+    table: PagedRows
+
+    @classmethod
+    def of(cls, decode: DecodeRows, first: int, block_size: int, rows: I64 | None) -> DecodePart | None:
+        """``first`` is the token of the first decode row."""
+        begins, ends, lengths = decode.block_indptr[:-1], decode.block_indptr[1:], decode.context_lens + 1
+        before = first
+        if rows is not None:
+            before = int(np.searchsorted(rows, first))
+            wanted = rows[before:] - first
+            begins, ends, lengths = begins[wanted], ends[wanted], lengths[wanted]
+        if not len(lengths):
+            return None
+        table = PagedRows(decode.block_ids, begins, ends, lengths, block_size)
+        return cls(slice(before, before + len(lengths)), table)
+
+    def run(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, out: Tensor) -> None:
+        """Queries and outputs [Q, heads, D]; the kernel is handed addresses, so this looks at what they mean."""
+        q, out = q[self.queries], out[self.queries]
+        slots, kv_heads, width = pool_k.shape
+        for tensor in (q, pool_k, pool_v, out):
+            if tensor.dtype != out.dtype or tensor.stride()[1:] != (width, 1) or tensor.device.type != "cpu":
+                raise TypeError(f"paged attention over {tensor.dtype} with strides {tensor.stride()}")
+        if not (out.is_contiguous() and pool_k.is_contiguous() and pool_v.is_contiguous()):
+            raise TypeError("paged attention over a pool or into an output with gaps")
+        self.table.attend(
+            q.data_ptr(),
+            q.stride(0),
+            pool_k.data_ptr(),
+            pool_v.data_ptr(),
+            out.data_ptr(),
+            slots=slots,
+            heads=q.shape[1],
+            kv_heads=kv_heads,
+            head_dim=width,
+            bfloat16=out.dtype == torch.bfloat16,
+            scale=1.0 / math.sqrt(width),
+        )

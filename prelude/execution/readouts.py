@@ -92,8 +92,7 @@ def log_normalisers(logits: Tensor) -> tuple[Tensor, F64]:
 
 
 def _finite_rows(logits: Tensor) -> npt.NDArray[np.bool_]:
-    least, most = torch.aminmax(logits, dim=1)  # NaN wins in both
-    finite: npt.NDArray[np.bool_] = (least.isfinite() & most.isfinite()).numpy()
+    finite: npt.NDArray[np.bool_] = np.isfinite(logits.numpy()).all(axis=1)  # torch takes 20 times as long
     return finite
 
 
@@ -176,7 +175,7 @@ def read_samples(readout: SampleRows, rows: HiddenRows) -> tuple[SampleOutput, I
     for start, stop, logits in rows.chunks(readout.rows):
         finite[start:stop] = _finite_rows(logits)
         if not worked[start:stop].all():
-            token_ids[start:stop] = logits.argmax(dim=1).numpy()  # the first of equal ones
+            token_ids[start:stop] = logits.numpy().argmax(axis=1)  # the first of equal ones
         for n in np.flatnonzero(worked[start:stop] & finite[start:stop]).tolist():
             line = logits[n].numpy()
             token_ids[start + n] = sample_token(line, readout, start + n, float(drawn[start + n]))

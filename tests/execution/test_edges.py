@@ -199,7 +199,7 @@ def test_lengths_at_the_limits(tmp_path_factory: pytest.TempPathFactory, determi
     with pytest.raises(IndexError, match="position 96"):
         run(executor, OneShotBatch(over, sampling([96])))
     table_too_short = replace(decode_rows([1], [31], [[0, 1]]), context_lens=i32([32]))
-    with pytest.raises(ValueError, match="33 tokens do not lie in 2 blocks"):
+    with pytest.raises(ValueError, match=r"33 tokens (do not lie )?in 2 blocks"):
         run(executor, DecodeBatch(table_too_short, sampling([0])))
 
 

@@ -1,0 +1,126 @@
+# distutils: language = c++
+"""Attention of decode rows over block tables; the drawing is in ``include/prelude/paged_attention.hpp``."""
+
+from __future__ import annotations
+
+cimport numpy as cnp
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int32_t, int64_t, uint16_t, uintptr_t
+
+import numpy as np
+
+cnp.import_array()
+
+
+cdef extern from "prelude/paged_attention.hpp" namespace "prelude::paged" nogil:
+    cdef struct Rows:
+        const int32_t* blocks
+        const int32_t* begins
+        const int32_t* ends
+        const int32_t* lengths
+        int64_t count
+        int32_t block_size
+
+    cdef struct Pool:
+        const void* k
+        const void* v
+        int32_t kv_heads
+        int32_t head_dim
+
+    cdef struct Queries:
+        const void* q
+        int64_t stride
+        void* out
+        int32_t heads
+        float scale
+
+    cdef struct RowsCheck:
+        const char* wrong
+        int64_t row
+        int64_t slots
+
+    RowsCheck check(const Rows& rows, int64_t entries)
+    int64_t scratch_floats(const Pool& pool, const Queries& io)
+    int vector_width(int head_dim)
+    void attend[T](const Rows& rows, const Pool& pool, const Queries& io, int width, float* scratch)
+
+
+# Products of a float32 key and a query that this machine takes 10 us for, roughly: the measure of when to let go of
+# the GIL (see kReleaseGilNs).
+DEF SHORT_CALL = 100_000
+
+
+cdef cnp.ndarray _int32(object values, str name):
+    cdef cnp.ndarray array = np.ascontiguousarray(values, np.int32)
+    if array.ndim != 1:
+        raise ValueError(f"{name}: not one-dimensional")
+    return array
+
+
+cdef class PagedRows:
+    """Block tables of rows, checked once: row r reads ``lengths[r]`` keys of table ``blocks[begins[r]:ends[r]]``."""
+
+    cdef Rows c
+    cdef int64_t keys
+    cdef readonly int64_t num_slots
+    cdef tuple owned
+
+    def __cinit__(self, blocks, begins, ends, lengths, int32_t block_size):
+        cdef cnp.ndarray b = _int32(blocks, "blocks")
+        cdef cnp.ndarray first = _int32(begins, "begins")
+        cdef cnp.ndarray last = _int32(ends, "ends")
+        cdef cnp.ndarray count = _int32(lengths, "lengths")
+        if not first.shape[0] == last.shape[0] == count.shape[0]:
+            raise ValueError(f"{first.shape[0]} begins, {last.shape[0]} ends and {count.shape[0]} lengths")
+        if block_size < 1:
+            raise ValueError(f"block_size: {block_size} is not positive")
+        self.c.blocks = <const int32_t*>cnp.PyArray_DATA(b)
+        self.c.begins = <const int32_t*>cnp.PyArray_DATA(first)
+        self.c.lengths = <const int32_t*>cnp.PyArray_DATA(count)
+        self.c.count = first.shape[0]
+        self.c.block_size = block_size
+        self.c.ends = <const int32_t*>cnp.PyArray_DATA(last)
+        cdef RowsCheck seen = check(self.c, b.shape[0])
+        if seen.wrong != NULL:
+            told = f"{count[seen.row]} tokens in {last[seen.row] - first[seen.row]} blocks of {block_size}"
+            raise ValueError(f"row {seen.row}, {told}: {seen.wrong.decode()}")
+        self.num_slots = seen.slots
+        self.owned = (b, first, last, count)
+        self.keys = int(count.sum(dtype=np.int64))
+
+    def __len__(self) -> int:
+        return self.c.count
+
+    def attend(self, uintptr_t q, int64_t q_stride, uintptr_t k, uintptr_t v, uintptr_t out, *, int64_t slots,
+               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, int width=0) -> None:
+        """Writes ``out`` [rows, heads, head_dim] from queries (``q_stride`` elements a row) and a layer's K and V
+        [slots, kv_heads, head_dim]. The five are addresses: the caller vouches for what lies there. All elements are
+        float32, or bfloat16. ``width`` (for tests): vectors of 8, 4 or 1 floats; 0 takes the best."""
+        if self.num_slots > slots:
+            raise ValueError(f"blocks: slot {self.num_slots - 1} is outside a pool of {slots}")
+        if heads < 1 or kv_heads < 1 or head_dim < 1 or heads % kv_heads:
+            raise ValueError(f"heads: {heads} of {head_dim} do not share {kv_heads}")
+        cdef int best = vector_width(head_dim)
+        if width == 0:
+            width = best
+        if width not in (1, 4, 8) or width > best:
+            raise ValueError(f"width: {width} is not 1, 4 or 8, or this machine has none")
+        cdef Pool pool
+        pool.k, pool.v, pool.kv_heads, pool.head_dim = <const void*>k, <const void*>v, kv_heads, head_dim
+        cdef Queries io
+        io.q, io.stride, io.out, io.heads, io.scale = <const void*>q, q_stride, <void*>out, heads, scale
+        cdef float* scratch = <float*>PyMem_Malloc(scratch_floats(pool, io) * sizeof(float))
+        if scratch == NULL:
+            raise MemoryError
+        if self.keys * heads * head_dim < SHORT_CALL:
+            if bfloat16:
+                attend[uint16_t](self.c, pool, io, width, scratch)
+            else:
+                attend[float](self.c, pool, io, width, scratch)
+        else:
+            with nogil:
+                if bfloat16:
+                    attend[uint16_t](self.c, pool, io, width, scratch)
+                else:
+                    attend[float](self.c, pool, io, width, scratch)
+        PyMem_Free(scratch)

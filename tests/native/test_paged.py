@@ -1,0 +1,179 @@
+"""Paged attention against the formula, row by row in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prelude._native.paged import PagedRows
+
+
+@dataclass
+class Case:
+    """Rows over a pool whose blocks are handed out in random order."""
+
+    q: torch.Tensor  # [rows, heads, D]
+    k: torch.Tensor  # [slots, kv_heads, D]
+    v: torch.Tensor
+    lengths: list[int]
+    tables: list[list[int]]
+    size: int
+
+    @classmethod
+    def make(
+        cls, lengths: list[int], heads: int, kv_heads: int, dim: int, size: int, seed: int, dtype: Any = torch.float32
+    ) -> Case:
+        rng, draw = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+        counts = [-(-n // size) for n in lengths]
+        blocks = rng.permutation(sum(counts) + 3).tolist()
+        ends = np.cumsum(counts).tolist()
+        tables = [blocks[end - count : end] for end, count in zip(ends, counts)]
+        slots = (sum(counts) + 3) * size
+
+        def some(*shape: int) -> torch.Tensor:
+            return (torch.randn(*shape, generator=draw) * 2).to(dtype)
+
+        return cls(
+            some(len(lengths), heads, dim),
+            some(slots, kv_heads, dim),
+            some(slots, kv_heads, dim),
+            lengths,
+            tables,
+            size,
+        )
+
+    def rows(self, only: list[int] | None = None) -> PagedRows:
+        chosen = range(len(self.lengths)) if only is None else only
+        ends = np.cumsum([len(self.tables[r]) for r in chosen]).tolist()
+        begins = [end - len(self.tables[r]) for end, r in zip(ends, chosen)]
+        blocks = [block for r in chosen for block in self.tables[r]]
+        return PagedRows(blocks, begins, ends, [self.lengths[r] for r in chosen], self.size)
+
+    def run(self, only: list[int] | None = None, width: int = 0) -> torch.Tensor:
+        q = self.q if only is None else self.q[only].contiguous()
+        out = torch.full_like(q, math.nan)
+        heads, dim = q.shape[1:]
+        addresses = (q.data_ptr(), q.stride(0), self.k.data_ptr(), self.v.data_ptr(), out.data_ptr())
+        self.rows(only).attend(
+            *addresses,
+            slots=len(self.k),
+            heads=heads,
+            kv_heads=self.k.shape[1],
+            head_dim=dim,
+            bfloat16=q.dtype == torch.bfloat16,
+            scale=1 / math.sqrt(dim),
+            width=width,
+        )
+        return out
+
+    def expected(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        q, k, v = (x.to(torch.float64).numpy() for x in (self.q, self.k, self.v))
+        rows, heads, dim = q.shape
+        group = heads // k.shape[1]
+        out = np.empty((rows, heads, dim))
+        for r, (length, table) in enumerate(zip(self.lengths, self.tables)):
+            slots = [table[t // self.size] * self.size + t % self.size for t in range(length)]
+            for h in range(heads):
+                scores = (k[slots, h // group] * q[r, h]).sum(axis=1) / math.sqrt(dim)
+                weights = np.exp(scores - scores.max())
+                out[r, h] = weights @ v[slots, h // group] / weights.sum()
+        return out
+
+
+def widths(dim: int) -> list[int]:
+    """Those that this machine has."""
+    found = []
+    for width in (1, 4, 8):
+        if dim % width == 0:
+            try:
+                Case.make([1], 1, 1, dim, 1, 0).run(width=width)
+            except ValueError:
+                continue
+            found.append(width)
+    return found
+
+
+@pytest.mark.feature("D5")
+@given(
+    st.lists(st.integers(1, 150), min_size=1, max_size=5),
+    st.sampled_from([(1, 1), (2, 1), (6, 2), (7, 1), (8, 8), (12, 2), (10, 2)]),
+    st.sampled_from([4, 6, 8, 16, 32, 40, 80, 128]),
+    st.sampled_from([1, 3, 16, 64]),
+    st.integers(0, 1 << 30),
+)
+@settings(max_examples=120, deadline=None)
+def test_scattered_blocks_give_what_the_formula_says(
+    lengths: list[int], heads: tuple[int, int], dim: int, size: int, seed: int
+) -> None:
+    case = Case.make(lengths, *heads, dim, size, seed)
+    for width in (0, *widths(dim)):
+        assert np.abs(case.run(width=width).numpy() - case.expected()).max() < 2e-5
+
+
+@pytest.mark.parametrize("dim", [8, 32, 128])
+def test_bfloat16_is_float32_rounded_at_the_end(dim: int) -> None:
+    case = Case.make([1, 64, 65, 300], 6, 2, dim, 16, 3, torch.bfloat16)
+    for width in widths(dim):
+        got, wanted = case.run(width=width).to(torch.float64).numpy(), case.expected()
+        assert np.abs(got - wanted).max() < np.abs(wanted).max() / 200  # half a unit in the last place
+
+
+def test_a_row_has_the_same_bits_in_any_company() -> None:
+    case = Case.make([5, 200, 64, 129, 1], 6, 2, 32, 16, 7)
+    together = case.run()
+    for r in range(5):
+        assert torch.equal(case.run([r])[0], together[r])
+    assert torch.equal(case.run([3, 0, 4]), together[[3, 0, 4]])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_bad_key_reaches_its_rows_and_no_other(value: float) -> None:
+    """Also not those that share its block and end before it."""
+    case = Case.make([40, 20, 40], 4, 2, 16, 16, 1)
+    case.tables[1] = case.tables[0][:2]
+    case.k[case.tables[0][1] * 16 + 10] = value  # key 26 of rows 0 and 1; row 1 has 20
+    got = case.run()
+    assert not got[0].isfinite().any()
+    assert np.abs(got[1:].numpy() - case.expected()[1:]).max() < 2e-5
+
+
+def test_scores_far_apart_do_not_overflow() -> None:
+    case = Case.make([130], 2, 1, 16, 16, 2)
+    case.k *= 1e4
+    assert np.abs(case.run().numpy() - case.expected()).max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lengths": [33]}, "33 tokens in 2 blocks of 16: more tokens"),
+        ({"lengths": [0]}, "no token"),
+        ({"ends": [3]}, "outside the blocks"),
+        ({"begins": [-1]}, "outside the blocks"),
+        ({"begins": [2], "ends": [1]}, "outside the blocks"),
+        ({"blocks": [4, -1]}, "below 0"),
+        ({"lengths": [1, 1]}, "2 lengths"),
+        ({"block_size": 0}, "not positive"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(change: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"blocks": [4, 0], "begins": [0], "ends": [2], "lengths": [20], "block_size": 16}
+    assert PagedRows(**given).num_slots == 80
+    with pytest.raises(ValueError, match=words):
+        PagedRows(**{**given, **change})
+
+
+def test_a_pool_that_is_too_small_is_refused() -> None:
+    case = Case.make([20], 2, 1, 16, 16, 0)
+    case.k = case.k[:16]
+    case.tables = [[2, 0]]
+    with pytest.raises(ValueError, match="slot 47 is outside a pool of 16"):
+        case.run()
+    with pytest.raises(ValueError, match="do not share"):
+        Case.make([20], 3, 2, 16, 16, 0).run()
