@@ -1,0 +1,183 @@
+# The C++ core as Cython sees it: what the headers under include/prelude declare. Part of core.pyx.
+
+cdef extern from "Python.h" nogil:
+    ctypedef struct PyThreadState:
+        pass
+    PyThreadState* PyEval_SaveThread() noexcept
+    void PyEval_RestoreThread(PyThreadState* state) noexcept
+
+
+cdef extern from "Python.h":
+    Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
+    PyObject** PySequence_Fast_ITEMS(object sequence)
+
+
+cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
+    cdef enum class Status(int32_t):
+        ok
+        out_of_blocks
+        foreign_block
+        double_free
+        stale_block
+        block_in_trie
+        block_shared
+        too_many_refs
+        too_few_tokens
+        stale_node
+        not_locked
+        node_promised
+        not_promised
+
+    cdef cppclass Result:
+        Status status
+        int64_t detail
+        cbool ok()
+
+    cbool worth_releasing_gil(int64_t blocks)
+
+
+cdef extern from "prelude/one_writer.hpp" namespace "prelude" nogil:
+    cdef cppclass OneWriter:
+        cbool enter()
+        void leave()
+
+
+cdef extern from "prelude/block_hash.hpp" namespace "prelude" nogil:
+    cdef cppclass SipHash:
+        SipHash(uint64_t k0, uint64_t k1)
+
+    int64_t c_block_hashes "prelude::block_hashes"(
+        const int32_t* tokens, int64_t count, int32_t size, uint64_t salt, const SipHash* sip, uint64_t* out)
+
+
+cdef extern from "prelude/block_allocator.hpp" namespace "prelude" nogil:
+    cdef struct AllocatorAudit:
+        const char* broken
+        int64_t at, total, free, used, cached, counted_free, counted_held, counted_trie
+
+    cdef cppclass CBlockAllocator "prelude::BlockAllocator":
+        CBlockAllocator(int32_t num_blocks, int32_t block_size) except +
+        int32_t num_blocks()
+        int32_t block_size()
+        int32_t num_free()
+        int32_t num_used()
+        int32_t num_cached()
+        Result allocate(int64_t n, int32_t* out)
+        Result retain(const int32_t* ids, int64_t n, const uint32_t* seen)
+        Result release(const int32_t* ids, int64_t n, const uint32_t* seen)
+        uint32_t references(int32_t b)
+        uint32_t generation(int32_t b)
+        cbool is_block(int64_t b)
+        AllocatorAudit audit() except +
+
+    int32_t MAX_BLOCKS "prelude::BlockAllocator::kMaxBlocks"
+
+
+cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
+    cdef enum class NodeState(unsigned char):
+        absent
+        ready
+        promised
+
+    cdef struct TrieMatch:
+        int32_t node, blocks, promised
+
+    cdef struct TrieInsert:
+        int32_t node, there, taken
+
+    cdef struct TrieCounters:
+        uint64_t lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted
+        uint64_t broken
+
+    cdef struct TrieAudit:
+        const char* broken
+        int64_t at, nodes, ready, promised, covered, probation, protect, in_table
+        AllocatorAudit pool
+
+    cdef struct TrieNodeView:
+        int32_t id, parent, block, depth
+        NodeState state
+        cbool protect
+        uint32_t own_locks, cover
+        int64_t rank
+        uint64_t salt
+
+    cdef cppclass CPrefixTrie "prelude::PrefixTrie":
+        CPrefixTrie(CBlockAllocator& pool, uint64_t seed, int32_t hash_bits) except +
+        int32_t num_nodes()
+        int32_t num_promised()
+        int32_t num_probation()
+        int32_t num_protected()
+        TrieCounters counters()
+        TrieMatch match(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, cbool touch)
+        int32_t would_hit(const int32_t* tokens, int64_t n, uint64_t salt)
+        Result blocks(int32_t node, int32_t* out)
+        int32_t depth(int32_t node)
+        Result lock(int32_t node)
+        Result unlock(int32_t node)
+        Result allocate(int64_t n, int32_t* out, cbool spare_protected)
+        int64_t evict(int64_t n)
+        int64_t clear()
+        Result insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
+                      int64_t first, cbool protect, TrieInsert* out)
+        Result promise(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
+                       int64_t first, int32_t* out)
+        Result fulfil(int32_t node, int64_t blocks)
+        Result break_promise(int32_t node, int64_t* freed)
+        TrieAudit audit() except +
+        vector[TrieNodeView] dump() except +
+        void tokens_of(int32_t index, int32_t* out)
+
+
+cdef extern from "prelude/packer.hpp" namespace "prelude" nogil:
+    cdef struct PromptRow:
+        const int32_t* tokens
+        const int32_t* positions
+        int64_t num_tokens
+        const int32_t* starts
+        const int32_t* parents
+        int64_t segments, begin, end, parent
+        const int32_t* context
+        int64_t context_blocks, context_len
+        const int32_t* slots
+        int64_t slot_blocks, slot_start, slot_count
+
+    cdef struct PromptSizes:
+        int64_t tokens, segments, context
+        cbool writes
+        int64_t bad_row
+        const char* reason
+
+    cdef struct PromptArrays:
+        int32_t* token_ids
+        int32_t* positions
+        int32_t* starts
+        int32_t* parents
+        int32_t* context_lens
+        int32_t* context_indptr
+        int32_t* context_blocks
+        int32_t* write_slots
+        int32_t* row_offsets
+        int32_t* row_segments
+
+    cdef struct DecodeRow:
+        const int32_t* tokens
+        int64_t num_tokens, known
+        const int32_t* shared
+        const int32_t* own
+        int64_t shared_blocks, own_blocks
+
+    cdef struct DecodeArrays:
+        int32_t* token_ids
+        int32_t* positions
+        int32_t* write_slots
+        int32_t* context_lens
+        int32_t* block_indptr
+        int32_t* block_ids
+
+    PromptSizes measure(const PromptRow* rows, int64_t count, int64_t block_size)
+    void fill_prompt "prelude::fill"(const PromptRow* rows, int64_t count, int32_t block_size,
+                                     const PromptArrays& out)
+    const char* wrong_decode_row "prelude::wrong_row"(const DecodeRow& row, int64_t block_size)
+    void fill_decode "prelude::fill"(const DecodeRow* rows, int64_t count, int32_t block_size,
+                                     const DecodeArrays& out)
