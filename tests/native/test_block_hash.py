@@ -85,3 +85,25 @@ def test_every_bit_of_the_plain_hash_moves() -> None:
         a, b = (int(core.block_hashes(t)[0]) for t in (tokens, other))
         flips += [(a ^ b) >> i & 1 for i in range(64)]
     assert (flips / 400 > 0.35).all() and (flips / 400 < 0.65).all()
+
+
+STRUCTURED = {
+    "counting": lambda n: np.arange(16 * n).reshape(n, 16),
+    "one token differs": lambda n: np.where(np.arange(16) == 7, np.arange(n)[:, None], 5),
+    "two tokens differ": lambda n: np.select(
+        [np.arange(16) == 3, np.arange(16) == 12], [np.arange(n)[:, None] % 256, np.arange(n)[:, None] // 256], 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_blocks_that_hardly_differ_collide_no_more_than_by_chance(name: str) -> None:
+    """The trie keeps 32 of the bits and finds a line by the low ones of these."""
+    count = 1 << 16
+    blocks = STRUCTURED[name](count).astype(np.int32)
+    hashes = np.array([core.block_hashes(block, 16)[0] for block in blocks], np.uint64)
+    keys = (hashes >> np.uint64(32)).astype(np.uint32)
+    assert len(np.unique(hashes)) == count
+    assert count - len(np.unique(keys)) <= 8  # half a collision is expected
+    per_line = np.bincount(keys & (count - 1), minlength=count)
+    assert per_line.var() == pytest.approx(1, abs=0.05)  # as many lines take as many blocks as dice would have it
