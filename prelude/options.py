@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prelude.admission.checks import flag, integer, number
 from prelude.errors import InvalidRequest, shown
 from prelude.tasks import strict_keywords
 
@@ -35,33 +36,18 @@ class RequestOptions:
     trace: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
-            raise InvalidRequest(f"{shown(self.priority)} is not an integer", field="priority")
-        if abs(self.priority) > MAX_PRIORITY:
-            raise InvalidRequest(
-                f"{shown(self.priority)} is out of range; it takes up to {MAX_PRIORITY} either way",
-                field="priority",
-            )
+        priority = integer(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
+        object.__setattr__(self, "priority", priority)
         if self.deadline is not None:
-            _check_deadline(self.deadline)
+            deadline = number(self.deadline, "deadline", 0.0, MAX_DEADLINE, "seconds from now, None for no limit")
+            object.__setattr__(self, "deadline", deadline)
         _check_label("request_id", self.request_id)
         _check_label("tenant", self.tenant)
-        if not isinstance(self.trace, bool):
-            raise InvalidRequest(f"{shown(self.trace)} is not True or False", field="trace")
+        object.__setattr__(self, "trace", flag(self.trace, "trace"))
 
     def expires(self) -> float:
         """The moment on the monotonic clock, counted from now; infinity without a deadline."""
         return math.inf if self.deadline is None else time.monotonic() + self.deadline
-
-
-def _check_deadline(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{shown(value)} is not a number of seconds from now", field="deadline")
-    if not 0 <= value <= MAX_DEADLINE:  # false for NaN as well
-        raise InvalidRequest(
-            f"{shown(value)} is out of range; it takes 0 to {MAX_DEADLINE:g} seconds from now, None for no limit",
-            field="deadline",
-        )
 
 
 def _check_label(field: str, value: Any) -> None:
