@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from prelude.options import RequestOptions, merge_options
 from prelude.runtime.core import EngineCore
 from prelude.runtime.inbox import Places
 from prelude.scheduling.request import Request, Sink
-from prelude.streaming.chunks import watching
+from prelude.streaming.chunks import timed_finish, watching
 from prelude.tasks import Task
 from prelude.timeline import Timeline
 
@@ -71,14 +70,7 @@ def finish_call(admitted: Admitted, call: Call, outcome: Outcome | None, error: 
     """The caller's result, or its error, as a value. Runs in the caller's thread."""
     if isinstance(error, Exception) or outcome is None:
         return error
-    if call.timeline is None:
-        return caught(admitted.finish, outcome)
-    began = time.perf_counter()
-    result = caught(admitted.finish, outcome)
-    call.timeline.mark("detokenise", began)
-    call.mark("stream")
-    outcome.stats.timeline = call.timeline.close()
-    return result
+    return caught(timed_finish, admitted, call.timeline, outcome)
 
 
 def caught(function: Any, *args: Any) -> Any:

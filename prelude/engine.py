@@ -23,6 +23,7 @@ from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.base import Health
 from prelude.calls import (
+    Call,
     Options,
     batches,
     caught,
@@ -283,18 +284,21 @@ class AsyncEngine:
 
     async def _admit_stream(
         self, task: Generate, options: RequestOptions
-    ) -> tuple[EngineCore, Admitted, Outbox, RequestOptions, float]:
+    ) -> tuple[EngineCore, Admitted, Outbox, Call]:
         if self._engine is None:
             await self.start()
         engine = self.engine
-        expires = options.expires()
+        [call] = make_calls(1, options, {})
+        call.mark("prompt")
         with engine._core.reserve(1) as places:  # so that no more are being tokenised than may wait
             if not places.left:
                 raise engine._core.inbox.full()
+            call.mark("accept")
             [admitted] = await self._prepare(engine, [task])
         if isinstance(admitted, Exception):
             raise admitted
-        return engine._core, admitted, self._outbox(asyncio.get_running_loop(), engine._core), options, expires
+        call.mark("tokenise")
+        return engine._core, admitted, self._outbox(asyncio.get_running_loop(), engine._core), call
 
     # -------------------------------------------------------------- seen from outside
 

@@ -145,9 +145,16 @@ class Engine(EngineBase):
         self, prompt: Prompt, params: SamplingParams | None = None, *, hold_words: bool = False, **options: Any
     ) -> TextStream:
         """Chunks of the text after ``prompt`` as they come; see ``AsyncEngine.generate``."""
-        mine = split_options(options)
+        [call] = make_calls(1, split_options(options), {})
         task = stream_task(prompt, params, options)
-        return TextStream(self._core, self._preparer.prepare(task), hold_words, mine)
+        call.mark("prompt")
+        with self._core.reserve(1) as places:
+            if not places.left:
+                raise self._core.inbox.full()
+            call.mark("accept")
+            admitted = self._preparer.prepare(task)
+            call.mark("tokenise")
+        return TextStream(self._core, admitted, hold_words, call)
 
     def close(self, *, drain: bool = True) -> None:
         """Waits for what was submitted (or fails it with ``drain=False``) and gives everything back. Idempotent."""

@@ -10,8 +10,10 @@
 ``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``)
 ``append``      the step's numbers are settled, the token joins its sequence
 ``detokenise``  ids to text, numbers to the caller's result; what lies between it and the last ``append`` is the
-                hand-over to the caller's loop or thread
-``stream``      the result on its way out
+                hand-over to the caller's loop or thread. Where somebody reads along, or stop strings are looked for,
+                one a token, in the engine's own thread
+``stream``      the result on its way out; of a streamed text, one a chunk, from when its first token was ready until
+                it was in the reader's hands
 ``repeat``      everything from the first token's ``append`` to the last one's, where there is more than one
 """
 
@@ -49,8 +51,8 @@ class Span:
 
 
 class Timeline:
-    """Spans of a request that is traced. Written by one thread at a time: the caller's, then the engine's, then the
-    caller's again."""
+    """Spans of a request that is traced, in the order of their ends. ``mark`` is for one thread at a time: the
+    caller's, then the engine's, then the caller's again. A stream's reader adds to it beside the engine."""
 
     __slots__ = ("_first_append", "_last", "_last_append", "spans")
 
@@ -68,6 +70,10 @@ class Timeline:
         if name == "append":
             self._first_append = self._first_append or end
             self._last_append = end
+        self.add(name, start, end)
+
+    def add(self, name: str, start: float, end: float) -> None:
+        """A span that the next one does not follow. From any thread."""
         if len(self.spans) < MAX_SPANS:
             self.spans.append(Span(name, start, end))
 

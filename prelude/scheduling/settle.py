@@ -166,10 +166,14 @@ def _settle_token(
         return
     sampling = request.prepared.sampling
     stop = sampling is not None and token in sampling.stop_ids
-    if not stop or (sampling is not None and sampling.include_stop):
+    kept = not stop or (sampling is not None and sampling.include_stop)
+    if kept:
         request.append(token)
+    if request.timeline is not None:
+        request.timeline.mark("append")
+    if kept and request.sink.streams:
         try:
-            stop = (request.sink.streams and request.sink.token(request, token, output, share.rows[0])) or stop
+            stop = request.sink.token(request, token, output, share.rows[0]) or stop
         except Exception as raised:  # what a sink does is its own request's business
             failure = ExecutionError(f"the request's own sink raised {type(raised).__name__}: {raised}")
             failure.__cause__ = raised

@@ -9,20 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from prelude.admission.prepared import Admitted, Outcome, Reader
 from prelude.batch import SampleOutput
-from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
+from prelude.timeline import Timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from prelude.calls import Call
+
+
+def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome) -> Any:
+    """The caller's result, with its timeline. Runs in the caller's thread."""
+    if timeline is None:
+        return admitted.finish(outcome)
+    began = time.perf_counter()
+    result = admitted.finish(outcome)
+    timeline.mark("detokenise", began)
+    timeline.mark("stream")
+    outcome.stats.timeline = timeline.close()
+    return result
 
 
 def watching(admitted: Admitted, sink: Sink) -> Sink:
@@ -43,6 +58,8 @@ class WatchSink:
 
     def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
         text, logprob, stop = self._reader.token(token_id, output, row)
+        if request.timeline is not None:
+            request.timeline.mark("detokenise")
         self._text.append(text)
         if logprob is not None:
             self._logprobs.append(logprob)
@@ -67,6 +84,8 @@ class StreamSink:
         self._admitted = admitted
         self._reader = admitted.reader(hold_words) if admitted.reader else None
         self._notify = notify
+        self.timeline: Timeline | None = None
+        self._ready = 0.0  # when the first token of the next chunk was, of a stream that is traced
         self._told = False
         self._tokens: deque[tuple[str, int, SampledLogprob | None]] = deque()
         self._tail = ""
@@ -86,6 +105,9 @@ class StreamSink:
         if self.abandoned or self._reader is None:
             return False  # the cancel that comes with it ends the request, before the next step
         text, logprob, stop = self._reader.token(token_id, output, row)
+        if self.timeline is not None:
+            self.timeline.mark("detokenise")
+            self._ready = self._ready or time.perf_counter()
         self._tokens.append((text, token_id, logprob))
         if text and not stop:  # the end is going to be told anyway
             self._tell(request)
@@ -93,10 +115,14 @@ class StreamSink:
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         if self._reader is not None:
+            began = time.perf_counter()
             if outcome is None:
                 self._reader.close()
             else:
                 self._tail = self._reader.finish(outcome.stats)
+            if self.timeline is not None:
+                self.timeline.mark("detokenise", began)
+                self._ready = self._ready or time.perf_counter()
         self._outcome, self._error = outcome, error
         self._ended = True
         self._tell(request)
@@ -134,6 +160,9 @@ class StreamSink:
         logprobs = tuple([lp for _, _, lp in taken if lp is not None]) if self._wants_logprobs else None
         chunk = Chunk(text, tuple([token_id for _, token_id, _ in taken]), self._given, logprobs)
         self._given += len(text)
+        if self.timeline is not None:
+            ready, self._ready = self._ready, 0.0
+            self.timeline.add("stream", ready or time.perf_counter(), time.perf_counter())
         return chunk
 
     def _last(self, text: str, taken: list[tuple[str, int, SampledLogprob | None]]) -> Chunk:
@@ -143,8 +172,11 @@ class StreamSink:
         if self._reader is not None:
             chunk = self._chunk(text, taken)
             reason = outcome.stats.finish_reason
+            if self.timeline is not None:
+                outcome.stats.timeline = self.timeline.close()
             return Chunk(chunk.text, chunk.token_ids, chunk.offset, chunk.logprobs, reason, outcome.stats)
-        done: Completion = self._admitted.finish(outcome)  # one step, one token: nothing to read along
+        # One step, one token: nothing to read along.
+        done: Completion = timed_finish(self._admitted, self.timeline, outcome)
         return Chunk(done.text, done.token_ids, 0, done.logprobs, done.finish_reason, done.stats)
 
 
@@ -154,15 +186,14 @@ class StreamSink:
 class TextStream:
     """Iterates over the chunks of one text; also a context manager. ``close`` cancels what is left."""
 
-    def __init__(
-        self, core: EngineCore, admitted: Admitted, hold_words: bool, options: RequestOptions = NO_OPTIONS
-    ) -> None:
+    def __init__(self, core: EngineCore, admitted: Admitted, hold_words: bool, call: Call) -> None:
         self._core = core
         self._some = threading.Event()
         some = self._some
         self._sink = StreamSink(admitted, hold_words, lambda request: some.set())
         self._closed = False
-        self._request = core.request(admitted.prepared, self._sink, options)
+        self._request = core.request(admitted.prepared, self._sink, call.options, expires=call.expires)
+        self._request.timeline = self._sink.timeline = call.timeline
         core.submit(self._request)
 
     def __iter__(self) -> Self:
@@ -233,8 +264,8 @@ class AsyncSink:
             self.waiter.set_result(None)
 
 
-# What a stream is started with; the number is the deadline on the monotonic clock.
-Start: TypeAlias = tuple[EngineCore, Admitted, Outbox, RequestOptions, float]
+# What a stream is started with.
+Start: TypeAlias = "tuple[EngineCore, Admitted, Outbox, Call]"
 
 
 class AsyncTextStream:
@@ -286,12 +317,13 @@ class AsyncTextStream:
                 raise StopAsyncIteration
 
     async def _submit(self) -> StreamSink:
-        core, admitted, outbox, options, expires = await self._start()
+        core, admitted, outbox, call = await self._start()
         if self._closed:
             raise StopAsyncIteration
         wakes = self._wakes
         sink = StreamSink(admitted, self._hold_words, lambda request: outbox.put(wakes, request, None, None))
-        request = core.request(admitted.prepared, sink, options, expires=expires)
+        request = core.request(admitted.prepared, sink, call.options, expires=call.expires)
+        request.timeline = sink.timeline = call.timeline
         request.outbox = outbox
         self._core, self._request = core, request
         core.submit(request)
