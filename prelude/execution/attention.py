@@ -30,6 +30,7 @@ from prelude.execution.layout import I64, Forest, StepTokens, pool_rows
 
 Where: TypeAlias = "slice | Tensor"
 
+
 class AttentionPlan(Protocol):
     """``run`` maps queries [Q, heads, D] to outputs [Q, heads * D]; K and V are [tokens, kv_heads, D] of this
     step, ``pool_k`` and ``pool_v`` [slots, kv_heads, D] of this layer."""

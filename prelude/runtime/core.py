@@ -78,7 +78,9 @@ class EngineCore(Stepper):
         request.ending = self._ended
         self._check_fits(request)
         if self.clock() >= request.expires:
-            self.stats.expired += 1
+            self.inbox.refused("deadline")
+            if self.events:
+                self.events.emit("rejected", options.request_id, reason="deadline", count=1)
             raise DeadlineExceeded(f"the deadline of {options.deadline:g} s passed before the request was queued")
         if places is not None:
             places.take(request)

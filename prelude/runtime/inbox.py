@@ -36,7 +36,7 @@ class Inbox:
             granted = max(0, min(count, self.max_requests - self.requests))
             self.requests += granted
             if granted < count:
-                self.rejected["queued_requests"] = self.rejected.get("queued_requests", 0) + count - granted
+                self._refused("queued_requests", count - granted)
         return Places(self, granted)
 
     def charge(self, request: Request) -> None:
@@ -48,12 +48,20 @@ class Inbox:
                 self.tokens += tokens
                 request.queued_tokens = tokens
                 return
-            self.rejected["queued_tokens"] = self.rejected.get("queued_tokens", 0) + 1
+            self._refused("queued_tokens", 1)
             waiting = self.tokens
         raise QueueFull(
             f"{waiting} tokens are waiting and the request brings {tokens}; the limit is {self.max_tokens} "
             "(max_queued_tokens); try again later or raise the limit"
         )
+
+    def refused(self, reason: str) -> None:
+        """Counts a request that was turned away before it was posted, by one that knows why."""
+        with self._lock:
+            self._refused(reason, 1)
+
+    def _refused(self, reason: str, count: int) -> None:
+        self.rejected[reason] = self.rejected.get(reason, 0) + count
 
     def full(self) -> QueueFull:
         return QueueFull(

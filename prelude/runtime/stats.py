@@ -16,7 +16,11 @@ from prelude.scheduling.plan import Plan
 
 @dataclass(slots=True)
 class EngineStats:
-    """Read without stopping the engine; each is exact, a set of them may be a step apart."""
+    """Read without stopping the engine; each is exact, a set of them may be a step apart.
+
+    What came in has ended or is in the queues: ``requests`` = ``finished`` + ``failed`` + ``cancelled`` + ``expired``
+    + what waits or runs. ``rejected`` never came in.
+    """
 
     requests: dict[str, int] = field(default_factory=lambda: {c.value: 0 for c in ExecutionClass})
     finished: int = 0

@@ -144,12 +144,12 @@ class Stepper(Forkable):
         items = self.inbox.items
         while items:
             request = items.popleft()
+            self.stats.requests[request.execution_class.value] += 1
             if request.cancelled:
                 request.move(State.FINISHED)
                 self._ended(request, None, RequestCancelled("cancelled before it was queued"))
                 continue
             self.queues.add(request)
-            self.stats.requests[request.execution_class.value] += 1
             self.stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE
             self.stats.streaming_objects += request.sink.streams
             if request.expires < math.inf:
@@ -179,8 +179,8 @@ class Stepper(Forkable):
         stats = request.stats
         stats.total_ms = (time.perf_counter() - request.arrived) * 1e3
         stats.ttft_ms = (request.first_token - request.arrived) * 1e3 if request.first_token else stats.total_ms
-        if request.timeline is not None and outcome is not None:
-            request.timeline.mark("append")
+        if request.timeline is not None and outcome is not None and outcome.output is not None:
+            request.timeline.mark("append")  # a Decode request's tokens were appended one by one
         if error is None and self.clock() >= request.expires:
             outcome, error = None, DeadlineExceeded(f"the deadline of {request.options.deadline:g} s passed")
         name = _count_end(self.stats, error)
@@ -243,9 +243,6 @@ class Stepper(Forkable):
         for request in first:
             if request.output:
                 self.events.emit("first_token", request.options.request_id)
-        for request in plan.requests():
-            if request.timeline is not None and request.state is not State.FINISHED:
-                request.timeline.mark("append")
         if self._limit is not None and not suspects_left(self.queues):
             self._limit = None
         return result

@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prelude import EngineConfig, RequestOptions
@@ -209,7 +210,42 @@ def test_a_deadline_in_the_past_never_enters_the_queue() -> None:
     core = service_core()
     with pytest.raises(DeadlineExceeded):
         core.request(chat(prompt(6, 1), 4), ById(), RequestOptions(deadline=0))
-    assert core.inbox.requests == 0 and core.stats.expired == 1
+    seen = core.snapshot()
+    assert core.inbox.requests == 0 and seen["rejected"] == {"deadline": 1}
+    assert seen["expired"] == 0 and sum(seen["requests"].values()) == 0
+
+
+@pytest.mark.fault(18)
+def test_numbers_of_numpy_are_numbers() -> None:
+    """A service computes them; they are plain ones from then on."""
+    options = RequestOptions(priority=np.int16(-3), deadline=np.float32(0.5), trace=np.bool_(True))  # type: ignore[arg-type]
+    assert options == RequestOptions(priority=-3, deadline=0.5, trace=True)
+    assert [type(v) for v in (options.priority, options.deadline, options.trace)] == [int, float, bool]
+    assert RequestOptions(deadline=np.int64(2)).deadline == 2.0  # type: ignore[arg-type]
+
+
+def test_what_came_in_has_ended_or_is_there() -> None:
+    """The counters add up, whatever became of a request: also of one that was cancelled before it was queued."""
+    core = service_core(FaultyExecutor(Fault("raise", "wait", 0)), running=2)
+    sink = ById()
+    requests = [post(core, chat(prompt(5, i), 6), sink) for i in range(6)]
+    requests += [post(core, last_logprob(prompt(5, i)), sink, deadline=1000) for i in range(6)]
+    core.cancel(requests[0])
+    late = post(core, chat(prompt(6, 30), 6), sink, deadline=1000)
+    while core.live:
+        core.step()
+        expire(core, late)
+        if len(core.live) == 5:
+            core.cancel(requests[3])
+        _adds_up(core)
+    seen = core.snapshot()
+    assert seen["cancelled"] == 2 and seen["expired"] == 1 and seen["failed"] > 0 and seen["finished"] > 0
+
+
+def _adds_up(core: Any) -> None:
+    seen = core.snapshot()
+    ended = sum(seen[name] for name in ("finished", "failed", "cancelled", "expired"))
+    assert sum(seen["requests"].values()) == ended + len(core.queues)
 
 
 @pytest.mark.fault(18)

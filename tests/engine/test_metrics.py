@@ -137,6 +137,44 @@ def test_the_ten_spans_of_one_request_in_order(checkpoint: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.feature("N1")
+@pytest.mark.parametrize("way", ["async", "sync", "one token"])
+def test_a_stream_has_the_ten_spans_and_one_on_its_way_out_a_chunk(checkpoint: Path, way: str) -> None:
+    async def main() -> None:
+        config = EngineConfig(kv_bytes=1 << 22)
+        async with AsyncEngine.from_pretrained(checkpoint, dtype="float32", config=config) as engine:
+            tokens = 1 if way == "one token" else 6
+            params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+            text = "The harbour was quiet."
+            if way == "sync":
+                chunks = await asyncio.to_thread(lambda: list(engine.engine.stream(text, params, trace=True)))
+            else:
+                chunks = [chunk async for chunk in engine.generate(text, params, trace=True)]
+            spans = (chunks[-1].stats and chunks[-1].stats.timeline) or ()
+            first: dict[str, Any] = {}
+            for span in sorted(spans, key=lambda span: span.start):
+                first.setdefault(span.name, span)
+            names = [span.name for span in spans]
+            if way == "one token":
+                assert list(first) == list(NAMES[:-1]), "one step: nothing repeats"
+                return
+            assert set(names) == set(NAMES)
+            path = [name for name in first if name != "repeat"]
+            assert path == list(NAMES[:-1]), "the path, in its order"
+            assert names.count("run") == names.count("sample") == names.count("append") == 6
+            assert names.count("detokenise") == 7, "one a token, and what was held back at the end"
+            assert names.count("stream") == len(chunks)
+            for name in ("append", "detokenise"):
+                mine = [span for span in spans if span.name == name]
+                assert all(a.end <= b.start + 1e-6 for a, b in pairwise(mine))
+            assert all(span.start <= span.end for span in spans)
+            assert first["detokenise"].end <= first["stream"].start + 1e-3
+            untraced = [chunk async for chunk in engine.generate(text, params)]
+            assert untraced[-1].stats is not None and untraced[-1].stats.timeline is None
+
+    asyncio.run(main())
+
+
 # ------------------------------------------------------------------ events
 
 
