@@ -26,6 +26,9 @@ class EngineConfig:
     ``kv_blocks``             blocks of the KV pool; by default as many as ``kv_bytes`` hold
     ``kv_bytes``              size of the KV pool when ``kv_blocks`` is not given
     ``prefix_cache``, ``fold``  switches for reuse across steps and within one
+    ``defer_steps``           steps a request waits at most for another that is computing the prefix they share, where
+                              they cannot run together; 0: it never waits
+    ``defer_tokens``          a shorter shared prefix is not waited for
     ``deterministic``         the bits of a row do not depend on its company
     ``max_prompt_chars``      refused before tokenising; ``None``: 16 characters per token of ``max_length``
     ``prepare_threads``       threads for tokenising long prompts off the caller's loop
@@ -50,6 +53,8 @@ class EngineConfig:
     kv_bytes: int = 256 << 20
     prefix_cache: bool = True
     fold: bool = True
+    defer_steps: int = 8
+    defer_tokens: int = 64
     default_cache: CacheMode = "auto"
     deterministic: bool = False
     max_queued_requests: int = 1 << 20
@@ -83,7 +88,7 @@ class EngineConfig:
                 if value not in ("auto", "always", "never"):
                     raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
             elif value is not None:
-                _positive(field.name, value, least=1)
+                _positive(field.name, value, least=0 if field.name == "defer_steps" else 1)
         if self.max_running > self.max_step_requests:
             raise ConfigError(
                 f"max_running={self.max_running} is above max_step_requests={self.max_step_requests}: every running "

@@ -64,6 +64,8 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
         vocab_size=limits.vocab_size,
         logits_chunk_rows=limits.logits_chunk_rows,
         fold=config.fold,
+        defer_steps=config.defer_steps,
+        defer_tokens=config.defer_tokens,
     )
     cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
     policies = Policies(_policy(config.policy, cost), policy_named(config.decode_policy))

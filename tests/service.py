@@ -103,11 +103,16 @@ def service_core(
     queued: int = 1 << 20,
     queued_tokens: int = 1 << 31,
     unhealthy: int = 8,
+    fold: bool = True,
+    defer_steps: int = 8,
+    defer_tokens: int = 4,
     **options: Any,
 ) -> EngineCore:
     executor = executor or toy.ToyExecutor()
     pool = KvPool(executor.num_blocks, executor.block_size, prefix_cache=cache)
-    budgets = Budgets(step_tokens, step_requests, running, chunk, 1 << 30, toy.VOCAB, 64)
+    budgets = Budgets(
+        step_tokens, step_requests, running, chunk, 1 << 30, toy.VOCAB, 64, fold, defer_steps, defer_tokens
+    )
     return EngineCore(
         executor,
         pool,

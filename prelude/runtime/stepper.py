@@ -130,7 +130,7 @@ class Stepper(Forkable):
             self._flush()
             return False
         plan = plan_step(self.queues, self.pool, self.budgets, self.pacer, self._limit)
-        self._note_preempted(plan)
+        self._note_waiting(plan)
         if plan.empty:
             self._flush()
             return self._stuck(plan)
@@ -211,7 +211,8 @@ class Stepper(Forkable):
             self._ended(request, None, failure_of(self.last_error, "the engine hangs"))
         self._flush()
 
-    def _note_preempted(self, plan: Plan) -> None:
+    def _note_waiting(self, plan: Plan) -> None:
+        self.stats.deferrals += len(plan.deferred)
         self.stats.preemptions += len(plan.preempted)
         if self.events:
             for request in plan.preempted:

@@ -13,14 +13,15 @@ them fail by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from prelude.batch import I32
 from prelude.scheduling.folding import FoldFinder
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import Ledger, Need, logits_bytes
 from prelude.scheduling.pacing import Pacer
-from prelude.scheduling.plan import Fold, OneShotRow, Plan, PrefillRow
+from prelude.scheduling.plan import Deferral, Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 
@@ -36,7 +37,9 @@ class Budgets:
     logits_bytes: int
     vocab_size: int
     logits_chunk_rows: int
-    fold: bool = True
+    fold: bool = True  # rows of one step share what they compute
+    defer_steps: int = 8  # how long a request waits at most for another that computes its prefix
+    defer_tokens: int = 64  # a shorter one is computed again rather than waited for
 
     def ledger(self, limit: int | None = None) -> Ledger:
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
@@ -49,25 +52,22 @@ def plan_step(
     """``limit``: only rows of failed steps, so many at most."""
     ledger = budgets.ledger(limit)
     retry = limit is not None
+    pool.begin_plan()
+    deferred: list[Deferral] = []
     decode, preempted = _plan_decode(queues, pool, ledger, retry)
     allowance = pacer.allowance(len(decode)) if pacer and not retry else None
-    prefill: list[PrefillRow] = []
-    oneshot: tuple[tuple[OneShotRow, ...], FoldFinder | None] = ((), None)
     if _oneshot_first(queues):
-        oneshot = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry)
-        prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry)
+        rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
+        prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry, deferred)
     else:
-        prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry)
-        oneshot = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry)
-    rows, finder = oneshot
+        prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry, deferred)
+        rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
     if not (rows or prefill or decode or preempted or retry) and len(queues.running) > 1:
         # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
         preempted.append(queues.running[-1])
         preempt(queues.running[-1], queues, pool)
-    folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
-    rows = _plan_publishing(rows, folds, pool)
     queues.served += budgets.step_tokens - ledger.tokens
-    return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted))
+    return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted), tuple(deferred))
 
 
 def _oneshot_first(queues: Queues) -> bool:
@@ -87,6 +87,23 @@ def _rank(request: Request) -> tuple[int, int]:
 def cached_tokens(pool: KvPool, request: Request) -> int:
     """How much of a waiting request's prompt the prefix cache has now."""
     return pool.cached_tokens(request.known[: request.num_known], request.prepared.salt, request.reusable)
+
+
+def _must_wait(request: Request, lease: Lease, tokens: I32, pool: KvPool, budgets: Budgets, retry: bool) -> bool:
+    """Whether a leader is filling what comes next of the prompt, and it is worth a step to wait for it. Rows of the
+    same step that may share read it at once instead."""
+    if not lease.ahead or retry:
+        return False
+    if budgets.fold and pool.borrow(lease, tokens, request.prepared.salt):
+        return False
+    return lease.ahead * pool.block_size >= budgets.defer_tokens and request.deferred < budgets.defer_steps
+
+
+def _defer(request: Request, lease: Lease, pool: KvPool) -> Deferral:
+    pool.release(lease)
+    request.deferred += 1
+    request.stats.deferred_ticks += 1
+    return Deferral(request, f"another is computing the next {lease.ahead * pool.block_size} tokens of its prompt")
 
 
 # ------------------------------------------------------------------ decode rows
@@ -134,16 +151,22 @@ def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
 
 
 def _plan_prefill(
-    queues: Queues, pool: KvPool, budgets: Budgets, ledger: Ledger, beside_rows: bool, retry: bool
+    queues: Queues,
+    pool: KvPool,
+    budgets: Budgets,
+    ledger: Ledger,
+    beside_rows: bool,
+    retry: bool,
+    deferred: list[Deferral],
 ) -> list[PrefillRow]:
-    """Chunks in order of arrival. Beside running rows a step prefills ``chunk_tokens`` at most, so that the rows'
-    next token is never far away."""
+    """Chunks of prompts under way, oldest first, then of those that wait, in their policy's order. Beside running
+    rows a step prefills ``chunk_tokens`` at most, so that the rows' next token is never far away."""
     rows: list[PrefillRow] = []
     policy = queues.decode.policy
     chunked = beside_rows and not policy.whole_prompts
     left = min(ledger.tokens, budgets.chunk_tokens) if chunked else ledger.tokens
     for request in [r for r in queues.running if r.state is State.PREFILL and (r.failures or not retry)]:
-        left = _chunk(request, pool, ledger, left, rows)
+        left = _chunk(request, pool, ledger, left, rows, retry)
     if (
         left <= 0
         or not queues.decode
@@ -156,14 +179,16 @@ def _plan_prefill(
             break
         if retry and not request.failures:
             continue
-        lease = pool.attach(
-            request.known[: request.num_known], request.prepared.salt, request.reusable, growable=True
-        )
+        known = request.known[: request.num_known]
+        lease = pool.attach(known, request.prepared.salt, request.reusable, growable=True)
+        if _must_wait(request, lease, known, pool, budgets, retry):
+            deferred.append(_defer(request, lease, pool))
+            continue
         request.lease = lease
         cached = len(lease.shared) * pool.block_size
         before = len(rows)
         request.cached_len = request.staged_len = cached
-        left = _chunk(request, pool, ledger, left, rows)
+        left = _chunk(request, pool, ledger, left, rows, retry)
         if len(rows) == before:
             pool.release(lease)
             request.lease = None
@@ -176,7 +201,7 @@ def _plan_prefill(
     return rows
 
 
-def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list[PrefillRow]) -> int:
+def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list[PrefillRow], retry: bool) -> int:
     count = min(left, request.num_known - request.cached_len)
     if count <= 0 or not ledger.fits(Need(count)):
         return left
@@ -185,6 +210,9 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
     ledger.take(Need(count))
     request.staged_len = request.cached_len + count
     rows.append(PrefillRow(request, request.cached_len, count))
+    if request.prepared.cache != "never" and not retry:
+        prompt = min(request.staged_len, request.prepared.tree.num_tokens)
+        pool.promise(request.held, request.known[:prompt], request.prepared.salt)
     return left - count
 
 
@@ -192,25 +220,35 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
 
 
 def _plan_oneshot(
-    queues: Queues, pool: KvPool, budgets: Budgets, ledger: Ledger, allowance: int | None, retry: bool
-) -> tuple[tuple[OneShotRow, ...], FoldFinder | None]:
+    queues: Queues,
+    pool: KvPool,
+    budgets: Budgets,
+    ledger: Ledger,
+    allowance: int | None,
+    retry: bool,
+    deferred: list[Deferral],
+) -> tuple[tuple[OneShotRow, ...], tuple[Fold, ...]]:
     """One group: the requests that may share a batch with the first one, in order, until one of them does not fit.
     Each is matched first, and charged with what the cache does not have. ``allowance`` bounds the group beside
     running rows; the first request may be longer than it."""
     if not queues.oneshot or allowance == 0:
-        return (), None
+        return (), ()
     finder = FoldFinder(pool.block_size) if budgets.fold else None
     rows: list[OneShotRow] = []
     before = ledger.tokens
     for request in _one_group(queues, budgets, ledger, allowance, retry):
         if rows and allowance is not None and before - ledger.tokens >= allowance:
             break
-        row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows))
+        row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows), retry)
         if row is None:
             break
-        rows.append(row)
+        if isinstance(row, Deferral):
+            deferred.append(row)
+        else:
+            rows.append(row)
     queues.take_oneshot([row.request for row in rows])
-    return tuple(rows), finder
+    folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
+    return _plan_publishing(rows, folds, pool, retry), folds
 
 
 def _one_group(
@@ -227,19 +265,26 @@ def _one_group(
 
 
 def _admit_oneshot(
-    request: Request, pool: KvPool, budgets: Budgets, ledger: Ledger, finder: FoldFinder | None, index: int
-) -> OneShotRow | None:
+    request: Request,
+    pool: KvPool,
+    budgets: Budgets,
+    ledger: Ledger,
+    finder: FoldFinder | None,
+    index: int,
+    retry: bool,
+) -> OneShotRow | Deferral | None:
+    """``None``: it does not fit any more."""
     prepared = request.prepared
     tree = prepared.tree
-    trunk = tree.trunk_tokens
-    lease = pool.attach(tree.token_ids[:trunk], prepared.salt, request.reusable, growable=False)
+    trunk = tree.token_ids[: tree.trunk_tokens]
+    lease = pool.attach(trunk, prepared.salt, request.reusable, growable=False)
+    if _must_wait(request, lease, trunk, pool, budgets, retry):
+        return _defer(request, lease, pool)
     skip = len(lease.shared) * pool.block_size
     uncached = tree.num_tokens - skip
     # A fold publishes the common part alone: who asked to be kept whole stays apart.
     folds = finder if prepared.cache != "always" else None
-    offer = (
-        folds.offer((prepared.salt, lease.node), tree.token_ids[skip : request.unread], uncached) if folds else None
-    )
+    offer = folds.offer(_before(lease, prepared.salt), trunk[skip : request.unread], uncached) if folds else None
     need = Need(
         offer.tokens if offer else uncached,
         1,
@@ -253,31 +298,47 @@ def _admit_oneshot(
     request.lease = lease
     request.stats.cached_tokens = skip
     request.move(State.PREFILL)
-    return OneShotRow(request, skip)
+    row = OneShotRow(request, skip)
+    return row if folds else _keep(row, tree.trunk_tokens, pool, retry)
 
 
-def _publisher_first(fold: Fold, rows: tuple[OneShotRow, ...]) -> Fold:
+def _before(lease: Lease, salt: int) -> Hashable:
+    """What comes before the tokens that a row computes: rows fold only where it is the same."""
+    return (salt, lease.shared.tobytes()) if lease.borrowed else (salt, lease.node)
+
+
+def _publisher_first(fold: Fold, rows: Sequence[OneShotRow]) -> Fold:
     """The common part is published by the first member: one that may."""
     members = sorted(fold.members, key=lambda member: rows[member].request.prepared.cache == "never")
     return Fold(tuple(members), fold.tokens)
 
 
-def _plan_publishing(rows: tuple[OneShotRow, ...], folds: tuple[Fold, ...], pool: KvPool) -> tuple[OneShotRow, ...]:
-    """Blocks for the prompts worth keeping. Folded rows publish their common part once, through the first member."""
+def _plan_publishing(
+    rows: Sequence[OneShotRow], folds: tuple[Fold, ...], pool: KvPool, retry: bool
+) -> tuple[OneShotRow, ...]:
+    """Folded rows publish their common part once, through the first member; others their trunk."""
     if not pool.caching:
-        return rows
+        return tuple(rows)
     ends: dict[int, int] = {}
     for fold in folds:
         for place, member in enumerate(fold.members):
             ends[member] = rows[member].skip + fold.tokens if place == 0 else 0
-    published = []
-    for index, row in enumerate(rows):
-        request = row.request
-        end = ends.get(index, request.prepared.tree.trunk_tokens)
-        blocks = end // pool.block_size - row.skip // pool.block_size
-        wanted = request.prepared.cache != "never" and blocks > 0
-        lease = request.held
-        if wanted and pool.take_for_publishing(lease, blocks, evict_promoted=request.prepared.cache == "always"):
-            row = OneShotRow(request, row.skip, blocks)
-        published.append(row)
-    return tuple(published)
+    return tuple(
+        row if row.publish else _keep(row, ends.get(index, row.request.prepared.tree.trunk_tokens), pool, retry)
+        for index, row in enumerate(rows)
+    )
+
+
+def _keep(row: OneShotRow, end: int, pool: KvPool, retry: bool) -> OneShotRow:
+    """Blocks for the row's tokens up to ``end``, where they are worth keeping and the pool has room; promised at
+    once, so that others know."""
+    request, lease = row.request, row.request.held
+    prepared = request.prepared
+    blocks = end // pool.block_size - row.skip // pool.block_size
+    if prepared.cache == "never" or blocks <= 0:
+        return row
+    if not pool.take_for_publishing(lease, blocks, evict_promoted=prepared.cache == "always"):
+        return row
+    if not retry:
+        pool.promise(lease, prepared.tree.token_ids[:end], prepared.salt)
+    return OneShotRow(request, row.skip, blocks)

@@ -52,6 +52,8 @@ def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> i
         request.stats.replays += 1
         if request.execution_class is ExecutionClass.ONESHOT:
             withdraw(request, queues, pool)
+        else:
+            _roll_back(request, pool)
     if not again:
         return None
     divide = 2 if lack else _DIVIDE
@@ -72,6 +74,16 @@ def withdraw_all(plan: Plan, queues: Queues, pool: KvPool) -> None:
     for row in reversed(plan.oneshot):
         if row.request.state is State.PREFILL:
             withdraw(row.request, queues, pool)
+    for chunk in plan.prefill:
+        _roll_back(chunk.request, pool)
+
+
+def _roll_back(request: Request, pool: KvPool) -> None:
+    """A Decode row whose chunk was promised, or stood on a promise: back to what the trie has of it."""
+    lease = request.lease
+    if lease is not None and (lease.promise >= 0 or lease.borrowed):
+        pool.withdraw(lease)
+        request.cached_len = request.staged_len = len(lease.shared) * pool.block_size
 
 
 def suspects_left(queues: Queues) -> bool:

@@ -134,7 +134,8 @@ def _settle_prefill(
         request.stats.computed_tokens += row.count
         request.stats.chunks += 1
         if request.prepared.cache != "never" and request.lease is not None:
-            prompt = min(request.cached_len, request.prepared.tree.num_tokens)
+            adopted = len(request.lease.shared) * pool.block_size
+            prompt = max(adopted, min(request.cached_len, request.prepared.tree.num_tokens))
             pool.publish(
                 request.lease,
                 request.known[:prompt],

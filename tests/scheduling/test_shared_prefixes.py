@@ -1,0 +1,389 @@
+"""Requests that share a prefix: attach, fold, read in the same step, wait for a leader; and leaders that never end.
+
+The toy model refuses to read a slot that nobody wrote, and every number is compared with the request's own sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prelude.admission.prepared import Prepared
+from prelude.errors import DeadlineExceeded, RequestCancelled
+from prelude.scheduling.request import Request, State
+from tests import toy
+from tests.engine.test_faults import ById, text
+from tests.engine.test_limits import post
+from tests.scheduling.test_engine_core import chat, expected_logprob, last_logprob, prompt
+from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
+
+RUBRIC = prompt(2000, 77)
+
+
+def tails(count: int, length: int = 20, rubric: np.ndarray = RUBRIC) -> list[np.ndarray]:
+    return [np.concatenate([rubric, prompt(length, 100 + i)]) for i in range(count)]
+
+
+def rubric_core(**options: Any) -> Any:
+    executor = options.pop("executor", None) or toy.ToyExecutor(num_blocks=2048)
+    defaults: dict[str, Any] = {"step_tokens": 1 << 15, "running": 16, "chunk": 4096}
+    return service_core(executor, **{**defaults, **options})
+
+
+def computed(core: Any) -> list[int]:
+    """Tokens of each step."""
+    return [batch.num_tokens for batch in core.executor.batches]
+
+
+def check(sink: ById, requests: list[Request]) -> None:
+    for request in requests:
+        outcome, error = sink.ends[request.id]
+        assert error is None, error
+        tokens = request.prepared.tree.token_ids
+        if request.prepared.max_new_tokens > 1:
+            assert text(sink, request) == toy.generate(tokens.tolist(), request.prepared.max_new_tokens)
+        else:
+            assert outcome.output.logprobs[0] == pytest.approx(expected_logprob(tokens), abs=1e-12)
+
+
+# ------------------------------------------------------------------ the leader fills, peers follow
+
+
+@pytest.mark.feature("B6")
+@pytest.mark.feature("B2")
+def test_without_folding_a_leader_computes_the_rubric_and_its_peers_run_a_step_later() -> None:
+    core = rubric_core(fold=False)
+    sink = ById()
+    requests = [post(core, last_logprob(tokens), sink) for tokens in tails(8)]
+    run_steps(core)
+    assert computed(core) == [2000 + 20, 7 * 20]
+    assert core.executor.batches[1].slices.context_lens.tolist() == [2000] * 7
+    check(sink, requests)
+    stats = [sink.ends[request.id][0].stats for request in requests]
+    assert [s.deferred_ticks for s in stats] == [0] + [1] * 7
+    assert [s.cached_tokens for s in stats] == [0] + [2000] * 7
+    assert core.stats.deferrals == 7
+
+
+@pytest.mark.feature("B6")
+def test_chats_wait_for_a_common_system_prompt_in_the_same_way() -> None:
+    core = rubric_core(fold=False)
+    sink = ById()
+    requests = [post(core, chat(tokens, 4), sink) for tokens in tails(8)]
+    core.step()
+    core.step()
+    assert core.executor.batches[0].prefill_tokens == 2000 + 20
+    assert core.executor.batches[1].prefill_tokens == 7 * 20
+    run_steps(core)
+    assert core.stats.prefill_tokens == 2000 + 8 * 20
+    check(sink, requests)
+
+
+@pytest.mark.feature("B6")
+@pytest.mark.feature("E10")
+def test_rows_of_one_step_read_what_the_first_of_them_writes() -> None:
+    """Chats cannot fold; requests that ask to be kept whole do not. Both share within the step, through the pool."""
+    for make in (lambda t: chat(t, 4), lambda t: last_logprob(t, cache="always")):
+        core = rubric_core()
+        sink = ById()
+        requests = [post(core, make(tokens), sink) for tokens in tails(8)]
+        core.step()
+        assert core.executor.batches[0].num_tokens == 2000 + 8 * 20
+        assert core.stats.deferrals == 0
+        run_steps(core)
+        check(sink, requests)
+        assert is_empty(core)
+
+
+@pytest.mark.feature("E10")
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("kind", ["shot", "chat"])
+def test_a_hundred_requests_compute_a_prefix_once(fold: bool, kind: str) -> None:
+    core = rubric_core(fold=fold, running=128, step_requests=128)
+    sink = ById()
+    rubric = prompt(400, 5)
+    make = (lambda t: chat(t, 2)) if kind == "chat" else last_logprob
+    requests = [post(core, make(tokens), sink) for tokens in tails(100, 12, rubric)]
+    run_steps(core)
+    assert core.stats.prefill_tokens == 400 + 100 * 12
+    check(sink, requests)
+
+
+def test_a_chunked_leader_is_followed_chunk_by_chunk() -> None:
+    """Beside a running row the leader's prompt takes five steps; its peer starts behind it, not beside it."""
+    core = rubric_core(chunk=64, step_tokens=512, fold=False)
+    sink = ById()
+    runs = post(core, chat(prompt(5, 3), 60), sink)
+    core.step()
+    rubric = prompt(300, 4)
+    requests = [post(core, chat(tokens, 3), sink) for tokens in tails(2, 8, rubric)]
+    run_steps(core)
+    assert core.stats.prefill_tokens == 5 + 300 + 2 * 8
+    assert 1 <= requests[1].stats.deferred_ticks <= 8
+    check(sink, [runs, *requests])
+
+
+def test_a_mixed_step_shares_between_classes() -> None:
+    core = rubric_core()
+    sink = ById()
+    first, second = tails(2)
+    requests = [post(core, chat(first, 3), sink), post(core, last_logprob(second), sink)]
+    core.step()
+    assert core.executor.batches[0].num_tokens == 2000 + 2 * 20
+    run_steps(core)
+    check(sink, requests)
+
+
+def test_readouts_that_cannot_share_a_batch_attach_in_the_next_step() -> None:
+    core = rubric_core()
+    sink = ById()
+    first, second = tails(2)
+    other = last_logprob(second)
+    readout = type(other.readout)(other.readout.rows, other.readout.target_rows, other.readout.targets, 1, False)
+    requests = [post(core, last_logprob(first), sink), post(core, Prepared(other.tree, readout), sink)]
+    run_steps(core)
+    assert computed(core) == [2020, 20]
+    check(sink, requests)
+
+
+# ------------------------------------------------------------------ bounds
+
+
+@pytest.mark.feature("B7")
+def test_a_short_prefix_is_not_waited_for() -> None:
+    for threshold, steps in ((2000, 2), (2001, 1)):
+        core = rubric_core(fold=False, defer_tokens=threshold)
+        sink = ById()
+        requests = [post(core, last_logprob(tokens), sink) for tokens in tails(3)]
+        assert run_steps(core) == steps
+        check(sink, requests)
+
+
+@pytest.mark.feature("B7")
+@pytest.mark.parametrize("most", [0, 1, 3, 8])
+def test_nobody_waits_longer_than_the_configured_steps(most: int) -> None:
+    """Every step another leader fills the next part of the last one's prompt; there are six."""
+    core = rubric_core(fold=False, defer_steps=most)
+    sink = ById()
+    parts = prompt(6 * 16, 4)
+    requests = [
+        post(core, last_logprob(np.concatenate([parts[: 16 * k], prompt(3, k)])), sink, priority=9 - k)
+        for k in range(1, 7)
+    ]
+    last = post(core, last_logprob(np.concatenate([parts, prompt(16, 50)])), sink)
+    run_steps(core)
+    assert last.stats.deferred_ticks == min(most, 6)
+    check(sink, [*requests, last])
+
+
+@pytest.mark.feature("B7")
+@pytest.mark.fault(52)
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+def test_when_a_leader_fails_a_peer_leads_in_the_next_step(kind: str) -> None:
+    executor = FaultyExecutor(Fault(kind), num_blocks=2048)
+    core = rubric_core(fold=False, executor=executor)
+    sink = ById()
+    requests = [post(core, last_logprob(tokens), sink) for tokens in tails(5)]
+    run_steps(core)
+    assert sink.ends[requests[0].id][1] is not None
+    check(sink, requests[1:])
+    assert computed(core) == [2020, 2020, 3 * 20]
+    assert core.pool.trie.stats()["broken"] == 2020 // 4 and is_empty(core)
+
+
+@pytest.mark.feature("B7")
+@pytest.mark.fault(52)
+@pytest.mark.parametrize("how", ["cancel", "deadline", "abandon"])
+def test_when_a_chunked_leader_ends_early_a_peer_goes_on_where_it_stood(how: str) -> None:
+    now = [0.0]
+    core = rubric_core(chunk=64, step_tokens=512, fold=False, clock=lambda: now[0])
+    sink = ById()
+    post(core, chat(prompt(5, 3), 60), sink)
+    core.step()
+    first, second = tails(2, 8, prompt(400, 4))
+    leader = post(core, chat(first, 3), sink, deadline=10.0)
+    leader.expires = 10.0
+    core.step()
+    peer = post(core, chat(second, 3), sink)
+    core.step()
+    assert peer.state is State.WAITING
+    if how == "deadline":
+        now[0] = 11.0
+    else:
+        getattr(core, how)(leader)
+    core.step()
+    assert peer.state is State.PREFILL, "the very next step"
+    run_steps(core)
+    assert isinstance(sink.ends[leader.id][1], DeadlineExceeded if how == "deadline" else RequestCancelled)
+    check(sink, [peer])
+    assert peer.stats.cached_tokens == 128 and is_empty(core)
+
+
+@pytest.mark.fault(52)
+def test_a_failed_step_of_chats_that_share_its_blocks_runs_again_with_the_same_text() -> None:
+    for at in range(4):
+        executor = FaultyExecutor(Fault("raise", at=at), num_blocks=512)
+        core = rubric_core(executor=executor, chunk=64, step_tokens=512)
+        sink = ById()
+        requests = [post(core, chat(tokens, 5), sink) for tokens in tails(6, 7, prompt(150, 9))]
+        run_steps(core)
+        check(sink, requests)
+        assert core.stats.failed_steps == 1 and is_empty(core)
+
+
+@pytest.mark.fault(52)
+def test_a_failed_step_out_of_memory_with_borrowed_blocks_is_repeated_in_halves() -> None:
+    executor = FaultyExecutor(Fault("memory"), num_blocks=2048)
+    core = rubric_core(executor=executor)
+    sink = ById()
+    requests = [post(core, last_logprob(tokens, cache="always"), sink) for tokens in tails(4)]
+    run_steps(core)
+    check(sink, requests)
+    assert is_empty(core)
+
+
+# ------------------------------------------------------------------ what is kept
+
+
+@pytest.mark.feature("G10")
+def test_unique_suffixes_never_displace_a_prefix_that_was_used_again() -> None:
+    core = rubric_core(executor=toy.ToyExecutor(num_blocks=64), step_tokens=512)
+    sink = ById()
+    rubric = prompt(100, 1)
+    for tokens in tails(2, 5, rubric):
+        post(core, last_logprob(tokens), sink)
+        run_steps(core)
+    for i in range(60):
+        post(core, last_logprob(prompt(90, 300 + i)), sink)
+        run_steps(core)
+        assert core.pool.trie.would_hit(rubric) == 25
+    assert core.stats.evictions == 0 or core.pool.evictions > 0
+
+
+@pytest.mark.feature("B6")
+def test_who_is_never_cached_neither_leads_nor_follows() -> None:
+    core = rubric_core(fold=False)
+    sink = ById()
+    requests = [post(core, last_logprob(tokens, cache="never"), sink) for tokens in tails(3)]
+    assert run_steps(core) == 1
+    assert core.stats.deferrals == 0 and core.pool.allocator.num_cached == 0
+    check(sink, requests)
+
+
+# ------------------------------------------------------------------ random loads
+
+
+load = st.lists(
+    st.tuples(
+        st.sampled_from(["shot", "chat"]),
+        st.integers(0, 2),  # whose prefix
+        st.integers(8, 60),  # how much of it
+        st.integers(1, 9),  # own tokens
+        st.sampled_from(["auto", "auto", "always", "never"]),
+        st.integers(0, 3),  # comes after so many steps
+        st.sampled_from([None, None, None, 0, 1, 2]),  # is cancelled so many steps later
+    ),
+    min_size=2,
+    max_size=20,
+)
+FAMILIES = [prompt(60, seed) for seed in (31, 32, 33)]
+
+
+def play(items: list[Any], *, cancels: bool, failing: int | None = None, **options: Any) -> tuple[Any, int]:
+    core = service_core(toy.ToyExecutor(num_blocks=100), step_tokens=160, running=5, **options)
+    sink = ById()
+    waiting = []
+    for i, (kind, family, shared, own, cache, at, cancel) in enumerate(items):
+        tokens = np.concatenate([FAMILIES[family][:shared], prompt(own, i)])
+        item = chat(tokens, 3, cache=cache) if kind == "chat" else last_logprob(tokens, cache=cache)
+        waiting.append((at, cancel if cancels else None, core.request(item, sink)))
+    step = 0
+    while True:
+        for at, cancel, request in waiting:
+            if at == step:
+                core._post([request])
+            if cancel is not None and at + cancel == step:
+                core.cancel(request)
+        if step == failing:
+            core.executor.fail_next = RuntimeError("injected")
+        moved = core.step()
+        core.audit()
+        step += 1
+        if not moved and step > 6:
+            break
+        assert step < 1500, "no progress"
+    for _, cancel, request in waiting:
+        assert request.state is State.FINISHED and request.stats.deferred_ticks <= core.budgets.defer_steps
+        if sink.ends[request.id][1] is None:
+            check(sink, [request])
+        else:
+            assert cancel is not None or failing is not None
+    assert is_empty(core) and core.pool.trie.num_promised == 0
+    return core, step
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    items=load,
+    fold=st.booleans(),
+    chunk=st.integers(4, 40),
+    most=st.integers(0, 5),
+    failing=st.sampled_from([None, None, 0, 1, 2, 5]),
+)
+@pytest.mark.feature("B8")
+@pytest.mark.fault(52)
+def test_whatever_is_cancelled_or_fails_everybody_ends(
+    items: list[Any], fold: bool, chunk: int, most: int, failing: int | None
+) -> None:
+    play(items, cancels=True, failing=failing, fold=fold, chunk=chunk, defer_steps=most)
+
+
+@pytest.mark.feature("B8")
+def test_waiting_for_a_leader_is_never_more_work_and_pays_on_a_shared_load() -> None:
+    rng = np.random.default_rng(0)
+    saved = 0
+    for seed in range(12):
+        items = [
+            (
+                "shot" if rng.random() < 0.6 else "chat",
+                int(rng.integers(0, 2)),
+                56,
+                int(rng.integers(1, 9)),
+                "auto",
+                0,
+                None,
+            )
+            for _ in range(14)
+        ]
+        work = {}
+        for most in (0, 8):
+            core, _ = play(items, cancels=False, fold=False, chunk=40, defer_steps=most)
+            work[most] = core.stats.prefill_tokens
+        assert work[8] <= work[0], seed
+        saved += work[0] - work[8]
+    assert saved > 12 * 56
+
+
+def test_the_same_load_gives_the_same_steps() -> None:
+    rng = np.random.default_rng(4)
+    items = [
+        (
+            "shot" if rng.random() < 0.5 else "chat",
+            int(rng.integers(0, 3)),
+            int(rng.integers(8, 60)),
+            3,
+            "auto",
+            0,
+            None,
+        )
+        for _ in range(18)
+    ]
+    batches = []
+    for _ in range(2):
+        core, _ = play(items, cancels=False, fold=False)
+        batches.append([b.slices.token_ids.tolist() for b in core.executor.batches if hasattr(b, "slices")])
+    assert batches[0] == batches[1] and batches[0]
