@@ -18,17 +18,23 @@ from ._trusted import ControlTokens
 from .config import FileConfig
 
 if TYPE_CHECKING:
+    from ._core import EncodeEntry
     from ._rungs import Core
     from ._sequences import Sequences
     from .params import Padding, Truncation
     from .processors import Frame, Processor
+else:
+    try:
+        from ._core import EncodeEntry
+    except ImportError:  # the native extension is not built
+        from ._plain_entry import EncodeEntry
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Offsets = Literal["char", "byte"]
 
 
-class ArrayMethods:
+class ArrayMethods(EncodeEntry):
     """The part of ``Tokenizer`` that returns arrays."""
 
     _core: Core
@@ -44,11 +50,9 @@ class ArrayMethods:
     _encode_special: bool
     _sequences: Sequences
 
-    def encode_array(
-        self, text: str | bytes, add_special_tokens: bool = True, *, parse_special: bool = True
-    ) -> Int32:
-        """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
-        special token, nor of another added token that is more than white space, comes out of ``text``."""
+    # encode_array() is EncodeEntry's: what is more than one text between the tokens of a frame comes here.
+
+    def _array_general(self, text: str | bytes, add_special_tokens: bool, parse_special: bool) -> Int32:
         ids = self._core.encode_array(text, True) if parse_special else self._literal.ids(text)
         return self._frame().ids(ids) if add_special_tokens else ids
 

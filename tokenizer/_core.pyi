@@ -10,10 +10,12 @@ piece of the text and every added token in it has the next number, as in HF.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from .encoding import Encoding
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -152,3 +154,41 @@ class CoreStream:
         is then as new."""
 
     def copy(self) -> CoreStream: ...
+
+class QuickFrame:
+    """The tokens that a post-processor puts around one text, as C arrays, and who makes the other columns."""
+
+    def __init__(self, sequences: Any, frame: Any, type: type) -> None: ...
+
+class FreshEncoding:
+    """What ``Encoding`` is built on: the ids of one text, the other columns made at the first that is asked for."""
+
+    _ids: Int32
+    @property
+    def ids(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+
+class EncodeEntry:
+    """What ``Tokenizer`` is built on: the settings a call reads, and the calls that read nothing else.
+
+    What is more than one text without truncation and padding goes to ``_encode_general`` and
+    ``_array_general``, which the subclass has.
+    """
+
+    _truncation: Any
+    _padding: Any
+    _encode_special: bool
+    def _settle_entry(self, core: Any, plain: QuickFrame | None, special: QuickFrame | None) -> None: ...
+    def _copy_entry(self, other: EncodeEntry) -> None: ...
+    def encode(
+        self,
+        sequence: Any,
+        pair: Any | None = None,
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+    ) -> Encoding:
+        """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+
+    def encode_array(self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True) -> Int32:
+        """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
+        special token, nor of another added token that is more than white space, comes out of ``text``."""

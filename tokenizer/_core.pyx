@@ -3,9 +3,7 @@
 
 cimport cython
 from cpython.bytes cimport PyBytes_AsStringAndSize, PyBytes_FromStringAndSize
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.string cimport memcpy
@@ -80,18 +78,34 @@ cdef extern from *:
       std::unique_ptr<fasttoken::Scratch> own_;
     };
 
+    // The ids of one call, in the thread's buffer. The call has it for itself while it lives, since making a
+    // list or an array may run a collection, and that anything at all, an encode too.
+    class CallIds {
+     public:
+      CallIds() { std::swap(ids, fasttoken::Tokenizer::scratch().ids); }
+      CallIds(const CallIds&) = delete;
+      ~CallIds() {
+        ids.clear();
+        std::swap(ids, fasttoken::Tokenizer::scratch().ids);
+      }
+      const int32_t* data() const { return ids.data(); }
+      size_t size() const { return ids.size(); }
+
+      fasttoken::IdBuffer ids;
+    };
+
     inline void core_encode_ids(const fasttoken::Tokenizer& t, std::string_view text, bool special,
-                                std::vector<int32_t>& out) {
+                                CallIds& call) {
       ScratchFor s(t);
-      t.encode_ids(text, special, s.get(), out);
+      t.encode_ids(text, special, s.get(), call.ids);
     }
     inline void core_encode_batch(const fasttoken::Tokenizer& t, const std::vector<std::string_view>& texts,
-                                  bool special, std::vector<int32_t>& out, std::vector<int64_t>& starts) {
+                                  bool special, CallIds& call, std::vector<int64_t>& starts) {
       ScratchFor s(t);
       starts.push_back(0);
       for (std::string_view text : texts) {
-        t.encode_ids(text, special, s.get(), out);
-        starts.push_back(static_cast<int64_t>(out.size()));
+        t.encode_ids(text, special, s.get(), call.ids);
+        starts.push_back(static_cast<int64_t>(call.size()));
       }
     }
     inline void core_encode(const fasttoken::Tokenizer& t, std::string_view text, bool special, bool chars,
@@ -257,8 +271,11 @@ cdef extern from "stream.hpp" namespace "fasttoken":
 cdef extern from *:
     ctypedef int (*ExternalCall)(PyObject*, size_t, const char*, size_t, Matches*)
     void set_matcher(Tokenizer&, PyObject*, ExternalCall)
-    void core_encode_ids(const Tokenizer&, string_view, cbool, vector[int32_t]&) except +raise_core nogil
-    void core_encode_batch(const Tokenizer&, const vector[string_view]&, cbool, vector[int32_t]&,
+    cppclass CallIds:
+        const int32_t* data() const
+        size_t size() const
+    void core_encode_ids(const Tokenizer&, string_view, cbool, CallIds&) except +raise_core nogil
+    void core_encode_batch(const Tokenizer&, const vector[string_view]&, cbool, CallIds&,
                            vector[int64_t]&) except +raise_core nogil
     void core_encode(const Tokenizer&, string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
     void core_encode_full_batch(const Tokenizer&, const vector[string_view]&, cbool, cbool, cbool, Encoded&,
@@ -276,7 +293,7 @@ cdef extern from *:
 
 # Below this many bytes a call keeps the GIL: getting it back costs more than the work.
 cdef enum:
-    RELEASE_AT = 4096
+    RELEASE_AT = 8192
 
 
 cdef string_view view_of(object text) except *:
@@ -284,6 +301,8 @@ cdef string_view view_of(object text) except *:
     cdef Py_ssize_t size = 0
     cdef char* data = NULL
     if isinstance(text, str):
+        if PyUnicode_IS_COMPACT_ASCII(text):
+            return string_view(<const char*> PyUnicode_DATA(text), PyUnicode_GET_LENGTH(text))
         return string_view(PyUnicode_AsUTF8AndSize(text, &size), size)
     if isinstance(text, bytes):
         PyBytes_AsStringAndSize(text, &data, &size)
@@ -423,16 +442,9 @@ cdef class CoreTokenizer:
         return [to_str(patterns[0][i]) for i in range(patterns.size())]
 
     cdef list list_of(self, const int32_t* ids, Py_ssize_t n):
-        cdef list out = PyList_New(n)
-        cdef Py_ssize_t i
-        cdef PyObject* item
-        for i in range(n):
-            item = self._int_items[ids[i]]
-            Py_INCREF(<object> item)
-            PyList_SET_ITEM(out, i, <object> item)
-        return out
+        return list_of_shared(self._int_items, ids, n)
 
-    cdef int ids_into(self, object text, cbool special, vector[int32_t]& ids) except -1:
+    cdef int ids_into(self, object text, cbool special, CallIds& ids) except -1:
         cdef string_view view = view_of(text)
         if view.size() < RELEASE_AT:
             core_encode_ids(self.core[0], view, special, ids)
@@ -442,12 +454,12 @@ cdef class CoreTokenizer:
         return 0
 
     def encode_ids(self, text, bint parse_special=True):
-        cdef vector[int32_t] ids
+        cdef CallIds ids
         self.ids_into(text, parse_special, ids)
         return self.list_of(ids.data(), ids.size())
 
     def encode_array(self, text, bint parse_special=True):
-        cdef vector[int32_t] ids
+        cdef CallIds ids
         self.ids_into(text, parse_special, ids)
         return int32_array(ids.data(), ids.size())
 
@@ -509,7 +521,7 @@ cdef class CoreTokenizer:
 
     def encode_batch_array(self, texts, bint parse_special=True):
         cdef vector[string_view] views
-        cdef vector[int32_t] ids
+        cdef CallIds ids
         cdef vector[int64_t] starts
         texts = list(texts)
         for text in texts:
@@ -521,7 +533,7 @@ cdef class CoreTokenizer:
 
     def encode_batch_ids(self, texts, bint parse_special=True):
         cdef vector[string_view] views
-        cdef vector[int32_t] ids
+        cdef CallIds ids
         cdef vector[int64_t] starts
         cdef Py_ssize_t i
         texts = list(texts)
@@ -616,7 +628,7 @@ cdef class CoreTokenizer:
         cdef string out
         cdef cbool skip = skip_special_tokens
         ids_of(ids, column)
-        if column.size() < RELEASE_AT // 4:
+        if column.size() < RELEASE_AT // 8:
             out = core_decode(self.core[0], column, skip)
         else:
             with nogil:
@@ -679,3 +691,6 @@ cdef class CoreStream:
         other.tokenizer = self.tokenizer
         other.stream = new DecodeStream(self.stream[0])
         return other
+
+
+include "_entry.pxi"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ._reference import ReferenceCore
-from .encoding import _NO_IDS, Encoding
+from .encoding import Encoding
 
 if TYPE_CHECKING:
     from ._rungs import Core
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
-
-_NO_OFFSETS: Int32 = np.empty((0, 2), np.int32)
 
 
 class Sequences:
@@ -34,8 +32,6 @@ class Sequences:
             left or right or (normalized and normalizes)
             for _, _, _, left, right, normalized, _ in core.added_tokens()
         )
-
-        self._nothing_for_nothing = not isinstance(core, ReferenceCore) and not core.encode_ids("")
 
     @property
     def may_trim(self) -> bool:
@@ -75,37 +71,35 @@ class Sequences:
         bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
         return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
 
-    def quick(self, text: str, frame: Frame, parse_special: bool) -> Encoding:
-        """One text between the tokens of ``frame``; offsets and words are made when they are asked for."""
-        if not text and frame.is_empty and self._nothing_for_nothing:
-            made = Encoding._make(_NO_IDS, _NO_OFFSETS, _NO_IDS, [], frame.types(0))
-            if frame.sequenced:
-                made._ranges = {0: (0, 0)}
-            return made
+    def entry(self, frames: tuple[Frame | None, Frame | None]) -> tuple[Any, Any, Any]:
+        """What ``EncodeEntry`` needs: the core and the frames without and with special tokens."""
         core = self._core
-        inner = core.encode_array(text, parse_special)
+        if isinstance(core, ReferenceCore):
+            return None, None, None
+        from ._core import QuickFrame
+
+        plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
+        return core, plain, special
+
+    def settle(self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool) -> None:
+        """The columns of a fresh encoding; offsets and words are made when they are asked for."""
+        core = self._core
+        start, n = len(frame.before), len(ids) - len(frame.before) - len(frame.after)
 
         def columns() -> tuple[Int32, Int32]:
             _, offsets, words = core.encode_full(text, parse_special, "char", True)
             return frame.rows(offsets, 0), frame.rows(words, -1)
 
-        made = Encoding.__new__(Encoding)
-        made._ids = inner
-        made._known_offsets = made._known_words = None
-        made._pending = columns
-        made._types, made._attention, made._overflowing = frame.types(len(inner)), 1, []
+        tokens = self._tokens(ids[start : start + n], [text], parse_special)
+        fresh._ids, fresh._pending = ids, columns
+        fresh._known_offsets = fresh._known_words = None
+        fresh._types, fresh._attention, fresh._overflowing = frame.types(n), 1, []
+        fresh._special = 0 if frame.is_empty else frame.rows(np.zeros(n, np.int32), 1)
+        fresh._ranges = {0: (start, start + n)} if frame.sequenced else {}
         if frame.is_empty:
-            made._special = 0
-            made._ranges = {0: (0, len(inner))} if frame.sequenced else {}
-            made._tokens = self._tokens(inner, [text], parse_special)
+            fresh._tokens = tokens
         else:
-            start = len(frame.before)
-            made._ids = frame.ids(inner)
-            made._special = frame.rows(np.zeros(len(inner), np.int32), 1)
-            made._ranges = {0: (start, start + len(inner))} if frame.sequenced else {}
-            tokens = self._tokens(inner, [text], parse_special)
-            made._tokens = lambda: [*frame.before.tokens, *tokens(), *frame.after.tokens]
-        return made
+            fresh._tokens = lambda: [*frame.before.tokens, *tokens(), *frame.after.tokens]
 
     def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
         core = self._core

@@ -12,10 +12,18 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ._core import FreshEncoding
+else:
+    try:
+        from ._core import FreshEncoding
+    except ImportError:  # the native extension is not built
+        from ._plain_entry import FreshEncoding
 
 Int32 = npt.NDArray[np.int32]
 Column = int | Int32
@@ -26,7 +34,7 @@ _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
 
 
-class Encoding:
+class Encoding(FreshEncoding):
     __slots__ = (
         "_attention",
         "_ids",
@@ -40,6 +48,7 @@ class Encoding:
         "_types",
     )
 
+    _columns = frozenset(__slots__)  # unset in a fresh encoding, until one of them is asked for
     _ids: Int32
     _known_offsets: Int32 | None  # None: all (0, 0)
     _known_words: Int32 | None  # -1 or the whole column None: no word
@@ -96,11 +105,6 @@ class Encoding:
             self._pending = None
 
     @property
-    def ids(self) -> list[int]:
-        ids: list[int] = self._ids.tolist()
-        return ids
-
-    @property
     def tokens(self) -> list[str]:
         if callable(self._tokens):
             self._tokens = self._tokens()
@@ -154,9 +158,6 @@ class Encoding:
             start, stop = self._range(sequence)
             found[start:stop] = [sequence] * (stop - start)
         return found
-
-    def __len__(self) -> int:
-        return len(self._ids)
 
     def __repr__(self) -> str:
         return f"Encoding(num_tokens={len(self._ids)}, attributes=[{_ATTRIBUTES}])"

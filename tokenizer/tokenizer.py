@@ -105,6 +105,7 @@ class Tokenizer(ArrayMethods):
         self._literal = LiteralText(core, unknown_id(data, core))
         self._control = ControlTokens(core, self._literal)
         self._sequences = Sequences(core)
+        self._settle_entry(*self._sequences.entry(self._frames))
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
         Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")
@@ -132,6 +133,7 @@ class Tokenizer(ArrayMethods):
         """A tokenizer with settings of its own over the same immutable tables."""
         made = Tokenizer.__new__(Tokenizer)
         made.__dict__.update(self.__dict__)
+        made._copy_entry(self)
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
@@ -145,18 +147,11 @@ class Tokenizer(ArrayMethods):
 
     # ---- encoding
 
-    def encode(
-        self,
-        sequence: Any,
-        pair: Any | None = None,
-        is_pretokenized: bool = False,
-        add_special_tokens: bool = True,
+    # encode() is EncodeEntry's: what is more than one text between the tokens of a frame comes here.
+
+    def _encode_general(
+        self, sequence: Any, pair: Any | None, is_pretokenized: bool, add_special_tokens: bool
     ) -> Encoding:
-        """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
-        if type(sequence) is str and pair is None and not is_pretokenized and self._backend != "reference":
-            frame = self._frames[1 if add_special_tokens else 0]
-            if frame is not None and self._truncation is None and self._padding is None:
-                return self._sequences.quick(sequence, frame, not self._encode_special)
         return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
 
     def encode_batch(

@@ -90,6 +90,9 @@ class Bpe {
   }
 
   bool reads_bytes() const { return bytes_; }
+  // Whether a word is read as bytes that each have a token, whatever stands beside it.
+  bool plain_bytes() const { return complete_ && plain_; }
+  const WordTable& words() const { return short_words_; }
 
   // Calls out(id, length) for each token of the piece, which is not empty.
   template <class Out>

@@ -60,6 +60,8 @@ class CharClasses {
   uint64_t mask(size_t set) const { return masks_[set]; }
   uint8_t of(uint32_t c) const { return class_[size_t{page_[c >> 8]} * 256 + (c & 255)]; }
 
+  uint8_t ascii(unsigned char c) const { return ascii_[c]; }
+
   // One class a byte, and `past` after the last.
   void classify(std::string_view text, std::vector<uint8_t>& out) const {
     if (out.size() < text.size() + 1) out.resize(text.size() + 1);

@@ -78,6 +78,31 @@ class Normalizer {
   }
 
   bool empty() const { return steps_.empty(); }
+  // Whether composing surely leaves a text as it is.
+  static bool composed(std::string_view v) {
+    const Unicode& u = ucd();
+    const char *p = v.data(), *end = p + v.size();
+    for (;;) {
+      while (end - p >= 8) {
+        uint64_t word;
+        std::memcpy(&word, p, 8);
+        if (word & 0x8080808080808080u) break;
+        p += 8;
+      }
+      while (p < end && static_cast<unsigned char>(*p) < 0x80) ++p;
+      if (p == end) return true;
+      // E5 to E9 begin U+5000 to U+9FFF, which are all as they should be.
+      do {
+        unsigned char lead = static_cast<unsigned char>(*p);
+        if (lead >= 0xE5 && lead <= 0xE9) {
+          p += 3;
+          continue;
+        }
+        uint32_t c = utf8_next(p);
+        if (c >= 0x300 && u.is(c, nfc_dirty)) return false;
+      } while (p < end && static_cast<unsigned char>(*p) >= 0x80);
+    }
+  }
 
   void apply(Text& text, Scratch& scratch) const {
     for (const Step& step : steps_) {
@@ -196,7 +221,7 @@ class Normalizer {
   // Compose only around characters that a composed text need not keep; the rest is copied.
   static void nfc(Text& text, Scratch& s) {
     std::string_view v = text.view();
-    if (is_ascii(v)) return;
+    if (composed(v)) return;
     const Unicode& u = ucd();
     struct Zone {
       uint32_t begin, end;

@@ -82,6 +82,8 @@ class Pattern {
       found(static_cast<uint32_t>(at), static_cast<uint32_t>(at + text_.size()));
   }
 
+  const Regex* regex() const { return regex_.get(); }  // null for a fixed text and where it is the caller's matcher
+
   // Whether it may match the empty text, as far as is known.
   bool matches_empty() const { return regex_ ? regex_->matches_empty() : !externals_ && text_.empty(); }
 

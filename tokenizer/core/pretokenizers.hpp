@@ -41,6 +41,13 @@ class PreTokenizer {
   bool bytes_ready() const { return bytes_ready_; }
   bool needs_shift() const { return needs_shift_; }
   bool empty() const { return steps_.empty(); }
+  // The one pattern whose matches, each by itself, are all the pieces; null where more happens.
+  const Regex* only_pattern() const {
+    if (!bytes_ready_ || steps_.size() != 1) return nullptr;
+    const Step& step = steps_[0];
+    bool isolated = step.kind == Kind::split && step.behavior == Behavior::isolated && !step.invert;
+    return isolated ? step.pattern.regex() : nullptr;
+  }
 
   // pieces holds the pieces to begin with and then the result; none is empty.
   void apply(Text& text, Scratch& s) const {

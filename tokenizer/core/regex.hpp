@@ -7,6 +7,7 @@
 //   linear   a failed (pc, position) fails for ever: nothing is captured or referred back to. Once a text
 //            costs more than a few steps a byte, failed states are kept in a bit map and never tried again;
 //            inside a look-ahead also those that succeeded, so that it is decided once a position.
+//   table    most patterns are also one (dfa.hpp), and then it does the work
 //
 //   invariants   no loop body matches the empty text (refused), so every cycle of the program moves on;
 //                recursion only by the nesting of look-aheads and atomic groups in the pattern
@@ -20,22 +21,10 @@
 #include <vector>
 
 #include "charclass.hpp"
-#include "regex_parse.hpp"
+#include "dfa.hpp"
+#include "regex_program.hpp"
 
 namespace fasttoken {
-
-enum class ReOp : uint8_t { set, run, split, jump, ahead, atomic, leave, assertion, behind, match };
-
-struct ReIns {
-  explicit ReIns(ReOp o) : op(o) {}
-  ReOp op;
-  ReGreed greed = ReGreed::greedy;
-  ReAssert assertion{};
-  bool negative = false;
-  uint32_t x = 0, y = 0;             // split: preferred and other pc; run: min, max; ahead, atomic: pc past it
-  uint64_t mask = 0, other = ~0ull;  // split: what each branch can begin with
-  uint32_t memo = UINT32_MAX;        // number among the instructions that remember
-};
 
 // Scratch of one caller; any number of patterns may use it in turn.
 struct RegexScratch {
@@ -66,22 +55,35 @@ class Regex {
         i.memo = memos_;
         memos_ += i.op == ReOp::run ? 2 : 1;  // a run also remembers the states of its loop
       }
+    if (!matches_empty_) table_.build(program_, classes_);
     for (size_t i = 0; i < sets_.size(); ++i) {
       if (sets_[i].same(CharSet::one('\n'))) mask_of_newline_ = classes_.mask(i);
       if (sets_[i].same(CharSet::flagged(onig_word))) mask_of_word_ = classes_.mask(i);
     }
   }
 
+  Regex(const Regex&) = delete;  // the table points to the classes
+  Regex& operator=(const Regex&) = delete;
+
   const std::string& pattern() const { return pattern_; }
   bool matches_empty() const { return matches_empty_; }
+
+  const Dfa* table() const { return table_.built() ? &table_ : nullptr; }
 
   // Calls found(begin, end) for each match in turn; positions in bytes.
   template <class F>
   void each(std::string_view text, RegexScratch& s, F&& found) const {
+    size_t from = table_.built() ? table_.each(text, found) : 0;
+    if (from < text.size() || !table_.built()) search(text, s, found, static_cast<uint32_t>(from));
+  }
+
+  // The same by searching alone, from a position at which the last match ended.
+  template <class F>
+  void search(std::string_view text, RegexScratch& s, F&& found, uint32_t at = 0) const {
     classes_.classify(text, s.classes);
     s.remember = false;
     s.steps = 0;
-    uint32_t n = static_cast<uint32_t>(text.size()), at = 0, last = UINT32_MAX;
+    uint32_t n = static_cast<uint32_t>(text.size()), last = UINT32_MAX;
     const uint8_t* k = s.classes.data();
     while (at <= n) {
       uint32_t end = 0;
@@ -554,6 +556,7 @@ class Regex {
   std::vector<CharSet> sets_;
   CharClasses classes_;
   std::vector<ReIns> program_;
+  Dfa table_;
   uint64_t first_ = ~0ull, mask_of_word_ = 0, mask_of_newline_ = 0;
   uint32_t memos_ = 0;
   bool matches_empty_ = false;

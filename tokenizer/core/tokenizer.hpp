@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "decoders.hpp"
+#include "kernels.hpp"
 #include "loader.hpp"
 #include "model_json.hpp"
 #include "pretokenizers.hpp"
@@ -26,6 +27,7 @@ struct Scratch {
   BpeScratch bpe;
   std::vector<Token> tokens;
   RegexScratch regex;
+  IdBuffer ids;
 };
 
 // One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for.
@@ -58,6 +60,9 @@ class Tokenizer {
   const Externals& externals() const { return externals_; }
   const Model& model() const { return model_; }
   const std::vector<AddedToken>& added() const { return added_.tokens; }
+  // Whether ids are made by kernel.hpp, and what its cache can grow to.
+  bool cuts_by_kernel() const { return plan_ != nullptr; }
+  size_t cache_bytes() const { return cache_.bytes(); }
   const std::vector<bool>& trim_passes() const { return trim_passes_; }
   const std::string* section(const std::string& name) const {
     auto at = sections_.find(name);
@@ -71,10 +76,16 @@ class Tokenizer {
 
   // ---- encoding
 
-  void encode_ids(std::string_view text, bool parse_special, Scratch& s, std::vector<int32_t>& out) const {
+  // Appends the ids.
+  void encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out) const {
     check(text);
     Ids sink{out};
     run(text, parse_special, s, needs_align_, sink);
+  }
+  void encode_ids(std::string_view text, bool parse_special, Scratch& s, std::vector<int32_t>& out) const {
+    s.ids.clear();
+    encode_ids(text, parse_special, s, s.ids);
+    out.insert(out.end(), s.ids.data(), s.ids.data() + s.ids.size());
   }
 
   void encode(std::string_view text, bool parse_special, Scratch& s, Encoded& out) const {
@@ -258,7 +269,7 @@ class Tokenizer {
   // ---- sinks: what becomes of the tokens of a piece
 
   struct Ids {
-    std::vector<int32_t>& out;
+    IdBuffer& out;
     void added(const Text*, uint32_t, uint32_t, std::string_view, uint32_t id) {
       out.push_back(static_cast<int32_t>(id));
     }
@@ -339,6 +350,13 @@ class Tokenizer {
 
   template <class Sink>
   void pieces(Text& text, Scratch& s, Sink& sink) const {
+    if constexpr (std::is_same_v<Sink, Ids>) {
+      if (plan_) {
+        WordWriter words(model_.bpe, model_.vocab, cache_, s.bpe, sink.out);
+        cut_(*plan_, text.view(), words);
+        return words.finish();
+      }
+    }
     pre_.apply(text, s.pre);
     for (const Piece& p : s.pre.pieces) {
       std::string_view v = text.view().substr(p.begin, p.end - p.begin);
@@ -384,9 +402,19 @@ class Tokenizer {
     else
       model_.word_piece.settle(model_.vocab);
     needs_align_ = pre_.needs_shift() && !normalizer_.empty();
+    plan();
     if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
     index_added(root);
     index_ids();
+  }
+
+  // How ids alone are made, if the file is of a kind that a kernel knows.
+  void plan() {
+    if (model_.kind != ModelKind::bpe || !model_.bpe.plain_bytes()) return;
+    const Regex* pattern = pre_.only_pattern();
+    if (!pattern || !(plan_ = PlanReader::read(*pattern))) return;
+    cut_ = cutter(best_isa());
+    cache_.reserve();
   }
 
   void read_post(const Json& json) {
@@ -452,6 +480,9 @@ class Tokenizer {
   std::vector<uint32_t> byte_where_;
   std::map<std::string, std::string> sections_;
   bool needs_align_ = false;
+  std::unique_ptr<SplitPlan> plan_;
+  CutWords cut_ = nullptr;
+  WordCache cache_;
 };
 
 }  // namespace fasttoken

@@ -1,7 +1,7 @@
-// Words of at most 16 bytes that are one token: most words of a text, found by one probe.
+// Words of at most 15 bytes that are one token: most words of a text, found by one probe.
 //
-//   word --> first and last 8 (or 4, or 1) bytes, overlapping, and its length: two words and a number that
-//            together are the word itself       slots_   hash -> {head, tail, length, id}
+//   key     the bytes, zeros behind them, and the length in the last byte: 16 bytes that are the word itself
+//   slots_  hash(key) -> {key, id}     32 bytes, so that a slot lies in one cache line; at most 5/8 full
 //
 //   invariants   filled while loading, with words whose encoding is that one token and nothing else (an entry
 //                that merging does not reach would change results); read-only afterwards: no lock, no bound
@@ -11,63 +11,91 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
-#include <vector>
+
+#include "big_array.hpp"
 
 namespace fasttoken {
 
+struct WordKey {
+  uint64_t low, high;
+
+  static constexpr size_t longest = 15;
+
+  // Of a word of 1 to 15 bytes, reading nothing past its end.
+  static WordKey of(const char* p, size_t n) {
+    char bytes[16] = {};
+    std::memcpy(bytes, p, n);
+    bytes[15] = static_cast<char>(n);
+    WordKey key;
+    std::memcpy(&key, bytes, 16);
+    return key;
+  }
+  // The same where 16 bytes can be read.
+  static WordKey of_readable(const char* p, size_t n) {
+    WordKey key;
+    std::memcpy(&key, p, 16);
+    // Shifts by 64 and more are undefined, so in two steps.
+    if constexpr (std::endian::native == std::endian::little) {
+      uint64_t bits = n * 8;
+      if (n < 8) {
+        key.low &= (uint64_t{1} << bits) - 1;
+        key.high = 0;
+      } else {
+        key.high &= (uint64_t{1} << (bits - 64)) - 1;
+      }
+      key.high |= uint64_t{n} << 56;
+      return key;
+    }
+    return of(p, n);
+  }
+  uint64_t hash() const {
+    __uint128_t m = static_cast<__uint128_t>(low ^ 0x9E3779B97F4A7C15u) * (high ^ 0xD6E8FEB86659FD93u);
+    return static_cast<uint64_t>(m) ^ static_cast<uint64_t>(m >> 64);
+  }
+  bool operator==(const WordKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
+};
+
 class WordTable {
+  struct alignas(32) Slot {
+    WordKey key;
+    uint32_t id, spare[3];
+  };
+
  public:
-  static constexpr size_t longest = 16;
+  static constexpr size_t longest = WordKey::longest;
   static constexpr uint32_t none = UINT32_MAX;
 
-  void reserve(size_t words) { slots_.assign(std::bit_ceil(words * 8 / 5 + 8), {0, 0, none, 0}); }
+  void reserve(size_t words) { slots_ = BigArray<Slot>(std::bit_ceil(words * 8 / 5 + 8)); }
 
-  // The word has 1 to 16 bytes.
+  // The word has 1 to 15 bytes; the same word again takes the new id. Words added first are found fastest.
   void add(std::string_view word, uint32_t id) {
-    Slot key = pack(word);
-    size_t i = hash(key) & (slots_.size() - 1);
-    while (slots_[i].id != none && !same(slots_[i], key)) i = (i + 1) & (slots_.size() - 1);
-    key.id = id;
-    slots_[i] = key;
+    WordKey key = WordKey::of(word.data(), word.size());
+    size_t mask = slots_.size() - 1, i = key.hash() & mask;
+    while (slots_[i].key.high != 0 && !(slots_[i].key == key)) i = (i + 1) & mask;
+    slots_[i] = {key, id, {}};
   }
 
-  uint32_t find(std::string_view word) const {
-    Slot key = pack(word);
-    for (size_t i = hash(key) & (slots_.size() - 1);; i = (i + 1) & (slots_.size() - 1)) {
-      const Slot& s = slots_[i];
-      if (same(s, key) || s.id == none) return s.id;
+  // The table as a caller's loop keeps it in registers.
+  struct Probe {
+    const Slot* slots;
+    size_t mask;
+    uint32_t find(const WordKey& key, uint64_t hash) const {
+      for (size_t i = hash & mask;; i = (i + 1) & mask) {
+        const Slot& s = slots[i];
+        if (s.key == key) return s.id;
+        if (s.key.high == 0) return none;
+      }
     }
+  };
+  Probe probe() const { return {slots_.data(), slots_.size() - 1}; }
+  uint32_t find(const WordKey& key, uint64_t hash) const { return probe().find(key, hash); }
+  uint32_t find(std::string_view word) const {
+    WordKey key = WordKey::of(word.data(), word.size());
+    return find(key, key.hash());
   }
 
  private:
-  struct Slot {
-    uint64_t head, tail;
-    uint32_t id, length;
-  };
-
-  static bool same(const Slot& a, const Slot& b) {
-    return a.head == b.head && a.tail == b.tail && a.length == b.length;
-  }
-  template <class T>
-  static uint64_t load(const char* p) {
-    T value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-  }
-  static Slot pack(std::string_view w) {
-    const char* p = w.data();
-    size_t n = w.size();
-    if (n >= 8) return {load<uint64_t>(p), load<uint64_t>(p + n - 8), none, static_cast<uint32_t>(n)};
-    if (n >= 4) return {load<uint32_t>(p), load<uint32_t>(p + n - 4), none, static_cast<uint32_t>(n)};
-    auto byte = [&](size_t i) { return static_cast<uint64_t>(static_cast<unsigned char>(p[i])); };
-    return {byte(0) | byte(n / 2) << 8 | byte(n - 1) << 16, 0, none, static_cast<uint32_t>(n)};
-  }
-  static size_t hash(const Slot& k) {
-    uint64_t h = (k.head ^ std::rotl(k.tail, 29) ^ uint64_t{k.length} << 56) * 0x9E3779B97F4A7C15u;
-    return static_cast<size_t>((h ^ h >> 32) * 0xD6E8FEB86659FD93u >> 20);
-  }
-
-  std::vector<Slot> slots_ = {{0, 0, none, 0}};
+  BigArray<Slot> slots_{1};
 };
 
 }  // namespace fasttoken

@@ -1,5 +1,6 @@
 // Patterns: matches, refusals, and time that stays linear where a backtracker's would explode.
 #include <chrono>
+#include <random>
 #include <vector>
 
 #include "check.hpp"
@@ -16,6 +17,7 @@ std::vector<std::string> found(const std::string& pattern, const std::string& te
   r.each(text, s, [&](uint32_t b, uint32_t e) { out.push_back(text.substr(b, e - b)); });
   return out;
 }
+using Matches = std::vector<std::pair<uint32_t, uint32_t>>;
 using List = std::vector<std::string>;
 
 void matches() {
@@ -77,6 +79,75 @@ void remembered_equals_plain() {
   }
 }
 
+// The table finds what the search finds: patterns of real files and made ones, on texts made of what they tell apart.
+void table_equals_search() {
+  const char* const patterns[] = {
+      "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+      "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'ll)?|"
+      "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'ll)?|\\p{N}|"
+      " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+      "[!-/:-@\\[-`{-~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|"
+      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+      "a*?b|a+(?=c)|(?:ab|a)(?:bc)?",
+      "a?+ab|a{2,3}?b|a{1,2}+c",
+      "(?:aa|a)+?b|c+(?!d)",
+      "a+b|a",
+      "(?:a|ab){2,3}c"};
+  const char* const shards[] = {"a",
+                                "b",
+                                "c",
+                                "d",
+                                "A",
+                                "The",
+                                "'s",
+                                "'LL",
+                                "'",
+                                "1",
+                                "12",
+                                " ",
+                                "  ",
+                                "\n",
+                                "\r\n",
+                                "\t",
+                                ".",
+                                "/",
+                                "!?",
+                                "\xC3\xA9",
+                                "\xC3\x89",
+                                "\xE4\xBD\xA0",
+                                "\xCC\x81",
+                                "\xC2\xA0",
+                                "\xE3\x80\x80",
+                                "\xF0\x9F\x98\x80",
+                                "\xD9\xA3",
+                                "\xC5\xBF",
+                                "\x01"};
+  std::mt19937 random(5);
+  for (const char* pattern : patterns) {
+    Regex r(pattern, "test");
+    CHECK(r.table());
+    RegexScratch s;
+    for (int round = 0; round < 4000; ++round) {
+      std::string text;
+      for (size_t n = random() % 30; n > 0; --n) text += shards[random() % (round % 3 ? std::size(shards) : 6)];
+      Matches one, two;
+      r.each(text, s, [&](uint32_t b, uint32_t e) { one.push_back({b, e}); });
+      r.search(text, s, [&](uint32_t b, uint32_t e) { two.push_back({b, e}); });
+      CHECK(one == two);
+    }
+  }
+  // A text that makes the table look ahead for nothing goes to the search, and the matches are the same.
+  Regex r("a+b|ac", "test");
+  RegexScratch s;
+  Matches one, two;
+  std::string text = std::string(500, 'a') + "cab" + std::string(500, 'a') + "ac";
+  r.each(text, s, [&](uint32_t b, uint32_t e) { one.push_back({b, e}); });
+  r.search(text, s, [&](uint32_t b, uint32_t e) { two.push_back({b, e}); });
+  CHECK(one == two && one.size() == 3);
+}
+
 }  // namespace
 
 int main() {
@@ -84,5 +155,6 @@ int main() {
   refusals();
   linear();
   remembered_equals_plain();
+  table_equals_search();
   return finish("regex");
 }

@@ -1,0 +1,162 @@
+# The way from Tokenizer.encode to ids without a line of Python in between; included by _core.pyx.
+#
+#   Tokenizer (Python) --is a--> EncodeEntry   the settings a call reads, and encode() and encode_array()
+#   Encoding  (Python) --is a--> FreshEncoding   the ids, and what the other columns can be made from
+#
+#   Anything but one text, no truncation and no padding goes on to _encode_general and _array_general.
+
+cdef extern from *:
+    """
+    namespace {
+
+    // A new list of the shared int objects; their addresses are asked for ahead of use.
+    inline PyObject* list_of_shared(PyObject** items, const int32_t* ids, Py_ssize_t n) {
+      PyObject* list = PyList_New(n);
+      if (!list) return nullptr;
+      PyObject** out = PySequence_Fast_ITEMS(list);
+      constexpr Py_ssize_t ahead = 12;
+      Py_ssize_t i = 0;
+      for (; i + ahead < n; ++i) {
+        __builtin_prefetch(items[ids[i + ahead]], 1);
+        PyObject* item = items[ids[i]];
+        Py_INCREF(item);
+        out[i] = item;
+      }
+      for (; i < n; ++i) {
+        PyObject* item = items[ids[i]];
+        Py_INCREF(item);
+        out[i] = item;
+      }
+      return list;
+    }
+
+    inline PyObject* new_of(PyObject* type, PyObject* no_arguments) {
+      auto* t = reinterpret_cast<PyTypeObject*>(type);
+      return t->tp_new(t, no_arguments, nullptr);
+    }
+
+    }  // namespace
+    """
+    object list_of_shared(PyObject** items, const int32_t* ids, Py_ssize_t n)
+    object new_of(PyObject* type, PyObject* no_arguments)
+
+cdef extern from "Python.h":
+    bint PyUnicode_CheckExact(object)
+    bint PyUnicode_IS_COMPACT_ASCII(object)
+    void* PyUnicode_DATA(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
+    void* PyMem_Malloc(size_t)
+    void PyMem_Free(void*)
+
+cdef tuple _nothing = ()
+
+
+@cython.final
+cdef class QuickFrame:
+    """The tokens that a post-processor puts around one text, ready to be copied."""
+
+    cdef vector[int32_t] before, after
+    cdef object sequences, frame, type
+
+    def __init__(self, sequences, frame, type):
+        self.sequences, self.frame, self.type = sequences, frame, type
+        self.before = frame.before.ids
+        self.after = frame.after.ids
+
+
+cdef class FreshEncoding:
+    """The ids of one text; the columns of its subclass are made at the first that is asked for."""
+
+    cdef int32_t* raw
+    cdef Py_ssize_t count
+    cdef bint fresh
+    cdef bint parse_special
+    cdef CoreTokenizer core
+    cdef QuickFrame frame
+    cdef object text
+
+    def __dealloc__(self):
+        PyMem_Free(self.raw)
+
+    @property
+    def ids(self):
+        if self.fresh:
+            return list_of_shared(self.core._int_items, self.raw, self.count)
+        return self._ids.tolist()
+
+    def __len__(self):
+        return self.count if self.fresh else len(self._ids)
+
+    def __getattr__(self, name):
+        if not self.fresh or name not in self._columns:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        # Another thread may do the same at the same time, with the same result; the ids stay where they are.
+        self.frame.sequences.settle(
+            self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special
+        )
+        self.fresh = False
+        return getattr(self, name)
+
+
+cdef class EncodeEntry:
+    """What a call reads of a tokenizer's settings."""
+
+    cdef CoreTokenizer native  # None on the reference rung
+    cdef QuickFrame plain, special
+    cdef public object _truncation, _padding, _encode_special
+
+    def _settle_entry(self, core, plain, special):
+        """core: None where texts are not encoded here; a frame is None where encode() does more."""
+        self.native, self.plain, self.special = core, plain, special
+
+    def _copy_entry(self, EncodeEntry other not None):
+        self.native, self.plain, self.special = other.native, other.plain, other.special
+        self._truncation, self._padding = other._truncation, other._padding
+        self._encode_special = other._encode_special
+
+    def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
+        """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+        cdef QuickFrame frame = self.special if add_special_tokens else self.plain
+        cdef FreshEncoding made
+        if (
+            frame is None or pair is not None or is_pretokenized is not False
+            or not PyUnicode_CheckExact(sequence) or self._truncation is not None or self._padding is not None
+        ):
+            return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
+        cdef CallIds ids
+        cdef cbool parse_special = self._encode_special is False
+        self.native.ids_into(sequence, parse_special, ids)
+        made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
+        cdef size_t before = frame.before.size(), after = frame.after.size(), n = ids.size()
+        made.raw = <int32_t*> PyMem_Malloc((before + n + after) * 4 + 4)
+        if made.raw == NULL:
+            raise MemoryError()
+        if before:
+            memcpy(made.raw, frame.before.data(), before * 4)
+        memcpy(made.raw + before, ids.data(), n * 4)
+        if after:
+            memcpy(made.raw + before + n, frame.after.data(), after * 4)
+        made.count = before + n + after
+        made.core, made.frame, made.text = self.native, frame, sequence
+        made.parse_special, made.fresh = parse_special, True
+        return made
+
+    def encode_array(self, text, add_special_tokens=True, *, parse_special=True):
+        """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
+        special token, nor of another added token that is more than white space, comes out of ``text``."""
+        cdef QuickFrame frame = self.special if add_special_tokens else self.plain
+        if frame is None or not parse_special:
+            return self._array_general(text, add_special_tokens, parse_special)
+        cdef CallIds ids
+        self.native.ids_into(text, True, ids)
+        cdef size_t before = frame.before.size(), after = frame.after.size(), n = ids.size()
+        cdef cnp.npy_intp shape = before + n + after
+        cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT32, 0)
+        cdef int32_t* to = <int32_t*> cnp.PyArray_DATA(out)
+        if before:
+            memcpy(to, frame.before.data(), before * 4)
+        if n:
+            memcpy(to + before, ids.data(), n * 4)
+        if after:
+            memcpy(to + before + n, frame.after.data(), after * 4)
+        return out

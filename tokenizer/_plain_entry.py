@@ -1,0 +1,60 @@
+"""What ``Tokenizer`` and ``Encoding`` are built on where the native extension is not: nothing is made early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class FreshEncoding:
+    __slots__ = ()
+
+    _ids: npt.NDArray[np.int32]
+
+    @property
+    def ids(self) -> list[int]:
+        ids: list[int] = self._ids.tolist()
+        return ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+class EncodeEntry:
+    _truncation: Any
+    _padding: Any
+    _encode_special: bool
+
+    def _settle_entry(self, core: None, plain: None, special: None) -> None:
+        pass
+
+    def _copy_entry(self, other: EncodeEntry) -> None:
+        self._truncation, self._padding = other._truncation, other._padding
+        self._encode_special = other._encode_special
+
+    def _encode_general(self, sequence: Any, pair: Any, is_pretokenized: bool, add_special_tokens: bool) -> Any:
+        raise NotImplementedError
+
+    def _array_general(
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool
+    ) -> npt.NDArray[np.int32]:
+        raise NotImplementedError
+
+    def encode(
+        self,
+        sequence: Any,
+        pair: Any | None = None,
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+    ) -> Any:
+        """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+        return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
+
+    def encode_array(
+        self, text: str | bytes, add_special_tokens: bool = True, *, parse_special: bool = True
+    ) -> npt.NDArray[np.int32]:
+        """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
+        special token, nor of another added token that is more than white space, comes out of ``text``."""
+        return self._array_general(text, add_special_tokens, parse_special)

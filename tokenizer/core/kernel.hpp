@@ -1,0 +1,216 @@
+// Cutting a text into words 64 bytes at a time, and looking them up; kernels.hpp includes this once for each
+// set of instructions.
+//
+//   bytes    ' l o o k \n \n     x = 1 ...      64 of them, from the start of a word
+//   masks    letter .1111..........1...         one bit a byte, a character's bytes all alike
+//   starts   1....1.......11.1 ...              where words begin, by shifts, carries and no branches
+//
+//   A block begins where a word begins, so nothing before it matters. What its last run of characters of one
+//   class comes to is not known before the next block, which therefore begins at the last certain start at or
+//   before that run. A word that fills a block, and what a family's notes leave open, goes to the pattern's
+//   table, which is always right.
+//
+//   Why the starts of the families are these (S: \s, R: [\r\n], ' ': blank):
+//   - a run of L, N or O starts a word, but for what stands before it and belongs to it: a blank; before
+//     letters (prefixed, cased) also any S but R, or one O that is itself a start
+//   - a run of S gives its last character to what follows: \s+(?!\S) stops before it. So it starts a word,
+//     unless it is R and \s*[\r\n]+ took it
+//   - \s*[\r\n]+ takes all up to the last R of the run: behind an R a word starts, if no R follows in the run
+//   - O+[\r\n]* takes the R behind it: these start nothing, and S begins behind them
+//   - 's and the like win over O+ and over O before letters, where the apostrophe is a start
+
+namespace fasttoken::FASTTOKEN_KERNEL {
+
+// The starts within a run of numbers when at most three make a word.
+static inline uint64_t by_three(uint64_t number, uint64_t inside) {
+  uint64_t runs = number & ~(number << 1);
+  uint64_t starts = runs;
+  if (!(number & inside)) {
+    uint64_t whole = number & number << 1 & number << 2;  // here and the two before are numbers, so of one run
+    for (uint64_t next = starts; (next = next << 3 & whole) != 0;) starts |= next;
+    return starts;
+  }
+  int count = 0;
+  for (uint64_t leads = number & ~inside; leads; leads &= leads - 1) {
+    uint64_t lead = leads & (~leads + 1);
+    if (runs & lead) count = 0;
+    if (count++ % 3 == 0) starts |= lead;
+  }
+  return starts;
+}
+
+// Each bit moved to the start of the next character.
+static inline uint64_t next_character(uint64_t starts, uint64_t inside) {
+  uint64_t at = starts << 1;
+  if (!inside) return at;
+  uint64_t out = at & ~inside;
+  for (int i = 0; i < 3; ++i) {
+    at = (at & inside) << 1;
+    out |= at & ~inside;
+  }
+  return out;
+}
+
+// Each last byte of a character moved to its first.
+static inline uint64_t to_lead(uint64_t last, uint64_t inside) {
+  uint64_t out = last & ~inside;
+  for (int i = 0; i < 3; ++i) {
+    last = (last & inside) >> 1;
+    out |= last & ~inside;
+  }
+  return out;
+}
+
+// The length of a contraction behind an apostrophe, 0 for none. Four bytes can be read.
+static inline unsigned contraction(const char* p, bool folded) {
+  char a = p[0], b = p[1];
+  if (folded) {
+    if (static_cast<unsigned char>(a) == 0xC5 && static_cast<unsigned char>(b) == 0xBF) return 2;  // U+017F
+    if (a >= 'A' && a <= 'Z') a = static_cast<char>(a + 32);
+    if (b >= 'A' && b <= 'Z') b = static_cast<char>(b + 32);
+  }
+  if (a == 's' || a == 't' || a == 'm' || a == 'd') return 1;
+  return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 2 : 0;
+}
+
+// Starts of words; `ends`: where the runs of one class begin. False: ask the table.
+template <SplitFamily family>
+static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& m, uint64_t valid, uint64_t& starts,
+                             uint64_t& runs) {
+  const uint64_t inside = m.inside, letter = m.letter, number = m.number, space = m.space;
+  const uint64_t other = ~(letter | number | space) & valid;
+  const uint64_t letters = letter & ~(letter << 1), others = other & ~(other << 1), numbers = number & ~(number << 1);
+  const uint64_t spaces = space & ~(space << 1);
+  runs = letters | others | numbers | spaces;
+  const uint64_t behind_blank = m.blank << 1;
+
+  uint64_t word_other = others & ~behind_blank, word_letter, word_space;
+  if constexpr (family == SplitFamily::gpt2) {
+    word_letter = letters & ~behind_blank;
+    word_space = spaces | to_lead(space & ~(space >> 1) & valid >> 1, inside);
+  } else {
+    uint64_t free = space;
+    if constexpr (family == SplitFamily::cased) {
+      if (m.special & ~letter) return false;       // a mark
+      if (m.special && m.upper) return false;      // letters of both cases beside capitals
+      if (m.newline & m.quote >> 1) return false;  // R before '/': taken or not, by what is before
+    }
+    if (!plan.trail.empty()) free &= ~(m.newline & ~(m.newline + (m.newline & other << 1)));
+    const uint64_t tail = free & ~m.newline;
+    uint64_t after_line = tail & ~(tail << 1) & (m.newline & free) << 1;
+    // Runs of spaces behind R and before R again: \s*[\r\n]+ takes them.
+    uint64_t ended = ((tail + after_line) & ~tail) & m.newline;
+    for (; ended; ended &= ended - 1) {
+      uint64_t below = after_line & ((ended & (~ended + 1)) - 1);
+      after_line &= ~(uint64_t{1} << (63 - std::countl_zero(below)));
+    }
+    word_space = (free & ~(free << 1)) | after_line | to_lead(tail & ~(space >> 1) & valid >> 1, inside);
+    word_letter = letters & ~(tail << 1) & ~next_character(word_other, inside);
+    if constexpr (family == SplitFamily::cased) word_letter |= m.upper & (letter & ~m.upper) << 1 & ~inside;
+  }
+  uint64_t word_number = plan.digits == 1   ? number & ~inside
+                         : plan.digits == 3 ? by_three(number, inside)
+                                            : numbers & ~behind_blank;
+  if (plan.digits) runs |= word_number;  // certain also within a run
+  starts = word_other | word_letter | word_space | word_number;
+  if (family != SplitFamily::cased && plan.contractions) {
+    for (uint64_t at = m.quote & word_other & letter >> 1; at; at &= at - 1) {
+      unsigned i = static_cast<unsigned>(std::countr_zero(at));
+      unsigned n = contraction(p + i + 1, family == SplitFamily::prefixed);
+      if (n == 0) continue;
+      starts &= ~(uint64_t{2} << i);
+      unsigned end = i + 1 + n;
+      if (end < 64 && (letter >> end & 1)) starts |= uint64_t{1} << end;
+    }
+  }
+  return true;
+}
+
+// The next word by the pattern's table; past it.
+[[gnu::noinline]] static const char* one_by_table(const SplitPlan& plan, const char* p, const char* end,
+                                                  WordWriter& out) {
+  size_t looked = 0, n = plan.table->match({p, static_cast<size_t>(end - p)}, 0, looked);
+  out.any(p, n);
+  return p + n;
+}
+
+// at: where the next id goes; known to `out` only while that is asked.
+static inline void put(const char* p, size_t n, const WordTable::Probe& table, WordWriter& out, int32_t*& at) {
+  if (n > WordTable::longest) [[unlikely]] {
+    out.out = at;
+    out.long_word(p, n);
+    at = out.out;
+    return;
+  }
+  WordKey key = key_of(p, n);
+  uint32_t id = table.find(key, key.hash());
+  if (id == WordTable::none) [[unlikely]] {
+    out.out = at;
+    out.missed(p, n, key);
+    at = out.out;
+    return;
+  }
+  *at++ = static_cast<int32_t>(id);
+}
+
+template <SplitFamily family>
+static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
+  const char *p = text.data(), *end = p + text.size();
+  const AsciiClasses ascii(plan.classes);
+  const WordTable::Probe table = out.table.probe();
+  constexpr size_t block = 64, margin = 16;
+  char copy[block + 2 * margin + block];
+  bool copied = false;
+  while (p < end) {
+    size_t left = static_cast<size_t>(end - p);
+    if (left < block + margin && !copied) {  // from here on in a copy, so that reading goes past its end
+      std::memcpy(copy, p, left);
+      std::memset(copy + left, 0, sizeof copy - left);
+      p = copy;
+      end = copy + left;
+      copied = true;
+    }
+    bool last = left <= block;
+    uint64_t valid = left >= block ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
+    out.room(block);
+    Masks m{};
+    masks_of(p, ascii, m);
+    if (m.high & valid) add_others(p, plan.classes, valid, m);
+    uint64_t starts, runs;
+    if (!starts_of<family>(p, plan, m, valid, starts, runs)) {
+      for (const char* until = p + std::min(left, block); p < until;) p = one_by_table(plan, p, end, out);
+      continue;
+    }
+    if (!last) {
+      starts &= (uint64_t{2} << (63 - std::countl_zero(runs))) - 1;
+      if (starts <= 1) {
+        p = one_by_table(plan, p, end, out);
+        continue;
+      }
+    }
+    int32_t* at = out.out;
+    unsigned from = 0;
+    for (starts &= starts - 1; starts; starts &= starts - 1) {
+      unsigned to = static_cast<unsigned>(std::countr_zero(starts));
+      put(p + from, to - from, table, out, at);
+      from = to;
+    }
+    if (last) put(p + from, left - from, table, out, at);
+    out.out = at;
+    if (last) return;
+    p += from;
+  }
+}
+
+static void cut_any(const SplitPlan& plan, std::string_view text, WordWriter& out) {
+  switch (plan.family) {
+    case SplitFamily::gpt2:
+      return cut<SplitFamily::gpt2>(plan, text, out);
+    case SplitFamily::prefixed:
+      return cut<SplitFamily::prefixed>(plan, text, out);
+    default:
+      return cut<SplitFamily::cased>(plan, text, out);
+  }
+}
+
+}  // namespace fasttoken::FASTTOKEN_KERNEL

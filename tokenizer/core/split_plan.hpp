@@ -1,0 +1,261 @@
+// Whether a file's pattern is one of the families that kernel.hpp cuts without an engine, and its tables.
+//
+//   gpt2     CONTRACTION| ?L+| ?N+| ?O+|\s+(?!\S)|\s+
+//   prefixed CONTRACTION|[^\r\nLN]?L+|N{1,d}| ?O+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+       Llama 3, Qwen, GPT-4
+//   cased    [^\r\nLN]?U*W+|[^\r\nLN]?U+W*|N{1,d}| ?O+[\r\n/]*|\s*[\r\n]+|...            Mistral Nemo
+//
+//   L, N any sets that share nothing with each other and with \s; O what is in none of the three.
+//
+//   A family is recognized by the tree of the parsed pattern, part by part, and its sets: never by the name of
+//   a file, and not by the spelling. What is only almost the same is not recognized.
+//
+//   table   code point --> bits of `Class`: pages of 256, those of ASCII apart
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "regex.hpp"
+
+namespace fasttoken {
+
+enum class SplitFamily : uint8_t { none, gpt2, prefixed, cased };
+
+// What a kernel asks of a character. A code point has one of letter, number, space or none of them.
+enum Class : uint8_t {
+  class_letter = 1,
+  class_number = 2,
+  class_space = 4,
+  class_newline = 8,   // of the spaces, those that end a line
+  class_blank = 16,    // ' ' itself
+  class_quote = 32,    // the apostrophe; cased: '/', where it may follow an end of line
+  class_upper = 64,    // cased: letters that cannot follow within a word; not cased: unused
+  class_special = 128  // cased: letters and marks of both cases, left to the table; prefixed: unused
+};
+
+struct ClassTable {
+  std::array<uint8_t, 128> ascii{};
+  std::vector<uint16_t> page;
+  std::vector<uint8_t> bits;
+
+  uint8_t of(uint32_t c) const { return bits[size_t{page[c >> 8]} * 256 + (c & 255)]; }
+
+  template <class F>
+  void fill(F&& bits_of) {
+    std::map<std::string, uint16_t> seen;
+    page.assign(code_points / 256, 0);
+    std::string one(256, 0);
+    for (uint32_t c = 0; c < code_points; ++c) {
+      uint8_t b = bits_of(c);
+      one[c & 255] = static_cast<char>(b);
+      if (c < 128) ascii[c] = b;
+      if ((c & 255) != 255) continue;
+      auto [at, fresh] = seen.try_emplace(one, static_cast<uint16_t>(seen.size()));
+      if (fresh) bits.insert(bits.end(), one.begin(), one.end());
+      page[c >> 8] = at->second;
+    }
+  }
+};
+
+struct SplitPlan {
+  SplitFamily family = SplitFamily::none;
+  bool contractions = false;
+  uint32_t digits = 1;         // at most so many to a piece; 0: no limit
+  std::string_view trail{};    // what may follow O+: "", "\r\n" or "\r\n/"
+  const Dfa* table = nullptr;  // the whole pattern, for what the kernel leaves
+  ClassTable classes;
+};
+
+class PlanReader {
+ public:
+  // Nothing when the pattern is of no family. The regex outlives the plan.
+  static std::unique_ptr<SplitPlan> read(const Regex& regex) {
+    if (!regex.table()) return nullptr;
+    ReNode root = RegexParser(regex.pattern(), "").parse();
+    auto plan = std::make_unique<SplitPlan>();
+    plan->table = regex.table();
+    if (root.kind != ReKind::alt || !PlanReader(root.parts, *plan).match()) return nullptr;
+    return plan;
+  }
+
+ private:
+  using Parts = std::vector<ReNode>;
+  static constexpr uint32_t unlimited = UINT32_MAX;
+
+  PlanReader(const Parts& parts, SplitPlan& plan) : parts_(parts), plan_(plan) {}
+
+  bool match() {
+    plan_.contractions = contractions();
+    Parts rest(parts_.begin() + static_cast<std::ptrdiff_t>(at_), parts_.end());
+    return gpt2(rest) || prefixed(rest) || cased(rest);
+  }
+
+  static bool same(const ReNode& a, const ReNode& b) {
+    if (a.kind != b.kind || a.negative != b.negative || a.parts.size() != b.parts.size()) return false;
+    if (a.kind == ReKind::repeat && (a.greed != b.greed || a.min != b.min || a.max != b.max)) return false;
+    if (a.kind == ReKind::assertion && a.assertion != b.assertion) return false;
+    if ((a.kind == ReKind::set || a.kind == ReKind::behind) && !a.set.same(b.set)) return false;
+    for (size_t i = 0; i < a.parts.size(); ++i)
+      if (!same(a.parts[i], b.parts[i])) return false;
+    return true;
+  }
+  static bool is(const ReNode& node, std::string_view pattern) {
+    return same(node, RegexParser(pattern, "").parse());
+  }
+
+  // 's|'t|'re|'ve|'m|'ll|'d as alternatives of their own, or as one, in either case of letters.
+  bool contractions() {
+    static constexpr std::string_view each[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
+    if (!parts_.empty() && is(parts_[0], "(?i:'s|'t|'re|'ve|'m|'ll|'d)")) {
+      folded_ = true;
+      at_ = 1;
+      return true;
+    }
+    if (parts_.size() < std::size(each)) return false;
+    for (size_t i = 0; i < std::size(each); ++i)
+      if (!is(parts_[i], each[i])) return false;
+    at_ = std::size(each);
+    return true;
+  }
+
+  // The set of X+, ` ?X+` and the like; null when the node is something else.
+  static const CharSet* run(const ReNode& node, uint32_t min, uint32_t max) {
+    bool fits = node.kind == ReKind::repeat && node.greed == ReGreed::greedy && node.min == min && node.max == max;
+    return fits && node.parts[0].kind == ReKind::set ? &node.parts[0].set : nullptr;
+  }
+  static const CharSet* optional_then_run(const ReNode& node, const CharSet*& before) {
+    if (node.kind != ReKind::seq || node.parts.size() != 2) return nullptr;
+    before = run(node.parts[0], 0, 1);
+    return before ? run(node.parts[1], 1, unlimited) : nullptr;
+  }
+
+  static bool apart(const CharSet& a, const CharSet& b) { return a.common(b).empty(); }
+  static CharSet space() { return CharSet::flagged(onig_space); }
+  static CharSet newline() {
+    CharSet s = CharSet::one('\n');
+    s.add(CharSet::one('\r'));
+    return s;
+  }
+  // Whether the three are disjoint and `other` is all the rest; `tail`: the last two alternatives.
+  static bool sets_fit(const CharSet& letter, const CharSet& number, const CharSet& other) {
+    CharSet all = letter;
+    all.add(number);
+    all.add(space());
+    return apart(letter, number) && apart(letter, space()) && apart(number, space()) && all.negated().same(other);
+  }
+
+  bool gpt2(const Parts& p) {
+    if (p.size() != 5 || !is(p[3], "\\s+(?!\\S)") || !is(p[4], "\\s+")) return false;
+    const CharSet *sets[3], *before = nullptr;
+    for (size_t i = 0; i < 3; ++i) {
+      sets[i] = optional_then_run(p[i], before);
+      if (!sets[i] || !before->same(CharSet::one(' '))) return false;
+    }
+    if (folded_ || !sets_fit(*sets[0], *sets[1], *sets[2])) return false;
+    plan_.family = SplitFamily::gpt2;
+    plan_.digits = 0;
+    fill(*sets[0], *sets[1], {}, {});
+    return true;
+  }
+
+  // From ...|N{1,d}| ?O+[trail]*|\s*[\r\n]+|\s+(?!\S)|\s+ the numbers and the others.
+  bool common_end(const Parts& p, size_t from, const CharSet*& number, const CharSet*& other) {
+    if (p.size() != from + 5 || !is(p[from + 2], "\\s*[\\r\\n]+") || !is(p[from + 3], "\\s+(?!\\S)") ||
+        !is(p[from + 4], "\\s+"))
+      return false;
+    number = p[from].kind == ReKind::set ? &p[from].set : run(p[from], 1, 3);
+    plan_.digits = p[from].kind == ReKind::set ? 1 : 3;
+    const ReNode& others = p[from + 1];
+    if (!number || others.kind != ReKind::seq || others.parts.size() < 2 || others.parts.size() > 3) return false;
+    const CharSet* before = run(others.parts[0], 0, 1);
+    other = run(others.parts[1], 1, unlimited);
+    if (!before || !before->same(CharSet::one(' ')) || !other) return false;
+    if (others.parts.size() == 3) {
+      const CharSet* trail = run(others.parts[2], 0, unlimited);
+      if (!trail) return false;
+      CharSet slashed = newline();
+      slashed.add(CharSet::one('/'));
+      if (trail->same(newline()))
+        plan_.trail = "\r\n";
+      else if (trail->same(slashed))
+        plan_.trail = "\r\n/";
+      else
+        return false;
+    }
+    return true;
+  }
+
+  // What may stand before the letters: all that is no letter, number or end of line, and perhaps some letters.
+  static bool prefix_fits(const CharSet& before, const CharSet& letter, const CharSet& number) {
+    CharSet never = number, always = letter;
+    never.add(newline());
+    always.add(never);
+    return apart(before, never) && always.negated().common(before.negated()).empty();
+  }
+
+  bool prefixed(const Parts& p) {
+    const CharSet *number = nullptr, *other = nullptr, *before = nullptr;
+    if (p.size() != 6 || !common_end(p, 1, number, other)) return false;
+    const CharSet* letter = optional_then_run(p[0], before);
+    if (!letter || !prefix_fits(*before, *letter, *number) || !sets_fit(*letter, *number, *other)) return false;
+    if (plan_.contractions && !folded_) return false;
+    plan_.family = SplitFamily::prefixed;
+    fill(*letter, *number, {}, {});
+    return true;
+  }
+
+  bool cased(const Parts& p) {
+    const CharSet *number = nullptr, *other = nullptr;
+    if (p.size() != 7 || plan_.contractions || !common_end(p, 2, number, other)) return false;
+    const ReNode &one = p[0], &two = p[1];
+    if (one.kind != ReKind::seq || two.kind != ReKind::seq || one.parts.size() != 3 || two.parts.size() != 3)
+      return false;
+    const CharSet *before = run(one.parts[0], 0, 1), *same_before = run(two.parts[0], 0, 1);
+    const CharSet *upper = run(one.parts[1], 0, unlimited), *lower = run(one.parts[2], 1, unlimited);
+    const CharSet *upper_again = run(two.parts[1], 1, unlimited), *lower_again = run(two.parts[2], 0, unlimited);
+    if (!before || !same_before || !upper || !lower || !upper_again || !lower_again) return false;
+    if (!before->same(*same_before) || !upper->same(*upper_again) || !lower->same(*lower_again)) return false;
+    // Letters here: what is in the sets but not among the others; marks are in both, and left to the table.
+    CharSet all = *upper;
+    all.add(*lower);
+    CharSet letter = all.common(other->negated()), both = upper->common(*lower);
+    both.add(all.common(*other));
+    if (!prefix_fits(*before, letter, *number) || !sets_fit(letter, *number, *other)) return false;
+    plan_.family = SplitFamily::cased;
+    fill(letter, *number, upper->common(lower->negated()), both);
+    return true;
+  }
+
+  void fill(const CharSet& letter, const CharSet& number, const CharSet& upper, const CharSet& special) {
+    std::vector<uint8_t> flat(code_points);
+    auto mark = [&](const CharSet& set, uint8_t bit) {
+      for (const CharSet::Range& r : set.ranges())
+        for (uint32_t c = r.first; c <= r.last; ++c) flat[c] |= bit;
+    };
+    mark(letter, class_letter);
+    mark(number, class_number);
+    mark(space(), class_space);
+    mark(newline(), class_newline);
+    mark(CharSet::one(' '), class_blank);
+    if (plan_.family != SplitFamily::cased)
+      mark(CharSet::one('\''), class_quote);
+    else if (plan_.trail.ends_with('/'))
+      mark(CharSet::one('/'), class_quote);
+    mark(upper, class_upper);
+    mark(special, class_special);
+    plan_.classes.fill([&](uint32_t c) { return flat[c]; });
+  }
+
+  const Parts& parts_;
+  SplitPlan& plan_;
+  size_t at_ = 0;
+  bool folded_ = false;
+};
+
+}  // namespace fasttoken

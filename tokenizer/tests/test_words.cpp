@@ -1,0 +1,262 @@
+// Ids by the kernels against ids by the pieces of the pattern, one by one: the same for every family, set of
+// instructions, place in a block, and cache; and one cache that threads share.
+#include <atomic>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "check.hpp"
+#include "tokenizer.hpp"
+
+using namespace fasttoken;
+
+namespace {
+
+const char* const gpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+)";
+const char* const qwen =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|)"
+    R"(\\s+(?!\\S)|\\s+)";
+const char* const llama =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|)"
+    R"(\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+)";
+const char* const marks =
+    R"([^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+)";
+const char* const nemo =
+    R"([^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|)"
+    R"([^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}|)"
+    R"( ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+)";
+
+std::string quoted(const std::string& text) {
+  std::string out;
+  for (char x : text) out += (x == '"' || x == '\\') ? std::string("\\") + x : std::string(1, x);
+  return "\"" + out + "\"";
+}
+
+// Every byte, and merges of two tokens each, made at random.
+std::string file(const char* pattern, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<std::string> tokens;
+  for (int b = 0; b < 256; ++b) utf8_append(tokens.emplace_back(), byte_level_char(static_cast<unsigned char>(b)));
+  std::string merges;
+  std::map<std::string, bool> known;
+  const std::string common = "etaoins'hrdl 0123\n./";
+  while (tokens.size() < 900) {
+    auto pick = [&]() -> std::string {
+      if (random() % 3) return tokens[random() % tokens.size()];
+      std::string out;
+      utf8_append(out, byte_level_char(static_cast<unsigned char>(common[random() % common.size()])));
+      return out;
+    };
+    std::string a = pick(), b = pick();
+    if (!known.try_emplace(a + b).second) continue;
+    tokens.push_back(a + b);
+    merges += (merges.empty() ? "[" : ",[") + quoted(a) + "," + quoted(b) + "]";
+  }
+  std::string vocab;
+  for (size_t i = 0; i < tokens.size(); ++i) vocab += (i ? "," : "") + quoted(tokens[i]) + ":" + std::to_string(i);
+  return R"({"version":"1.0","normalizer":{"type":"NFC"},"pre_tokenizer":{"type":"Sequence","pretokenizers":[
+    {"type":"Split","pattern":{"Regex":")" +
+         std::string(pattern) + R"("},"behavior":"Isolated","invert":false},
+    {"type":"ByteLevel","add_prefix_space":false,"trim_offsets":false,"use_regex":false}]},
+    "model":{"type":"BPE","vocab":{)" +
+         vocab + "},\"merges\":[" + merges + "]}}";
+}
+
+const char* const shards[] = {"a",
+                              "the",
+                              "The",
+                              "Hello",
+                              "HELLO",
+                              "helloWorld",
+                              "'s",
+                              "'S",
+                              "'ll",
+                              "'LL",
+                              "'Re",
+                              "'",
+                              "''",
+                              "don't",
+                              "'\xC5\xBF",
+                              "'sx",
+                              "1",
+                              "12",
+                              "123",
+                              "1234567",
+                              " ",
+                              "  ",
+                              "   ",
+                              "    ",
+                              "\n",
+                              "\n\n",
+                              "\r\n",
+                              " \n",
+                              "\n ",
+                              "\n  ",
+                              " \n \n",
+                              "\t",
+                              "\n\t\n ",
+                              ".",
+                              "...",
+                              "!\n",
+                              "!\n\n ",
+                              "/\n/",
+                              "\n/",
+                              ".\n/a",
+                              "/",
+                              "=",
+                              "==",
+                              "{}",
+                              "\"",
+                              "\x01",
+                              "\x7F",
+                              "\xC3\xA9",
+                              "\xC3\x89",
+                              "\xC3\x89t\xC3\xA9",
+                              "\xE4\xBD\xA0\xE5\xA5\xBD",
+                              "\xE3\x80\x82",
+                              "\xEF\xBC\x8C",
+                              "\xC2\xA0",
+                              "\xE3\x80\x80",
+                              "\xE2\x80\xA8",
+                              "\xC2\x85",
+                              "\xF0\x9F\x98\x80",
+                              "\xD9\xA3\xD9\xA4",
+                              "\xF0\x9D\x9F\x98",
+                              "\xCC\x81",
+                              "e\xCC\x81",
+                              "\xC2\xB2",
+                              "\xE2\x85\xA7",
+                              "\xC7\x85",
+                              "\xCA\xB0",
+                              "\xD0\x9F\xD1\x80",
+                              "\xED\x95\x9C",
+                              "_",
+                              "-"};
+
+std::string text(std::mt19937& random, size_t bytes) {
+  std::string out;
+  size_t pool = random() % 4 ? std::size(shards) : 12 + random() % 20, from = random() % (std::size(shards) - 8);
+  while (out.size() < bytes) {
+    const char* one = random() % 3 ? shards[random() % pool] : shards[from + random() % 8];
+    for (size_t n = random() % 12 ? 1 : random() % 40; n > 0; --n) out += one;
+    if (random() % 20 == 0) out += one;
+  }
+  return out;
+}
+
+bool same(const Tokenizer& t, Scratch& s, const std::string& one) {
+  Encoded e;
+  std::vector<int32_t> ids;
+  t.encode(one, true, s, e);
+  t.encode_ids(one, true, s, ids);
+  if (ids == e.ids) return true;
+  size_t i = 0;
+  while (i < ids.size() && i < e.ids.size() && ids[i] == e.ids[i]) ++i;
+  std::printf("differs at id %zu (byte %u) of %zu bytes: %s\n", i, i < e.ids.size() ? e.offsets[i].begin : 0,
+              one.size(), one.substr(i < e.ids.size() ? e.offsets[i].begin / 16 * 16 : 0, 60).c_str());
+  return false;
+}
+
+void kernels_equal_pieces() {
+  for (const char* isa : {"scalar", "avx2", "avx512"}) {
+    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+    uint32_t seed = 1;
+    for (const char* pattern : {gpt2, qwen, llama, marks, nemo}) {
+      Tokenizer t(file(pattern, seed++));
+      CHECK(t.cuts_by_kernel());
+      std::mt19937 random(seed);
+      Scratch s;
+      bool equal = true;
+      for (int round = 0; equal && round < 1500; ++round) equal = same(t, s, text(random, random() % 260));
+      for (const char* one : shards)  // every shard at every place of a block, and at the end of the text
+        for (size_t at = 40; equal && at < 90; ++at)
+          for (const char* next : {"", "a", " b", "\n"})
+            equal = equal && same(t, s, std::string(at, 'x').replace(at / 2, 1, " ") + one + next);
+      CHECK(equal);
+    }
+  }
+  unsetenv("PRELUDE_TOKENIZER_ISA");
+}
+
+// What is only almost one of the families is left to the engine.
+void near_misses_are_not_recognized() {
+  for (std::string pattern : {gpt2, qwen, llama, nemo}) {
+    auto change = [&](const std::string& from, const std::string& to) {
+      size_t at = pattern.find(from);
+      return at == std::string::npos ? "" : std::string(pattern).replace(at, from.size(), to);
+    };
+    for (const std::string& other : {change(R"(\\s+(?!\\S))", R"(\\s+(?=\\S))"), change(R"(|\\s+(?!\\S))", ""),
+                                     change(R"(\\p{L}+)", R"(\\p{L}*?a)"), change(" ?[", " ["), change("'re", "'rx"),
+                                     change(R"([^\\s\\p{L}\\p{N}]+)", R"([^\\s\\p{L}]+)"),
+                                     change(R"(\\r\\n/)", R"(\\r/)"), change(R"([\\r\\n]+)", R"(\\n+)")}) {
+      if (other.empty() || other == pattern) continue;
+      Tokenizer t(file(other.c_str(), 3));
+      CHECK(!t.cuts_by_kernel());
+    }
+  }
+}
+
+// One line of the cache for many words, and every answer is none or the right one, whatever threads do.
+void cache_in_threads() {
+  WordCache cache;
+  cache.reserve(1024);
+  CHECK(cache.bytes() == 1024);
+  auto word = [](uint32_t i) { return "word " + std::to_string(i * 7919 % 4096); };
+  std::atomic<int> wrong{0}, found{0};
+  std::vector<std::thread> pool;
+  for (uint32_t k = 0; k < 4; ++k)
+    pool.emplace_back([&, k] {
+      for (uint32_t i = k; i < 60000; ++i) {
+        std::string w = word(i % 97);
+        int32_t n = static_cast<int32_t>(w.back() - '0') % 6 + 1, row[6], ids[6];
+        for (int32_t j = 0; j < n; ++j) row[j] = static_cast<int32_t>(w[w.size() - 2]) * 1000 + j;
+        WordCache::Key key = WordCache::Key::of(w.data(), w.size());
+        size_t known = cache.find(key, key.hash(), ids);
+        if (known) {
+          ++found;
+          wrong += known != static_cast<size_t>(n) || !std::equal(row, row + n, ids);
+        } else {
+          cache.put(key, key.hash(), row, static_cast<size_t>(n));
+        }
+      }
+    });
+  for (auto& thread : pool) thread.join();
+  CHECK(wrong == 0);
+  CHECK(found > 100);
+}
+
+void threads_share_a_tokenizer() {
+  Tokenizer t(file(qwen, 9));
+  std::mt19937 random(4);
+  std::vector<std::string> texts;
+  std::vector<std::vector<int32_t>> expected;
+  Scratch s;
+  for (int i = 0; i < 40; ++i) {
+    Encoded e;
+    t.encode(texts.emplace_back(text(random, 3000)), true, s, e);
+    expected.push_back(e.ids);
+  }
+  std::atomic<int> equal{0};
+  std::vector<std::thread> pool;
+  for (int k = 0; k < 6; ++k)
+    pool.emplace_back([&] {
+      for (int round = 0; round < 3; ++round)
+        for (size_t i = 0; i < texts.size(); ++i) {
+          std::vector<int32_t> ids;
+          t.encode_ids(texts[i], true, Tokenizer::scratch(), ids);
+          equal += ids == expected[i];
+        }
+    });
+  for (auto& thread : pool) thread.join();
+  CHECK(equal == 6 * 3 * 40);
+}
+
+}  // namespace
+
+int main() {
+  kernels_equal_pieces();
+  near_misses_are_not_recognized();
+  cache_in_threads();
+  threads_share_a_tokenizer();
+  return finish("words");
+}
