@@ -1,4 +1,4 @@
-"""``prelude demo``: the main job on real input, in a terminal."""
+"""``prelude demo``: the main job on real input, in a terminal. ``prelude simulate``: see docs/SIMULATOR.md."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from prelude import __version__
 from prelude.errors import PreludeError
+from prelude.simulation import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,9 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     demo.add_argument("--model", default=None, help="a model directory or a hub name; the packaged model by default")
     demo.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     demo.add_argument("--deterministic", action="store_true", help="bits that do not depend on the batch")
+    simulation = commands.add_parser("simulate", help="plan a workload in virtual time, on any machine")
+    command.add_arguments(simulation)
     chosen = parser.parse_args(arguments)
     try:
-        return asyncio.run(_demo(chosen))
+        return command.main(chosen) if chosen.command == "simulate" else asyncio.run(_demo(chosen))
     except PreludeError as error:
         print(f"prelude: {error}", file=sys.stderr)
         return 2

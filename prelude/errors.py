@@ -11,6 +11,7 @@
 │   ├── ``UnsupportedModel``     a feature we do not have, named
 │   ├── ``CheckpointError``      a weight file or index that is not what it says
 │   └── ``InsufficientMemory``   needed and available bytes, before anything is allocated
+├── ``TraceError`` (also a ``ValueError``): a trace that cannot be simulated; names the line and the field
 ├── ``Overloaded``: the queue; try later
 │   └── ``QueueFull``
 ├── ``DeadlineExceeded`` (also a ``TimeoutError``)
@@ -87,6 +88,10 @@ class TemplateError(InvalidRequest):
 
 class ConfigError(PreludeError, ValueError):
     """Engine limits that are out of range or contradict each other; raised when the engine is made."""
+
+
+class TraceError(PreludeError, ValueError):
+    """A trace that cannot be simulated, or a workload out of range; names the line and the field."""
 
 
 class ModelError(PreludeError, ValueError):

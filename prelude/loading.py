@@ -6,20 +6,16 @@ This is where torch is imported first.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.config import EngineConfig
 from prelude.errors import ConfigError, InsufficientMemory, ModelError, UnsupportedModel
 from prelude.execution.executor import Executor, ExecutorLimits
+from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
-from prelude.scheduling.cost import CostModel
-from prelude.scheduling.lease import KvPool
 from prelude.scheduling.ledger import LOGITS_BYTES
-from prelude.scheduling.planner import Budgets
-from prelude.scheduling.policies import Policy, ResponseRatio, ShortestPrefillFirst, policy_named
-from prelude.scheduling.queues import Policies
 
 if TYPE_CHECKING:
     from prelude.admission.preparer import Preparer
@@ -50,47 +46,12 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
     from prelude.models.config import ModelConfig
 
     model_config = ModelConfig.from_dir(path)
-    step_tokens = config.resolved_step(model_config.max_positions)
+    config.resolved_step(model_config.max_positions)  # contradictions are found before the weights are read
     executor = _cpu_executor(path, model_config, config, dtype)
     limits = executor.limits()
     preparer = _preparer(path, model_config, limits, config)
-    pool = KvPool(limits.num_blocks, limits.block_size, prefix_cache=config.prefix_cache)
-    budgets = Budgets(
-        step_tokens=step_tokens,
-        step_requests=config.max_step_requests,
-        running=config.max_running,
-        chunk_tokens=config.chunk_tokens,
-        logits_bytes=config.logits_bytes,
-        vocab_size=limits.vocab_size,
-        logits_chunk_rows=limits.logits_chunk_rows,
-        fold=config.fold,
-        defer_steps=config.defer_steps,
-        defer_tokens=config.defer_tokens,
-    )
-    cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
-    policies = Policies(_policy(config.policy, cost), policy_named(config.decode_policy))
-    core = EngineCore(
-        executor,
-        pool,
-        budgets,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        unhealthy_after=config.unhealthy_after,
-        hang_seconds=config.hang_seconds,
-        oneshot_share=config.oneshot_share,
-        policies=policies,
-        cost=cost,
-    )
+    core = make_core(EngineCore, executor, config)
     return Parts(core, preparer, path, time.perf_counter() - began)
-
-
-def _policy(chosen: str | Policy, cost: CostModel) -> Policy:
-    """By name, a policy that weighs work counts keys as the given cost model does. The model goes on learning, the
-    policy does not: plans are a function of what waits, not of measured time."""
-    policy = policy_named(chosen)
-    if isinstance(chosen, str) and isinstance(policy, ShortestPrefillFirst | ResponseRatio):
-        return replace(policy, curvature=cost.curvature)
-    return policy
 
 
 def model_path(model: str | Path | None) -> Path:

@@ -1,0 +1,60 @@
+"""An engine's core from its executor and its config: pool, budgets, policies. The one place that reads those fields;
+an engine and a simulator are put together alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from prelude.config import EngineConfig
+from prelude.execution.executor import Executor
+from prelude.runtime.core import EngineCore
+from prelude.scheduling.cost import CostModel
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.planner import Budgets
+from prelude.scheduling.policies import Policy, ResponseRatio, ShortestPrefillFirst, policy_named
+from prelude.scheduling.queues import Policies
+
+CoreT = TypeVar("CoreT", bound=EngineCore)
+
+
+def make_core(
+    kind: type[CoreT], executor: Executor, config: EngineConfig, cost: CostModel | None = None, **more: Any
+) -> CoreT:
+    """``cost``: what is known of steps so far; by default what ``config.cost_model`` says. ``more``: for ``kind``."""
+    limits = executor.limits()
+    if cost is None:
+        cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
+    return kind(
+        executor,
+        KvPool(limits.num_blocks, limits.block_size, prefix_cache=config.prefix_cache),
+        Budgets(
+            step_tokens=config.resolved_step(limits.max_positions),
+            step_requests=config.max_step_requests,
+            running=config.max_running,
+            chunk_tokens=config.chunk_tokens,
+            logits_bytes=config.logits_bytes,
+            vocab_size=limits.vocab_size,
+            logits_chunk_rows=limits.logits_chunk_rows,
+            fold=config.fold,
+            defer_steps=config.defer_steps,
+            defer_tokens=config.defer_tokens,
+        ),
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        unhealthy_after=config.unhealthy_after,
+        hang_seconds=config.hang_seconds,
+        oneshot_share=config.oneshot_share,
+        policies=Policies(_policy(config.policy, cost), policy_named(config.decode_policy)),
+        cost=cost,
+        **more,
+    )
+
+
+def _policy(chosen: str | Policy, cost: CostModel) -> Policy:
+    """By name, a policy that weighs work counts keys as the given cost model does. The model goes on learning, the
+    policy does not: plans are a function of what waits, not of measured time."""
+    policy = policy_named(chosen)
+    if isinstance(chosen, str) and isinstance(policy, ShortestPrefillFirst | ResponseRatio):
+        return replace(policy, curvature=cost.curvature)
+    return policy

@@ -1,0 +1,44 @@
+"""The engine's own planning against a cost model, in virtual time. No torch, no model, no accelerator.
+
+    trace ──▶ router ──▶ replica: inbox, queues, policies, trie, ledger, plan, pack, settle (all real)
+                            └─ executor: advances the clock by what the batch would cost
+
+docs/SIMULATOR.md says how to use it.
+"""
+
+from prelude.simulation.compare import ABLATIONS, TODAY, ablation, equal_p99, most_rate, run, sweep
+from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepCost, StepWork, work_of
+from prelude.simulation.fleet import ClosedLoop, Fleet, OpenLoop, simulate
+from prelude.simulation.machines import MACHINES, Machine, machine
+from prelude.simulation.report import Latency, Report
+from prelude.simulation.traces import Arrival, read_trace, write_trace
+from prelude.simulation.workloads import WORKLOADS
+
+__all__ = [
+    "ABLATIONS",
+    "MACHINES",
+    "TODAY",
+    "WORKLOADS",
+    "Arrival",
+    "ClosedLoop",
+    "Fleet",
+    "Latency",
+    "LinearCost",
+    "Machine",
+    "OpenLoop",
+    "Report",
+    "RooflineCost",
+    "Shape",
+    "StepCost",
+    "StepWork",
+    "ablation",
+    "equal_p99",
+    "machine",
+    "most_rate",
+    "read_trace",
+    "run",
+    "simulate",
+    "sweep",
+    "work_of",
+    "write_trace",
+]

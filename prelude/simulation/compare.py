@@ -1,0 +1,143 @@
+"""The same trace under different engines: policies, what each mechanism is worth, what rate a policy is worth.
+
+``TODAY`` is what is compared with: first come, first served, and a prefix cache that is asked when a request is
+scheduled; every request computes what the cache does not have by then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from prelude.simulation.fleet import Fleet, Source
+from prelude.simulation.machines import Machine
+from prelude.simulation.report import Report
+from prelude.simulation.traces import Arrival
+
+Settings: TypeAlias = "Mapping[str, Any]"  # fields of EngineConfig
+Trace: TypeAlias = "Callable[[], Source | Iterable[Arrival]]"  # the same arrivals at every call
+AtRate: TypeAlias = "Callable[[float, int], Iterable[Arrival]]"  # rate, seed
+
+TODAY: Settings = {"policy": "first_come_first_served", "fold": False, "defer_steps": 0}
+ABLATIONS: Mapping[str, Settings] = {
+    "all of it": {},
+    "without attach": {"prefix_cache": False},
+    "without fold": {"fold": False},
+    "without defer": {"defer_steps": 0},
+    "without fold and defer": {"fold": False, "defer_steps": 0},
+    "first come, first served": {"policy": "first_come_first_served"},
+    "today's": TODAY,
+}
+_RATIO = 1.02  # how close the search comes to the rate
+
+
+def run(
+    machine: Machine,
+    trace: Trace,
+    variants: Mapping[str, Settings],
+    *,
+    replicas: int = 1,
+    routing: Sequence[str] = ("prefix-affine",),
+    seed: int = 0,
+    audit: bool = False,
+) -> list[Report]:
+    """A report for each variant (and routing, where there are several), labelled with its name."""
+    reports = []
+    for name, settings in variants.items():
+        for way in routing:
+            fleet = Fleet(machine.configured(**settings), replicas, routing=way, seed=seed, audit=audit)
+            label = f"{name}, {way}" if len(routing) > 1 else name
+            reports.append(replace(fleet.run(trace()), label=label))
+    return reports
+
+
+def ablation(machine: Machine, trace: Trace, **options: Any) -> list[Report]:
+    """Everything on, then each mechanism off in turn."""
+    return run(machine, trace, ABLATIONS, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Reports of one variant by rate."""
+
+    label: str
+    rates: tuple[float, ...]
+    reports: tuple[Report, ...]
+
+
+def sweep(machine: Machine, trace: AtRate, rates: Sequence[float], variants: Mapping[str, Settings]) -> list[Sweep]:
+    return [
+        Sweep(name, tuple(rates), tuple(run(machine, partial(trace, r, 0), {name: settings})[0] for r in rates))
+        for name, settings in variants.items()
+    ]
+
+
+def p99(machine: Machine, trace: AtRate, rate: float, seeds: Sequence[int] = (0,)) -> float:
+    """Seconds; the median of the seeds' P99."""
+    found = sorted(Fleet(machine).run(trace(rate, seed)).latency.p99 for seed in seeds)
+    return found[len(found) // 2]
+
+
+def most_rate(
+    machine: Machine, trace: AtRate, bound: float, start: float, seeds: Sequence[int] = (0,), limit: float = 16.0
+) -> float:
+    """The highest rate with a P99 of at most ``bound`` seconds, to 2 %: doubling or halving from ``start``, then
+    bisection, taking it that P99 grows with the rate. At most ``limit * start``: a trace that ends has a P99 at any
+    rate. 0 where even ``start / limit`` is too much."""
+    low, high = 0.0, math.inf
+    rate = start
+    while True:
+        if p99(machine, trace, rate, seeds) <= bound:
+            low = rate
+        else:
+            high = rate
+        if low and high <= low * _RATIO:
+            return low
+        if high == math.inf:
+            if low >= limit * start:
+                return low
+            rate = 2 * low
+        elif low == 0.0:
+            if high <= start / limit:
+                return 0.0
+            rate = high / 2
+        else:
+            rate = math.sqrt(low * high)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualP99:
+    """``ratio``: how much more a machine takes with ``ours`` than with ``base``, both at a P99 of ``bound``."""
+
+    bound: float  # seconds: the P99 of ``base`` at ``base_rate``
+    base: str
+    base_rate: float
+    ours: str
+    our_rate: float
+
+    @property
+    def ratio(self) -> float:
+        return self.our_rate / self.base_rate
+
+
+def equal_p99(
+    machine: Machine,
+    trace: AtRate,
+    base_rate: float,
+    base: tuple[str, Settings] = ("today's", TODAY),
+    ours: tuple[str, Settings] = ("all of it", {}),
+    seeds: Sequence[int] = (0,),
+) -> EqualP99:
+    """The P99 of ``base`` at ``base_rate``, and the rate that ``ours`` carries at that P99."""
+    bound = p99(machine.configured(**base[1]), trace, base_rate, seeds)
+    found = most_rate(machine.configured(**ours[1]), trace, bound, base_rate, seeds)
+    return EqualP99(bound, base[0], base_rate, ours[0], found)
+
+
+def capacity(machine: Machine, trace: AtRate, seed: int = 0) -> float:
+    """Requests a second when everything is there at once: what the machine cannot go beyond for long."""
+    everything = (replace(arrival, at=0.0) for arrival in trace(1.0, seed))
+    return Fleet(machine).run(everything).throughput

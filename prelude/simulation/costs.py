@@ -1,0 +1,171 @@
+"""What a step costs: work counted from the batch that an executor would be given, and seconds from the work.
+
+The batch is the real one, so what planning shares is counted once: a folded segment, a cached prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from prelude.batch import (
+    DecodeBatch,
+    DecodeRows,
+    ForwardBatch,
+    HeadRows,
+    OneShotBatch,
+    PooledRows,
+    PromptSlices,
+    Readout,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """``pairs``: (token, key) pairs that attention scores, the token's own included. ``context``: keys that lie in
+    the KV pool and are read by at least one token, counted once for each sequence that reads them. ``head_rows``:
+    rows that meet the vocabulary."""
+
+    tokens: int
+    pairs: int
+    context: int = 0
+    head_rows: int = 0
+
+    @classmethod
+    def prompt(cls, tokens: int, cached: int = 0) -> StepWork:
+        """One prompt alone, ``cached`` tokens of it in the pool."""
+        new = tokens - cached
+        return cls(new, new * cached + new * (new + 1) // 2, cached, 1)
+
+
+class StepCost(Protocol):
+    def seconds(self, work: StepWork) -> float: ...
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """As a ``CostModel`` has them: what an engine that has run there for a while knows."""
+
+
+def work_of(batch: ForwardBatch) -> StepWork:
+    if isinstance(batch, DecodeBatch):
+        pairs = _decode_pairs(batch.rows)
+        return StepWork(batch.num_tokens, pairs, pairs, batch.num_tokens)
+    tokens, pairs, context = batch.slices.num_tokens, *_prompt_pairs(batch.slices)
+    if isinstance(batch, OneShotBatch):
+        return StepWork(tokens, pairs, context, _head_rows(batch.readout))
+    decoded = _decode_pairs(batch.decode)
+    rows = sum(map(_head_rows, batch.readouts)) + batch.decode.num_rows
+    return StepWork(tokens + batch.decode.num_rows, pairs + decoded, context + decoded, rows)
+
+
+def _prompt_pairs(slices: PromptSlices) -> tuple[int, int]:
+    """Where a segment's first token stands is how many keys precede it, whether in the pool or in its ancestors."""
+    lengths = np.diff(slices.starts).astype(np.int64)
+    full = lengths > 0
+    firsts = slices.positions[slices.starts[:-1][full]].astype(np.int64)
+    n = lengths[full]
+    return int((n * firsts + n * (n + 1) // 2).sum()), int(slices.context_lens.sum())
+
+
+def _decode_pairs(rows: DecodeRows) -> int:
+    return int(rows.context_lens.sum()) + rows.num_rows
+
+
+def _head_rows(readout: Readout) -> int:
+    return 0 if isinstance(readout, PooledRows | HeadRows) else len(readout.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """``step + token * tokens + pair * pairs + row * head_rows``: what is fitted to measured steps."""
+
+    step: float
+    token: float
+    pair: float
+    row: float = 0.0
+
+    def seconds(self, work: StepWork) -> float:
+        return self.step + self.token * work.tokens + self.pair * work.pairs + self.row * work.head_rows
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        return {"constant": self.step, "token": self.token, "key": self.pair, "lm_row": self.row}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder with grouped-query attention and a gated MLP, as its config.json has it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_positions: int
+    value_bytes: int = 2
+    tied: bool = True
+
+    @property
+    def layer_weights(self) -> int:
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def weight_bytes(self) -> int:
+        return (self.layer_weights + self.vocab * self.hidden * (1 if self.tied else 2)) * self.value_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCost:
+    """Seconds from published numbers: each part takes the longer of its arithmetic and its memory traffic.
+
+        layers      max(2 * W * tokens / F,  bytes(W) / B)              W: weights of the layers
+        attention   max(4 * L * H * D * pairs / F,  kv * context / B)   L layers, H heads of D; kv: bytes a token
+        LM head     max(2 * hidden * vocab * rows / F,  bytes(head) / B), where any row is read
+        step        launches, host and copies
+
+    F = ``flops * flops_share``, B = ``bandwidth * bandwidth_share``. The 2 and 4 are a multiply and an add for each
+    weight, and for QK and PV each. The last layer is counted whole, elementwise work not at all: the shares stand for
+    both, and are assumptions, not measurements.
+    """
+
+    shape: Shape
+    flops: float
+    bandwidth: float
+    flops_share: float
+    bandwidth_share: float
+    step: float
+
+    def seconds(self, work: StepWork) -> float:
+        shape, flops, bandwidth = self.shape, self.flops * self.flops_share, self.bandwidth * self.bandwidth_share
+        layers = max(
+            2 * shape.layer_weights * work.tokens / flops, shape.layer_weights * shape.value_bytes / bandwidth
+        )
+        attention = max(
+            4 * shape.layers * shape.heads * shape.head_dim * work.pairs / flops,
+            shape.kv_bytes_per_token * work.context / bandwidth,
+        )
+        head = 0.0
+        if work.head_rows:
+            weights = shape.hidden * shape.vocab
+            head = max(2 * weights * work.head_rows / flops, weights * shape.value_bytes / bandwidth)
+        return self.step + layers + attention + head
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """Where arithmetic is what takes longer: prompts of more than a few hundred tokens."""
+        shape, flops = self.shape, self.flops * self.flops_share
+        return {
+            "constant": self.step,
+            "token": 2 * shape.layer_weights / flops,
+            "key": 4 * shape.layers * shape.heads * shape.head_dim / flops,
+            "lm_row": 2 * shape.hidden * shape.vocab / flops,
+        }

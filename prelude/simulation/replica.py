@@ -1,0 +1,214 @@
+"""A replica: the engine's own core on a clock that only its executor advances.
+
+    Arrival ──TokenSource──▶ Prepared ──core.request──▶ inbox ──core.step──▶ drain, plan, pack, settle   all real
+                                                                   └─ CostedExecutor: clock += cost of the batch
+
+Nothing here plans: queues, trie, allocator, ledger, policies and settling are what an engine runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from prelude.admission.classes import ExecutionClass
+from prelude.admission.prepared import Outcome
+from prelude.batch import (
+    ForwardBatch,
+    HeadOutput,
+    HeadRows,
+    LogprobOutput,
+    LogprobRows,
+    MixedBatch,
+    Output,
+    PooledOutput,
+    PooledRows,
+    Readout,
+    SampleOutput,
+    SampleRows,
+    StepResult,
+)
+from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
+from prelude.execution.executor import ExecutorLimits
+from prelude.runtime.assembly import make_core
+from prelude.runtime.core import EngineCore
+from prelude.scheduling.plan import Plan
+from prelude.scheduling.policies import FairTenants, Policy, Priority, ShortestPrefillFirst
+from prelude.scheduling.request import Request
+from prelude.simulation.costs import StepCost, work_of
+from prelude.simulation.machines import Machine
+from prelude.simulation.traces import Arrival, TokenSource
+
+_NO_ROWS = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(slots=True)
+class Clock:
+    now: float = 0.0
+
+
+class CostedExecutor:
+    """Takes time and nothing else. Every logprob is -1, every vector 0, every token 0."""
+
+    def __init__(self, cost: StepCost, limits: ExecutorLimits, clock: Clock) -> None:
+        self.cost = cost
+        self.clock = clock
+        self._limits = limits
+
+    def limits(self) -> ExecutorLimits:
+        return self._limits
+
+    def submit(self, batch: ForwardBatch) -> ForwardBatch:
+        return batch
+
+    def wait(self, handle: ForwardBatch) -> StepResult:
+        work = work_of(handle)
+        seconds = self.cost.seconds(work)
+        self.clock.now += seconds
+        outputs = tuple(_answer(readout) for readout in _readouts(handle))
+        return StepResult(
+            outputs, (_NO_ROWS,) * len(outputs), seconds, lm_head_rows=work.head_rows, attended_tokens=work.pairs
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def _readouts(batch: ForwardBatch) -> tuple[Readout, ...]:
+    if isinstance(batch, MixedBatch):
+        return (*batch.readouts, *(() if batch.decode_readout is None else (batch.decode_readout,)))
+    return (batch.readout,)
+
+
+def _answer(readout: Readout) -> Output:
+    match readout:
+        case LogprobRows():
+            return LogprobOutput(np.full(len(readout.targets), -1.0), None, None, None)
+        case PooledRows():
+            return PooledOutput(np.zeros((len(readout.indptr) - 1, 1), dtype=np.float32))
+        case HeadRows():
+            return HeadOutput(np.zeros((len(readout.rows), 1), dtype=np.float32))
+        case SampleRows():
+            return SampleOutput(np.zeros(len(readout.rows), dtype=np.int32))
+
+
+class Flight:
+    """One arrival on its way through a replica: the request's sink, and its times on the virtual clock."""
+
+    __slots__ = ("arrival", "came", "ended", "error", "first", "replica", "request", "started", "streams")
+
+    def __init__(self, arrival: Arrival, replica: Replica, came: float) -> None:
+        self.arrival = arrival
+        self.replica = replica
+        self.came = came
+        self.started = self.first = self.ended = math.nan
+        self.error: BaseException | None = None
+        self.request: Request | None = None
+        self.streams = arrival.task == "generate"
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        if len(request.output) == 1:
+            self.first = self.replica.clock.now
+        return False
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        self.ended = self.replica.clock.now
+        self.error = error
+        self.replica.on_end(self)
+
+
+class _Core(EngineCore):
+    """Without a thread: whoever has the replica turns it."""
+
+    replica: Replica
+
+    def post(self, request: Request) -> None:
+        self._post([request])
+
+    def _begin(self, plan: Plan) -> float:
+        self.replica.begins(plan)
+        return super()._begin(plan)
+
+
+def _ageing(policy: Policy) -> float:
+    """Of the order inside the layers; 0 where it has none."""
+    while isinstance(policy, Priority | FairTenants):
+        policy = policy.inner
+    return policy.ageing if isinstance(policy, ShortestPrefillFirst) else 0.0
+
+
+class Replica:
+    """``on_end(flight)`` is called once for every flight that was taken; ``on_plan(plan)`` before each step runs."""
+
+    def __init__(self, machine: Machine, tokens: TokenSource, *, number: int = 0) -> None:
+        config = machine.config
+        self.number = number
+        self.clock = Clock()
+        self.on_end: Callable[[Flight], None] = lambda flight: None
+        self.on_plan: Callable[[Plan], None] | None = None
+        self.overtaken = 0  # the most tokens after its own coming that another came who was started before it
+        self.starvation = math.nan  # the same over the bound that the policy states, if it does
+        self.audit = False  # every step's accounts
+        self.steps = 0
+        self._tokens = tokens
+        self._latest = dict.fromkeys(ExecutionClass, 0)  # when, in tokens served, the latest of the started ones came
+        limits = machine.limits()
+        self.executor = CostedExecutor(machine.cost, limits, self.clock)
+        self.core = make_core(_Core, self.executor, config, machine.cost_model(), clock=lambda: self.clock.now)
+        self.core.replica = self
+        self._ageing = _ageing(self.core.queues.oneshot.policy)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do before somebody comes or goes."""
+        return not self.core.live
+
+    def submit(self, arrival: Arrival, now: float) -> Flight:
+        """Taken, or ended at once where the engine would refuse it: too large, or the queue is full."""
+        ready = max(self.clock.now, now)  # later than now while a step is under way
+        self.clock.now = now
+        flight = Flight(arrival, self, now)
+        expires = math.inf if arrival.deadline is None else now + arrival.deadline
+        try:
+            prepared = self._tokens.prepared(arrival)
+            flight.request = self.core.request(prepared, flight, arrival.options(), None, expires)
+            self.core.post(flight.request)
+        except (QueueFull, RequestTooLarge, DeadlineExceeded) as refused:
+            flight.ended = now
+            flight.error = refused
+            self.on_end(flight)
+        self.clock.now = ready
+        return flight
+
+    def cancel(self, flight: Flight) -> None:
+        if flight.request is not None:
+            self.core.cancel(flight.request)
+
+    def step(self) -> None:
+        """One turn of the core, from ``clock.now`` on."""
+        self.core.step()
+        if self.core.last_error is not None:
+            raise self.core.last_error  # nothing fails here but our own code
+        self.steps += 1
+        if self.audit:
+            self.core.audit()
+
+    def begins(self, plan: Plan) -> None:
+        if self.on_plan is not None:
+            self.on_plan(plan)
+        before = self._latest.copy()
+        for request in plan.requests():
+            flight = request.sink
+            if not isinstance(flight, Flight) or flight.started == flight.started:
+                continue
+            flight.started = self.clock.now
+            kind = request.execution_class
+            self._latest[kind] = max(self._latest[kind], request.queued_at)
+            overtaken = before[kind] - request.queued_at
+            self.overtaken = max(self.overtaken, overtaken)
+            if self._ageing and kind is ExecutionClass.ONESHOT:
+                share = max(0, overtaken) * self._ageing / request.num_known
+                self.starvation = share if math.isnan(self.starvation) else max(self.starvation, share)

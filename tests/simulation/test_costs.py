@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from prelude.simulation import Arrival, Fleet, machine
+from prelude.simulation.costs import LinearCost, RooflineCost, Shape, StepWork
+from prelude.simulation.machines import QWEN3_4B
+
+
+def test_qwen3_4b_has_its_published_sizes() -> None:
+    assert QWEN3_4B.layer_weights == pytest.approx(3.6e9, rel=0.02)  # "non-embedding parameters: 3.6B"
+    assert QWEN3_4B.weight_bytes == pytest.approx(8.04e9, rel=0.01)  # 4.02 B parameters in bfloat16
+    assert QWEN3_4B.kv_bytes_per_token == 147_456
+
+
+def test_the_roofline_is_its_formula_by_hand() -> None:
+    shape = Shape(2, 4, 1, 1, 4, 8, 10, 100)
+    weights = 2 * (4 * 4 * 4 + 3 * 4 * 8)
+    assert shape.layer_weights == weights
+    cost = RooflineCost(shape, 1e3, 1e6, 0.5, 0.5, 1.0)
+    work = StepWork(5, 15, 3, 2)
+    expected = 1.0 + 2 * weights * 5 / 500 + 4 * 2 * 1 * 4 * 15 / 500 + 2 * 4 * 10 * 2 / 500
+    assert cost.seconds(work) == pytest.approx(expected)
+    slow_memory = RooflineCost(shape, 1e12, 10, 0.5, 0.5, 1.0)
+    kv = 2 * 2 * 1 * 4 * 2
+    assert slow_memory.seconds(work) == pytest.approx(1.0 + (weights * 2 + kv * 3 + 40 * 2) / 5)
+
+
+def test_more_work_never_costs_less_and_a_longer_hit_never_more() -> None:
+    for cost in (machine("h200-qwen3-4b").cost, machine("cpu-default").cost):
+        times = [cost.seconds(StepWork.prompt(n)) for n in (1, 100, 4000, 30_000)]
+        assert times == sorted(times)
+        hits = [cost.seconds(StepWork.prompt(8000, cached)) for cached in (0, 1600, 4000, 7984)]
+        assert hits == sorted(hits, reverse=True)
+
+
+def counted(*arrivals: Arrival, **config: object) -> list[StepWork]:
+    """The work of every step in which the arrivals run on a machine of small blocks."""
+    fleet = Fleet(machine("h200-qwen3-4b", **{"kv_blocks": 64, "max_length": 4096, **config}))
+    seen: list[StepWork] = []
+
+    class Watching(LinearCost):
+        def seconds(self, work: StepWork) -> float:
+            seen.append(work)
+            return 1.0
+
+    fleet.replicas[0].executor.cost = Watching(1.0, 0.0, 0.0)
+    fleet.run(arrivals)
+    return seen
+
+
+def test_a_prompt_alone_is_the_triangle_of_its_pairs() -> None:
+    assert counted(Arrival(0.0, ((None, 100),))) == [StepWork(100, 5050, 0, 1)]
+
+
+def test_a_cached_prefix_is_read_and_not_computed() -> None:
+    first, second = counted(Arrival(0.0, (("a", 160), (None, 40))), Arrival(5.0, (("a", 160), (None, 40))))
+    assert first == StepWork(200, 200 * 201 // 2, 0, 1)
+    assert second == StepWork(40, 40 * 160 + 40 * 41 // 2, 160, 1)
+
+
+def test_a_folded_prefix_is_counted_once() -> None:
+    pair = (Arrival(0.0, (("a", 160), (None, 40))), Arrival(0.0, (("a", 160), (None, 40))))
+    tails = 2 * (40 * 160 + 40 * 41 // 2)
+    assert counted(*pair) == [StepWork(240, 160 * 161 // 2 + tails, 0, 2)]
+    assert counted(*pair, fold=False, defer_steps=0) == [StepWork(400, 2 * (200 * 201 // 2), 0, 2)]
+
+
+def test_branches_see_their_trunk() -> None:
+    work = counted(Arrival(0.0, ((None, 100),), questions=(10, 5)))
+    assert work == [StepWork(115, 5050 + 10 * 100 + 55 + 5 * 100 + 15, 0, 2)]
+
+
+def test_generated_tokens_read_all_that_precede_them() -> None:
+    steps = counted(Arrival(0.0, ((None, 32),), task="generate", max_tokens=4))
+    assert steps == [StepWork(32, 528, 0, 1), *(StepWork(1, n, n, 1) for n in (33, 34, 35))]
+
+
+def test_a_vector_meets_no_vocabulary() -> None:
+    assert counted(Arrival(0.0, ((None, 16),), task="embed")) == [StepWork(16, 136, 0, 0)]

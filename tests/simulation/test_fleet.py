@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from prelude.errors import ConfigError, TraceError
+from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
+from prelude.simulation.replica import Flight
+from prelude.simulation.report import jain
+from prelude.simulation.routing import Loads, PrefixAffine
+from prelude.simulation.workloads import (
+    bursts,
+    cancelled,
+    chat_beside_decisions,
+    merged,
+    post_recommendation,
+    rubrics,
+)
+
+
+def second_per_token(**config: object) -> Machine:
+    """A machine on which a token takes a second and nothing else takes any."""
+    chosen = machine("h200-qwen3-4b", **{"kv_blocks": 64, "max_length": 4096, **config})
+    return replace(chosen, cost=LinearCost(0.0, 1.0, 0.0))
+
+
+def one(at: float, tokens: int, **fields: object) -> Arrival:
+    return Arrival(at, ((None, tokens),), **fields)  # type: ignore[arg-type]
+
+
+def test_time_is_what_the_batches_cost_and_waiting_is_seen() -> None:
+    report = simulate(second_per_token(), [one(0.0, 10), one(4.0, 5), one(30.0, 1)])
+    assert report.seconds == 31.0
+    assert report.latency.mean == pytest.approx((10 + 11 + 1) / 3)
+    assert report.latency.longest_wait == 6.0
+    assert report.latency.p50 == 10.0 and report.latency.p99 == report.latency.longest == 11.0
+    assert report.busy == pytest.approx(16 / 31) and report.throughput == pytest.approx(3 / 31)
+
+
+def test_who_comes_at_the_moment_a_step_begins_is_in_it() -> None:
+    report = simulate(second_per_token(), [one(0.0, 10), one(10.0, 5), one(10.0, 5)])
+    assert report.steps == 2 and report.latency.longest == 10.0
+
+
+def test_first_tokens_and_ends_of_generated_text() -> None:
+    report = simulate(second_per_token(), [one(0.0, 10, task="generate", max_tokens=5)])
+    assert report.first_token.mean == 10.0 and report.by_task["generate"].mean == 14.0
+    assert report.computed_tokens == 14
+
+
+def test_deadlines_and_cancellations_happen_at_their_moments() -> None:
+    trace = [
+        one(0.0, 10),
+        one(1.0, 10, deadline=5.0),
+        one(1.0, 10, cancel_after=2.0),
+        one(2.0, 10, cancel_after=50.0),
+    ]
+    report = simulate(second_per_token(max_step_requests=1, max_running=1), trace)
+    assert report.ends == {"cancelled": 1, "expired": 1, "finished": 2}
+    assert report.seconds == 20.0
+
+
+def test_what_the_engine_would_refuse_is_refused() -> None:
+    trace = [one(0.0, 9000), *(one(0.5, 10) for _ in range(8))]
+    report = simulate(second_per_token(max_queued_requests=3), [one(0.0, 10), *trace])
+    assert report.ends == {"finished": 4, "refused": 6}
+
+
+def test_the_same_seed_gives_the_same_report_to_the_last_digit() -> None:
+    chosen = machine("h200-qwen3-4b", kv_blocks=3000)
+
+    def reports(seed: int) -> Report:
+        trace = cancelled(chat_beside_decisions(60.0, seed, requests=400), 0.1, 0.05, seed)
+        return simulate(chosen, trace, replicas=3, routing="random", seed=seed)
+
+    assert reports(1) == reports(1)
+    assert reports(1) != reports(2)
+
+
+def test_a_closed_loop_has_as_many_under_way_as_it_has_clients() -> None:
+    fleet = Fleet(second_per_token())
+    under_way: list[int] = []
+    fleet.replicas[0].on_plan = lambda plan: under_way.append(len(fleet.replicas[0].core.live))
+    report = fleet.run(ClosedLoop([one(0.0, 10) for _ in range(40)], 4, think=1.0))
+    assert report.ends == {"finished": 40} and max(under_way) == 4
+    assert report.seconds == pytest.approx(10 * 40 + 9)  # four at a time, a second to think between
+
+
+def test_a_trace_out_of_order_is_refused() -> None:
+    with pytest.raises(TraceError, match="sort the trace"):
+        simulate(second_per_token(), [one(2.0, 5), one(1.0, 5)])
+
+
+@pytest.mark.feature("N6")
+@pytest.mark.feature("F17")
+@pytest.mark.parametrize("blocks", [150, 20_000])
+def test_bursts_with_callers_who_go_away_leave_nothing_behind(blocks: int) -> None:
+    """Overload on a pool that holds little, or much: every step audited, everybody ends, all blocks free again."""
+    chosen = machine("h200-qwen3-4b", kv_blocks=blocks, max_running=8, max_step_requests=32, max_length=2048)
+    trace = cancelled(merged(bursts(800.0, requests=600), chat_beside_decisions(60.0, requests=200)), 0.2, 0.05)
+    fleet = Fleet(chosen, 2, audit=True)
+    report = fleet.run(trace)
+    assert sum(report.ends.values()) == 800 and set(report.ends) == {"cancelled", "finished"}
+    for replica in fleet.replicas:
+        assert replica.core.pool.allocator.num_used == 0 and replica.core.pool.live_leases == 0
+        assert replica.core.queues.empty and not replica.core.live
+
+
+# ------------------------------------------------------------------ more than one machine
+
+
+def test_prefix_affine_routing_reuses_what_random_routing_computes_again() -> None:
+    """Each of 8 replicas holds an eighth of what is asked for: affinity finds it, chance does not."""
+    chosen = machine("h200-qwen3-4b", kv_blocks=2500)
+    by_way = {
+        way: simulate(chosen, rubrics(300.0, requests=1500, rubrics=120, skew=0.3), replicas=8, routing=way)
+        for way in ("random", "least-loaded", "prefix-affine")
+    }
+    assert by_way["prefix-affine"].hit_rate > 1.5 * by_way["random"].hit_rate
+    assert by_way["prefix-affine"].latency.mean < by_way["least-loaded"].latency.mean
+    assert by_way["prefix-affine"].latency.mean < by_way["random"].latency.mean
+
+
+def test_the_least_loaded_replica_is_the_one_with_the_fewest_tokens_under_way() -> None:
+    fleet = Fleet(second_per_token(), 3, routing="least-loaded")
+    went: dict[str | None, int] = {}
+    for replica in fleet.replicas:
+        replica.on_plan = lambda plan, number=replica.number: went.update(
+            {request.options.request_id: number for request in plan.requests()}
+        )
+    ids = [("a", 0.0, 100), ("b", 0.0, 10), ("c", 0.0, 20), ("d", 1.0, 5), ("e", 16.0, 5), ("f", 50.0, 5)]
+    fleet.run([one(at, tokens, id=name) for name, at, tokens in ids])
+    # At 1 the second has 10 tokens to go. At 16 it has none left, the third 20. At 50 both are idle.
+    assert went == {"a": 0, "b": 1, "c": 2, "d": 1, "e": 1, "f": 1}
+
+
+def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
+    routing, loads = PrefixAffine(4), Loads(4)
+    arrival = Arrival(0.0, (("everybody", 900), (None, 100)))
+    owners = []
+    for _ in range(40):
+        owners.append(routing.route(arrival, loads))
+        loads.add(owners[-1], arrival.prompt_tokens)
+    assert set(owners) == {0, 1, 2, 3}
+    assert max(loads.tokens) <= 1.25 * (loads.total + 1000) / 4 + 1000
+
+
+def test_another_replica_moves_few_prefixes() -> None:
+    def homes(count: int) -> list[int]:
+        routing = PrefixAffine(count)
+        return [routing.route(Arrival(0.0, ((f"p-{n}", 10),)), Loads(count)) for n in range(2000)]
+
+    moved = sum(a != b for a, b in zip(homes(20), homes(21)))
+    assert moved < 2000 * 3 / 21  # one in 21 in the mean
+
+
+def test_a_thousand_replicas_answer_everybody() -> None:
+    chosen = machine("h200-qwen3-4b", kv_blocks=512)
+    report = simulate(chosen, rubrics(50_000.0, requests=3000, rubrics=500), replicas=1000)
+    assert report.ends == {"finished": 3000} and report.replicas == 1000
+
+
+@pytest.mark.parametrize("replicas", [0, 1001])
+def test_a_fleet_has_1_to_1000_replicas(replicas: int) -> None:
+    with pytest.raises(ConfigError, match="1 to 1000"):
+        Fleet(second_per_token(), replicas)
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def test_fairness_is_jains_index_of_progress() -> None:
+    assert jain([1.0, 1.0, 1.0]) == pytest.approx(1.0) and jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    trace = [one(0.0, 10, user="a"), one(0.0, 10, user="b", cache="never")]
+    assert simulate(second_per_token(), trace).fairness == pytest.approx(1.0)
+    late = simulate(second_per_token(max_step_requests=1, max_running=1), trace)
+    assert late.fairness == pytest.approx(jain([1.0, 0.5]))
+
+
+def test_a_report_is_json_without_nan() -> None:
+    text = json.dumps(simulate(second_per_token(), [one(0.0, 5)]).json(), allow_nan=False)
+    assert json.loads(text)["latency"]["p99"] == 5.0
+
+
+def test_hits_and_folds_are_counted_against_what_was_asked() -> None:
+    shared = Arrival(0.0, (("a", 160), (None, 40)))
+    report = simulate(second_per_token(), [shared, shared, replace(shared, at=1000.0)])
+    assert report.folded_rate == pytest.approx(160 / 600) and report.hit_rate == pytest.approx(160 / 600)
+    assert report.computed_tokens == 280
+
+
+def test_the_simulator_imports_no_torch() -> None:
+    code = (
+        "import sys; from prelude.cli import main;"
+        "main(['simulate', 'rubrics', '--rate', '50', '--option', 'requests=20']); print('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100).stdout
+    assert out.splitlines()[-1] == "False" and "rubrics, 50/s" in out
+
+
+def test_a_million_requests_are_not_kept() -> None:
+    """Of an ended request only numbers are left: memory is that of what is under way."""
+    import gc
+
+    fleet = Fleet(machine("h200-qwen3-4b", kv_blocks=1000))
+    fleet.run(itertools.islice(rubrics(100.0, requests=2000), 2000))
+    gc.collect()
+    assert sum(isinstance(thing, Flight) for thing in gc.get_objects()) < 10
+    assert math.isfinite(fleet.replicas[0].clock.now)
+
+
+def test_posts_of_one_user_are_computed_once() -> None:
+    report = simulate(machine("h200-qwen3-4b"), post_recommendation(20.0, users=3, posts=20))
+    distinct = {arrival.parts[0] for arrival in post_recommendation(20.0, users=3, posts=20)}
+    least = sum(tokens for _, tokens in distinct) + 60 * 150
+    assert least <= report.computed_tokens <= least + 60 * 16

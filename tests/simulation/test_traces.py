@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prelude._native.core import BlockAllocator, PrefixTrie
+
+from prelude.admission.prepared import logits_rows
+from prelude.errors import TraceError
+from prelude.simulation.traces import Arrival, TokenSource, read_trace, write_trace
+from prelude.simulation.workloads import WORKLOADS, bursts, cancelled, chat, credit_verification, post_recommendation
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_seed_gives_the_same_arrivals_in_order_of_time_and_another_seed_gives_others(name: str) -> None:
+    made = [list(itertools.islice(WORKLOADS[name](5.0, seed), 300)) for seed in (1, 1, 2)]
+    assert made[0] == made[1] != made[2]
+    times = [arrival.at for arrival in made[0]]
+    assert times == sorted(times) and times[0] >= 0
+
+
+def test_the_two_workloads_of_prefill_only_have_its_sizes() -> None:
+    posts = list(post_recommendation(10.0))
+    profiles = {arrival.parts[0] for arrival in posts}
+    assert len(posts) == 1000 and len(profiles) == 20
+    assert all(11_000 <= tokens <= 17_000 for _, tokens in profiles)
+    assert all(arrival.parts[1] == (None, 150) for arrival in posts)
+    files = list(credit_verification(1.0))
+    assert len(files) == 60 and all(40_000 <= file.prompt_tokens <= 60_000 for file in files)
+
+
+def test_posts_that_come_together_are_of_one_user_and_the_rate_stays() -> None:
+    feeds = list(post_recommendation(10.0, users=40, together=25))
+    for _, group in itertools.groupby(feeds, key=lambda arrival: arrival.at):
+        assert len({arrival.parts[0][0] for arrival in group}) == 1
+    assert feeds[-1].at == pytest.approx(200, rel=0.4)  # 2,000 posts at 10 a second
+
+
+def test_bursts_keep_the_mean_rate_and_come_in_bursts() -> None:
+    times = np.array([arrival.at for arrival in bursts(100.0, requests=20_000)])
+    assert len(times) / times[-1] == pytest.approx(100, rel=0.2)
+    counts = np.histogram(times, bins=int(times[-1] * 4))[0]
+    assert counts.var() > 4 * counts.mean()  # 1 for Poisson
+
+
+def test_a_conversation_grows_by_its_turns() -> None:
+    talks: dict[str | None, list[int]] = {}
+    for arrival in chat(5.0, requests=100):
+        talks.setdefault(arrival.parts[1][0], []).append(arrival.parts[1][1])
+    assert max(map(len, talks.values())) > 1
+    assert all(a < b for turns in talks.values() for a, b in itertools.pairwise(turns))
+
+
+def test_tokens_of_named_parts_are_shared_as_prefixes_and_nothing_else_is() -> None:
+    source = TokenSource()
+    assert np.array_equal(source.part("a", 100)[:40], source.part("a", 40))
+    trie = PrefixTrie(BlockAllocator(64, 16))
+    prompt = np.concatenate([source.part("a", 40), source.part(None, 40)])
+    trie.insert(prompt[:80], trie.allocate(5), 0, 0, False)
+    again = np.concatenate([source.part("a", 40), source.part(None, 40)])
+    assert trie.match(prompt).num_tokens == 80
+    assert trie.match(again).num_tokens == 32  # the block in which the two begin to differ is another one
+    assert trie.match(source.part("b", 40)).num_tokens == 0
+    assert source.part("c", 3).dtype == np.int32 and source.part(None, 1).min() >= 0
+
+
+def test_a_million_parts_without_a_name_all_differ() -> None:
+    source = TokenSource()
+    firsts = {tuple(source.part(None, 2).tolist()) for _ in range(100_000)}
+    assert len(firsts) == 100_000
+
+
+def test_named_parts_are_forgotten_past_the_bound_and_come_back_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prelude.simulation.traces._KEPT_TOKENS", 1000)
+    source = TokenSource()
+    before = source.part("first", 500).copy()
+    for number in range(50):
+        source.part(f"other-{number}", 400)
+    assert sum(map(len, source._named.values())) <= 1000
+    assert np.array_equal(before, source.part("first", 500))
+
+
+def test_questions_become_branches_that_read_their_last_tokens() -> None:
+    prepared = TokenSource().prepared(Arrival(0.0, (("state", 100),), questions=(12, 7), labels=3))
+    tree = prepared.tree
+    assert tree.starts.tolist() == [0, 100, 112, 119] and tree.parents.tolist() == [-1, 0, 0]
+    assert prepared.readout is not None and prepared.readout.rows.tolist() == [111, 118]
+    assert logits_rows(prepared.readout) == 2
+
+
+def test_a_trace_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    made = list(cancelled(WORKLOADS["chat-and-decisions"](20.0, requests=200, questions=(12, 9)), 0.3, 1.0))
+    assert write_trace(made, tmp_path / "trace.jsonl") == 200
+    assert list(read_trace(tmp_path / "trace.jsonl")) == made
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[]", "a line is a JSON object"),
+        ("{", "line 2"),
+        ({"at": 0}, "parts=None"),
+        ({"at": 0, "parts": [["a", 0]]}, "parts: 0 is not an integer of at least 1"),
+        ({"at": 0, "parts": [["a"]]}, "not [name or null, tokens]"),
+        ({"at": -1, "parts": [["a", 1]]}, "at=-1"),
+        ({"parts": [["a", 1]]}, "at is missing"),
+        ({"at": 0, "parts": [["a", 1]], "task": "sing"}, "task='sing'"),
+        ({"at": 0, "parts": [["a", 1]], "task": "generate"}, "max_tokens"),
+        ({"at": 0, "parts": [["a", 1]], "colour": 1}, "'colour' is no field"),
+        ({"at": 0, "parts": [["a", 1]], "deadline": -2}, "deadline"),
+        ({"at": 0, "parts": [["a", 1]], "priority": "high"}, "priority"),
+        ({"at": 0, "parts": [["a", 1]], "questions": [0]}, "questions"),
+    ],
+)
+def test_a_line_that_is_no_arrival_is_named(tmp_path: Path, line: object, says: str) -> None:
+    text = line if isinstance(line, str) else json.dumps(line)
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"at": 0, "parts": [["a", 10]]}\n' + text + "\n")
+    with pytest.raises(TraceError) as raised:
+        list(read_trace(path))
+    assert "line 2" in str(raised.value) and says in str(raised.value)
+
+
+def test_a_trace_out_of_order_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace([Arrival(2.0, ((None, 5),)), Arrival(1.0, ((None, 5),))], path)
+    with pytest.raises(TraceError, match=r"line 2: at=1\.0 comes before 2\.0"):
+        list(read_trace(path))
