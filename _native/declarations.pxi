@@ -104,6 +104,12 @@ cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
 
     cdef cppclass CPrefixTrie "prelude::PrefixTrie":
         CPrefixTrie(CBlockAllocator& pool, uint64_t seed, int32_t hash_bits) except +
+        int32_t watch(const int32_t*, int64_t, uint64_t, int64_t, int32_t*) except +
+        int32_t rewatch(int32_t, const int32_t*, int64_t, uint64_t, int64_t) except +
+        cbool unwatch(int32_t)
+        int32_t num_moved()
+        int32_t num_watches()
+        int32_t take_moved(int32_t*) except +
         int32_t num_nodes()
         int32_t num_promised()
         int32_t num_probation()

@@ -117,6 +117,53 @@ cdef class PrefixTrie:
         self.alloc.writer.leave()
         return nodes, ready, promised
 
+    def watch(self, tokens, uint64_t salt=0, int64_t max_blocks=-1):
+        """(id, blocks ready now): a match that reports when its answer may have changed, see ``moved``. Not a hit.
+        The tokens are not kept; ``unwatch`` when nobody waits any more."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef int32_t watch, ready = 0
+        self.alloc.enter()
+        try:
+            watch = self.c.watch(_data(t), _len(t), salt, max_blocks, &ready)
+        finally:
+            self.alloc.writer.leave()
+        return watch, ready
+
+    def rewatch(self, int32_t watch, tokens, uint64_t salt=0, int64_t max_blocks=-1) -> int:
+        """Blocks ready now, for a watch that has moved: from here on it reports again."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef int32_t ready
+        self.alloc.enter()
+        try:
+            ready = self.c.rewatch(watch, _data(t), _len(t), salt, max_blocks)
+        finally:
+            self.alloc.writer.leave()
+        if ready < 0:
+            raise ValueError(f"watch: there is no watch {watch}")
+        return ready
+
+    def unwatch(self, int32_t watch) -> None:
+        self.alloc.enter()
+        cdef bint there = self.c.unwatch(watch)
+        self.alloc.writer.leave()
+        if not there:
+            raise ValueError(f"watch: there is no watch {watch}")
+
+    def moved(self):
+        """The watches whose answer may have changed since they were placed, each once until ``rewatch``: int32."""
+        cdef cnp.ndarray out
+        self.alloc.enter()
+        try:
+            out = _new_int32(self.c.num_moved())
+            count = self.c.take_moved(_data(out))
+        finally:
+            self.alloc.writer.leave()
+        return out[:count]
+
+    @property
+    def num_watches(self) -> int:
+        return self.c.num_watches()
+
     def would_hit(self, tokens, uint64_t salt=0) -> int:
         """How many blocks ``match`` would find; from any thread, without stopping the writer."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")

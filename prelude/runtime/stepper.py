@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
@@ -26,12 +25,13 @@ from prelude.runtime.inbox import Inbox
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.check import check_result
-from prelude.scheduling.cost import CostModel, request_work, step_work
+from prelude.scheduling.cost import CostModel, step_work
+from prelude.scheduling.estimates import PoolEstimates
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import Packed, pack
 from prelude.scheduling.plan import Plan
-from prelude.scheduling.planner import Budgets, cached_tokens, plan_step
+from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.queues import Policies, Queues
 from prelude.scheduling.recovery import failure_of, recover, suspects_left, withdraw_all
 from prelude.scheduling.request import Request, State
@@ -77,6 +77,7 @@ class Stepper(Forkable):
         self.budgets = budgets
         self.limits = executor.limits()
         self.policies = policies
+        self._estimates: PoolEstimates | None = None
         self.queues = self._new_queues()
         self.pacer = Pacer(oneshot_share)
         self.cost = cost or CostModel()
@@ -105,7 +106,10 @@ class Stepper(Forkable):
         self._closed = threading.Event()
 
     def _new_queues(self) -> Queues:
-        return Queues(self.policies, partial(cached_tokens, self.pool))
+        if self._estimates is not None:
+            self._estimates.clear()
+        self._estimates = PoolEstimates(self.pool)
+        return Queues(self.policies, self._estimates)
 
     def step(self) -> bool:
         """One turn; the caller holds the baton. False when there was nothing to do. Never raises for a request's or
@@ -255,8 +259,9 @@ class Stepper(Forkable):
                 request.planned = now
                 self.inbox.leave(request)
                 cached = request.stats.cached_tokens
-                work = request_work(request.num_known - cached, cached, request.logits_rows)
-                request.stats.estimated_jct = self.cost.predict(work)
+                request.stats.estimated_jct = self.cost.estimate(
+                    request.num_known - cached, cached, request.logits_rows
+                )
                 if request.timeline is not None:
                     request.timeline.mark("schedule", end=now)
                 if self.events:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from prelude.scheduling.request import Request
+from prelude.options import RequestOptions
 
 _KEPT = 1024
 
@@ -17,10 +17,11 @@ Name: TypeAlias = "tuple[int, str | None]"
 
 
 class Account:
-    __slots__ = ("name", "number", "served", "waiting")
+    __slots__ = ("name", "number", "priority", "served", "waiting")
 
     def __init__(self, name: Name, number: int) -> None:
         self.name = name
+        self.priority = name[0]
         self.number = number
         self.served = 0
         self.waiting = 0
@@ -38,8 +39,8 @@ class Accounts:
         self._by_number: list[Account | None] = []
         self._free: list[int] = []  # numbers that nobody has
 
-    def join(self, request: Request) -> Account:
-        options = request.options
+    def join(self, options: RequestOptions) -> Account:
+        """One more request of this priority and tenant waits; its account is what the other methods take."""
         name = (options.priority, options.tenant)
         account = self._accounts.get(name)
         if account is None:
@@ -50,30 +51,27 @@ class Accounts:
         account.waiting += 1
         return account
 
-    def of(self, request: Request) -> Account:
-        return self._accounts[request.options.priority, request.options.tenant]
-
-    def leave(self, request: Request) -> None:
-        account = self.of(request)
+    def leave(self, account: Account) -> None:
         account.waiting -= 1
         if account.waiting == 0:
             self.busy -= 1
             if self.busy == 0:
                 self._now.update(self._latest)
 
-    def serve(self, request: Request) -> None:
-        account = self.of(request)
-        priority = account.name[0]
+    def serve(self, account: Account, tokens: int) -> None:
+        priority = account.priority
         if account.served > self._now.get(priority, 0):
             self._now[priority] = account.served
-        account.served += max(1, request.num_known)
+        account.served += tokens
         if account.served > self._latest.get(priority, 0):
             self._latest[priority] = account.served
-        self.leave(request)
+        self.leave(account)
 
-    def take_back(self, request: Request) -> None:
+    def take_back(self, options: RequestOptions, tokens: int) -> Account:
         """A served request is back in the line."""
-        self.join(request).served -= max(1, request.num_known)
+        account = self.join(options)
+        account.served -= tokens
+        return account
 
     def served(self) -> list[int]:
         """By number."""

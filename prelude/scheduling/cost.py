@@ -66,7 +66,7 @@ class CostModel:
         self.steps = 0
         self._squares = [[0.0] * _N for _ in range(_N)]
         self._products = [0.0] * _N
-        self._coefficients = (0.0,) * _N
+        self._coefficients: tuple[float, ...] = (0.0,) * _N
         self._unfitted = 0  # steps since the coefficients were worked out
         if coefficients is not None:
             self._start_from(coefficients)
@@ -105,6 +105,13 @@ class CostModel:
     def marginal(self, work: Work) -> float:
         """Seconds that this work makes a step longer: without the constant."""
         return self.predict(work) - self._fitted()[0]
+
+    def estimate(self, uncached: int, cached: int, lm_rows: int) -> float:
+        """``predict(request_work(...))``, for every request of every plan."""
+        if self._unfitted >= _REFIT or self.steps <= _TRUSTED:
+            self._fitted()
+        constant, token, key, row = self._coefficients
+        return constant + uncached * (token + key * (cached + (uncached + 1) / 2)) + row * lm_rows
 
     @property
     def coefficients(self) -> dict[str, float]:

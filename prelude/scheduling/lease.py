@@ -66,15 +66,6 @@ class KvPool:
         self.evictions = 0
         self._leaders: dict[tuple[int, int, bytes], Lease] = {}  # of the step being planned
 
-    # -------------------------------------------------------------- looking
-
-    def cached_tokens(self, tokens: I32, salt: int, max_tokens: int) -> int:
-        """How many of the first ``max_tokens`` the trie has ready. Not a hit: nothing becomes younger."""
-        limit = max_tokens // self.block_size
-        if not self.caching or limit <= 0:
-            return 0
-        return int(self.trie.match(tokens, salt, limit, False).num_tokens)
-
     # -------------------------------------------------------------- attach and grow
 
     def attach(self, tokens: I32, salt: int, max_tokens: int, *, growable: bool) -> Lease:

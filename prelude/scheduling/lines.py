@@ -9,12 +9,14 @@ While everything that waits fits into one step, its order is nobody's business: 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
+from itertools import islice
 
 import numpy as np
 
-from prelude.scheduling.accounts import Accounts
+from prelude.scheduling.accounts import Account, Accounts
 from prelude.scheduling.columns import Columns, Slots
+from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.ledger import LOGITS_BYTES, Ledger
 from prelude.scheduling.policies import Policy, by_arrival, composed, ranked
 from prelude.scheduling.request import Request
@@ -24,11 +26,11 @@ _NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
 
 
 class Line:
-    def __init__(self, policy: Policy, cached: Callable[[Request], int] | None = None) -> None:
-        """``cached(request)``: tokens of its prompt that need not be computed now, where the policy wants to know."""
+    def __init__(self, policy: Policy, estimates: Estimates | None = None) -> None:
+        """``estimates``: what the prefix cache has of each request, where the policy wants to know."""
         self.policy = composed(policy)
         self._by_arrival = by_arrival(policy)
-        self._cached = cached if self.policy.estimates else None
+        self._estimates = estimates if self.policy.estimates else None
         self._accounts = Accounts()
         self._arrivals: OrderedDict[int, Request] = OrderedDict()
         self._groups: dict[Hashable, list[int]] = {}  # readout key -> its number, how many wait
@@ -47,24 +49,24 @@ class Line:
     def append(self, request: Request, now: int = 0) -> None:
         """``now``: tokens served so far."""
         request.queued_at = now
-        self._accounts.join(request)
+        request.account = self._accounts.join(request.options)
         self._arrivals[request.order] = request
         self._join(request)
 
     def push_front(self, request: Request) -> None:
         """Back to where it was taken from: it counts as having waited since it first came."""
-        self._accounts.take_back(request)
+        request.account = self._accounts.take_back(request.options, max(1, request.num_known))
         self._arrivals[request.order] = request
         self._arrivals.move_to_end(request.order, last=False)
         self._join(request)
 
     def remove(self, request: Request) -> None:
         """Out of the line without having been served."""
-        self._accounts.leave(request)
+        self._accounts.leave(_account(request))
         self._leave(request)
 
     def serve(self, request: Request) -> None:
-        self._accounts.serve(request)
+        self._accounts.serve(_account(request), max(1, request.num_known))
         self._leave(request)
 
     def _join(self, request: Request) -> None:
@@ -85,8 +87,11 @@ class Line:
         group[1] -= 1
         if group[1] == 0:
             del self._groups[request.key]
-        if self._columns.remove(request) and self._accounts.busy > 1:
-            self._changed = True  # turns of a tenant's requests depend on what it was served
+        if self._columns.remove(request):
+            if self._accounts.busy > 1:
+                self._changed = True  # turns of a tenant's requests depend on what it was served
+            if self._estimates:
+                self._estimates.forget(request)
         if len(self._new) > 2 * len(self._arrivals) + _FEW:  # most of them left without ever being ranked
             self._new = [r for r in self._new if r.order in self._arrivals]
         elif not self._arrivals:
@@ -124,7 +129,7 @@ class Line:
         """As the policy has it at ``now`` tokens served. ``one_group``: those alone that may share a batch with the
         first one. Requests may be served while this is iterated; nothing may be added."""
         if self._by_arrival and self._accounts.busy <= 1 and (len(self._groups) <= 1 or not one_group):
-            yield from list(self._arrivals.values())
+            yield from self._in_order_of_arrival()
             return
         self._enter_new()
         group: int | None = None
@@ -144,6 +149,15 @@ class Line:
             if self._whole:
                 return
 
+    def _in_order_of_arrival(self) -> Iterator[Request]:
+        passed = 0  # given, and still here
+        while True:
+            some = list(islice(self._arrivals.values(), passed, passed + _FEW))
+            yield from some
+            if len(some) < _FEW:
+                return
+            passed += sum(request.order in self._arrivals for request in some)
+
     def look_again(self, request: Request, cached: int) -> None:
         """The prefix cache has ``cached`` tokens of it now."""
         if request in self._columns:
@@ -153,8 +167,8 @@ class Line:
     def _enter_new(self) -> None:
         for request in self._new:
             if request.order in self._arrivals and request not in self._columns:
-                cached = self._cached(request) if self._cached else 0
-                account = self._accounts.of(request).number
+                cached = self._estimates.watch(request) if self._estimates else 0
+                account = _account(request).number
                 self._columns.add(request, request.num_known - cached, account, self._groups[request.key][0])
                 self._changed = True
         self._new.clear()
@@ -174,3 +188,9 @@ class Line:
         self._changed = False
         self._ordered_at = now
         return self._order
+
+
+def _account(request: Request) -> Account:
+    if request.account is None:
+        raise RuntimeError("the request is in no line")
+    return request.account

@@ -75,7 +75,7 @@ def _prompt_row(
         None if single else tree.starts,
         None if single else tree.parents,
         begin,
-        tree.trunk_tokens if end < 0 else end,
+        row.request.trunk if end < 0 else end,
         parent,
         lease.shared if lease else None,
         row.skip if lease else 0,

@@ -53,6 +53,7 @@ def plan_step(
     ledger = budgets.ledger(limit)
     retry = limit is not None
     pool.begin_plan()
+    queues.look_again()
     deferred: list[Deferral] = []
     decode, preempted = _plan_decode(queues, pool, ledger, retry)
     allowance = pacer.allowance(len(decode)) if pacer and not retry else None
@@ -82,11 +83,6 @@ def _oneshot_first(queues: Queues) -> bool:
 
 def _rank(request: Request) -> tuple[int, int]:
     return (-request.options.priority, request.order)
-
-
-def cached_tokens(pool: KvPool, request: Request) -> int:
-    """How much of a waiting request's prompt the prefix cache has now."""
-    return pool.cached_tokens(request.known[: request.num_known], request.prepared.salt, request.reusable)
 
 
 def _must_wait(request: Request, lease: Lease, tokens: I32, pool: KvPool, budgets: Budgets, retry: bool) -> bool:
@@ -239,7 +235,8 @@ def _plan_oneshot(
     for request in _one_group(queues, budgets, ledger, allowance, retry):
         if rows and allowance is not None and before - ledger.tokens >= allowance:
             break
-        row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows), retry)
+        seen = not retry and len(queues.oneshot) > 1
+        row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows), retry, seen)
         if row is None:
             break
         if isinstance(row, Deferral):
@@ -248,7 +245,8 @@ def _plan_oneshot(
             rows.append(row)
     queues.take_oneshot([row.request for row in rows])
     folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
-    return _plan_publishing(rows, folds, pool, retry), folds
+    # A promise costs a few microseconds a row: only where somebody may come to see it before it is kept.
+    return _plan_publishing(rows, folds, pool, bool(queues.decode) and not retry), folds
 
 
 def _one_group(
@@ -272,11 +270,12 @@ def _admit_oneshot(
     finder: FoldFinder | None,
     index: int,
     retry: bool,
+    seen: bool,
 ) -> OneShotRow | Deferral | None:
-    """``None``: it does not fit any more."""
+    """``None``: it does not fit any more. ``seen``: others may want what it computes."""
     prepared = request.prepared
     tree = prepared.tree
-    trunk = tree.token_ids[: tree.trunk_tokens]
+    trunk = tree.token_ids[: request.trunk]
     lease = pool.attach(trunk, prepared.salt, request.reusable, growable=False)
     if _must_wait(request, lease, trunk, pool, budgets, retry):
         return _defer(request, lease, pool)
@@ -299,7 +298,7 @@ def _admit_oneshot(
     request.stats.cached_tokens = skip
     request.move(State.PREFILL)
     row = OneShotRow(request, skip)
-    return row if folds else _keep(row, tree.trunk_tokens, pool, retry)
+    return row if folds else _keep(row, request.trunk, pool, seen)
 
 
 def _before(lease: Lease, salt: int) -> Hashable:
@@ -314,7 +313,7 @@ def _publisher_first(fold: Fold, rows: Sequence[OneShotRow]) -> Fold:
 
 
 def _plan_publishing(
-    rows: Sequence[OneShotRow], folds: tuple[Fold, ...], pool: KvPool, retry: bool
+    rows: Sequence[OneShotRow], folds: tuple[Fold, ...], pool: KvPool, seen: bool
 ) -> tuple[OneShotRow, ...]:
     """Folded rows publish their common part once, through the first member; others their trunk."""
     if not pool.caching:
@@ -324,14 +323,14 @@ def _plan_publishing(
         for place, member in enumerate(fold.members):
             ends[member] = rows[member].skip + fold.tokens if place == 0 else 0
     return tuple(
-        row if row.publish else _keep(row, ends.get(index, row.request.prepared.tree.trunk_tokens), pool, retry)
+        row if row.publish else _keep(row, ends.get(index, row.request.trunk), pool, seen)
         for index, row in enumerate(rows)
     )
 
 
-def _keep(row: OneShotRow, end: int, pool: KvPool, retry: bool) -> OneShotRow:
+def _keep(row: OneShotRow, end: int, pool: KvPool, seen: bool) -> OneShotRow:
     """Blocks for the row's tokens up to ``end``, where they are worth keeping and the pool has room; promised at
-    once, so that others know."""
+    once where others may see it."""
     request, lease = row.request, row.request.held
     prepared = request.prepared
     blocks = end // pool.block_size - row.skip // pool.block_size
@@ -339,6 +338,6 @@ def _keep(row: OneShotRow, end: int, pool: KvPool, retry: bool) -> OneShotRow:
         return row
     if not pool.take_for_publishing(lease, blocks, evict_promoted=prepared.cache == "always"):
         return row
-    if not retry:
+    if seen:
         pool.promise(lease, prepared.tree.token_ids[:end], prepared.salt)
     return OneShotRow(request, row.skip, blocks)

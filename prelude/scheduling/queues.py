@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prelude.admission.classes import ExecutionClass
+from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lines import Line
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
 from prelude.scheduling.request import Request, State
@@ -28,11 +29,12 @@ class Queues:
     ``served`` counts the tokens of all plans so far: the clock of policies.
     """
 
-    def __init__(self, policies: Policies | None = None, cached: Callable[[Request], int] | None = None) -> None:
-        """``cached(request)``: how many tokens of its prompt the prefix cache has; for policies that ask."""
+    def __init__(self, policies: Policies | None = None, estimates: Estimates | None = None) -> None:
+        """``estimates``: how much of a prompt the prefix cache has, for policies that ask."""
         policies = policies or Policies()
-        self.oneshot = Line(policies.oneshot, cached)
-        self.decode = Line(policies.decode, cached)
+        self.oneshot = Line(policies.oneshot, estimates)
+        self.decode = Line(policies.decode, estimates)
+        self.estimates = estimates
         self.served = 0
         self.running: list[Request] = []
         self.waiting_tokens = 0
@@ -43,6 +45,12 @@ class Queues:
         request.order = self._arrivals
         self._waiting(request).append(request, self.served)
         self.waiting_tokens += request.num_known
+
+    def look_again(self) -> None:
+        """Requests whose match with the prefix cache has changed take their new place in line."""
+        if self.estimates is not None:
+            for request, cached in self.estimates.moved():
+                self._waiting(request).look_again(request, cached)
 
     def take_oneshot(self, requests: list[Request]) -> None:
         """Out of the line, into a step."""

@@ -17,6 +17,7 @@ from prelude.admission.prepared import Outcome, Prepared, first_read_token, logi
 from prelude.batch import I32, SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import RequestStats
+from prelude.scheduling.accounts import Account
 from prelude.scheduling.lease import Lease
 from prelude.timeline import Timeline
 
@@ -60,7 +61,9 @@ class Request:
     counts failed steps since the last settled one. ``ending`` is called once, by ``finish``.
 
     ``queued_at``: tokens the engine had served when the request joined its line, the policies' clock. ``deferred``:
-    steps it has waited behind a leader that fills its prefix.
+    steps it has waited behind a leader that fills its prefix. ``account``: where its line counts its tenant's
+    tokens. ``trunk`` tokens are common to all its branches; the first ``unread`` of them are only attended
+    to (-1 for Decode requests).
 
     ``known`` tokens are the prompt and what was sampled; ``cached_len`` of them have their KV in the pool.
 
@@ -69,6 +72,7 @@ class Request:
     """
 
     __slots__ = (
+        "account",
         "arrived",
         "cached_len",
         "cancelled",
@@ -99,6 +103,8 @@ class Request:
         "state",
         "stats",
         "timeline",
+        "trunk",
+        "unread",
     )
 
     def __init__(
@@ -132,13 +138,17 @@ class Request:
         self.planned = 0.0
         tree = prepared.tree
         self.first_read = first_read_token(prepared.readout)
+        self.trunk = tree.trunk_tokens
+        self.unread = self.trunk - 1 if self.first_read is None else min(self.trunk, self.first_read)
         self.logits_rows = logits_rows(prepared.readout)
+        self.account: Account | None = None
         self.queued_at = 0
         self.deferred = 0
         self.key = None if prepared.readout is None else readout_key(prepared.readout)
         self.num_known = tree.num_tokens
         self.known: I32 = tree.token_ids
         if self.execution_class is ExecutionClass.DECODE:
+            self.unread = -1
             self.known = np.empty(tree.num_tokens + prepared.max_new_tokens, dtype=np.int32)
             self.known[: tree.num_tokens] = tree.token_ids
         self.stats = RequestStats(
@@ -162,15 +172,7 @@ class Request:
         is there to warm the cache, and a step is never empty."""
         if self.prepared.cache == "never":
             return 0
-        if self.execution_class is ExecutionClass.DECODE:
-            return self.num_known - 1
-        return self.unread
-
-    @property
-    def unread(self) -> int:
-        """Trunk tokens before the first one whose hidden state a OneShot request needs."""
-        trunk = self.prepared.tree.trunk_tokens
-        return trunk - 1 if self.first_read is None else min(trunk, self.first_read)
+        return self.num_known - 1 if self.unread < 0 else self.unread
 
     # The names of the request's lengths in the field's textbooks.
     @property

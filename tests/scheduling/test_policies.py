@@ -63,6 +63,24 @@ def naive(waiting: list[Request], cached: dict[int, int], served: dict[Any, int]
     return out
 
 
+class Known:
+    """What a cache would have, by order of arrival."""
+
+    def __init__(self, cached: dict[int, int]) -> None:
+        self.cached = cached
+        self.watched: set[int] = set()
+
+    def watch(self, request: Request) -> int:
+        self.watched.add(request.order)
+        return self.cached[request.order]
+
+    def forget(self, request: Request) -> None:
+        self.watched.remove(request.order)
+
+    def moved(self) -> Any:
+        return iter(())
+
+
 class Asked:
     streams = False
 
@@ -105,7 +123,7 @@ def test_a_line_is_in_the_order_that_its_policy_defines(name: str, steps: list[A
     """Whatever joins, leaves, is served, is matched anew, and whenever it is asked."""
     cached: dict[int, int] = {}
     policy = POLICIES[name]()
-    line = Line(policy, lambda r: cached[r.order])
+    line = Line(policy, Known(cached))
     now = 0
     waiting: list[Request] = []
     for order, (tokens, priority, tenant, expires, serve, hit, more, leaves) in enumerate(steps, 1):

@@ -40,6 +40,7 @@
 #include "prelude/block_hash.hpp"
 #include "prelude/status.hpp"
 #include "prelude/trie_nodes.hpp"
+#include "prelude/watches.hpp"
 
 namespace prelude {
 
@@ -128,6 +129,32 @@ class PrefixTrie {
     if (touch && w.ready > 0) hit(w.tail);
     bump(stats_.lookups, 1), bump(stats_.looked_up, clip(n, max_blocks)), bump(stats_.hit, w.ready);
     return {id_of(w.tail), w.ready, w.promised};
+  }
+
+  // A match that is kept up to date by events: who waits is told when its answer may have changed, instead of
+  // asking before every step. `ready`: blocks found now. The prompt is not kept: give it again to rewatch().
+  int32_t watch(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, int32_t* ready) {
+    const int32_t id = watches_.add();
+    *ready = place(id, tokens, n, salt, max_blocks);
+    return id;
+  }
+  // Blocks found now; -1 where there is no such watch.
+  int32_t rewatch(int32_t id, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) {
+    return watches_.exists(id) ? place(id, tokens, n, salt, max_blocks) : -1;
+  }
+  bool unwatch(int32_t id) {
+    if (!watches_.exists(id)) return false;
+    watches_.remove(id);
+    return true;
+  }
+  // Watches whose answer may have changed since they were placed, each once until it is placed again. `out` has room
+  // for num_moved(); returns how many they are, without those that were taken away since.
+  int32_t num_moved() const { return watches_.num_reports(); }
+  int32_t num_watches() const { return watches_.size(); }
+  int32_t take_moved(int32_t* out) {
+    int32_t n = 0;
+    watches_.moved([&](int32_t id) { out[n++] = id; });
+    return n;
   }
 
   // How many blocks match() would find. Any thread, at any time; neither waits nor changes anything.
@@ -233,6 +260,7 @@ class PrefixTrie {
     int32_t tail = kNil;   // deepest ready node
     int32_t ready = 0;     // blocks on its path
     int32_t promised = 0;  // promised nodes after it
+    int32_t next = kNil;   // the first of them
     uint64_t chain = 0;    // hash of the path, promised part included
     uint32_t run = 0;      // key of the run in which the path ends, unless it ends with it
     int32_t ahead = 0;     // hashes after it that the walk knows already
@@ -284,6 +312,8 @@ class PrefixTrie {
   int32_t grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count, uint64_t salt,
                NodeState as, bool protect);
   void remove(const int32_t* indices, int32_t count);
+  int32_t place(int32_t watch, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks);
+  uint32_t hash_of(int32_t i) const { return NodeTable::hash_of(table_.load(nodes_[i].slot)); }
 
   void look_ahead() const;
   std::vector<int64_t> ranks() const;
@@ -312,6 +342,7 @@ class PrefixTrie {
   LazyArray<uint64_t> tokens_;  // by node, two tokens a word
   NodeTable table_;
   LruList probation_, protected_;
+  Watches watches_;
   std::atomic<int32_t> count_{0}, promised_{0};
   struct {
     std::atomic<uint64_t> lookups, looked_up, hit, collisions, inserted, duplicates, evicted, evicted_hit, promoted,

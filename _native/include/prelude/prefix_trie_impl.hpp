@@ -49,7 +49,7 @@ inline PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, 
       last = i;
       w.chain = w.chains[j];
       if (state(i) == NodeState::promised) {
-        ++w.promised;
+        if (w.promised++ == 0) w.next = i;
       } else {
         w.tail = i, ++w.ready;
       }
@@ -120,6 +120,20 @@ inline TrieCounters PrefixTrie::counters() const {
   c.duplicates = get(stats_.duplicates), c.evicted = get(stats_.evicted);
   c.evicted_hit = get(stats_.evicted_hit), c.promoted = get(stats_.promoted), c.broken = get(stats_.broken);
   return c;
+}
+
+inline int32_t PrefixTrie::place(int32_t id, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) {
+  const int64_t blocks = clip(n, max_blocks);
+  const Walk w = walk(tokens, blocks, salt);
+  uint32_t hash = 0;
+  const bool waits = w.ready < blocks;
+  if (w.promised > 0) {
+    hash = hash_of(w.next);
+  } else if (waits) {
+    hash = key(w.ahead > 0 ? w.chains[0] : step(w.chain, tokens + int64_t{w.ready} * size_));
+  }
+  watches_.place(id, w.tail, waits, hash);
+  return w.ready;
 }
 
 // --- order --------------------------------------------------------------------------------------------------
@@ -227,6 +241,9 @@ inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const i
       hotter = parent = i;
     }
     for (int32_t j = 0; j < some; ++j) pool_.give_to_trie(ids[j]);
+    if (ready && !watches_.empty()) {
+      for (int32_t j = 0; j < some; ++j) watches_.appeared(keys[j]);
+    }
   }
   bump(count_, count);
   return parent;
@@ -234,11 +251,10 @@ inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const i
 
 // What the table knows node i by, from what it has of the path.
 inline NodeKey PrefixTrie::key_of(int32_t i) const {
-  auto hash = [this](int32_t of) { return NodeTable::hash_of(table_.load(nodes_[of].slot)); };
   const uint32_t at = NodeTable::place_in_run(nodes_[i].depth);
   int32_t first = i;
   for (uint32_t k = 0; k < at; ++k) first = up(first);
-  return {hash(i), hash(first), at};
+  return {hash_of(i), hash_of(first), at};
 }
 
 // Forgets nodes that are in no list, children before their parents. Their blocks are the caller's to free, which
@@ -253,6 +269,7 @@ inline void PrefixTrie::remove(const int32_t* indices, int32_t count) {
       table_.erase(n);
     }
     n.state.store(NodeState::absent, std::memory_order_release);
+    if (!watches_.empty()) watches_.gone(indices[k]);
   }
   bump(count_, -count);
 }
@@ -347,6 +364,7 @@ inline Result PrefixTrie::fulfil(NodeId node, int64_t blocks) {
   for (; i != kNil && state(i) == NodeState::promised; i = up(i)) {
     if (blocks >= 0 && nodes_[i].depth > blocks) continue;
     nodes_[i].state.store(NodeState::ready, std::memory_order_release);
+    if (!watches_.empty()) watches_.appeared(hash_of(i));
     ++n;
   }
   bump(promised_, -n);

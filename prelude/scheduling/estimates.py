@@ -1,0 +1,68 @@
+"""Estimates: how much of each waiting request's prompt the prefix cache has, kept up to date by the trie's events.
+
+A request is matched when it is first ranked, and again only when the trie says that its answer may have changed: the
+node where its match ended is gone, or the block that it lacked is ready. So looking costs what has changed, not what
+waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.request import Request
+
+
+class Estimates(Protocol):
+    """What a line needs to know of the cache. Requests are known from ``watch`` to ``forget``."""
+
+    def watch(self, request: Request) -> int:
+        """Tokens of its prompt that need not be computed now."""
+
+    def forget(self, request: Request) -> None: ...
+
+    def moved(self) -> Iterator[tuple[Request, int]]:
+        """Requests whose answer changed since it was asked for, with the new one."""
+
+
+class PoolEstimates:
+    """From the trie of a pool. At most one object of a pool at a time: events are read once."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool
+        self._waiting: dict[int, Request] = {}  # by watch
+        self._watches: dict[int, int] = {}  # by request id
+
+    def watch(self, request: Request) -> int:
+        pool = self._pool
+        limit = request.reusable // pool.block_size
+        if not pool.caching or limit <= 0:
+            return 0
+        known = request.known[: request.num_known]
+        watch, blocks = pool.trie.watch(known, request.prepared.salt, limit)
+        self._waiting[watch] = request
+        self._watches[request.id] = watch
+        return int(blocks * pool.block_size)
+
+    def forget(self, request: Request) -> None:
+        watch = self._watches.pop(request.id, -1)
+        if watch >= 0:
+            del self._waiting[watch]
+            self._pool.trie.unwatch(watch)
+
+    def moved(self) -> Iterator[tuple[Request, int]]:
+        pool = self._pool
+        if not self._waiting:
+            return
+        for watch in pool.trie.moved().tolist():
+            request = self._waiting[watch]
+            known = request.known[: request.num_known]
+            limit = request.reusable // pool.block_size
+            yield request, pool.trie.rewatch(watch, known, request.prepared.salt, limit) * pool.block_size
+
+    def clear(self) -> None:
+        for watch in self._waiting:
+            self._pool.trie.unwatch(watch)
+        self._waiting.clear()
+        self._watches.clear()
