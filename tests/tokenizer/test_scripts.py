@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import random
 import unicodedata
 from pathlib import Path
 
 import pytest
 import tokenizers
 from prelude.tokenizer import Tokenizer
+from prelude.tokenizer._core import CoreTokenizer
+from tokenizers import pre_tokenizers
 
 from prelude import default_model
 
@@ -46,3 +50,35 @@ def test_scripts_equal_hf(family: str, shared_or_none: Path | None) -> None:
         assert a.ids == b.ids, name
         assert a.offsets == b.offsets, name
         assert ours.decode(a.ids) == theirs.decode(b.ids), name
+
+
+@pytest.mark.feature("J1")
+def test_unicode_scripts_cut_where_hf_cuts() -> None:
+    pre = pre_tokenizers.UnicodeScripts()
+    file = json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "pre_tokenizer": {"type": "UnicodeScripts"},
+            "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+        }
+    )
+    core = CoreTokenizer.from_json(file)
+    codes = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    rng = random.Random(4)
+    assigned = [c for c in codes if unicodedata.category(chr(c)) not in ("Cn", "Co")]
+    texts = [
+        "", " ", "  a", " a b ", "aあ", "あア漢ー", "a\u0378b", "\u2000a", ". a", " あ a", "á\u0301あ\u0301",
+        "".join(map(chr, codes)),
+        "".join(f"a{chr(c)}あ" for c in codes[::7]),
+        *("".join(map(chr, rng.choices(assigned, k=rng.randrange(1, 40)))) for _ in range(4000)),
+        *("".join(rng.choices("aéжあア漢ー、 .1\u0301\u0378🙂", k=rng.randrange(1, 12))) for _ in range(2000)),
+    ]  # fmt: skip
+    for text in texts:
+        assert core.pre_tokenize(text) == pre.pre_tokenize_str(text), text[:60]
+    whole = tokenizers.Tokenizer.from_str(file)
+    ours = Tokenizer.from_str(file)
+    assert ours.backend == "native"
+    for text in texts[:300]:
+        a, b = ours.encode(text), whole.encode(text)
+        assert (a.ids, a.offsets, a.word_ids) == (b.ids, b.offsets, b.word_ids), text[:60]

@@ -29,9 +29,38 @@ struct Symbol {
   uint32_t id, length;
 };
 
+// The last windows of one word, before and after merging: a text that repeats itself makes the same ones again.
+class RecentWindows {
+ public:
+  void clear() { count_ = 0; }
+  const std::vector<Symbol>* find(const Symbol* symbols, size_t n) const {
+    auto same = [](const Symbol& a, const Symbol& b) { return a.id == b.id; };
+    for (size_t i = 0; i < std::min(count_, kept); ++i)
+      if (before_[i].size() == n && std::equal(symbols, symbols + n, before_[i].begin(), same)) return &after_[i];
+    return nullptr;
+  }
+  // The place for what comes of these symbols; it holds them, each of length 1. Very wide windows are not known
+  // again.
+  std::vector<Symbol>& add(const Symbol* symbols, size_t n) {
+    auto& before = before_[count_ % kept];
+    auto& after = after_[count_++ % kept];
+    after.resize(n);
+    for (size_t i = 0; i < n; ++i) after[i] = {symbols[i].id, 1};
+    before.clear();
+    if (n <= widest) before = after;
+    return after;
+  }
+
+ private:
+  static constexpr size_t kept = 4, widest = 1 << 14;
+  std::vector<Symbol> before_[kept], after_[kept];
+  size_t count_ = 0;
+};
+
 struct MergeScratch {
   std::vector<uint32_t> next, previous, rank, id;
-  std::vector<Symbol> chain, window;
+  std::vector<Symbol> chain;
+  RecentWindows windows;
   RankQueue queue;
 };
 
@@ -123,7 +152,8 @@ class Merger {
   void windows(const Symbol* symbols, size_t n, MergeScratch& s, size_t narrow = linear_limit) const {
     auto& chain = s.chain;
     chain.clear();
-    size_t window = narrow, spent = 0;
+    s.windows.clear();
+    size_t window = narrow, spent = 0, joined = 0, patience = 0;
     size_t from = 0, at = 0;  // where the window starts in the word, and which token of the chain starts there
     for (;;) {
       if (spent > 4 * n) {  // a word made to tear the chain again and again
@@ -132,30 +162,32 @@ class Merger {
       }
       size_t end = std::min(from + window, n);
       spent += end - from;
-      merge_window(symbols + from, end - from, s);
-      if (!join(chain, at, s.window)) {
+      if (!join(chain, at, merged_window(symbols + from, end - from, s))) {
         size_t target = from > window / 2 ? from - window / 2 : 0;
         while (from > target) from -= chain[--at].length;
         window *= 2;
+        if (joined > 0) patience = joined <= patience + 2 ? std::min<size_t>(2 * patience + 1, 15) : 0;
+        joined = 0;
         continue;
       }
       if (end == n) return;
       // The last tokens may still change; start before them, if that is far enough on.
       size_t last = chain.size(), start = end;
-      for (int tokens = 0; tokens < overlap && last > at; ++tokens) start -= chain[--last].length;
+      for (size_t tokens = 0; tokens < overlap + patience && last > at; ++tokens) start -= chain[--last].length;
       if (start < from + window / 2) {
         narrow = window *= 4;
         continue;
       }
       at = last;
       from = start;
-      window = std::max(narrow, window - window / 8);
+      // Back to narrow windows, but later and later where that has just failed again and again.
+      if (++joined > patience) window = std::max(narrow, window / 2);
     }
   }
 
  private:
   static constexpr int32_t never = INT32_MAX;
-  static constexpr int overlap = 2;
+  static constexpr size_t overlap = 2;  // tokens a window takes up again; more where joining has just failed
   static constexpr size_t scan_limit = 16;
 
   size_t scan(Symbol* symbols, size_t n) const {
@@ -184,10 +216,11 @@ class Merger {
     return n;
   }
 
-  void merge_window(const Symbol* symbols, size_t n, MergeScratch& s) const {
-    s.window.resize(n);
-    for (size_t i = 0; i < n; ++i) s.window[i] = {symbols[i].id, 1};
-    s.window.resize(n <= linear_limit ? linear(s.window.data(), n) : queue(s.window.data(), n, s));
+  const std::vector<Symbol>& merged_window(const Symbol* symbols, size_t n, MergeScratch& s) const {
+    if (auto* known = s.windows.find(symbols, n)) return *known;
+    std::vector<Symbol>& out = s.windows.add(symbols, n);
+    out.resize(n <= linear_limit ? linear(out.data(), n) : queue(out.data(), n, s));
+    return out;
   }
 
   // Goes on with the window's tokens, of which the first starts where the chain's token `at` does, from the

@@ -7,6 +7,7 @@
 //   (bytes_ready). Elsewhere in a sequence it is carried out.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,6 +72,9 @@ class PreTokenizer {
         case Kind::words:
           split(text, s, step, words);
           break;
+        case Kind::scripts:
+          split(text, s, step, scripts);
+          break;
         case Kind::fixed_length:
           split(text, s, step, [&](std::string_view v, Spans& spans) {
             const char *p = v.data(), *from = p, *end = p + v.size();
@@ -96,7 +100,7 @@ class PreTokenizer {
   }
 
  private:
-  enum class Kind : uint8_t { split, chars, delimiter, words, fixed_length, prefix_space, bytes, metaspace };
+  enum class Kind : uint8_t { split, chars, delimiter, words, scripts, fixed_length, prefix_space, bytes, metaspace };
   enum class Prepend : uint8_t { always, first, never };
   struct Step {
     Kind kind{};
@@ -166,6 +170,10 @@ class PreTokenizer {
       return chars(punctuation, Behavior::isolated);
     } else if (type == "Whitespace") {
       step.kind = Kind::words;
+      step.behavior = Behavior::removed;
+      step.invert = true;
+    } else if (type == "UnicodeScripts") {
+      step.kind = Kind::scripts;
       step.behavior = Behavior::removed;
       step.invert = true;
     } else if (type == "CharDelimiterSplit") {
@@ -252,6 +260,27 @@ class PreTokenizer {
       from = at;
     }
     shut(end);
+  }
+
+  // A piece goes on as long as the script does; what has none (spaces, unassigned) belongs to the script before
+  // it, and is lost at the very beginning: so HF has it.
+  static void scripts(std::string_view v, Spans& spans) {
+    using namespace tables;
+    const char *p = v.data(), *end = p + v.size();
+    uint32_t from = 0;
+    unsigned run = 0;
+    uint8_t last = 0;
+    while (p < end) {
+      uint32_t at = static_cast<uint32_t>(p - v.data()), c = utf8_next(p);
+      if (c < cut_start[run] || (run + 1 < cut_start_size && c >= cut_start[run + 1]))
+        run = static_cast<unsigned>(std::upper_bound(cut_start, cut_start + cut_start_size, c) - cut_start) - 1;
+      uint8_t script = cut_value[run];
+      if (script == 0 || script == last) continue;
+      if (last) spans.match(from, at);
+      from = at;
+      last = script;
+    }
+    if (last) spans.match(from, static_cast<uint32_t>(v.size()));
   }
 
   // Rewrite each piece with f(out, piece); the pieces then cover what was written for them.

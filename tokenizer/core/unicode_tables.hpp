@@ -3,6 +3,7 @@
 //   run_start[i] .. run_start[i+1]   code points of one record    run_record[i]   which
 //   record_*                         general category, combining class, flags of a record
 //   X_keys / X_index / X_flat        mapping X: keys[i] -> flat[index[i] .. index[i+1]], keys ascending
+//   cut_start[i] .. cut_start[i+1]   code points that UnicodeScripts takes as one script   cut_value[i]   which, 0 none
 //   bare_word                        what \w matches, but not inside brackets
 //   pair_*                           canonical compositions, sorted by (first, second)
 #pragma once
@@ -25,6 +26,8 @@ FASTTOKEN_ARRAY(unsigned short, record_flags);
 FASTTOKEN_ARRAY(unsigned, script_start);
 FASTTOKEN_ARRAY(unsigned char, script_value);
 FASTTOKEN_ARRAY(char* const, script_names);
+FASTTOKEN_ARRAY(unsigned, cut_start);
+FASTTOKEN_ARRAY(unsigned char, cut_value);
 FASTTOKEN_ARRAY(unsigned, bare_word);
 FASTTOKEN_MAPPING(canonical);
 FASTTOKEN_MAPPING(compatible);
