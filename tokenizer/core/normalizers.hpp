@@ -276,7 +276,8 @@ class Normalizer {
 
   static void lowercase(Text& text) {
     std::string_view v = text.view();
-    auto lower = ucd().lower();
+    const Unicode& u = ucd();
+    auto lower = u.lower();
     Rewrite out(text, v.size() + 16);
     out.piece(text.whole());
     bool changed = false;
@@ -288,7 +289,7 @@ class Normalizer {
         out.put(upper ? c + 32 : c, 0);
         continue;
       }
-      auto to = lower.find(c);
+      auto to = u.lowers(c) ? lower.find(c) : std::span<const unsigned>();
       if (to.empty()) {
         out.put(c, 0);
         continue;

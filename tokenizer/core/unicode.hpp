@@ -85,6 +85,9 @@ class Unicode {
       if (same == seen.end()) seen.push_back(page);
     }
     for (auto& p : seen) record_.insert(record_.end(), p.begin(), p.end());
+    for (unsigned i = 0; i < canonical_keys_size; ++i) decomposes_.add(canonical_keys[i]);
+    for (unsigned i = 0; i < compatible_keys_size; ++i) decomposes_.add(compatible_keys[i]);
+    for (unsigned i = 0; i < lower_keys_size; ++i) lowers_.add(lower_keys[i]);
   }
 
   uint8_t record(uint32_t c) const { return record_[size_t{page_[c >> 8]} * 256 + (c & 255)]; }
@@ -97,6 +100,7 @@ class Unicode {
     using namespace tables;
     return {lower_keys, lower_keys_size, lower_index, lower_flat};
   }
+  bool lowers(uint32_t c) const { return lowers_.may_have(c); }
   Mapping fold() const {
     using namespace tables;
     return {fold_keys, fold_keys_size, fold_index, fold_flat};
@@ -108,7 +112,7 @@ class Unicode {
 
   // The full decomposition of c into out, which must hold 18; returns its length.
   size_t decompose(uint32_t c, bool compatible, uint32_t* out) const {
-    if (c < 0xA0) {
+    if (!decomposes_.may_have(c) && !(c >= hangul && c < hangul_end)) {
       out[0] = c;
       return 1;
     }
@@ -213,6 +217,18 @@ class Unicode {
   }
 
  private:
+  // The keys of a mapping as bits, to say quickly that a character is not among them.
+  class Keys {
+   public:
+    void add(uint32_t c) { bits_[c % span / 64] |= uint64_t{1} << (c & 63); }
+    bool may_have(uint32_t c) const { return bits_[c % span / 64] >> (c & 63) & 1; }
+
+   private:
+    static constexpr uint32_t span = 1 << 18;
+    std::array<uint64_t, span / 64> bits_{};
+  };
+
+  Keys decomposes_, lowers_;
   std::array<uint16_t, code_points / 256> page_{};
   std::vector<uint8_t> record_;
 };
