@@ -1,123 +1,63 @@
 """Long runs.
 
 python -m tests.soak --requests 200000          mixed requests on the default model, with slopes printed
-python -m tests.soak --storm 10000 --seed 1     cancellations at random states on the toy, audited every step
+python -m tests.soak --storm 10000 --seed 1     cancellations at random states on the default model, deterministic,
+                                                audited after every step, the survivors compared bit by bit
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
 import os
-import threading
+import sys
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests import toy
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt, tree_request
-from tests.service import is_empty, service_core
-
-# ------------------------------------------------------------------ a storm of cancellations
-
-
-class _Ends:
-    streams = False
-
-    def __init__(self) -> None:
-        self.ends: dict[int, Any] = {}
-
-    def token(self, request: Any, token_id: int, output: Any, row: int) -> bool:
-        return False
-
-    def deliver(self, request: Any, outcome: Any, error: Any) -> None:
-        if request.id in self.ends:
-            raise AssertionError("a request ended twice")
-        self.ends[request.id] = (outcome, error)
-
-
-class QuickToy(toy.ToyExecutor):
-    """The toy keeps every batch; a long run must not."""
-
-    def submit(self, batch: Any) -> Any:
-        self.batches.clear()
-        return super().submit(batch)
-
-
-def storm(count: int, seed: int) -> dict[str, int]:
-    """Requests of all kinds, cancelled at random states, every account audited after every step; what survives is
-    compared with its own sequence, computed alone."""
-    rng = np.random.default_rng(seed)
-    core = service_core(QuickToy(num_blocks=48), running=6, step_tokens=160, step_requests=24, chunk=16)
-    sink = _Ends()
-    heads = [prompt(24, 900 + i) for i in range(3)]
-    wanted: dict[int, tuple[str, Any]] = {}
-    waiting: list[Any] = []
-    made = steps = 0
-    while made < count or core.live:
-        for _ in range(int(rng.integers(0, 9))):
-            if made < count and len(core.live) < 60:
-                kind, prepared = _item(rng, heads)
-                request = core.request(prepared, sink)
-                wanted[request.id] = (kind, prepared)
-                if rng.random() < 0.02:
-                    core.cancel(request)
-                core._post([request])
-                waiting.append(request)
-                made += 1
-        for request in waiting:
-            if rng.random() < 0.1:
-                core.cancel(request)
-                if rng.random() < 0.3:
-                    core.cancel(request)
-        core.step()
-        core.audit()
-        waiting = [request for request in waiting if request.id in core.live]
-        steps += 1
-        if steps > 60 * count:
-            raise AssertionError("no progress")
-    if not is_empty(core) or sink.ends.keys() != wanted.keys():
-        raise AssertionError("something is left, or somebody was not told")
-    wrong = sum(not _right(*wanted[key], end) for key, end in sink.ends.items())
-    return {
-        "steps": steps,
-        "wrong": wrong,
-        "finished": core.stats.finished,
-        "cancelled": core.stats.cancelled,
-        "preemptions": core.stats.preemptions,
-    }
-
-
-def _item(rng: np.random.Generator, heads: list[Any]) -> tuple[str, Any]:
-    head = heads[int(rng.integers(0, 3))][: int(rng.integers(0, 25))]
-    tokens = np.concatenate([head, prompt(int(rng.integers(1, 9)), int(rng.integers(0, 200)))])
-    kind = str(rng.choice(["chat", "shot", "tree"]))
-    if kind == "chat":
-        return kind, chat(tokens, int(rng.integers(2, 10)))
-    if kind == "tree":
-        return kind, tree_request(tokens, [prompt(2, 1), prompt(3, 2)])
-    return kind, last_logprob(tokens)
-
-
-def _right(kind: str, prepared: Any, end: Any) -> bool:
-    outcome, error = end
-    if error is not None:
-        return type(error).__name__ == "RequestCancelled"
-    tokens = prepared.tree.token_ids.tolist()
-    if kind == "chat":
-        return list(outcome.token_ids) == toy.generate(tokens, prepared.max_new_tokens)
-    trunk = tokens[: prepared.tree.trunk_tokens]
-    branches = [[]] if kind == "shot" else [prompt(2, 1).tolist(), prompt(3, 2).tolist()]
-    return all(
-        float(got) == float(toy.logprobs_of(trunk + branch)[5])
-        for got, branch in zip(outcome.output.logprobs, branches)
-    )
-
+from prelude import AsyncEngine, Choice, EngineConfig, SamplingParams, YesNo
+from prelude.errors import PreludeError
+from tests.service import is_empty
+from tests.storm import ModelLoad, storm
 
 # ------------------------------------------------------------------ a soak on the default model
+
+
+WORDS = ["harbour", "quiet", "two", "boats", "lay", "at", "the", "quay", "while", "rain", "fell", "on", "roofs"]
+KINDS = (
+    "embed",
+    "decide",
+    "loglikelihood",
+    "prompt_logprobs",
+    "complete",
+    "stream",
+    "left stream",
+    "refused",
+    "late",
+)
+SHARES = (0.38, 0.25, 0.08, 0.08, 0.08, 0.04, 0.04, 0.03, 0.02)
+
+
+class _Mallinfo(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+
+def _allocated() -> int:
+    """Bytes that malloc has handed out: what is held, without what it keeps for later. 0 without glibc 2.33."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    mallinfo2.restype = _Mallinfo
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def _memory() -> dict[str, int]:
@@ -125,87 +65,116 @@ def _memory() -> dict[str, int]:
         pages = int(file.read().split()[1])
     return {
         "rss": pages * os.sysconf("SC_PAGE_SIZE"),
-        "threads": threading.active_count(),
+        "allocated": _allocated(),
+        "objects": len(gc.get_objects()),
+        "threads": len(os.listdir("/proc/self/task")),
         "fds": len(os.listdir("/proc/self/fd")),
     }
 
 
+class _Load:
+    """Mixed requests on one engine, and how each of them ended."""
+
+    def __init__(self, engine: Any, seed: int) -> None:
+        self.engine = engine
+        self.rng = np.random.default_rng(seed)
+        self.ends: Counter[str] = Counter()
+
+    async def one(self) -> None:
+        """A request of a random kind; one in fifty is cancelled from outside on top of that."""
+        kind = str(self.rng.choice(KINDS, p=SHARES))
+        job = asyncio.ensure_future(self._request(kind))
+        if self.rng.random() < 0.02:
+            await asyncio.sleep(float(self.rng.random()) * 0.02)
+            job.cancel()
+        try:
+            await job
+            self.ends[kind] += 1
+        except asyncio.CancelledError:
+            self.ends["cancelled"] += 1
+        except PreludeError as error:
+            self.ends[type(error).__name__] += 1
+
+    async def _request(self, kind: str) -> None:
+        rng, engine = self.rng, self.engine
+        text = " ".join(rng.choice(WORDS, int(rng.integers(2, 25))))
+        params = SamplingParams(max_tokens=int(rng.integers(2, 8)), seed=int(rng.integers(0, 99)))
+        options: dict[str, Any] = {
+            "deadline": 600.0,
+            "tenant": f"t{int(rng.integers(0, 1 << 30))}",
+            "salt": f"s{int(rng.integers(0, 3))}",
+        }
+        if kind == "embed":
+            await engine.embed(text, pooling="mean", **options)
+        elif kind == "decide":
+            questions = [
+                YesNo("Is it polite?"),
+                Choice("Where?", ["harbour", "city", f"home {rng.integers(0, 9999)}"]),
+            ]
+            await engine.decide(text, questions, **options)
+        elif kind == "loglikelihood":
+            await engine.loglikelihood(text, " and then", **options)
+        elif kind == "prompt_logprobs":
+            await engine.prompt_logprobs(text, last=8, **options)
+        elif kind == "complete":
+            await engine.complete(text, params, **options)
+        elif kind == "refused":
+            await engine.complete(text * 4000, params)
+        elif kind == "late":
+            await engine.complete(text, params, deadline=1e-6)
+        else:
+            async with engine.generate(text, params, **options) as chunks:
+                async for _ in chunks:
+                    if kind == "left stream":
+                        break
+
+
 async def soak(requests: int, in_flight: int, seed: int) -> dict[str, Any]:
-    from prelude import (
-        AsyncEngine,
-        Choice,
-        Decide,
-        Embed,
-        EngineConfig,
-        Generate,
-        Loglikelihood,
-        SamplingParams,
-        YesNo,
-    )
-
-    rng = np.random.default_rng(seed)
-    words = ["harbour", "quiet", "two", "boats", "lay", "at", "the", "quay", "while", "rain", "fell", "on", "roofs"]
     config = EngineConfig(kv_bytes=1 << 24, max_running=16)
-
-    def task() -> Any:
-        text = " ".join(rng.choice(words, int(rng.integers(4, 60))))
-        match int(rng.integers(0, 10)):
-            case 0:
-                params = SamplingParams(max_tokens=int(rng.integers(2, 12)), seed=int(rng.integers(0, 99)))
-                return Generate(text, params)
-            case 1 | 2 | 3:
-                return Decide(text, [YesNo("Is it polite?"), Choice("Where?", ["harbour", "city", "home"])])
-            case 4:
-                return Loglikelihood(text, " and then")
-            case _:
-                return Embed(text, pooling="mean")
-
     samples: list[dict[str, float]] = []
-    done = failed = cancelled = 0
+    done = 0
     async with AsyncEngine.from_pretrained(config=config) as engine:
         await engine.warmup(freeze_gc=True)
+        load = _Load(engine, seed)
         began = time.perf_counter()
 
         async def worker() -> None:
-            nonlocal done, failed, cancelled
+            nonlocal done
             while done < requests:
                 done += 1
-                job = asyncio.create_task(engine.run(task(), deadline=600))
-                if rng.random() < 0.02:
-                    await asyncio.sleep(float(rng.random()) * 0.02)
-                    job.cancel()
-                try:
-                    await job
-                except asyncio.CancelledError:
-                    cancelled += 1
-                except Exception:
-                    failed += 1
+                await load.one()
                 if done % max(1, requests // 40) == 0:
                     gc.collect()
                     samples.append({"requests": done, **_memory()})
 
         await asyncio.gather(*(worker() for _ in range(in_flight)))
         seconds = time.perf_counter() - began
+        while (core := engine.engine._core).live:  # those that were left end in the next step
+            await asyncio.sleep(0.01)
         stats = engine.stats()
-        core = engine.engine._core
         core.audit()
         empty = is_empty(core)
     later = samples[len(samples) // 4 :]
     at = np.array([sample["requests"] for sample in later], dtype=float)
+    slopes = {
+        f"{name}_per_1000_requests": float(np.polyfit(at, [s[name] for s in later], 1)[0] * 1000)
+        for name in ("rss", "allocated", "objects")
+    }
     return {
         "requests": done,
-        "failed": failed,
-        "cancelled": cancelled,
+        "ends": dict(sorted(load.ends.items())),
         "seconds": seconds,
         "requests_per_second": done / seconds,
-        "rss_first": samples[0]["rss"],
-        "rss_last": samples[-1]["rss"],
-        "rss_bytes_per_1000_requests": float(np.polyfit(at, [s["rss"] for s in later], 1)[0] * 1000),
+        **slopes,
         "threads": sorted({int(s["threads"]) for s in later}),
         "fds": sorted({int(s["fds"]) for s in later}),
         "gc_pauses": stats["gc_pauses"],
         "preemptions": stats["preemptions"],
+        "stats": {
+            name: stats[name] for name in ("requests", "finished", "cancelled", "expired", "failed", "rejected")
+        },
         "empty_after": empty,
+        "samples": samples,
     }
 
 
@@ -215,11 +184,16 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=32)
     parser.add_argument("--storm", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", help="write the result there as well")
     arguments = parser.parse_args()
     if arguments.storm:
-        print(json.dumps(storm(arguments.storm, arguments.seed)))
-        return
-    print(json.dumps(asyncio.run(soak(arguments.requests, arguments.in_flight, arguments.seed)), indent=1))
+        found: dict[str, Any] = storm(arguments.storm, arguments.seed, ModelLoad())
+    else:
+        found = asyncio.run(soak(arguments.requests, arguments.in_flight, arguments.seed))
+    report = {"command": "python -m tests.soak " + " ".join(sys.argv[1:]), **found}
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in report.items() if key != "samples"}, indent=1))
 
 
 if __name__ == "__main__":

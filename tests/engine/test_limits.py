@@ -473,8 +473,21 @@ def slow(prepare: Any) -> Any:
 @pytest.mark.parametrize("seed", [11, 12, 13])
 def test_a_storm_of_cancellations(seed: int) -> None:
     """Requests of all kinds end by cancellation at random moments, audited after every step; the others have exactly
-    their own numbers. ``python -m tests.soak --storm 10000`` is the same, longer."""
-    from tests.soak import storm
+    their own numbers."""
+    from tests.storm import ToyLoad, storm
 
-    counts = storm(3400, seed)
+    counts = storm(3400, seed, ToyLoad())
     assert counts["cancelled"] > 600 and counts["wrong"] == 0 and counts["finished"] > 1500
+    assert min(counts[f"cancelled_while_{state}"] for state in ("waiting", "prefill", "decode")) > 10
+    assert counts["cancelled_in_flight"] > 10
+
+
+@pytest.mark.fault(50)
+@pytest.mark.slow
+def test_a_storm_of_cancellations_on_the_default_model() -> None:
+    """Survivors have the bits that they have alone. ``python -m tests.soak --storm 10000`` is the same, longer."""
+    from tests.storm import ModelLoad, storm
+
+    counts = storm(250, 1, ModelLoad(tasks=40))
+    assert counts["wrong"] == 0 and counts["finished"] > 100 and counts["cancelled"] > 40
+    assert counts["preemptions"] > 0 and counts["prefix_hit_tokens"] > 0
