@@ -136,7 +136,7 @@ class ToyLoad:
     chance = 0.03
 
     def __init__(self) -> None:
-        self.core = service_core(QuickToy(num_blocks=48), running=6, step_tokens=160, step_requests=24, chunk=5)
+        self.core = service_core(QuickToy(num_blocks=20), running=6, step_tokens=160, step_requests=24, chunk=5)
         self._heads = [prompt(24, 900 + i) for i in range(3)]
 
     def make(self, rng: np.random.Generator, sink: Ends) -> tuple[Request, Any]:

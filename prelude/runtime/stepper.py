@@ -117,15 +117,15 @@ class Stepper(Forkable):
         anybody waiting."""
         try:
             return self._step()
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit) and _in_main_thread():  # Ctrl-C, not our fault
+                if not self._withdrawn:  # between two instructions of ours: no account can be trusted
+                    self._abandon(error)
+                self._withdrawn = False
+                raise
             log.exception("the engine's own step failed")
             self._abandon(error)
-            return False
-        except BaseException as error:  # Ctrl-C in the thread that runs the step
-            if not self._withdrawn:  # between two instructions of ours: no account can be trusted
-                self._abandon(error)
-            self._withdrawn = False
-            raise
+            return bool(self.inbox.items)  # what was posted meanwhile has not been looked at
 
     def _step(self) -> bool:
         began = time.perf_counter()
@@ -198,8 +198,16 @@ class Stepper(Forkable):
             )
         try:
             request.sink.deliver(request, outcome, error)
-        except Exception:
+        except BaseException as raised:
             log.exception("a sink raised on its request's end", extra={"request_id": request.options.request_id})
+            self._deliver_again(request, raised)
+
+    def _deliver_again(self, request: Request, raised: BaseException) -> None:
+        """A sink that could not take an end is told of that: somebody waits behind it."""
+        try:
+            request.sink.deliver(request, None, failure_of(raised, "the result could not be handed over"))
+        except BaseException:
+            log.exception("a sink raised twice on its request's end; whoever waits is not told")
 
     def hung(self, seconds: float) -> None:
         """Called by the watchdog: nobody is left waiting for a step that may never come back. What the requests

@@ -478,6 +478,7 @@ def test_a_storm_of_cancellations(seed: int) -> None:
 
     counts = storm(3400, seed, ToyLoad())
     assert counts["cancelled"] > 600 and counts["wrong"] == 0 and counts["finished"] > 1500
+    assert counts["preemptions"] > 10 and counts["evictions"] > 100
     assert min(counts[f"cancelled_while_{state}"] for state in ("waiting", "prefill", "decode")) > 10
     assert counts["cancelled_in_flight"] > 10
 

@@ -1,0 +1,89 @@
+"""Something goes wrong at each named place of a request's path: it raises, it is slow, or the request is cancelled
+right there. Whatever it is, everybody is told, nothing stays held, and the engine answers the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from prelude.errors import PreludeError
+from prelude.runtime.delivery import GroupSink
+from tests.engine.test_faults import generated
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.service import is_empty, service_core, toy_service
+
+# What is called where, as attributes of (engine, core).
+PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
+    "executor.submit": lambda engine, core: (core.executor, "submit"),
+    "executor.wait": lambda engine, core: (core.executor, "wait"),
+    "pool.alloc": lambda engine, core: (core.pool, "_allocate"),
+    "pool.attach": lambda engine, core: (core.pool, "attach"),
+    "trie.insert": lambda engine, core: (core.pool, "publish"),
+    "tokenise": lambda engine, core: (engine.engine._preparer, "prepare"),
+    "deliver": lambda engine, core: (GroupSink, "deliver"),
+}
+
+
+class Injected(Exception):
+    pass
+
+
+@pytest.mark.fault(58)
+@pytest.mark.parametrize("call", [0, 2])
+@pytest.mark.parametrize("what", ["raise", "raise CancelledError", "delay", "cancel"])
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_happens_at_any_place_everybody_is_told(
+    place: str, what: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = service_core()
+    engine = toy_service(core)
+    owner, name = PLACES[place](engine, core)
+    inner = getattr(owner, name)
+    seen = 0
+
+    def meddled(*args: Any, **keywords: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == call + 1:
+            match what:
+                case "raise":
+                    raise Injected
+                case "raise CancelledError":
+                    raise asyncio.CancelledError
+                case "delay":
+                    time.sleep(0.05)
+                case "cancel":
+                    for request in list(core.live.values()):
+                        core.cancel(request)
+        return inner(*args, **keywords)
+
+    monkeypatch.setattr(owner, name, meddled)
+
+    async def main() -> None:
+        tasks = [
+            chat(prompt(6, 1), 6),
+            last_logprob(prompt(20, 2)),
+            chat(prompt(6, 3), 6),
+            last_logprob(prompt(20, 4)),
+        ]
+        ends = await asyncio.wait_for(
+            asyncio.gather(*(engine.run(task) for task in tasks), return_exceptions=True), timeout=20
+        )
+        for end in ends:
+            assert not isinstance(end, BaseException) or isinstance(
+                end, PreludeError | Injected | asyncio.CancelledError
+            )
+        if what == "delay":
+            assert list(ends[0].token_ids) == generated(1, 6) and ends[1].output is not None
+        after = await asyncio.wait_for(engine.run(chat(prompt(6, 9), 6)), timeout=20)
+        assert list(after.token_ids) == generated(9, 6), "the engine goes on"
+        assert seen > call, "it was called"
+
+    asyncio.run(main())
+    core.audit()
+    assert is_empty(core) and core.healthy
+    engine.engine.close()
