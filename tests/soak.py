@@ -109,7 +109,7 @@ class _Load:
         elif kind == "decide":
             questions = [
                 YesNo("Is it polite?"),
-                Choice("Where?", ["harbour", "city", f"home {rng.integers(0, 9999)}"]),
+                Choice("Where?", ["harbour", "city", f"home {rng.integers(0, 500)}"]),
             ]
             await engine.decide(text, questions, **options)
         elif kind == "loglikelihood":
@@ -145,7 +145,8 @@ async def soak(requests: int, in_flight: int, seed: int) -> dict[str, Any]:
                 await load.one()
                 if done % max(1, requests // 40) == 0:
                     gc.collect()
-                    samples.append({"requests": done, **_memory()})
+                    samples.append({"requests": done, "seconds": time.perf_counter() - began, **_memory()})
+                    print(json.dumps(samples[-1]), file=sys.stderr, flush=True)
 
         await asyncio.gather(*(worker() for _ in range(in_flight)))
         seconds = time.perf_counter() - began
