@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 
 from prelude.models.config import ModelConfig
-from prelude.models.ops import Bits, Linear, RotaryTable, inverse_rms, rms_norm, rotate_, silu_gate
+from prelude.models.kernels import rms_norm, rotate, silu_gate
+from prelude.models.ops import Linear, RotaryTable
 from prelude.models.weights import DecoderWeights, LayerWeights
 
 Attention: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""``(layer, q, k, v) -> [queries, heads * head_dim]``; q, k, v are [tokens, heads, head_dim]."""
+"""``(layer, q, k, v) -> [queries, heads * head_dim]``; q, k, v are [tokens, heads, head_dim], heads side by side."""
 
 
 class Decoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights, token_chunk: int) -> None:
         self.config = config
         self.weights = weights
-        self.bits = Bits()
         self.token_chunk = token_chunk
         self.dtype = weights.embeddings.dtype
         frequencies, factor = config.inverse_frequencies()
@@ -49,11 +49,10 @@ class Decoder:
             found += [layer.qkv, layer.out, layer.gate_up, layer.down]
         return found + [head for head in (self.weights.lm_head, self.weights.score) if head is not None]
 
-    def use(self, bits: Bits) -> None:
-        """Shape kernel calls as ``bits`` says from now on."""
-        self.bits = bits
+    def pad_products(self, min_rows: int) -> None:
+        """Give every product at least so many rows from now on."""
         for linear in self.linears():
-            linear.bits = bits
+            linear.min_rows = min_rows
 
     def forward(
         self, ids: Tensor, positions: Tensor, highest: int, attention: Attention, rows: Tensor | None
@@ -63,16 +62,19 @@ class Decoder:
         ``highest`` is the largest position; ``rows`` are the tokens that will be read, None for all of them.
         """
         x = self.weights.embeddings.index_select(0, ids).to(torch.float32)
-        turns = self._rotary(positions, highest)
-        layers = self.weights.layers
+        tokens, layers = x.shape[0], self.weights.layers
+        turns = self._rotary.upto(highest)
+        room = _Room(self.config, tokens, min(tokens, self.token_chunk), self.dtype)
         for index, layer in enumerate(layers[:-1]):
-            attended = attention(index, *self._project(layer, x, turns))
-            self._finish(layer, x, attended)
+            q, k, v = self._project(layer, x, positions, turns, room)
+            self._finish(layer, x, attention(index, q, k, v), room)
         last, index = layers[-1], len(layers) - 1
-        q, k, v = self._project_last(last, x, turns, rows)
+        kv = self._heads(self._last_kv, last, x, positions, turns, room, room.qkv[:, self._query_width :])
+        k, v = kv.chunk(2, dim=1)
         if rows is not None:
-            x = x.index_select(0, rows)
-        self._finish(last, x, attention(index, q, k, v))
+            x, positions = x.index_select(0, rows), positions.index_select(0, rows)
+        q = self._heads(self._last_q, last, x, positions, turns, room, room.qkv[: len(x), : self._query_width])
+        self._finish(last, x, attention(index, q, k, v), room)
         return x
 
     def final_norm(self, x: Tensor) -> Tensor:
@@ -93,75 +95,63 @@ class Decoder:
         return head(normed)
 
     def _chunks(self, tokens: int) -> list[slice]:
-        step = self.token_chunk
+        """Runs of at most ``token_chunk`` tokens, of about one length."""
+        runs = max(1, -(-tokens // self.token_chunk))
+        step = max(1, -(-tokens // runs))
         return [slice(at, min(at + step, tokens)) for at in range(0, max(tokens, 1), step)]
 
-    def _project(self, layer: LayerWeights, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of all tokens."""
-        heads, kv_heads, width = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        tokens, turning = x.shape[0], heads + kv_heads
-        turned = x.new_empty(tokens, turning, width)
-        if tokens <= self.token_chunk:
-            qkv = self._qkv(layer, x)
-            values = qkv[:, turning:]
-            self._turn(qkv[:, :turning], layer.qk_gain, turns, turned)
-        else:
-            values = x.new_empty(tokens, kv_heads, width, dtype=self.dtype)
-            for chunk in self._chunks(tokens):
-                qkv = self._qkv(layer, x[chunk])
-                values[chunk].copy_(qkv[:, turning:])
-                self._turn(qkv[:, :turning], layer.qk_gain, turns[chunk], turned[chunk])
-        turned = turned.to(self.dtype)
-        return turned[:, :heads], turned[:, heads:], values
-
-    def _qkv(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        """All heads of q, k and v side by side, before norm and rotation."""
-        normed = rms_norm(x, self.config.rms_eps, layer.input_gain, self.dtype)
-        return layer.qkv(normed).view(x.shape[0], -1, self.config.head_dim)
-
-    def _project_last(
-        self, layer: LayerWeights, x: Tensor, turns: Tensor, rows: Tensor | None
+    def _project(
+        self, layer: LayerWeights, x: Tensor, positions: Tensor, turns: Tensor, room: _Room
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As ``_project``, with queries for ``rows`` only."""
+        """Queries, keys and values of all tokens, in the room's memory."""
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        found = self._heads(layer.qkv, layer, x, positions, turns, room, room.qkv)
+        return found[:, :heads], found[:, heads : heads + kv_heads], found[:, heads + kv_heads :]
+
+    def _heads(
+        self,
+        linear: Linear,
+        layer: LayerWeights,
+        x: Tensor,
+        positions: Tensor,
+        turns: Tensor,
+        room: _Room,
+        out: Tensor,
+    ) -> Tensor:
+        """What ``linear`` makes of the normed tokens, as heads [tokens, heads, D] in the memory of ``out``; those of
+        q and k after their norm and rotation."""
         heads, kv_heads, width = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        tokens = x.shape[0]
-        gain = layer.qk_gain
-        keys = x.new_empty(tokens, kv_heads, width)
-        values = x.new_empty(tokens, kv_heads, width, dtype=self.dtype)
-        for chunk in self._chunks(tokens):
-            normed = rms_norm(x[chunk], self.config.rms_eps, layer.input_gain, self.dtype)
-            kv = self._last_kv(normed).view(-1, 2 * kv_heads, width)
-            values[chunk].copy_(kv[:, kv_heads:])
-            self._turn(kv[:, :kv_heads], None if gain is None else gain[heads:], turns[chunk], keys[chunk])
-        if rows is not None:
-            x, turns = x.index_select(0, rows), turns.index_select(0, rows)
-        queries = x.new_empty(x.shape[0], heads, width)
-        for chunk in self._chunks(x.shape[0]):
-            normed = rms_norm(x[chunk], self.config.rms_eps, layer.input_gain, self.dtype)
-            q = self._last_q(normed).view(-1, heads, width)
-            self._turn(q, None if gain is None else gain[:heads], turns[chunk], queries[chunk])
-        return queries.to(self.dtype), keys.to(self.dtype), values
+        eps, gain = self.config.rms_eps, layer.qk_gain
+        found = out.view(len(x), out.shape[1] // width, width)
+        first = 0 if linear is not self._last_kv else heads
+        last = heads + kv_heads if linear is not self._last_q else heads
+        if gain is not None:
+            gain = gain[first:last]
+        for chunk in self._chunks(len(x)):
+            linear.into(rms_norm(x[chunk], eps, layer.input_gain, self.dtype, room.normed), out[chunk])
+            rotate(found[chunk, : last - first], gain, eps, turns, positions[chunk])
+        return found
 
-    def _turn(self, heads: Tensor, gain: Tensor | None, turns: Tensor, out: Tensor) -> None:
-        """Norm per head and rotary embedding, into ``out`` (float32)."""
-        if gain is None:
-            out.copy_(heads)
-        else:
-            heads = heads.to(torch.float32)
-            torch.mul(heads, inverse_rms(heads, self.config.rms_eps), out=out).mul_(gain)
-        rotate_(out, turns, self.bits)
-
-    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> None:
+    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, room: _Room) -> None:
         """Everything behind attention, added to ``x`` in place."""
-        inner = self.config.intermediate_size
-        if x.shape[0] <= self.token_chunk:
-            chunks = [(x, attended)]
-        else:
-            chunks = [(x[chunk], attended[chunk]) for chunk in self._chunks(x.shape[0])]
-        for part, heads in chunks:
-            layer.out.add_to(part, heads)
-            normed = rms_norm(part, self.config.rms_eps, layer.mlp_gain, self.dtype)
-            layer.down.add_to(part, silu_gate(layer.gate_up(normed), inner, self.bits))
+        inner, eps = self.config.intermediate_size, self.config.rms_eps
+        for chunk in self._chunks(len(x)):
+            part = x[chunk]
+            layer.out.add_to(part, attended[chunk])
+            normed = rms_norm(part, eps, layer.mlp_gain, self.dtype, room.normed)
+            layer.down.add_to(part, silu_gate(layer.gate_up.into(normed, room.gate_up[: len(part)]), inner))
+
+
+class _Room:
+    """Memory of a forward pass, the same in every layer: fresh memory would cost a fault for each page of it."""
+
+    __slots__ = ("gate_up", "normed", "qkv")
+
+    def __init__(self, config: ModelConfig, tokens: int, longest: int, dtype: torch.dtype) -> None:
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self.qkv = torch.empty(tokens, heads * config.head_dim, dtype=dtype)
+        self.normed = torch.empty(longest, config.hidden_size, dtype=dtype)
+        self.gate_up = torch.empty(longest, 2 * config.intermediate_size, dtype=dtype)
 
 
 def _rows(linear: Linear, start: int, stop: int) -> Linear:

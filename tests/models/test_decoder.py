@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from prelude.batch import OneShotBatch
-from prelude.models.ops import Bits, Linear, RotaryTable, rms_norm, rotate_, silu_gate
+from prelude.models.kernels import rms_norm, rotate, silu_gate
+from prelude.models.ops import Linear, RotaryTable
 from prelude.models.weights import interleave
 from tests.checkpoints import save_model
 from tests.execution.helpers import Model, all_logprobs, hidden, prompts, random_ids, run
@@ -25,39 +26,66 @@ def test_rms_norm() -> None:
     x, gain = torch.randn(5, 24), torch.randn(24)
     expected = torch.nn.functional.rms_norm(x, (24,), gain, 1e-6)
     assert torch.allclose(rms_norm(x, 1e-6, gain, torch.float32), expected, atol=1e-6)
+    assert torch.equal(rms_norm(x, 1e-6, gain, torch.bfloat16), rms_norm(x, 1e-6, gain, torch.float32).bfloat16())
     assert rms_norm(torch.zeros(1, 24), 1e-6, None, torch.bfloat16).eq(0).all()
+    room = torch.full((7, 24), 5.0)
+    assert rms_norm(x, 1e-6, gain, torch.float32, room).data_ptr() == room.data_ptr() and room[5:].eq(5).all()
 
 
-@pytest.mark.parametrize("bits", [Bits(), Bits(fixed=True)])
-def test_rotation_of_interleaved_halves(bits: Bits) -> None:
-    """Interleaved rotation, with the rows put back, is the half-split rotation of the plain layout."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation_of_interleaved_halves(dtype: torch.dtype, normed: bool) -> None:
+    """Interleaved rotation with the rows put back is the half-split rotation of the plain layout after the norm."""
     heads, width, positions = 3, 8, torch.tensor([0, 5, 1023, 1024, 2000])
     frequencies = 1.0 / 100 ** (torch.arange(0, width, 2) / width)
-    plain = torch.randn(5, heads, width)
+    plain = torch.randn(5, heads, width).to(dtype)
+    gain = torch.rand(heads, width)
     angles = torch.cat([positions[:, None] * frequencies] * 2, dim=-1)[:, None]
-    a, b = plain.chunk(2, dim=-1)
-    expected = plain * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()
-    mixed = torch.stack([interleave(row.reshape(-1, 1), width).view(heads, width) for row in plain])
-    table = RotaryTable(frequencies, 1.0, 2048)
-    rotate_(mixed, table(positions, 2000), bits)
-    back = torch.cat([mixed[..., 0::2], mixed[..., 1::2]], dim=-1)
-    assert torch.allclose(back, expected, atol=1e-5)
+    x = plain.float()
+    if normed:
+        x = torch.nn.functional.rms_norm(x, (width,), None, 1e-6) * gain
+    a, b = x.chunk(2, dim=-1)
+    expected = x * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()
+
+    def mix(rows: torch.Tensor) -> torch.Tensor:
+        return torch.stack([interleave(row.reshape(-1, 1), width).view(heads, width) for row in rows])
+
+    wide = torch.zeros(5, heads + 2, width, dtype=dtype)  # heads of others stand beside them
+    wide[:, :heads] = mix(plain)
+    table = RotaryTable(frequencies, 1.0, 2048).upto(2000)
+    rotate(wide[:, :heads], mix(gain[None])[0] if normed else None, 1e-6, table, positions)
+    back = torch.cat([wide[:, :heads, 0::2], wide[:, :heads, 1::2]], dim=-1).float()
+    assert torch.allclose(back, expected, atol=1e-5 if dtype == torch.float32 else 2e-2)
+    assert wide[:, heads:].eq(0).all()
 
 
 def test_a_position_has_the_same_turn_whenever_it_is_met() -> None:
     frequencies = torch.rand(16)
     late, early = RotaryTable(frequencies, 1.0, 5000), RotaryTable(frequencies, 1.0, 5000)
-    late(torch.tensor([0]), 0)
+    late.upto(0)
     at = torch.tensor([3, 4001])
-    assert torch.equal(late(at, 4001), early(at, 4001))
+    assert torch.equal(late.upto(4001)[at], early.upto(4001)[at])
     with pytest.raises(IndexError, match="position 5000"):
-        early(torch.tensor([5000]), 5000)
+        early.upto(5000)
+
+
+@pytest.mark.parametrize("inner", [1, 4, 100])
+def test_silu_gate(inner: int) -> None:
+    gate_up = 10 * torch.randn(7, 2 * inner)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = (torch.nn.functional.silu(gate) * up).float()
+    rounded = gate_up.bfloat16()
+    assert torch.allclose(silu_gate(gate_up, inner), expected, rtol=1e-6, atol=1e-20)
+    assert torch.allclose(silu_gate(rounded, inner).float(), expected, rtol=3e-2, atol=1e-2)
+    assert torch.equal(gate_up[:, inner:].double(), up)
 
 
 def test_silu_gate_of_extremes() -> None:
-    gate_up = torch.tensor([[1e4, -1e4, 0.0, 3.0, 2.0, 2.0, 2.0, 2.0]])
-    out = silu_gate(gate_up, 4, Bits())
-    assert torch.allclose(out, torch.tensor([[2e4, 0.0, 0.0, 6 / (1 + float(np.exp(-3)))]]))
+    inf, nan = float("inf"), float("nan")
+    gate_up = torch.tensor([[1e4, -1e4, 0.0, 3.0, inf, -1e38, nan, 2.0] + [2.0] * 7 + [nan]])
+    out = silu_gate(gate_up, 8)[0]
+    assert torch.allclose(out[:6], torch.tensor([2e4, 0.0, 0.0, 6 / (1 + float(np.exp(-3))), inf, 0.0]))
+    assert out[6:].isnan().all()
 
 
 def test_linear_adds_in_place_also_when_padded() -> None:
@@ -65,7 +93,7 @@ def test_linear_adds_in_place_also_when_padded() -> None:
     x, start = torch.randn(3, 4), torch.randn(3, 6)
     expected = start + x @ linear.weight.t() + linear.bias
     for least in (1, 16):
-        linear.bits = Bits(fixed=True, min_rows=least)
+        linear.min_rows = least
         residual = start.clone()
         linear.add_to(residual, x)
         assert torch.allclose(residual, expected, atol=1e-5)
@@ -80,6 +108,8 @@ def test_runs_of_tokens_change_nothing(model: Model, dtype: str) -> None:
     whole = hidden(executor, s, rows)
     for executor.decoder.token_chunk in (16, 64, 130):
         assert np.array_equal(hidden(executor, s, rows), whole)
+    executor.decoder.token_chunk = 64  # runs of 45 tokens, then one of 60 rows in the last layer
+    assert np.array_equal(hidden(executor, s, rows[20:80]), whole[20:80])
 
 
 def test_the_last_layer_sees_only_rows_that_are_read(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +117,9 @@ def test_the_last_layer_sees_only_rows_that_are_read(model: Model, monkeypatch: 
     seen: list[int] = []
     finish = executor.decoder._finish
 
-    def counting(layer: object, x: torch.Tensor, attended: torch.Tensor) -> None:
+    def counting(layer: object, x: torch.Tensor, *others: object) -> None:
         seen.append(len(x))
-        finish(layer, x, attended)  # type: ignore[arg-type]
+        finish(layer, x, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(executor.decoder, "_finish", counting)
     run(executor, OneShotBatch(prompts(random_ids(0, 50)), all_logprobs(np.array([20, 49]))))

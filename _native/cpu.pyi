@@ -1,0 +1,71 @@
+from typing import Any, final
+
+NAME: str
+LANES: int
+
+def borrow_threads(entry: int) -> None: ...
+def has_threads() -> bool: ...
+def norm_rows(
+    x: int,
+    x_stride: int,
+    gain: int,
+    out: int,
+    out_stride: int,
+    half: bool,
+    rows: int,
+    width: int,
+    eps: float,
+    threads: int,
+) -> None: ...
+def rotate_rows(
+    values: int,
+    in_stride: int,
+    out: int,
+    out_stride: int,
+    half: bool,
+    gain: int,
+    rows: int,
+    heads: int,
+    width: int,
+    eps: float,
+    turns: int,
+    positions: int,
+    threads: int,
+) -> None: ...
+def gate_rows(values: int, stride: int, half: bool, rows: int, inner: int, threads: int) -> None: ...
+@final
+class Attention:
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        width: int,
+        scale: float,
+        query_starts: Any,
+        visible: Any,
+        run_starts: Any,
+        run_from: Any,
+        run_length: Any,
+        run_pool: Any,
+    ) -> None: ...
+    @property
+    def pairs(self) -> int: ...
+    def run(
+        self,
+        q: int,
+        q_stride: int,
+        k: int,
+        k_stride: int,
+        v: int,
+        v_stride: int,
+        pool_k: int,
+        pool_v: int,
+        pool_stride: int,
+        out: int,
+        out_stride: int,
+        queries: int,
+        tokens: int,
+        slots: int,
+        half: bool,
+        threads: int,
+    ) -> None: ...

@@ -1,0 +1,268 @@
+# distutils: language = c++
+"""Thin wrappers of the CPU kernels: rows of norms, rotations and gates, and attention over runs of keys.
+
+Memory is given as addresses and strides in values: ``prelude/models/kernels.py`` makes them out of tensors and is
+the only caller. The headers under ``include/prelude/cpu`` hold the kernels and their contracts.
+"""
+
+from __future__ import annotations
+
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t, uintptr_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+import numpy as np
+
+cnp.import_array()
+
+
+cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
+    cdef enum class Type(int32_t):
+        f32
+        bf16
+
+    cdef struct NormArgs:
+        const float* x
+        int64_t x_stride
+        const float* gain
+        void* out
+        int64_t out_stride
+        Type out_type
+        int64_t width
+        float eps
+
+    cdef struct RotateArgs:
+        const void* in_ "in"
+        int64_t in_stride
+        void* out
+        int64_t out_stride
+        Type type
+        const float* gain
+        int64_t heads
+        int64_t width
+        float eps
+        const float* turns
+        const int64_t* positions
+
+    cdef struct GateArgs:
+        void* rows
+        int64_t stride
+        Type type
+        int64_t inner
+
+    cdef struct KeyRun:
+        int64_t from_ "from"
+        int64_t length
+        cbool pool
+
+    cdef struct AttentionTensors:
+        const void* q
+        const void* k
+        const void* v
+        const void* pool_k
+        const void* pool_v
+        void* out
+        int64_t q_stride
+        int64_t k_stride
+        int64_t v_stride
+        int64_t pool_stride
+        int64_t out_stride
+        Type type
+
+    cdef struct AttentionShape:
+        int32_t heads
+        int32_t kv_heads
+        int32_t width
+        float scale
+
+
+cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
+    ctypedef void (*Fork)(void (*)(void*), void*, unsigned, unsigned)
+
+    cdef cppclass Kernels:
+        const char* name
+        int lanes
+
+    const Kernels& best_kernels()
+    cbool rms_norm(const Kernels&, const NormArgs&, int64_t rows, Fork, int threads)
+    cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, Fork, int threads)
+    cbool silu_gate(const Kernels&, const GateArgs&, int64_t rows, Fork, int threads)
+    cbool worth_releasing_gil(int64_t values)
+
+
+cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil:
+    cdef cppclass AttentionPlan:
+        cbool build(const Kernels&, const AttentionShape&, vector[int32_t], vector[int32_t], vector[int32_t],
+                    vector[KeyRun])
+        int64_t queries()
+        int64_t step_keys()
+        int64_t pool_keys()
+        int64_t pairs()
+        cbool run(const AttentionTensors&, Fork, int)
+
+
+cdef const Kernels* kernels = &best_kernels()
+cdef Fork fork = NULL
+
+NAME = kernels.name.decode()
+LANES = kernels.lanes
+
+
+def borrow_threads(uintptr_t entry):
+    """Address of ``GOMP_parallel``, or 0: everything runs in the calling thread."""
+    global fork
+    fork = <Fork> entry
+
+
+def has_threads():
+    return fork != NULL
+
+
+cdef void check(cbool done) except *:
+    if not done:
+        raise MemoryError("no room for a row")
+
+
+def norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int64_t out_stride, bint half,
+              int64_t rows, int64_t width, float eps, int threads):
+    """``out = x / sqrt(mean(x ** 2) + eps) * gain``; ``gain`` may be 0, ``half``: out is bfloat16."""
+    cdef NormArgs args
+    cdef cbool done
+    args.x = <const float*> x
+    args.x_stride = x_stride
+    args.gain = <const float*> gain
+    args.out = <void*> out
+    args.out_stride = out_stride
+    args.out_type = Type.bf16 if half else Type.f32
+    args.width = width
+    args.eps = eps
+    if worth_releasing_gil(rows * width):
+        with nogil:
+            done = rms_norm(kernels[0], args, rows, fork, threads)
+    else:
+        done = rms_norm(kernels[0], args, rows, fork, threads)
+    check(done)
+
+
+def rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_stride, bint half, uintptr_t gain,
+                int64_t rows, int64_t heads, int64_t width, float eps, uintptr_t turns, uintptr_t positions,
+                int threads):
+    """Norm per head (where ``gain`` is not 0) and rotary embedding; ``out`` may be ``values``."""
+    cdef RotateArgs args
+    cdef cbool done
+    args.in_ = <const void*> values
+    args.in_stride = in_stride
+    args.out = <void*> out
+    args.out_stride = out_stride
+    args.type = Type.bf16 if half else Type.f32
+    args.gain = <const float*> gain
+    args.heads = heads
+    args.width = width
+    args.eps = eps
+    args.turns = <const float*> turns
+    args.positions = <const int64_t*> positions
+    if worth_releasing_gil(rows * heads * width):
+        with nogil:
+            done = norm_rotate(kernels[0], args, rows, fork, threads)
+    else:
+        done = norm_rotate(kernels[0], args, rows, fork, threads)
+    check(done)
+
+
+def gate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t inner, int threads):
+    """``silu(gate) * up`` into gate; a row is ``[gate | up]``, ``inner`` values each."""
+    cdef GateArgs args
+    cdef cbool done
+    args.rows = <void*> values
+    args.stride = stride
+    args.type = Type.bf16 if half else Type.f32
+    args.inner = inner
+    if worth_releasing_gil(2 * rows * inner):
+        with nogil:
+            done = silu_gate(kernels[0], args, rows, fork, threads)
+    else:
+        done = silu_gate(kernels[0], args, rows, fork, threads)
+    check(done)
+
+
+cdef class Attention:
+    """What attends to what in one step; ``run`` does a layer. One thread at a time.
+
+    Item i has queries ``query_starts[i]:query_starts[i + 1]`` and the keys of runs
+    ``run_starts[i]:run_starts[i + 1]``, in order; query q sees the first ``visible[q]`` of them. A run is
+    ``run_length`` keys from ``run_from`` on, of the pool where ``run_pool`` is not 0, else of the step.
+    """
+
+    cdef AttentionPlan plan
+    cdef AttentionShape shape
+
+    def __init__(self, int heads, int kv_heads, int width, float scale, const int32_t[::1] query_starts,
+                 const int32_t[::1] visible, const int32_t[::1] run_starts, const int64_t[::1] run_from,
+                 const int64_t[::1] run_length, const cnp.uint8_t[::1] run_pool):
+        if heads < 1 or kv_heads < 1 or heads % kv_heads or width < 1:
+            raise ValueError(f"{heads} heads do not share {kv_heads} KV heads of {width} values")
+        cdef vector[int32_t] queries = starts(query_starts, visible.shape[0], "query_starts")
+        cdef vector[int32_t] items = starts(run_starts, run_from.shape[0], "run_starts")
+        if queries.size() != items.size():
+            raise ValueError("query_starts and run_starts differ in length")
+        if run_length.shape[0] != run_from.shape[0] or run_pool.shape[0] != run_from.shape[0]:
+            raise ValueError("run_from, run_length and run_pool differ in length")
+        cdef vector[int32_t] seen
+        cdef vector[KeyRun] runs
+        cdef Py_ssize_t i
+        cdef KeyRun one
+        seen.resize(visible.shape[0])
+        for i in range(visible.shape[0]):
+            seen[i] = visible[i]
+        runs.resize(run_from.shape[0])
+        for i in range(run_from.shape[0]):
+            one.from_ = run_from[i]
+            one.length = run_length[i]
+            one.pool = run_pool[i] != 0
+            runs[i] = one
+        self.shape.heads = heads
+        self.shape.kv_heads = kv_heads
+        self.shape.width = width
+        self.shape.scale = scale
+        if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs):
+            raise ValueError("a query sees no key, or more keys than its item has")
+
+    @property
+    def pairs(self):
+        """(query, key) pairs of one layer, all heads."""
+        return self.plan.pairs()
+
+    def run(self, uintptr_t q, int64_t q_stride, uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride,
+            uintptr_t pool_k, uintptr_t pool_v, int64_t pool_stride, uintptr_t out, int64_t out_stride,
+            int64_t queries, int64_t tokens, int64_t slots, bint half, int threads):
+        """``queries`` rows of q and out, ``tokens`` of k and v, ``slots`` of the pool; strides in values."""
+        if self.plan.queries() > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
+            raise ValueError("the tensors are smaller than what was planned")
+        cdef AttentionTensors t
+        cdef cbool done
+        t.q, t.k, t.v = <const void*> q, <const void*> k, <const void*> v
+        t.pool_k, t.pool_v, t.out = <const void*> pool_k, <const void*> pool_v, <void*> out
+        t.q_stride, t.k_stride, t.v_stride = q_stride, k_stride, v_stride
+        t.pool_stride, t.out_stride = pool_stride, out_stride
+        t.type = Type.bf16 if half else Type.f32
+        if worth_releasing_gil(self.plan.pairs() * self.shape.width // 4):
+            with nogil:
+                done = self.plan.run(t, fork, threads)
+        else:
+            done = self.plan.run(t, fork, threads)
+        check(done)
+
+
+cdef vector[int32_t] starts(const int32_t[::1] given, Py_ssize_t end, str name) except *:
+    """A copy of offsets that begin at 0, never fall and end at ``end``."""
+    cdef vector[int32_t] copied
+    cdef Py_ssize_t i
+    if given.shape[0] < 1 or given[0] != 0 or given[given.shape[0] - 1] != end:
+        raise ValueError(f"{name} does not go from 0 to {end}")
+    copied.resize(given.shape[0])
+    for i in range(given.shape[0]):
+        if i and given[i] < given[i - 1]:
+            raise ValueError(f"{name} falls at {i}")
+        copied[i] = given[i]
+    return copied

@@ -1,0 +1,114 @@
+// What attends to what in one step, as arrays, and the units of work it is cut into.
+//
+//   item      some queries of a step in a row, and their keys: runs that lie in a row in the step or in the pool,
+//             in the order of the sequence. Query i sees the first visible[i] keys of its item.
+//   unit      queries of one item on one KV head; largest first, so that threads end together.
+//
+// A prompt is an item with one run; a branch has a run for every ancestor and runs of the pool before them; a
+// decode row is an item of one query whose runs are the blocks of its table, joined where they touch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "prelude/cpu/parallel.hpp"
+#include "prelude/cpu/targets.hpp"
+
+namespace prelude::cpu {
+
+class AttentionPlan {
+ public:
+  // query_starts [items + 1], visible [query_starts[items]], run_starts [items + 1]; runs [run_starts[items]].
+  // Returns false, and stays empty, where a query sees no key or more keys than its item has.
+  bool build(const Kernels& kernels, const AttentionShape& shape, std::vector<int32_t> query_starts,
+             std::vector<int32_t> visible, std::vector<int32_t> run_starts, std::vector<KeyRun> runs) {
+    kernels_ = &kernels;
+    shape_ = shape;
+    units_.clear();
+    step_keys_ = pool_keys_ = 0;
+    const auto items = static_cast<int32_t>(query_starts.size()) - 1;
+    for (const KeyRun& run : runs) {
+      if (run.from < 0 || run.length < 0) return false;
+      int64_t& end = run.pool ? pool_keys_ : step_keys_;
+      end = std::max(end, run.from + run.length);
+    }
+    for (int32_t item = 0; item < items; ++item) {
+      int64_t keys = 0;
+      for (int32_t r = run_starts[item]; r < run_starts[item + 1]; ++r) keys += runs[r].length;
+      if (!cut(item, query_starts[item], query_starts[item + 1], keys, visible)) return units_.clear(), false;
+    }
+    std::stable_sort(units_.begin(), units_.end(),
+                     [](const AttentionUnit& a, const AttentionUnit& b) { return cost(a) > cost(b); });
+    for (const AttentionUnit& unit : units_)
+      room_floats_ = std::max(room_floats_, kernels.unit_floats(unit.keys, shape.width));
+    visible_ = std::move(visible);
+    run_starts_ = std::move(run_starts);
+    runs_ = std::move(runs);
+    return true;
+  }
+
+  int64_t queries() const { return static_cast<int64_t>(visible_.size()); }
+  int64_t step_keys() const { return step_keys_; }  // tokens of the step and slots of the pool
+  int64_t pool_keys() const { return pool_keys_; }  // that a layer's tensors must have
+  int64_t pairs() const {                           // (query, key) pairs of all heads
+    int64_t all = 0;
+    for (const AttentionUnit& unit : units_) all += cost(unit);
+    return all * (shape_.heads / shape_.kv_heads);
+  }
+
+  // One layer. Its room is taken at the first layer and kept until the plan goes. False: no memory, nothing done.
+  bool run(const AttentionTensors& tensors, Fork fork, int threads) {
+    threads = std::max(1, std::min<int>(fork ? threads : 1, static_cast<int>(units_.size())));
+    const int64_t apart = (room_floats_ + 31) / 32 * 32;
+    if (threads > room_threads_) {
+      room_.reset(new (std::nothrow) float[static_cast<size_t>(apart * threads + 32)]);
+      room_threads_ = room_ ? threads : 0;
+    }
+    if (!room_ && apart > 0) return false;
+    float* room = room_.get() + 16 - (reinterpret_cast<uintptr_t>(room_.get()) / 4) % 16;
+    run_pieces(fork, threads, static_cast<int64_t>(units_.size()), [&](int64_t i, int thread) {
+      const AttentionUnit& unit = units_[static_cast<size_t>(i)];
+      kernels_->attend(shape_, tensors, runs_.data() + run_starts_[unit.item], visible_.data(), unit,
+                       room + apart * thread);
+    });
+    return true;
+  }
+
+ private:
+  // Rows of a unit: enough of them that packing the keys, which each unit does, is a few percent of its work.
+  static constexpr int32_t kUnitRows = 192;
+
+  static int64_t cost(const AttentionUnit& unit) { return static_cast<int64_t>(unit.last - unit.first) * unit.keys; }
+
+  bool cut(int32_t item, int32_t first, int32_t last, int64_t keys, const std::vector<int32_t>& visible) {
+    const int32_t step = std::max<int32_t>(1, kUnitRows * shape_.kv_heads / shape_.heads);
+    for (int32_t from = first; from < last; from += step) {
+      const int32_t to = std::min(last, from + step);
+      int32_t most = 0;
+      for (int32_t q = from; q < to; ++q) {
+        if (visible[q] < 1 || visible[q] > keys) return false;
+        most = std::max(most, visible[q]);
+      }
+      for (int32_t head = 0; head < shape_.kv_heads; ++head) units_.push_back({item, head, from, to, most});
+    }
+    return true;
+  }
+
+  const Kernels* kernels_ = nullptr;
+  AttentionShape shape_{};
+  std::vector<int32_t> visible_;
+  std::vector<int32_t> run_starts_;
+  std::vector<KeyRun> runs_;
+  std::vector<AttentionUnit> units_;
+  int64_t step_keys_ = 0;
+  int64_t pool_keys_ = 0;
+  int64_t room_floats_ = 0;
+  std::unique_ptr<float[]> room_;
+  int room_threads_ = 0;
+};
+
+}  // namespace prelude::cpu

@@ -1,0 +1,248 @@
+// Attention of one unit: some queries of one item on one KV head. Included once per target, inside its namespace.
+//
+//   keys      packed once a unit, transposed into panels of kLanes keys: panel[d][key]. One load gives a value of
+//             kLanes keys, and the score of a (query, key) pair is one chain of products over d.
+//   tile      kTileRows rows = (query, head) pairs that share the KV head. All their scores are kept, so the
+//             softmax needs no rescaling: largest, exp and sum, weighted values, one division.
+//   order     everything about a row is summed in the order of its own keys. Keys behind the row's own, which a
+//             tile computes for its later rows, have weight exactly 0.
+//
+// Work of a unit of R rows and N keys of width D: 4 R N D flops and R N exponentials, after moving 2 N D values.
+
+struct UnitRoom {
+  float* panels;   // [panels][width][kLanes]
+  float* values;   // [keys][padded width], unless they are read in place
+  float* scores;   // [kTileRows][panels * kLanes]
+  float* queries;  // [kTileRows][width]
+  float* row;      // [kLanes][padded width]: rows on their way, output rows
+};
+
+inline int64_t padded_width(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
+
+inline int64_t unit_floats(int64_t keys, int64_t width) {
+  const int64_t panels = (keys + kLanes - 1) / kLanes, wide = padded_width(width);
+  return panels * kLanes * (width + wide + kTileRows) + kTileRows * width + kLanes * wide;
+}
+
+inline UnitRoom cut_room(float* room, int64_t keys, int64_t width) {
+  const int64_t panels = (keys + kLanes - 1) / kLanes, wide = padded_width(width);
+  UnitRoom cut;
+  cut.panels = room;
+  cut.values = cut.panels + panels * kLanes * width;
+  cut.scores = cut.values + panels * kLanes * wide;
+  cut.queries = cut.scores + panels * kLanes * kTileRows;
+  cut.row = cut.queries + kTileRows * width;
+  return cut;
+}
+
+// Walks the keys of an item in order.
+struct KeyCursor {
+  const KeyRun* run;
+  int64_t left;
+  int64_t at;
+
+  explicit KeyCursor(const KeyRun* first) : run(first), left(first->length), at(first->from) {}
+  void skip_empty() {
+    while (left == 0) {
+      ++run;
+      left = run->length;
+      at = run->from;
+    }
+  }
+  int64_t next(bool& pool) {
+    skip_empty();
+    --left;
+    pool = run->pool;
+    return at++;
+  }
+};
+
+inline void pack_keys(const AttentionTensors& t, const KeyRun* runs, int64_t keys, int64_t head_at, int64_t width,
+                      const UnitRoom& room) {
+  const int64_t wide = padded_width(width), whole = width / kLanes * kLanes;
+  const float* rows[kLanes];
+  KeyCursor cursor(runs);
+  for (int64_t first = 0; first < keys; first += kLanes) {
+    float* panel = room.panels + first * width;
+    const int count = static_cast<int>(keys - first < kLanes ? keys - first : kLanes);
+    for (int l = 0; l < count; ++l) {
+      bool pool;
+      const int64_t at = cursor.next(pool);
+      const int64_t offset = at * (pool ? t.pool_stride : t.k_stride) + head_at;
+      const void* base = pool ? t.pool_k : t.k;
+      if (t.type == Type::f32) {
+        rows[l] = static_cast<const float*>(base) + offset;
+      } else {
+        widen(static_cast<const uint16_t*>(base) + offset, width, room.row + l * wide);
+        rows[l] = room.row + l * wide;
+      }
+    }
+    // Lanes behind the last key repeat it; their scores are hidden.
+    for (int l = count; l < kLanes; ++l) rows[l] = rows[count - 1];
+    for (int64_t d = 0; d < whole; d += kLanes) transpose(rows, d, panel + d * kLanes);
+    for (int64_t d = whole; d < width; ++d)
+      for (int l = 0; l < kLanes; ++l) panel[d * kLanes + l] = rows[l][d];
+  }
+}
+
+// The values as float rows: `stride` apart, padded with zeros to whole vectors.
+inline const float* pack_values(const AttentionTensors& t, const KeyRun* runs, int64_t keys, int64_t head_at,
+                                int64_t width, const UnitRoom& room, int64_t& stride) {
+  const int64_t wide = padded_width(width);
+  KeyCursor cursor(runs);
+  cursor.skip_empty();
+  if (t.type == Type::f32 && wide == width && cursor.left >= keys) {
+    stride = cursor.run->pool ? t.pool_stride : t.v_stride;
+    return static_cast<const float*>(cursor.run->pool ? t.pool_v : t.v) + cursor.at * stride + head_at;
+  }
+  stride = wide;
+  for (int64_t key = 0; key < keys; ++key) {
+    bool pool;
+    const int64_t at = cursor.next(pool);
+    const int64_t offset = at * (pool ? t.pool_stride : t.v_stride) + head_at;
+    const void* base = pool ? t.pool_v : t.v;
+    float* to = room.values + key * wide;
+    if (t.type == Type::f32) {
+      std::memcpy(to, static_cast<const float*>(base) + offset, sizeof(float) * static_cast<size_t>(width));
+    } else {
+      widen(static_cast<const uint16_t*>(base) + offset, width, to);
+    }
+    for (int64_t d = width; d < wide; ++d) to[d] = 0.0f;
+  }
+  return room.values;
+}
+
+template <int R, int V>
+inline void score_panels(const float* queries, const float* panel, int64_t width, float* scores, int64_t stride) {
+  Vec sums[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sums[r][v] = zero();
+  const int64_t next = width * kLanes;
+  for (int64_t d = 0; d < width; ++d) {
+    Vec keys[V];
+    for (int v = 0; v < V; ++v) keys[v] = load(panel + v * next + d * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const Vec q = same(queries[r * width + d]);
+      for (int v = 0; v < V; ++v) sums[r][v] = fma(q, keys[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(scores + r * stride + v * kLanes, sums[r][v]);
+}
+
+template <int R>
+inline void all_scores(const UnitRoom& room, int64_t panels, int64_t width, int64_t stride) {
+  int64_t p = 0;
+  for (; p + kKeyVectors <= panels; p += kKeyVectors)
+    score_panels<R, kKeyVectors>(room.queries, room.panels + p * width * kLanes, width, room.scores + p * kLanes,
+                                 stride);
+  for (; p < panels; ++p)
+    score_panels<R, 1>(room.queries, room.panels + p * width * kLanes, width, room.scores + p * kLanes, stride);
+}
+
+// Scores to weights in place; returns the reciprocal of their sum.
+inline float soften(float* scores, int64_t visible, int64_t computed) {
+  for (int64_t k = visible; k < computed; ++k) scores[k] = -std::numeric_limits<float>::infinity();
+  const int64_t reached = (visible + kLanes - 1) / kLanes * kLanes;
+  Vec most = load(scores);
+  for (int64_t k = kLanes; k < reached; k += kLanes) most = max(most, load(scores + k));
+  const Vec top = same(-largest(most));
+  Vec total = zero();
+  for (int64_t k = 0; k < reached; k += kLanes) {
+    const Vec weight = exp_of(add(load(scores + k), top));
+    store(scores + k, weight);
+    total = add(total, weight);
+  }
+  for (int64_t k = reached; k < computed; ++k) scores[k] = 0.0f;
+  return 1.0f / sum(total);
+}
+
+template <int R, int V>
+inline void weigh(const float* weights, int64_t weight_stride, const float* values, int64_t stride, int64_t keys,
+                  const float* inverse, float* out, int64_t out_stride) {
+  Vec sums[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sums[r][v] = zero();
+  for (int64_t k = 0; k < keys; ++k) {
+    Vec value[V];
+    for (int v = 0; v < V; ++v) value[v] = load(values + k * stride + v * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const Vec w = same(weights[r * weight_stride + k]);
+      for (int v = 0; v < V; ++v) sums[r][v] = fma(w, value[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(out + r * out_stride + v * kLanes, mul(sums[r][v], same(inverse[r])));
+}
+
+struct Tile {
+  const AttentionTensors* tensors;
+  const int32_t* visible;  // keys that a query sees
+  int64_t group;           // heads of a KV head
+  int64_t head;            // the first of them
+  int64_t width;
+  float scale;
+  const float* values;
+  int64_t value_stride;
+};
+
+// Rows row0 ... row0 + R - 1 of the unit, row = (query - first) * group + head within the group.
+template <int R>
+void run_tile(const Tile& tile, int64_t first, int64_t row0, const UnitRoom& room) {
+  const AttentionTensors& t = *tile.tensors;
+  const int64_t width = tile.width, wide = padded_width(width);
+  int64_t offset[R], sees[R], most = 0;
+  for (int r = 0; r < R; ++r) {
+    const int64_t query = first + (row0 + r) / tile.group, at = (tile.head + (row0 + r) % tile.group) * width;
+    const int64_t from = query * t.q_stride + at;
+    float* q = room.queries + r * width;
+    if (t.type == Type::f32) {
+      std::memcpy(q, static_cast<const float*>(t.q) + from, sizeof(float) * static_cast<size_t>(width));
+    } else {
+      widen(static_cast<const uint16_t*>(t.q) + from, width, q);
+    }
+    for (int64_t d = 0; d < width; ++d) q[d] *= tile.scale;
+    offset[r] = query * t.out_stride + at;
+    sees[r] = tile.visible[query];
+    most = sees[r] > most ? sees[r] : most;
+  }
+  const int64_t panels = (most + kLanes - 1) / kLanes, stride = panels * kLanes;
+  all_scores<R>(room, panels, width, stride);
+  float inverse[R];
+  for (int r = 0; r < R; ++r) inverse[r] = soften(room.scores + r * stride, sees[r], stride);
+  int64_t d = 0;
+  float* out = room.row;
+  for (; d + kValueVectors * kLanes <= wide; d += kValueVectors * kLanes)
+    weigh<R, kValueVectors>(room.scores, stride, tile.values + d, tile.value_stride, most, inverse, out + d, wide);
+  for (; d < wide; d += kLanes)
+    weigh<R, 1>(room.scores, stride, tile.values + d, tile.value_stride, most, inverse, out + d, wide);
+  for (int r = 0; r < R; ++r) {
+    if (t.type == Type::f32) {
+      std::memcpy(static_cast<float*>(t.out) + offset[r], out + r * wide, sizeof(float) * static_cast<size_t>(width));
+    } else {
+      narrow(out + r * wide, width, static_cast<uint16_t*>(t.out) + offset[r]);
+    }
+  }
+}
+
+template <int R>
+void run_short_tile(const Tile& tile, int64_t first, int64_t row0, int64_t rows, const UnitRoom& room) {
+  if constexpr (R > 0) {
+    if (rows == R) return run_tile<R>(tile, first, row0, room);
+    run_short_tile<R - 1>(tile, first, row0, rows, room);
+  }
+}
+
+inline void attend_unit(const AttentionShape& shape, const AttentionTensors& t, const KeyRun* runs,
+                        const int32_t* visible, const AttentionUnit& unit, float* floats) {
+  const int64_t width = shape.width, group = shape.heads / shape.kv_heads;
+  const UnitRoom room = cut_room(floats, unit.keys, width);
+  const int64_t head_at = unit.kv_head * width;
+  pack_keys(t, runs, unit.keys, head_at, width, room);
+  Tile tile{&t, visible, group, unit.kv_head * group, width, shape.scale, nullptr, 0};
+  tile.values = pack_values(t, runs, unit.keys, head_at, width, room, tile.value_stride);
+  const int64_t rows = (unit.last - unit.first) * group;
+  int64_t row = 0;
+  for (; row + kTileRows <= rows; row += kTileRows) run_tile<kTileRows>(tile, unit.first, row, room);
+  run_short_tile<kTileRows - 1>(tile, unit.first, row, rows - row, room);
+}

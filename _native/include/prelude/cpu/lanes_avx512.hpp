@@ -1,0 +1,73 @@
+// Sixteen lanes of AVX-512 F. Included once, inside a namespace compiled for that target, by targets.hpp.
+//
+// The vocabulary of the kernels, which each lanes_*.hpp gives:
+//   kLanes                       floats in a vector
+//   kTileRows                    rows of an attention tile: kTileRows * max(kKeyVectors, kValueVectors) sums
+//                                and what feeds them fit in the registers
+//   load_some, store_some        the first n lanes; the others read as 0 and are not written
+//   fma, fnma                    a * b + c and c - a * b
+//   max, min                     the second operand where one of them is NaN
+//   nearest                      to an integer, ties to even
+//   times_power_of_two           a * 2^n, n an integer in [-126, 127]
+//   zero_where_below             0 where x < edge, else a
+//   sum, largest                 over the lanes, in a fixed order
+//   turn                         complex products of (even, odd) lanes
+//   transpose                    out[d * kLanes + l] = rows[l][at + d], d and l below kLanes
+
+constexpr int kLanes = 16;
+constexpr int kTileRows = 8;
+constexpr int kKeyVectors = 3;
+constexpr int kValueVectors = 2;
+
+using Vec = __m512;
+
+inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline Vec load_some(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void store_some(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+inline Vec same(float x) { return _mm512_set1_ps(x); }
+inline Vec zero() { return _mm512_setzero_ps(); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec nearest(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec times_power_of_two(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
+inline Vec zero_where_below(Vec a, Vec x, float edge) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, same(edge), _CMP_NLT_UQ), a);
+}
+inline float sum(Vec v) { return _mm512_reduce_add_ps(v); }
+inline float largest(Vec v) { return _mm512_reduce_max_ps(v); }
+inline Vec turn(Vec x, Vec t) {
+  const Vec crossed = _mm512_mul_ps(_mm512_permute_ps(x, 0xB1), _mm512_movehdup_ps(t));
+  return _mm512_fmaddsub_ps(x, _mm512_moveldup_ps(t), crossed);
+}
+inline void transpose(const float* const* rows, int64_t at, float* out) {
+  __m512 r[16], t[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(rows[i] + at);
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xEE);
+    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+  }
+  // r[4 g + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 g ... 4 g + 3.
+  for (int c = 0; c < 4; ++c) {
+    const __m512 low02 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88);
+    const __m512 low13 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xDD);
+    const __m512 high02 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
+    const __m512 high13 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xDD);
+    _mm512_storeu_ps(out + c * 16, _mm512_shuffle_f32x4(low02, high02, 0x88));
+    _mm512_storeu_ps(out + (c + 8) * 16, _mm512_shuffle_f32x4(low02, high02, 0xDD));
+    _mm512_storeu_ps(out + (c + 4) * 16, _mm512_shuffle_f32x4(low13, high13, 0x88));
+    _mm512_storeu_ps(out + (c + 12) * 16, _mm512_shuffle_f32x4(low13, high13, 0xDD));
+  }
+}

@@ -1,0 +1,50 @@
+// Row kernels over all rows of a call: cut into pieces that keep a thread busy for some microseconds.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+
+#include "prelude/cpu/parallel.hpp"
+#include "prelude/cpu/targets.hpp"
+#include "prelude/status.hpp"
+
+namespace prelude::cpu {
+
+// A thread takes at least so many values: waking the others costs about what they take.
+inline constexpr int64_t kPieceValues = 12'288;
+
+// A value of these kernels takes about a quarter of a nanosecond.
+constexpr bool worth_releasing_gil(int64_t values) { return values / 4 > kReleaseGilNs; }
+
+// kernel(args, first, last, room) over `rows` rows of `values` each. False: no memory for rows of bfloat16.
+template <class Args, class Kernel>
+bool over_rows(Kernel kernel, const Args& args, int64_t rows, int64_t values, bool needs_room, Fork fork,
+               int threads) {
+  threads = fork == nullptr ? 1 : std::max(threads, 1);
+  const int64_t least = std::max<int64_t>(1, kPieceValues / std::max<int64_t>(values, 1));
+  const int64_t step = std::max(least, (rows + threads - 1) / threads);
+  const int64_t pieces = (rows + step - 1) / step;
+  float* room = nullptr;
+  if (needs_room) {
+    room = new (std::nothrow) float[static_cast<size_t>(values * std::max<int64_t>(pieces, 1))];
+    if (room == nullptr) return false;
+  }
+  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
+    kernel(args, i * step, std::min(rows, (i + 1) * step), room == nullptr ? nullptr : room + i * values);
+  });
+  delete[] room;
+  return true;
+}
+
+inline bool rms_norm(const Kernels& kernels, const NormArgs& args, int64_t rows, Fork fork, int threads) {
+  return over_rows(kernels.rms_norm, args, rows, args.width, args.out_type != Type::f32, fork, threads);
+}
+inline bool norm_rotate(const Kernels& kernels, const RotateArgs& args, int64_t rows, Fork fork, int threads) {
+  return over_rows(kernels.norm_rotate, args, rows, args.heads * args.width, args.type != Type::f32, fork, threads);
+}
+inline bool silu_gate(const Kernels& kernels, const GateArgs& args, int64_t rows, Fork fork, int threads) {
+  return over_rows(kernels.silu_gate, args, rows, 2 * args.inner, args.type != Type::f32, fork, threads);
+}
+
+}  // namespace prelude::cpu

@@ -1,0 +1,117 @@
+// The kernels, compiled once per instruction set from one source, and the choice among them at run time.
+//
+// GCC and Clang compile a region for another target than the build's; elsewhere, and on other machines, there is
+// the portable version alone. Nothing of a region is called before the processor was asked.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "prelude/cpu/types.hpp"
+
+#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#define PRELUDE_X86_TARGETS 1
+#include <immintrin.h>
+#endif
+
+namespace prelude::cpu {
+
+struct Kernels {
+  const char* name;
+  int lanes;
+  // Rows [first, last). `room` holds as many floats as row_floats() says.
+  void (*rms_norm)(const NormArgs&, int64_t first, int64_t last, float* room);
+  void (*norm_rotate)(const RotateArgs&, int64_t first, int64_t last, float* room);
+  void (*silu_gate)(const GateArgs&, int64_t first, int64_t last, float* room);
+  // One unit; `runs` are its item's keys, `visible` how many of them each query of the plan sees.
+  void (*attend)(const AttentionShape&, const AttentionTensors&, const KeyRun* runs, const int32_t* visible,
+                 const AttentionUnit&, float* room);
+  int64_t (*unit_floats)(int64_t keys, int64_t width);
+  void (*exp)(const float* x, int64_t count, float* out);  // for tests: count is a multiple of `lanes`
+};
+
+#define PRELUDE_KERNELS(label)                                                       \
+  inline void exp_rows(const float* x, int64_t count, float* out) {                  \
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i))); \
+  }                                                                                  \
+  inline const Kernels kTable{label, kLanes, rms_norm, norm_rotate, silu_gate, attend_unit, unit_floats, exp_rows};
+
+namespace portable {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_portable.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/body_attention.hpp"
+// clang-format on
+PRELUDE_KERNELS("portable")
+}  // namespace portable
+
+#ifdef PRELUDE_X86_TARGETS
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+// GCC 12 takes the undefined vectors of its own intrinsics for a mistake.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+namespace avx2 {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_avx2.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/body_attention.hpp"
+// clang-format on
+PRELUDE_KERNELS("avx2")
+}  // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx2,fma"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx2,fma")
+#endif
+namespace avx512 {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_avx512.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/body_attention.hpp"
+// clang-format on
+PRELUDE_KERNELS("avx512")
+}  // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#pragma GCC diagnostic pop
+#endif
+
+#endif  // PRELUDE_X86_TARGETS
+#undef PRELUDE_KERNELS
+
+// The kernels of that name, or null where this machine cannot run them.
+inline const Kernels* kernels_named(const char* name) {
+  if (std::strcmp(name, "portable") == 0) return &portable::kTable;
+#ifdef PRELUDE_X86_TARGETS
+  if (std::strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f")) return &avx512::kTable;
+  if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    return &avx2::kTable;
+#endif
+  return nullptr;
+}
+
+// The widest that this machine has, or what PRELUDE_CPU_KERNELS names.
+inline const Kernels& best_kernels() {
+  if (const char* chosen = std::getenv("PRELUDE_CPU_KERNELS"))
+    if (const Kernels* named = kernels_named(chosen)) return *named;
+  for (const char* name : {"avx512", "avx2"})
+    if (const Kernels* found = kernels_named(name)) return *found;
+  return portable::kTable;
+}
+
+}  // namespace prelude::cpu

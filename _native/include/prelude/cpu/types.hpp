@@ -1,0 +1,90 @@
+// What the CPU kernels take: plain structs over memory that the caller owns.
+//
+// Every kernel gives a row the same bits whatever rows stand beside it: sums run in an order that the row's own
+// shape and position fix, tails go through the same vector operations as whole vectors, and work is cut over
+// threads between rows, never inside one.
+#pragma once
+
+#include <cstdint>
+
+namespace prelude::cpu {
+
+enum class Type : int32_t { f32 = 0, bf16 = 1 };
+constexpr int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
+
+// Rows of `width` values, `stride` values apart.
+struct NormArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* gain;  // [width], or null where the next weight has it inside
+  void* out;
+  int64_t out_stride;
+  Type out_type;
+  int64_t width;
+  float eps;
+};
+
+// Norm per head and rotary embedding. A row is `heads` heads of `width` values, the two halves of a head interleaved.
+// In place where `out` is `in`.
+struct RotateArgs {
+  const void* in;
+  int64_t in_stride;
+  void* out;
+  int64_t out_stride;
+  Type type;
+  const float* gain;  // [heads, width], or null for models without that norm
+  int64_t heads;
+  int64_t width;  // even
+  float eps;
+  const float* turns;  // [positions, width]: cosine and sine of each pair, side by side
+  const int64_t* positions;
+};
+
+// silu(gate) * up into the memory of gate; a row is [gate | up], `inner` values each.
+struct GateArgs {
+  void* rows;
+  int64_t stride;
+  Type type;
+  int64_t inner;
+};
+
+// A run of keys that lie in a row, of this step or of the pool.
+struct KeyRun {
+  int64_t from;
+  int64_t length;
+  bool pool;
+};
+
+// Queries [first, last) of a plan on one KV head: what one thread takes at a time.
+struct AttentionUnit {
+  int32_t item;
+  int32_t kv_head;
+  int32_t first;
+  int32_t last;
+  int32_t keys;  // the first so many of the item's keys are seen by some of these queries
+};
+
+// One layer's tensors: a row holds all its heads of `width` values side by side; strides are in values.
+struct AttentionTensors {
+  const void* q;
+  const void* k;
+  const void* v;
+  const void* pool_k;
+  const void* pool_v;
+  void* out;  // [queries, heads * width]
+  int64_t q_stride;
+  int64_t k_stride;
+  int64_t v_stride;
+  int64_t pool_stride;
+  int64_t out_stride;
+  Type type;
+};
+
+struct AttentionShape {
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t width;
+  float scale;
+};
+
+}  // namespace prelude::cpu

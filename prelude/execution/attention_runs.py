@@ -1,0 +1,154 @@
+"""Attention by the native kernel: every row walks the keys of its own sequence, in order.
+
+A segment's queries are one item, and its keys are runs that lie in a row: its context in the pool, block by block,
+each ancestor, itself. A decode row is an item of one query. The bits of a row are those of its sequence alone:
+this is the plan of deterministic mode, and of the default mode wherever the machine has vectors for it.
+
+A shared state is walked by each of its branches: the products are the same as if they shared one walk, only the
+keys are brought into the kernel's order once a branch, which is a few percent for branches of a dozen tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from prelude._native.cpu import Attention
+from prelude.batch import DecodeRows
+from prelude.execution.layout import I64, Forest, StepTokens
+from prelude.models.config import ModelConfig
+from prelude.models.kernels import is_half
+
+Runs = npt.NDArray[np.int64]
+"""[runs, 3]: first key, number of keys, whether they lie in the pool."""
+
+
+class RunsPlan:
+    """See ``CascadePlan`` for the arguments."""
+
+    def __init__(self, step: StepTokens, block_size: int, config: ModelConfig, rows: I64 | None = None) -> None:
+        self.num_queries = step.num_tokens if rows is None else len(rows)
+        items, lengths, runs = list[Runs](), list[npt.NDArray[np.int64]](), list[Runs]()
+        visible = list[I64]()
+        wanted = np.arange(step.num_tokens) if rows is None else rows
+        if step.forest is not None:
+            cut = int(np.searchsorted(wanted, step.prompt_tokens))
+            forest_lengths, seen = _queries(step.forest, wanted[:cut])
+            counts, found = _forest_runs(step.forest, block_size)
+            lengths.append(forest_lengths)
+            visible.append(seen)
+            items.append(counts)
+            runs.append(found)
+        if step.decode is not None:
+            at = wanted[np.searchsorted(wanted, step.prompt_tokens) :] - step.prompt_tokens
+            counts, found = _decode_runs(step.decode, at, block_size)
+            lengths.append(np.ones(len(at), np.int64))
+            visible.append(step.decode.context_lens[at].astype(np.int64) + 1)
+            items.append(counts)
+            runs.append(found)
+        all_runs = np.concatenate(runs) if runs else np.zeros((0, 3), np.int64)
+        self._attention = Attention(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.head_dim**-0.5,
+            _starts(lengths),
+            np.concatenate(visible).astype(np.int32) if visible else np.zeros(0, np.int32),
+            _starts(items),
+            np.ascontiguousarray(all_runs[:, 0]),
+            np.ascontiguousarray(all_runs[:, 1]),
+            all_runs[:, 2].astype(np.uint8),
+        )
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+        queries, heads, width = q.shape
+        for x in (q, k, v, pool_k, pool_v):
+            if x.dtype != q.dtype or x.stride(2) != 1 or x.stride(1) != width:
+                raise ValueError(f"heads of a token are not side by side: {x.dtype} with strides {x.stride()}")
+        out = torch.empty(queries, heads * width, dtype=q.dtype)
+        self._attention.run(
+            q.data_ptr(),
+            q.stride(0),
+            k.data_ptr(),
+            k.stride(0),
+            v.data_ptr(),
+            v.stride(0),
+            pool_k.data_ptr(),
+            pool_v.data_ptr(),
+            pool_k.stride(0),
+            out.data_ptr(),
+            heads * width,
+            queries,
+            min(len(k), len(v)),
+            min(len(pool_k), len(pool_v)),
+            is_half(q),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def _starts(counts: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int32]:
+    ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *counts]))
+    return ends.astype(np.int32)
+
+
+def _queries(forest: Forest, wanted: I64) -> tuple[I64, I64]:
+    """Wanted tokens of each segment, and how many keys of its sequence each of them sees."""
+    starts = np.asarray(forest.starts, np.int64)
+    counts = np.diff(np.searchsorted(wanted, starts))
+    return counts, wanted + 1 + np.repeat(forest.base - starts[:-1], counts)
+
+
+def _forest_runs(forest: Forest, block_size: int) -> tuple[I64, Runs]:
+    """Number of runs of each segment, and the runs one after the other."""
+    count = len(forest.parents)
+    starts = np.asarray(forest.starts, np.int64)
+    own = np.stack([starts[:-1], np.diff(starts), np.zeros(count, np.int64)], axis=1)
+    context = forest.slices.context_lens
+    if not context.any() and not forest.below:
+        return np.ones(count, np.int64), own
+    paths = list[Runs]()
+    for s, parent in enumerate(forest.parents):
+        before = paths[parent] if parent >= 0 else _blocks(forest.blocks(s), block_size, int(context[s]))
+        paths.append(np.concatenate([before, own[s : s + 1]]))
+    return np.array([len(path) for path in paths], np.int64), np.concatenate(paths)
+
+
+def _blocks(blocks: npt.NDArray[np.int32], block_size: int, length: int) -> Runs:
+    """The first ``length`` tokens of a block table as runs."""
+    used = -(-length // block_size)
+    if used > len(blocks):
+        raise ValueError(f"{length} tokens do not lie in {len(blocks)} blocks of {block_size}")
+    runs, _ = _joined(blocks[:used], np.zeros(min(used, 1), np.int64), block_size)
+    if used:
+        runs[-1, 1] -= used * block_size - length
+    return runs
+
+
+def _decode_runs(decode: DecodeRows, rows: I64, block_size: int) -> tuple[I64, Runs]:
+    """As ``_forest_runs`` for some decode rows: whole blocks, of which the row sees what it has."""
+    indptr = decode.block_indptr.astype(np.int64)
+    held = np.diff(indptr)[rows]
+    needed = decode.context_lens[rows].astype(np.int64) // block_size + 1
+    if (needed > held).any():
+        short = int(np.argmax(needed > held))
+        tokens = int(decode.context_lens[rows[short]]) + 1
+        raise ValueError(f"{tokens} tokens do not lie in {int(held[short])} blocks of {block_size}")
+    ends = np.cumsum(needed)
+    begins = ends - needed
+    at = np.repeat(indptr[:-1][rows] - begins, needed) + np.arange(int(needed.sum()))
+    runs, first = _joined(decode.block_ids[at], begins, block_size)
+    return np.searchsorted(first, ends) - np.searchsorted(first, begins), runs
+
+
+def _joined(blocks: npt.NDArray[np.int32], begins: I64, block_size: int) -> tuple[Runs, I64]:
+    """Blocks that follow each other as one run, none across ``begins``; and the block that each run begins with."""
+    new = np.ones(len(blocks), np.bool_)
+    new[1:] = np.diff(blocks) != 1
+    new[begins] = True
+    first = np.flatnonzero(new)
+    counts = np.diff(np.append(first, len(blocks)))
+    starts = blocks[first].astype(np.int64) * block_size
+    return np.stack([starts, counts * block_size, np.ones(len(first), np.int64)], axis=1), first

@@ -1,0 +1,103 @@
+"""Tensors to the addresses and strides that the native CPU kernels take, and torch's threads to run them on.
+
+Every call gives a row the same bits whatever rows stand beside it, however many threads there are.
+
+torch's own pool does the work: its OpenMP threads spin for a while after each operation, and threads of our own
+would fight them for the cores. ``GOMP_parallel``, the entry that libgomp and LLVM's library share, is looked up
+in the library that torch itself is linked to. Where it is not found, as on macOS and Windows, kernels run in the
+calling thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from prelude._native import cpu
+
+
+def _gomp_parallel() -> int:
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        path = Path(torch.__file__).parent / "lib" / name
+        try:
+            # Symbols of a library's own dependencies are found through its handle.
+            entry = ctypes.CDLL(str(path)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        return ctypes.cast(entry, ctypes.c_void_p).value or 0
+    return 0
+
+
+cpu.borrow_threads(_gomp_parallel())
+
+
+def wide() -> bool:
+    """Whether the kernels use this machine's vectors and as many threads as torch does."""
+    return cpu.NAME != "portable" and (cpu.has_threads() or torch.get_num_threads() == 1)
+
+
+def is_half(x: Tensor) -> bool:
+    """Whether ``x`` is bfloat16; else it is float32, or ``TypeError``."""
+    if x.dtype == torch.float32:
+        return False
+    if x.dtype == torch.bfloat16:
+        return True
+    raise TypeError(f"the CPU kernels take float32 and bfloat16, not {x.dtype}")
+
+
+def address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def rms_norm(x: Tensor, eps: float, gain: Tensor | None, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """RMSNorm over the rows of float32 ``x`` [T, width]. ``gain`` [width] is None where the next weight has it
+    inside. ``out`` [T or more, width] of ``dtype`` takes the result; its first T rows are returned. The
+    values of a row lie side by side."""
+    rows, width = x.shape
+    out = torch.empty(rows, width, dtype=dtype) if out is None else out[:rows]
+    if out.shape != x.shape or x.dtype != torch.float32 or out.dtype != dtype:
+        raise ValueError(f"RMSNorm of {x.dtype} {list(x.shape)} into {out.dtype} {list(out.shape)}")
+    half, threads = is_half(out), torch.get_num_threads()
+    cpu.norm_rows(
+        x.data_ptr(), x.stride(0), address(gain), out.data_ptr(), out.stride(0), half, rows, width, eps, threads
+    )
+    return out
+
+
+def rotate(heads: Tensor, gain: Tensor | None, eps: float, table: Tensor, positions: Tensor) -> None:
+    """Norm per head and rotary embedding, in place: ``heads`` [T, heads, D] with the two halves of each head
+    interleaved and heads side by side, ``gain`` [heads, D] float32 or None for models without that norm,
+    ``table`` [positions, D / 2] complex64, ``positions`` [T] int64, each below the table's length."""
+    rows, count, width = heads.shape
+    if heads.stride(1) != width or heads.stride(2) != 1:
+        raise ValueError(f"heads of a token are not side by side: strides {heads.stride()}")
+    if len(positions) != rows or not positions.is_contiguous() or table.shape[1] * 2 != width:
+        raise ValueError(f"{len(positions)} positions, turns of {table.shape[1]} pairs, heads {list(heads.shape)}")
+    at, stride, threads = heads.data_ptr(), heads.stride(0), torch.get_num_threads()
+    cpu.rotate_rows(
+        at,
+        stride,
+        at,
+        stride,
+        is_half(heads),
+        address(gain),
+        rows,
+        count,
+        width,
+        eps,
+        table.data_ptr(),
+        positions.data_ptr(),
+        threads,
+    )
+
+
+def silu_gate(gate_up: Tensor, inner: int) -> Tensor:
+    """``silu(gate) * up`` in the memory of the gate half; a strided view of ``gate_up`` [T, 2 * inner]."""
+    rows, threads = gate_up.shape[0], torch.get_num_threads()
+    if gate_up.shape[1] != 2 * inner or gate_up.stride(1) != 1:
+        raise ValueError(f"gate and up of {inner} in {list(gate_up.shape)}")
+    cpu.gate_rows(gate_up.data_ptr(), gate_up.stride(0), is_half(gate_up), rows, inner, threads)
+    return gate_up[:, :inner]
