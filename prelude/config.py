@@ -19,6 +19,8 @@ class EngineConfig:
 
     ``max_length``            longest sequence, prompt and output together
     ``max_step_tokens``       tokens one step computes at most (all classes together)
+    ``group_tokens``          decisions behind the first one of a step bring so many at most: a short decision does not
+                              wait for a long one beside it. What keeps the device busy is enough
     ``max_step_requests``     requests one step admits at most
     ``max_running``           Decode requests that hold a row at the same time
     ``chunk_tokens``          most tokens of one Decode prompt a step prefills beside running rows
@@ -44,6 +46,7 @@ class EngineConfig:
 
     max_length: int | None = None
     max_step_tokens: int | None = None
+    group_tokens: int = 8192
     max_step_requests: int = 512
     max_running: int = 64
     chunk_tokens: int = 512

@@ -39,6 +39,7 @@ def make_core(
             fold=config.fold,
             defer_steps=config.defer_steps,
             defer_tokens=config.defer_tokens,
+            group_tokens=config.group_tokens,
         ),
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,

@@ -109,10 +109,10 @@ class Line:
     def __bool__(self) -> bool:
         return bool(self._arrivals)
 
-    def fits(self, ledger: Ledger, vocab_size: int) -> bool:
-        """Whether all of it goes into one batch, whatever the cache has."""
+    def fits(self, ledger: Ledger, vocab_size: int, group_tokens: int) -> bool:
+        """Whether all of it goes into one batch of at most ``group_tokens``, whatever the cache has."""
         return (
-            self._tokens <= ledger.tokens
+            self._tokens <= min(ledger.tokens, group_tokens)
             and len(self._arrivals) <= ledger.rows
             and len(self._groups) <= 1
             and self._logits_rows * vocab_size * LOGITS_BYTES <= ledger.logits_bytes

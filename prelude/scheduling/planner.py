@@ -40,6 +40,7 @@ class Budgets:
     fold: bool = True  # rows of one step share what they compute
     defer_steps: int = 8  # how long a request waits at most for another that computes its prefix
     defer_tokens: int = 64  # a shorter one is computed again rather than waited for
+    group_tokens: int = 1 << 31  # what follows the first OneShot request of a step brings so many at most
 
     def ledger(self, limit: int | None = None) -> Ledger:
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
@@ -226,12 +227,14 @@ def _plan_oneshot(
 ) -> tuple[tuple[OneShotRow, ...], tuple[Fold, ...]]:
     """One group: the requests that may share a batch with the first one, in order, until one of them does not fit.
     Each is matched first, and charged with what the cache does not have. ``allowance`` bounds the group beside
-    running rows; the first request may be longer than it."""
+    running rows; the first request may be longer than it. Those behind the first bring ``group_tokens`` at most: a
+    short request is not made to wait for the long one that would fill up its step."""
     if not queues.oneshot or allowance == 0:
         return (), ()
     finder = FoldFinder(pool.block_size) if budgets.fold else None
     rows: list[OneShotRow] = []
     before = ledger.tokens
+    withheld = 0
     for request in _one_group(queues, budgets, ledger, allowance, retry):
         if rows and allowance is not None and before - ledger.tokens >= allowance:
             break
@@ -241,8 +244,12 @@ def _plan_oneshot(
             break
         if isinstance(row, Deferral):
             deferred.append(row)
-        else:
-            rows.append(row)
+            continue
+        rows.append(row)
+        if len(rows) == 1:
+            withheld = max(0, ledger.tokens - budgets.group_tokens)
+            ledger.tokens -= withheld
+    ledger.tokens += withheld
     queues.take_oneshot([row.request for row in rows])
     folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
     # A promise costs a few microseconds a row: only where somebody may come to see it before it is kept.
@@ -257,7 +264,7 @@ def _one_group(
     if retry:
         suspects = [request for request in line if request.failures]
         return (request for request in suspects if request.key == suspects[0].key)
-    if allowance is None and line.fits(ledger, budgets.vocab_size):
+    if allowance is None and line.fits(ledger, budgets.vocab_size, budgets.group_tokens):
         return iter(line)
     return line.in_order(queues.served, one_group=True)
 

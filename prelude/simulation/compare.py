@@ -28,6 +28,7 @@ ABLATIONS: Mapping[str, Settings] = {
     "without fold": {"fold": False},
     "without defer": {"defer_steps": 0},
     "without fold and defer": {"fold": False, "defer_steps": 0},
+    "steps filled up": {"group_tokens": 1 << 30},
     "first come, first served": {"policy": "first_come_first_served"},
     "today's": TODAY,
 }

@@ -133,11 +133,15 @@ class _Core(EngineCore):
         return super()._begin(plan)
 
 
-def _ageing(policy: Policy) -> float:
-    """Of the order inside the layers; 0 where it has none."""
+def _bound(policy: Policy) -> Callable[[int], float] | None:
+    """Tokens served after which nobody who comes later goes before a request of so many tokens; ``None`` where the
+    order inside the layers states no bound."""
     while isinstance(policy, Priority | FairTenants):
         policy = policy.inner
-    return policy.ageing if isinstance(policy, ShortestPrefillFirst) else 0.0
+    if not isinstance(policy, ShortestPrefillFirst) or not policy.ageing:
+        return None
+    ageing, curvature = policy.ageing, policy.curvature
+    return lambda tokens: tokens * (1 + curvature * tokens / 2) / ageing
 
 
 class Replica:
@@ -159,7 +163,7 @@ class Replica:
         self.executor = CostedExecutor(machine.cost, limits, self.clock)
         self.core = make_core(_Core, self.executor, config, machine.cost_model(), clock=lambda: self.clock.now)
         self.core.replica = self
-        self._ageing = _ageing(self.core.queues.oneshot.policy)
+        self._bound = _bound(self.core.queues.oneshot.policy)
 
     @property
     def idle(self) -> bool:
@@ -209,6 +213,6 @@ class Replica:
             self._latest[kind] = max(self._latest[kind], request.queued_at)
             overtaken = before[kind] - request.queued_at
             self.overtaken = max(self.overtaken, overtaken)
-            if self._ageing and kind is ExecutionClass.ONESHOT:
-                share = max(0, overtaken) * self._ageing / request.num_known
+            if self._bound is not None and kind is ExecutionClass.ONESHOT:
+                share = max(0, overtaken) / self._bound(request.num_known)
                 self.starvation = share if math.isnan(self.starvation) else max(self.starvation, share)
