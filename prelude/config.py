@@ -31,6 +31,7 @@ class EngineConfig:
     ``defer_steps``           steps a request waits at most for another that is computing the prefix they share, where
                               they cannot run together; 0: it never waits
     ``defer_tokens``          a shorter shared prefix is not waited for
+    ``overlap``               plan and pack the next step while the executor runs this one; ``None``: on CUDA
     ``deterministic``         the bits of a row do not depend on its company
     ``max_prompt_chars``      refused before tokenising; ``None``: 16 characters per token of ``max_length``
     ``prepare_threads``       threads for tokenising long prompts off the caller's loop
@@ -58,6 +59,7 @@ class EngineConfig:
     fold: bool = True
     defer_steps: int = 8
     defer_tokens: int = 64
+    overlap: bool | None = None
     default_cache: CacheMode = "auto"
     deterministic: bool = False
     max_queued_requests: int = 1 << 20
@@ -80,6 +82,9 @@ class EngineConfig:
             if field.name in ("prefix_cache", "fold", "deterministic"):
                 if not isinstance(value, bool):
                     raise ConfigError(f"{field.name} must be True or False, got {value!r}")
+            elif field.name == "overlap":
+                if value is not None and not isinstance(value, bool):
+                    raise ConfigError(f"overlap must be True, False or None, got {value!r}")
             elif field.name in ("policy", "decode_policy"):
                 policy_named(value, field.name)
             elif field.name == "cost_model":

@@ -106,12 +106,23 @@ def service_core(
     fold: bool = True,
     defer_steps: int = 8,
     defer_tokens: int = 4,
+    overlap: bool = False,
     **options: Any,
 ) -> EngineCore:
     executor = executor or toy.ToyExecutor()
     pool = KvPool(executor.num_blocks, executor.block_size, prefix_cache=cache)
     budgets = Budgets(
-        step_tokens, step_requests, running, chunk, 1 << 30, toy.VOCAB, 64, fold, defer_steps, defer_tokens
+        step_tokens,
+        step_requests,
+        running,
+        chunk,
+        1 << 30,
+        toy.VOCAB,
+        64,
+        fold,
+        defer_steps,
+        defer_tokens,
+        overlap=overlap,
     )
     return EngineCore(
         executor,
@@ -120,6 +131,7 @@ def service_core(
         max_queued_requests=queued,
         max_queued_tokens=queued_tokens,
         unhealthy_after=unhealthy,
+        overlap=overlap,
         **options,
     )
 

@@ -25,6 +25,7 @@ def make_core(
     limits = executor.limits()
     if cost is None:
         cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
+    overlap = limits.device.startswith("cuda") if config.overlap is None else config.overlap
     return kind(
         executor,
         KvPool(limits.num_blocks, limits.block_size, prefix_cache=config.prefix_cache),
@@ -40,12 +41,14 @@ def make_core(
             defer_steps=config.defer_steps,
             defer_tokens=config.defer_tokens,
             group_tokens=config.group_tokens,
+            overlap=overlap,
         ),
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         unhealthy_after=config.unhealthy_after,
         hang_seconds=config.hang_seconds,
         oneshot_share=config.oneshot_share,
+        overlap=overlap,
         policies=Policies(_policy(config.policy, cost), policy_named(config.decode_policy)),
         cost=cost,
         **more,

@@ -155,7 +155,9 @@ class EngineCore(Stepper):
         finally:
             self._holder = 0
             self._baton.release()
-            if self.inbox.items or not self.queues.empty or self.closed:  # others', or left by an interrupt
+            if (
+                self.inbox.items or not self.queues.empty or self._flights or self.closed
+            ):  # others', or left by an interrupt
                 self._wake_thread()
 
     def _wake_thread(self) -> None:
@@ -252,8 +254,9 @@ class EngineCore(Stepper):
     def audit(self) -> None:
         """Every account against every other; raises with the numbers. For tests and debugging, between steps."""
         self.queues.audit()
-        self.pool.audit([request.lease for request in self.queues if request.lease is not None])
-        known = {request.id for request in [*self.queues, *self.inbox.items]}
+        flying = [row.request for flight in self._flights for row in flight.plan.oneshot]
+        self.pool.audit([request.lease for request in [*self.queues, *flying] if request.lease is not None])
+        known = {request.id for request in [*self.queues, *self.inbox.items, *flying]}
         if known != self.live.keys():
             raise RuntimeError(f"{len(self.live)} requests are to be answered, {len(known)} are in the queues")
         counted = [r.queued_tokens for r in [*self.queues, *self.inbox.items] if r.queued_tokens >= 0]

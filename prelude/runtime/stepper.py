@@ -20,6 +20,7 @@ from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, Reque
 from prelude.execution.executor import Executor
 from prelude.runtime.doorbell import Doorbell
 from prelude.runtime.events import Listeners
+from prelude.runtime.flight import Flight
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.stats import EngineStats, GcPauses
@@ -38,6 +39,9 @@ from prelude.scheduling.request import Request, State
 from prelude.scheduling.settle import finish, settle
 
 log = logging.getLogger("prelude.engine")
+
+
+_NOBODY: frozenset[int] = frozenset()
 
 
 class LoopFlush:
@@ -66,6 +70,7 @@ class Stepper(Forkable):
         hang_seconds: float = math.inf,
         oneshot_share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        overlap: bool = False,
         policies: Policies | None = None,
         cost: CostModel | None = None,
     ) -> None:
@@ -97,6 +102,11 @@ class Stepper(Forkable):
         self._cancels: deque[Request] = deque()
         self._limit: int | None = None  # rows a step may have while failed ones run again
         self._withdrawn = False
+        self.overlap = overlap
+        self._flights: deque[Flight] = deque()  # one at most, two while the first is waited for
+        self._flying: frozenset[int] = _NOBODY  # ids of the requests in flight
+        self._late: list[tuple[Request, Exception]] = []  # ends of requests that came while they were in flight
+        self._blocked = 0.0  # seconds of this turn in the executor
         self._baton = threading.Lock()
         self._holder = 0
         self._wake = Doorbell()
@@ -128,20 +138,29 @@ class Stepper(Forkable):
             return bool(self.inbox.items)  # what was posted meanwhile has not been looked at
 
     def _step(self) -> bool:
-        began = time.perf_counter()
+        """Without overlap: plan, submit, wait, settle. With it: plan, submit, then wait for and settle the step
+        before, which ran meanwhile. A step whose rows go on after it is settled before the next one is planned; what
+        overlaps then is the hand-over of its results and the inbox."""
+        began, self._blocked = time.perf_counter(), 0.0
         self._drain()
-        if self.queues.empty:
-            self._flush()
-            return False
-        plan = plan_step(self.queues, self.pool, self.budgets, self.pacer, self._limit)
-        self._note_waiting(plan)
-        if plan.empty:
-            self._flush()
-            return self._stuck(plan)
-        result = self._execute(plan)
-        self.stats.host_seconds += time.perf_counter() - began - (result.seconds if result else 0.0)
+        landed = bool(self._flights) and not self._flights[0].alone
+        if landed:
+            self._land()
+        launched = False
+        if not self.queues.empty:
+            plan = plan_step(self.queues, self.pool, self.budgets, self.pacer, self._limit)
+            self._note_waiting(plan)
+            if not plan.empty:
+                launched = True
+                self._launch(plan)
+        if self._flights and (len(self._flights) > 1 or not launched or not self.overlap):
+            self._land()
+            landed = True
+        self.stats.host_seconds += time.perf_counter() - began - self._blocked
         self._flush()
-        return True
+        if launched or landed:
+            return True
+        return not self.queues.empty and self._stuck(plan)
 
     def _drain(self) -> None:
         """The inbox into the queues; then whoever need not run any more ends: cancelled, expired, loop closed."""
@@ -172,6 +191,9 @@ class Stepper(Forkable):
                 self._end(request, EngineClosed("the engine was closed"))
 
     def _end(self, request: Request, error: Exception) -> None:
+        if request.id in self._flying:  # when its step is settled: until then the executor reads what it holds
+            self._late.append((request, error))
+            return
         if request.order and request.state is not State.FINISHED:
             finish(request, self.queues, self.pool, None, error)
 
@@ -230,27 +252,65 @@ class Stepper(Forkable):
             for request in plan.preempted:
                 self.events.emit("preempted", request.options.request_id)
 
-    def _execute(self, plan: Plan) -> StepResult | None:
+    def _launch(self, plan: Plan) -> None:
+        """Packs and submits. Where that fails the rows are settled, and nothing is in flight."""
         began = self._begin(plan)
         try:
             packed = pack(plan, self.pool.block_size)
-            result = self.executor.wait(self.executor.submit(packed.batch))
-            check_result(packed, result)
+            entered = time.perf_counter()
+            handle = self.executor.submit(packed.batch)
+            blocked = time.perf_counter() - entered
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit) and _in_main_thread():
-                withdraw_all(plan, self.queues, self.pool)
-                self._withdrawn = True
-                raise
-            self._failed(plan, error)
-            return None
-        finally:
             self.step_began = 0.0
+            self._interrupted(error, [plan, *(flight.plan for flight in self._flights)])
+            self._failed(plan, error)
+            return
+        ids = _NOBODY
+        if self.overlap:
+            self._blocked += blocked
+            ids = frozenset(request.id for request in plan.requests())
+            self._flying |= ids
+        self._flights.append(Flight(plan, packed, handle, began, ids))
+
+    def _land(self) -> None:
+        """Waits for the first step in flight and settles it."""
+        flight = self._flights.popleft()
+        entered = time.perf_counter()
+        try:
+            result = self.executor.wait(flight.handle)
+            check_result(flight.packed, result)
+        except BaseException as error:
+            self.step_began = 0.0
+            self._interrupted(error, [*(later.plan for later in self._flights), flight.plan])
+            self._flying -= flight.request_ids
+            self._failed(flight.plan, error)
+        else:
+            self._blocked += time.perf_counter() - entered if self.overlap else result.seconds
+            self.step_began = time.monotonic() if self._flights else 0.0
+            self._flying -= flight.request_ids
+            self._settle(flight, result)
+        late, self._late = self._late, []
+        for request, ended in late:
+            self._end(request, ended)
+
+    def _interrupted(self, error: BaseException, plans: list[Plan]) -> None:
+        """Ctrl-C while the executor was at work: everybody in flight again. ``plans``: the latest first."""
+        if isinstance(error, KeyboardInterrupt | SystemExit) and _in_main_thread():
+            for plan in plans:
+                withdraw_all(plan, self.queues, self.pool)
+            self._flights.clear()
+            self._flying = _NOBODY
+            self._withdrawn = True
+            raise error
+
+    def _settle(self, flight: Flight, result: StepResult) -> None:
+        plan, packed = flight.plan, flight.packed
         self.failures_in_a_row = 0
         self.stats.count_step(plan, packed, result)
         self._measure(plan, packed, result)
         for request in plan.requests():
             if request.timeline is not None:
-                _mark_run(request, began, result)
+                _mark_run(request, flight.began, result)
         first = [r for r in (*(row.request for row in plan.prefill),) if not r.output] if self.events else []
         settle(plan, packed, result, self.queues, self.pool, self.limits.vocab_size)
         for request in first:
@@ -258,7 +318,6 @@ class Stepper(Forkable):
                 self.events.emit("first_token", request.options.request_id)
         if self._limit is not None and not suspects_left(self.queues):
             self._limit = None
-        return result
 
     def _begin(self, plan: Plan) -> float:
         now = time.perf_counter()
@@ -342,6 +401,8 @@ class Stepper(Forkable):
         self.last_error = error
         self.failures_in_a_row = self.unhealthy_after
         self._limit = None
+        self._flights.clear()
+        self._flying, self._late = _NOBODY, []
         self.queues = self._new_queues()
         posted = set(map(id, self.inbox.items))
         for request in list(self.live.values()):

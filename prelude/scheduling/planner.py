@@ -41,6 +41,7 @@ class Budgets:
     defer_steps: int = 8  # how long a request waits at most for another that computes its prefix
     defer_tokens: int = 64  # a shorter one is computed again rather than waited for
     group_tokens: int = 1 << 31  # what follows the first OneShot request of a step brings so many at most
+    overlap: bool = False  # the next step is planned before this one is settled
 
     def ledger(self, limit: int | None = None) -> Ledger:
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
@@ -238,7 +239,7 @@ def _plan_oneshot(
     for request in _one_group(queues, budgets, ledger, allowance, retry):
         if rows and allowance is not None and before - ledger.tokens >= allowance:
             break
-        seen = not retry and len(queues.oneshot) > 1
+        seen = not retry and (budgets.overlap or len(queues.oneshot) > 1)
         row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows), retry, seen)
         if row is None:
             break
@@ -253,7 +254,7 @@ def _plan_oneshot(
     queues.take_oneshot([row.request for row in rows])
     folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
     # A promise costs a few microseconds a row: only where somebody may come to see it before it is kept.
-    return _plan_publishing(rows, folds, pool, bool(queues.decode) and not retry), folds
+    return _plan_publishing(rows, folds, pool, (budgets.overlap or bool(queues.decode)) and not retry), folds
 
 
 def _one_group(

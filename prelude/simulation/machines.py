@@ -62,9 +62,7 @@ def h200_qwen3_4b() -> Machine:
         QWEN3_4B.kv_bytes_per_token,
         QWEN3_4B.vocab,
         QWEN3_4B.max_positions,
-        EngineConfig(
-            max_length=65_536, max_running=256, chunk_tokens=2048, group_tokens=2048, logits_bytes=1 << 30
-        ),
+        EngineConfig(max_length=65_536, max_running=256, chunk_tokens=2048, group_tokens=2048, logits_bytes=1 << 30),
     )
 
 
