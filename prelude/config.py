@@ -19,7 +19,7 @@ class EngineConfig:
 
     ``max_length``            longest sequence, prompt and output together
     ``max_step_tokens``       tokens one step computes at most (all classes together)
-    ``group_tokens``          decisions behind the first one of a step bring so many at most: a short decision does not
+    ``group_tokens``          decisions behind the first of a step bring so many at most: a short decision does not
                               wait for a long one beside it. What keeps the device busy is enough
     ``max_step_requests``     requests one step admits at most
     ``max_running``           Decode requests that hold a row at the same time

@@ -112,7 +112,7 @@ def check(preparer: Preparer, prepared: Any) -> None:
     assert tree.token_ids.min() >= 0 and tree.token_ids.max() < 420
     assert prepared.cache in ("auto", "always", "never") and 0 <= prepared.salt < 1 << 63
     if readout is not None:
-            rows = read_rows(readout)
-            assert rows.min() >= 0 and rows.max() < tree.num_tokens
+        rows = read_rows(readout)
+        assert rows.min() >= 0 and rows.max() < tree.num_tokens
     if classify(prepared) is ExecutionClass.DECODE:
         assert tree.num_tokens + prepared.max_new_tokens <= preparer.max_length
