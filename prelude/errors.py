@@ -7,6 +7,7 @@
 │   ├── ``UnknownParameter``     (also a ``TypeError``): a misspelt or refused keyword
 │   └── ``TemplateError``        chat or decision template: missing, malformed, over its bounds
 ├── ``ConfigError`` (also a ``ValueError``): an ``EngineConfig`` that contradicts itself or the model
+├── ``DeviceUnavailable`` (also a ``RuntimeError``): the device asked for cannot be used here; says what is missing
 ├── ``ModelError`` (also a ``ValueError``): the model directory; raised while loading
 │   ├── ``UnsupportedModel``     a feature we do not have, named
 │   ├── ``CheckpointError``      a weight file or index that is not what it says
@@ -92,6 +93,14 @@ class ConfigError(PreludeError, ValueError):
 
 class TraceError(PreludeError, ValueError):
     """A trace that cannot be simulated, or a workload out of range; names the line and the field."""
+
+
+class DeviceUnavailable(PreludeError, RuntimeError):
+    """The device asked for cannot be used here. ``missing`` lists what is not there, each with the way out."""
+
+    def __init__(self, message: str, *, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 class ModelError(PreludeError, ValueError):

@@ -1,0 +1,94 @@
+"""kernels/*.cu -> cubin: NVRTC through cuda-python, cached on disk by the hash of everything that goes in.
+
+The cache is ``$PRELUDE_CACHE/cuda`` (default ``~/.cache/prelude/cuda``); a cubin is written beside its final name and
+renamed, so that processes that start together do not read halves of each other. A cache that cannot be written is
+done without. ``CompileError`` carries the compiler's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "kernels"
+_COMMON = "common.cuh"
+
+
+class CompileError(RuntimeError):
+    """A kernel that the compiler refused."""
+
+
+@cache
+def source(name: str) -> str:
+    """The whole text of a kernel file, the shared part in front."""
+    return (FOLDER / _COMMON).read_text() + (FOLDER / f"{name}.cu").read_text()
+
+
+def options(arch: str, *, float32: bool, head_dim: int) -> tuple[str, ...]:
+    found = [f"--gpu-architecture={arch}", "--std=c++17", f"-DHEAD_DIM={head_dim}"]
+    return (*found, "-DPRELUDE_FLOAT32") if float32 else tuple(found)
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("PRELUDE_CACHE") or Path.home() / ".cache" / "prelude") / "cuda"
+
+
+def nvrtc(text: str, flags: Iterable[str], name: str) -> bytes:
+    """Compile ``text``. Needs libnvrtc, no driver."""
+    from cuda.bindings import nvrtc as rtc  # type: ignore[import-untyped,unused-ignore]
+
+    def checked(result: tuple[Any, ...], what: str) -> Any:
+        if int(result[0]) != 0:
+            raise CompileError(f"{name}: {what}: {result[0]}")
+        return result[1] if len(result) > 1 else None
+
+    program = checked(rtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []), "nvrtcCreateProgram")
+    encoded = [flag.encode() for flag in flags]
+    try:
+        code = rtc.nvrtcCompileProgram(program, len(encoded), encoded)[0]
+        if int(code) != 0:
+            log = b" " * int(checked(rtc.nvrtcGetProgramLogSize(program), "log"))
+            rtc.nvrtcGetProgramLog(program, log)
+            raise CompileError(f"{name}.cu: {log.decode(errors='replace').strip(chr(0)).strip()}")
+        cubin: bytes = b" " * int(checked(rtc.nvrtcGetCUBINSize(program), "size"))
+        checked(rtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+        return cubin
+    finally:
+        rtc.nvrtcDestroyProgram(program)
+
+
+def cubin(
+    name: str,
+    flags: tuple[str, ...],
+    *,
+    version: str,
+    folder: Path | None = None,
+    compile_: Callable[[str, Iterable[str], str], bytes] = nvrtc,
+) -> bytes:
+    """The cubin of ``kernels/name.cu``, compiled once per content, flags and compiler ``version``."""
+    text = source(name)
+    key = hashlib.sha256("\0".join((text, *flags, version)).encode()).hexdigest()[:32]
+    path = (folder or cache_dir()) / f"{name}-{key}.cubin"
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    made = compile_(text, flags, name)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(made)
+        os.replace(temporary, path)
+    return made
+
+
+def nvrtc_version() -> str:
+    from cuda.bindings import nvrtc as rtc  # type: ignore[import-untyped,unused-ignore]
+
+    _, major, minor = rtc.nvrtcVersion()
+    return f"nvrtc {major}.{minor}"

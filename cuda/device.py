@@ -1,0 +1,283 @@
+"""What a step asks of a device, as one protocol, and the real one on cuda-python and torch.
+
+Everything is ordered on one stream. ``copy``, ``launch``, ``matmul`` and attention calls return at once; ``mark`` is
+the only way to learn that something is done. Tensors are torch's in both directions: the caller keeps them alive
+until a mark behind their last use is done. A captured ``Graph`` bakes in addresses, never contents.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from prelude.cuda import compiler
+from prelude.cuda.driver import Driver
+from prelude.cuda.kernels import FILES, Argument, Kernel, check
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+FIXED_ROWS = 256
+"""Deterministic mode multiplies exactly so many rows at a time: one GEMM kernel per weight, whatever the batch."""
+_WARM_UPS = 2
+
+
+class Mark(Protocol):
+    """A point in the stream."""
+
+    def wait(self) -> None: ...
+
+    def done(self) -> bool: ...
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Device time between two marks; both are done."""
+        ...
+
+
+class Graph(Protocol):
+    def launch(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    element: torch.dtype
+    deterministic: bool
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Entered by every thread around its calls."""
+        ...
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Host memory that copies may run from and to behind the host's back."""
+        ...
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Contiguous, of one size in bytes; between pinned and device memory or within the device."""
+        ...
+
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], shared: int = 0) -> None: ...
+
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
+        """``out = x @ weight.T + bias``; with ``add`` ``out += ...`` for a float32 ``out``."""
+        ...
+
+    def mark(self) -> Mark: ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """``work`` only enqueues, on fixed addresses. It is run to warm up, then recorded."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """``(free, total)`` bytes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CudaMark:
+    __slots__ = ("__weakref__", "_driver", "event")
+
+    def __init__(self, driver: Driver, stream: int) -> None:
+        self._driver = driver
+        self.event = driver.event()
+        driver.record(self.event, stream)
+        weakref.finalize(self, driver.destroy_event, self.event)
+
+    def wait(self) -> None:
+        self._driver.wait(self.event)
+
+    def done(self) -> bool:
+        return self._driver.done(self.event)
+
+    def seconds_since(self, earlier: CudaMark) -> float:
+        return self._driver.milliseconds(earlier.event, self.event) / 1e3
+
+
+class CudaGraph:
+    """torch captures, so that its allocator keeps what libraries took under way; cuda-python runs the result."""
+
+    def __init__(self, driver: Driver, stream: int, recorded: torch.cuda.CUDAGraph) -> None:
+        self._driver = driver
+        self._stream = stream
+        self._recorded: torch.cuda.CUDAGraph | None = recorded
+        self._executable = driver.instantiate(int(recorded.raw_cuda_graph()))
+        driver.upload(self._executable, stream)
+
+    def launch(self) -> None:
+        self._driver.replay(self._executable, self._stream)
+
+    def close(self) -> None:
+        if self._recorded is not None:
+            self._driver.destroy_graph(self._executable)
+            self._recorded = None
+
+
+class CudaDevice:
+    """One GPU, one stream. ``element`` is bfloat16 or float32."""
+
+    def __init__(
+        self, element: torch.dtype, *, head_dim: int, deterministic: bool = False, ordinal: int = 0, pdl: bool = True
+    ) -> None:
+        self.driver = Driver(ordinal)
+        import torch
+
+        self.element = element
+        self.deterministic = deterministic
+        self.ordinal = ordinal
+        self.handle = self.driver.stream()
+        self.stream = torch.cuda.ExternalStream(self.handle)  # type: ignore[no-untyped-call]
+        self.device = torch.device("cuda", ordinal)
+        major, minor = self.driver.capability()
+        self._dependent = pdl and major >= 9
+        self._functions: dict[tuple[str, int], int] = {}
+        self._modules = self._load_kernels(f"sm_{major}{minor}" + ("a" if major >= 9 else ""), head_dim)
+        self._pool: Any = None
+        with self.scope():
+            self.sums_in_float32 = self._adds_in_place()
+
+    def _load_kernels(self, arch: str, head_dim: int) -> dict[str, int]:
+        import torch
+
+        flags = compiler.options(arch, float32=self.element == torch.float32, head_dim=head_dim)
+        version = compiler.nvrtc_version()
+        return {name: self.driver.load(compiler.cubin(name, flags, version=version)) for name in FILES}
+
+    def _adds_in_place(self) -> bool:
+        """Whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
+        import torch
+
+        if self.element == torch.float32:
+            return True
+        x = torch.randn(16, 64, device=self.device).to(self.element)
+        weight = torch.randn(32, 64, device=self.device).to(self.element)
+        out = torch.ones(16, 32, device=self.device)
+        try:
+            torch.addmm(out, x, weight.t(), out_dtype=torch.float32, out=out)
+        except (RuntimeError, TypeError):
+            return False
+        return bool(torch.allclose(out, x.float() @ weight.float().t() + 1, atol=1e-2, rtol=1e-2))
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        import torch
+
+        with torch.cuda.device(self.ordinal), torch.cuda.stream(self.stream), torch.inference_mode():
+            yield
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        import torch
+
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        import torch
+
+        return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        import torch
+
+        return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        if source.nbytes:
+            self.driver.copy(target.data_ptr(), source.data_ptr(), source.nbytes, self.handle)
+
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], shared: int = 0) -> None:
+        if 0 in grid:
+            return
+        check(kernel, grid, args, self.element)
+        key = (kernel.name, shared)
+        function = self._functions.get(key)
+        if function is None:
+            function = self.driver.function(self._modules[kernel.file], kernel.name, shared)
+            self._functions[key] = function
+        values: list[Any] = []
+        types: list[Any] = []
+        for kind, value in zip(kernel.kinds, args):
+            if kind == "int":
+                values.append(value)
+                types.append(ctypes.c_int)
+            elif kind == "float":
+                values.append(value)
+                types.append(ctypes.c_float)
+            else:
+                values.append(0 if value is None else value.data_ptr())  # type: ignore[union-attr]
+                types.append(ctypes.c_void_p)
+        x, y, z = (*grid, 1, 1)[:3]
+        self.driver.launch(
+            function, (x, y, z), kernel.block, shared, self.handle, values, types, dependent=self._dependent
+        )
+
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
+        if not self.deterministic:
+            self._product(x, weight, out, bias, add)
+            return
+        for at in range(0, x.shape[0], FIXED_ROWS):
+            # Buffers have room for whole tiles; rows past the last are computed and never read.
+            self._product(_tile(x, at), weight, _tile(out, at), bias, add)
+
+    def _product(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
+        import torch
+
+        across = weight.t()
+        if add:
+            if out.dtype == x.dtype:
+                torch.addmm(out, x, across, out=out)
+            elif self.sums_in_float32:
+                torch.addmm(out, x, across, out_dtype=torch.float32, out=out)
+            else:
+                out.add_(torch.mm(x, across))
+            if bias is not None:
+                out.add_(bias)
+        elif out.dtype == x.dtype:
+            if bias is None:
+                torch.mm(x, across, out=out)
+            else:
+                torch.addmm(bias, x, across, out=out)
+        elif self.sums_in_float32:
+            torch.mm(x, across, out_dtype=torch.float32, out=out)
+        else:
+            out.copy_(torch.mm(x, across))
+
+    def mark(self) -> CudaMark:
+        return CudaMark(self.driver, self.handle)
+
+    def capture(self, work: Callable[[], None]) -> CudaGraph:
+        import torch
+
+        for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
+            work()
+        self.driver.synchronize(self.handle)
+        recorded = torch.cuda.CUDAGraph(keep_graph=True)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # One stream runs one graph at a time, so all of them may share a pool.
+        with torch.cuda.graph(recorded, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
+            work()
+        return CudaGraph(self.driver, self.handle, recorded)
+
+    def memory(self) -> tuple[int, int]:
+        import torch
+
+        free, total = self.driver.memory()
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free + cached, total
+
+    def close(self) -> None:
+        self.driver.synchronize(self.handle)
+
+
+def _tile(rows: Tensor, at: int) -> Tensor:
+    """``FIXED_ROWS`` rows of a buffer from ``at``, past the end of the view if need be."""
+    tile = rows.as_strided((FIXED_ROWS, rows.shape[1]), rows.stride(), rows.storage_offset() + at * rows.stride(0))
+    return tile

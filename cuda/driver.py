@@ -1,0 +1,201 @@
+"""The calls that reach the CUDA driver, through cuda-python, behind one narrow class.
+
+Nothing here runs at import: a machine without a driver imports all of ``prelude.cuda``. ``missing`` probes once and
+says what is not there; ``Driver`` is made only after it said "nothing".
+
+cuda.bindings returns ``(error, *results)`` and never raises for an error code; ``_checked`` turns codes into
+``CudaError``. Handles are plain integers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from prelude.errors import DeviceUnavailable
+
+MIN_CAPABILITY = (8, 0)
+"""bfloat16 tensor cores."""
+
+
+class CudaError(RuntimeError):
+    """A driver call that failed, named."""
+
+
+@functools.cache
+def missing() -> tuple[str, ...]:
+    """What stands between this process and a GPU, each with the way out; empty where nothing does. Probed once."""
+    lacks: list[str] = []
+    if importlib.util.find_spec("torch") is None:
+        return ("torch is not installed (pip install 'prelude-engine[cuda]')",)
+    import torch
+
+    if torch.version.cuda is None:
+        lacks.append(f"torch {torch.__version__} was built without CUDA (install a CUDA build of torch)")
+    try:
+        from cuda.bindings import driver  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        lacks.append("cuda-python is not installed (pip install 'prelude-engine[cuda]')")
+        return tuple(lacks)
+    try:
+        # cuda-bindings raises where libcuda cannot be loaded: RuntimeError in 13.0, an error of its own in 13.5.
+        code, *_ = driver.cuInit(0)
+        found = driver.cuDeviceGetCount() if code == driver.CUresult.CUDA_SUCCESS else (code, 0)
+        if found[0] != driver.CUresult.CUDA_SUCCESS:
+            lacks.append(f"the NVIDIA driver answers {found[0].name}")
+        elif found[1] == 0:
+            lacks.append("the NVIDIA driver sees no GPU (CUDA_VISIBLE_DEVICES?)")
+    except Exception as error:
+        lacks.append(f"the NVIDIA driver (libcuda) is not there: {type(error).__name__}")
+    if not lacks:
+        capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+        if capability < MIN_CAPABILITY:
+            lacks.append(
+                f"the GPU has compute capability {capability}; {MIN_CAPABILITY} is the least that is supported"
+            )
+    return tuple(lacks)
+
+
+def require() -> None:
+    """Raise ``DeviceUnavailable`` unless a GPU can be used."""
+    lacks = missing()
+    if lacks:
+        raise DeviceUnavailable(
+            f"device='cuda' cannot be used: {'; '.join(lacks)}; device='cpu' needs none of this", missing=lacks
+        )
+
+
+def _checked(result: tuple[Any, ...], what: str) -> Any:
+    code, *values = result
+    if int(code) != 0:
+        if getattr(code, "name", "") == "CUDA_ERROR_OUT_OF_MEMORY":
+            import torch
+
+            raise torch.cuda.OutOfMemoryError(f"{what}: {code.name}")
+        raise CudaError(f"{what}: {getattr(code, 'name', code)}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class Driver:
+    """The primary context of one GPU, which torch shares."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        require()
+        import torch
+
+        from cuda.bindings import driver
+
+        self._driver = driver
+        torch.cuda.set_device(ordinal)
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the primary context current in this thread
+        torch.empty(1, device="cuda")
+        # The raw entry: a ctypes call lets go of the GIL, which cuda.bindings need not.
+        address, _ = _checked(driver.cuGetProcAddress(b"cuGraphLaunch", 12000, 0), "cuGraphLaunch")
+        self._graph_launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(int(address))
+
+    # ------------------------------------------------------------------ streams and events
+
+    def stream(self) -> int:
+        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return int(_checked(self._driver.cuStreamCreate(int(flags)), "cuStreamCreate"))
+
+    def synchronize(self, stream: int) -> None:
+        _checked(self._driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+
+    def event(self) -> int:
+        return int(_checked(self._driver.cuEventCreate(0), "cuEventCreate"))
+
+    def record(self, event: int, stream: int) -> None:
+        _checked(self._driver.cuEventRecord(event, stream), "cuEventRecord")
+
+    def wait(self, event: int) -> None:
+        _checked(self._driver.cuEventSynchronize(event), "the step on the device")
+
+    def done(self, event: int) -> bool:
+        (code, *_) = self._driver.cuEventQuery(event)
+        if code == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        _checked((code,), "the step on the device")
+        return True
+
+    def milliseconds(self, first: int, last: int) -> float:
+        return float(_checked(self._driver.cuEventElapsedTime(first, last), "cuEventElapsedTime"))
+
+    def destroy_event(self, event: int) -> None:
+        self._driver.cuEventDestroy(event)
+
+    # ------------------------------------------------------------------ memory
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Host or device either way; the driver tells by the address. Asynchronous for pinned memory."""
+        _checked(self._driver.cuMemcpyAsync(target, source, nbytes, stream), "cuMemcpyAsync")
+
+    def memory(self) -> tuple[int, int]:
+        """``(free, total)`` bytes."""
+        free, total = _checked(self._driver.cuMemGetInfo(), "cuMemGetInfo")
+        return int(free), int(total)
+
+    # ------------------------------------------------------------------ kernels
+
+    def load(self, cubin: bytes) -> int:
+        return int(_checked(self._driver.cuModuleLoadData(cubin), "loading a kernel"))
+
+    def function(self, module: int, name: str, shared: int = 0) -> int:
+        function = int(_checked(self._driver.cuModuleGetFunction(module, name.encode()), f"kernel {name}"))
+        if shared > 48 << 10:
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(self._driver.cuFuncSetAttribute(function, attribute, shared), f"kernel {name}")
+        return function
+
+    def launch(
+        self,
+        function: int,
+        grid: tuple[int, int, int],
+        block: int,
+        shared: int,
+        stream: int,
+        values: Sequence[Any],
+        types: Sequence[Any],
+        *,
+        dependent: bool,
+    ) -> None:
+        """``dependent`` lets the kernel start while the one before it ends (programmatic dependent launch); every
+        kernel of ours waits by ``griddepcontrol.wait`` before it touches memory."""
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = shared
+        config.hStream = stream
+        if dependent:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        _checked(driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "cuLaunchKernelEx")
+
+    # ------------------------------------------------------------------ graphs
+
+    def instantiate(self, graph: int) -> int:
+        """An executable of a captured graph, which must outlive it."""
+        return int(_checked(self._driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate"))
+
+    def upload(self, executable: int, stream: int) -> None:
+        _checked(self._driver.cuGraphUpload(executable, stream), "cuGraphUpload")
+
+    def replay(self, executable: int, stream: int) -> None:
+        """Launches without the GIL."""
+        code = self._graph_launch(executable, stream)
+        if code:
+            _checked((self._driver.CUresult(code),), "cuGraphLaunch")
+
+    def destroy_graph(self, executable: int) -> None:
+        self._driver.cuGraphExecDestroy(executable)
+
+    def capability(self) -> tuple[int, int]:
+        import torch
+
+        return torch.cuda.get_device_capability()

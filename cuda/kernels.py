@@ -1,0 +1,235 @@
+"""Our kernels: where they are, what they take, what they may touch; and one function a kernel that launches it.
+
+``kinds`` says for each argument ``int``, ``float``, or the type behind a pointer (``?`` where it may be null).
+``extents`` gives, for a grid and arguments, how many values each pointer must have behind it; reads through
+indices are checked where the indices are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from prelude.cuda.device import Device
+
+Argument: TypeAlias = "Tensor | int | float | None"
+FILES = ("norms", "heads", "attend", "logits", "sample")
+_TYPES = {"i32": torch.int32, "f32": torch.float32, "f64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    name: str
+    file: str
+    block: int
+    kinds: tuple[str, ...]
+    extents: Callable[..., tuple[int, ...]]  # (rows, *args) -> least number of values per pointer argument
+
+
+def check(kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], element: torch.dtype) -> None:
+    """Raise ``TypeError`` or ``IndexError`` unless ``args`` are what ``kernel`` takes: our own mistakes, found before
+    they are the device's."""
+    if len(args) != len(kernel.kinds):
+        raise TypeError(f"{kernel.name} takes {len(kernel.kinds)} arguments, not {len(args)}")
+    for kind, value in zip(kernel.kinds, args):
+        if kind in ("int", "float"):
+            if not isinstance(value, int if kind == "int" else (int, float)):
+                raise TypeError(f"{kernel.name}: {value!r} where {kind} is taken")
+        elif value is None:
+            if not kind.endswith("?"):
+                raise TypeError(f"{kernel.name}: null where {kind} is taken")
+        else:
+            wanted = element if kind.startswith("element") else _TYPES[kind.removesuffix("?")]
+            if not isinstance(value, Tensor) or value.dtype != wanted:
+                raise TypeError(f"{kernel.name}: {getattr(value, 'dtype', value)!r} where {wanted} is taken")
+    pointers = [v for k, v in zip(kernel.kinds, args) if k not in ("int", "float")]
+    for needed, value in zip(kernel.extents(grid[0], *args), pointers):
+        if isinstance(value, Tensor) and room(value) < needed:
+            raise IndexError(f"{kernel.name}: needs {needed} values, {room(value)} are there")
+
+
+def room(tensor: Tensor) -> int:
+    """Values from the first of ``tensor`` to the end of its memory."""
+    return int(tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset())
+
+
+def _kernel(name: str, file: str, block: int, kinds: str, extents: Callable[..., tuple[int, ...]]) -> Kernel:
+    return Kernel(name, file, block, tuple(kinds.split()), extents)
+
+
+EMBED_NORM = _kernel(
+    "embed_norm",
+    "norms",
+    256,
+    "i32 i32 element f32 float int f32 element",
+    lambda n, ids, drawn, table, gain, eps, width, x, normed: (n, 1, width, width, n * width, n * width),
+)
+RMS_NORM = _kernel(
+    "rms_norm",
+    "norms",
+    256,
+    "f32 f32 float int element",
+    lambda n, x, gain, eps, width, normed: (n * width, width, n * width),
+)
+GATHER_NORM = _kernel(
+    "gather_norm",
+    "norms",
+    256,
+    "i32 f32 f32 float int f32? element? f32?",
+    lambda n, rows, x, gain, eps, width, *out: (n, width, width, n * width, n * width, n * width),
+)
+GATHER = _kernel(
+    "gather", "norms", 128, "i32 element int element", lambda n, rows, source, width, to: (n, width, n * width)
+)
+MEAN_ROWS = _kernel(
+    "mean_rows", "norms", 256, "f32 i32 int f32", lambda n, exact, indptr, width, out: (width, n + 1, n * width)
+)
+QK_ROPE = _kernel(
+    "qk_rope",
+    "heads",
+    256,
+    "element int int int i32 f32 f32? f32? float i32? element? element?",
+    lambda n, heads, queries, keys, values, *rest: (n * (queries + keys + values), n, 1, 1, 1, n, 1, 1),
+)
+SILU_GATE = _kernel(
+    "silu_gate", "heads", 256, "element int element", lambda n, gate_up, inner, out: (2 * n * inner, n * inner)
+)
+ATTEND = _kernel(
+    "attend",
+    "attend",
+    128,
+    "element int element element int element element i32 i32 i32 int int float element",
+    lambda n, *args: (1, 0, 0, 0, 0, 0, n, n, n * args[10]),
+)
+ROW_STATS = _kernel(
+    "row_stats",
+    "logits",
+    1024,
+    "f32 int f32 f64 i32 i32",
+    lambda n, logits, vocab, *out: (n * vocab, n, n, n, n),
+)
+PICK = _kernel(
+    "pick",
+    "logits",
+    256,
+    "f32 int i32 i32 f32 f64 f64 i32?",
+    lambda n, logits, vocab, *rest: (vocab, n, n, 1, 1, n, n),
+)
+TOP = _kernel(
+    "top",
+    "logits",
+    1024,
+    "f32 int int f32 f64 i32 f32",
+    lambda n, logits, vocab, count, *rest: (n * vocab, n, n, n * count, n * count),
+)
+EDIT = _kernel(
+    "edit",
+    "logits",
+    512,
+    "f32 int f32 f32 f32 i32 i32 i32 i32 i32 f32 i32 i32 i32 i32 f32",
+    lambda n, logits, vocab, *rest: (n * vocab, n, n, n, n + 1, 0, 0, n + 1, 0, 0, n + 1, 0, n + 1, 0, 0),
+)
+SAMPLE = _kernel(
+    "sample",
+    "sample",
+    1024,
+    "f32 int f32 i32 f32 f32 f64 i32 f64 i32",
+    lambda n, logits, vocab, *rest: (n * vocab, n, n, n, n, n, n, n * vocab, n),
+)
+ALL = (
+    EMBED_NORM,
+    RMS_NORM,
+    GATHER_NORM,
+    GATHER,
+    MEAN_ROWS,
+    QK_ROPE,
+    SILU_GATE,
+    ATTEND,
+    ROW_STATS,
+    PICK,
+    TOP,
+    EDIT,
+    SAMPLE,
+)
+
+
+def embed_norm(
+    device: Device, ids: Tensor, drawn: Tensor, table: Tensor, gain: Tensor, eps: float, x: Tensor, normed: Tensor
+) -> None:
+    """``x = table[ids]`` in float32, ``normed`` its RMSNorm. An id below 0 is ``drawn[-1 - id]``."""
+    device.launch(EMBED_NORM, (x.shape[0],), (ids, drawn, table, gain, eps, x.shape[1], x, normed))
+
+
+def rms_norm(device: Device, x: Tensor, gain: Tensor, eps: float, normed: Tensor) -> None:
+    device.launch(RMS_NORM, (x.shape[0],), (x, gain, eps, x.shape[1], normed))
+
+
+def gather_norm(
+    device: Device,
+    rows: Tensor,
+    x: Tensor,
+    gain: Tensor,
+    eps: float,
+    *,
+    picked: Tensor | None = None,
+    normed: Tensor | None = None,
+    exact: Tensor | None = None,
+) -> None:
+    """Rows of ``x``: as they are to ``picked``, normed to ``normed``, normed in float32 to ``exact``."""
+    device.launch(GATHER_NORM, (rows.shape[0],), (rows, x, gain, eps, x.shape[1], picked, normed, exact))
+
+
+def gather(device: Device, rows: Tensor, source: Tensor, to: Tensor) -> None:
+    device.launch(GATHER, (rows.shape[0],), (rows, source, source.shape[1], to))
+
+
+def mean_rows(device: Device, exact: Tensor, indptr: Tensor, out: Tensor) -> None:
+    device.launch(MEAN_ROWS, (out.shape[0],), (exact, indptr, exact.shape[1], out))
+
+
+def qk_rope(
+    device: Device,
+    heads: Tensor,
+    counts: tuple[int, int, int],
+    positions: Tensor,
+    turns: Tensor,
+    gains: tuple[Tensor | None, Tensor | None],
+    eps: float,
+    slots: Tensor | None,
+    pool: tuple[Tensor, Tensor] | None,
+) -> None:
+    """``heads`` [rows, queries + keys + values, D] in place; keys and values also to ``pool`` at ``slots``."""
+    pool_k, pool_v = pool if pool is not None else (None, None)
+    device.launch(QK_ROPE, (heads.shape[0],), (heads, *counts, positions, turns, *gains, eps, slots, pool_k, pool_v))
+
+
+def silu_gate(device: Device, gate_up: Tensor, out: Tensor) -> None:
+    inner = out.shape[1]
+    per_block = SILU_GATE.block * 4
+    device.launch(SILU_GATE, (out.shape[0], -(-inner // per_block)), (gate_up, inner, out))
+
+
+def attend(
+    device: Device,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: tuple[Tensor, Tensor],
+    lists: tuple[Tensor, Tensor, Tensor],
+    kv_heads: int,
+    out: Tensor,
+) -> None:
+    """q [rows, heads, D], k and v [tokens, kv_heads, D] strided alike; ``lists`` are keys, first, count."""
+    rows, heads, width = q.shape
+    warps = ATTEND.block // 32
+    device.launch(
+        ATTEND,
+        (rows, -(-heads // warps)),
+        (q, q.stride(0), k, v, k.stride(0), *pool, *lists, heads, kv_heads, width**-0.5, out),
+        shared=warps * width * 4,
+    )

@@ -1,0 +1,86 @@
+// Shared by all kernels; put in front of each source by compiler.py. No header is included: NVRTC needs no toolkit.
+//
+// Determinism: every sum has an order that depends on the row's own width alone. A row's numbers therefore do not
+// depend on which other rows are in the launch.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+#define INFINITY_F __int_as_float(0x7f800000)
+
+#ifdef PRELUDE_FLOAT32
+typedef float element;
+struct __align__(16) element4 {
+    float x, y, z, w;
+};
+__device__ __forceinline__ float widen(element v) { return v; }
+__device__ __forceinline__ element narrow(float v) { return v; }
+#else
+typedef u16 element;  // the bits of a bfloat16
+struct __align__(8) element4 {
+    u16 x, y, z, w;
+};
+__device__ __forceinline__ float widen(element v) { return __uint_as_float((u32)v << 16); }
+__device__ __forceinline__ element narrow(float v) {
+#ifdef __CUDA_ARCH__
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+#else  // a compiler without a GPU behind it, in tests: to nearest, ties to even
+    const u32 bits = __float_as_uint(v);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+    return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
+}
+#endif
+
+// Programmatic dependent launch: this kernel may have been started before the one in front of it ended. Nothing may be
+// read or written before `wait`; the kernel behind us may be started at once, and waits for us in the same way.
+__device__ __forceinline__ void begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <class T> __device__ __forceinline__ T warp_sum(T v) {
+    for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v;
+}
+
+__device__ __forceinline__ float warp_max(float v) {
+    for (int step = 16; step; step >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, step));
+    return v;
+}
+
+// The sum over a block of whole warps, in every thread. Calls must not diverge.
+template <class T> __device__ __forceinline__ T block_sum(T v) {
+    __shared__ T parts[32];
+    const int warps = blockDim.x >> 5;
+    v = warp_sum(v);
+    __syncthreads();  // an earlier sum's readers are done
+    if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = v;
+    __syncthreads();
+    T total = 0;
+    for (int i = 0; i < warps; i++) total += parts[i];
+    return total;
+}
+
+__device__ __forceinline__ float block_max(float v) {
+    __shared__ float parts[32];
+    const int warps = blockDim.x >> 5;
+    v = warp_max(v);
+    __syncthreads();
+    if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = v;
+    __syncthreads();
+    float most = parts[0];
+    for (int i = 1; i < warps; i++) most = fmaxf(most, parts[i]);
+    return most;
+}
+
+// A float as an unsigned that sorts the same way; -0 and +0 are one value, as they are for a comparison.
+__device__ __forceinline__ u32 ordered(float v) {
+    const u32 bits = __float_as_uint(v == 0.0f ? 0.0f : v);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}

@@ -1,0 +1,80 @@
+// What stands between the projection and attention, and between gate_up and down.
+
+// Per-head norm (gains may be null), rotary embedding, and the write to the pool, in one pass over a token's heads.
+//     heads [tokens][queries + keys + values][HEAD_DIM], in place
+//     turns [positions][HEAD_DIM], cosines then sines; the halves of a head turn together (x[i], x[i + D/2])
+//     slots [tokens], -1: not written. pool_k, pool_v [slots][keys][HEAD_DIM] of this layer
+// One block a token, one warp a head. The sum of a head's norm is over HEAD_DIM in a fixed order.
+extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int values, const int* positions,
+                                   const float* turns, const float* q_gain, const float* k_gain, float eps,
+                                   const int* slots, element* pool_k, element* pool_v) {
+    begin();
+    constexpr int half = HEAD_DIM / 2;
+    constexpr int each = (half + 31) / 32;
+    const long long token = blockIdx.x;
+    const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    const int count = queries + keys + values;
+    const float* turn = turns + (long long)positions[token] * HEAD_DIM;
+    const int slot = slots ? slots[token] : -1;
+    for (int head = threadIdx.x >> 5; head < count; head += warps) {
+        element* at = heads + (token * count + head) * HEAD_DIM;
+        if (head >= queries + keys) {
+            if (slot < 0) continue;
+            element* to = pool_v + ((long long)slot * values + (head - queries - keys)) * HEAD_DIM;
+            for (int i = lane; i < HEAD_DIM; i += 32) to[i] = at[i];
+            continue;
+        }
+        float a[each], b[each];
+        float squares = 0.0f;
+        for (int n = 0; n < each; n++) {
+            const int i = lane + 32 * n;
+            a[n] = i < half ? widen(at[i]) : 0.0f;
+            b[n] = i < half ? widen(at[i + half]) : 0.0f;
+            squares += a[n] * a[n] + b[n] * b[n];
+        }
+        const float* gain = head < queries ? q_gain : k_gain;
+        if (gain) {
+            const float scale = rsqrtf(warp_sum(squares) / (float)HEAD_DIM + eps);
+            for (int n = 0; n < each; n++) {
+                const int i = lane + 32 * n;
+                if (i >= half) continue;
+                a[n] *= scale * gain[i];
+                b[n] *= scale * gain[i + half];
+            }
+        }
+        element* to = 0;
+        if (head >= queries && slot >= 0) to = pool_k + ((long long)slot * keys + (head - queries)) * HEAD_DIM;
+        for (int n = 0; n < each; n++) {
+            const int i = lane + 32 * n;
+            if (i >= half) continue;
+            const float cosine = turn[i], sine = turn[i + half];
+            const element x = narrow(a[n] * cosine - b[n] * sine), y = narrow(b[n] * cosine + a[n] * sine);
+            at[i] = x;
+            at[i + half] = y;
+            if (to) {
+                to[i] = x;
+                to[i + half] = y;
+            }
+        }
+    }
+}
+
+// out[row][i] = silu(gate_up[row][i]) * gate_up[row][inner + i]; inner is a multiple of 4.
+extern "C" __global__ void silu_gate(const element* gate_up, int inner, element* out) {
+    begin();
+    const long long row = blockIdx.x;
+    const int i = (blockIdx.y * blockDim.x + threadIdx.x) * 4;
+    if (i >= inner) return;
+    const element4 g = *(const element4*)(gate_up + row * 2 * inner + i);
+    const element4 u = *(const element4*)(gate_up + row * 2 * inner + inner + i);
+    const float gate[4] = {widen(g.x), widen(g.y), widen(g.z), widen(g.w)};
+    const float up[4] = {widen(u.x), widen(u.y), widen(u.z), widen(u.w)};
+    float y[4];
+    for (int n = 0; n < 4; n++) y[n] = gate[n] / (1.0f + expf(-gate[n])) * up[n];
+    element4 v;
+    v.x = narrow(y[0]);
+    v.y = narrow(y[1]);
+    v.z = narrow(y[2]);
+    v.w = narrow(y[3]);
+    *(element4*)(out + row * inner + i) = v;
+}

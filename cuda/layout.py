@@ -1,0 +1,424 @@
+"""ForwardBatch -> where each token stands on the device and what it reads. Plain numpy, once a step, no device.
+
+Tokens are put in preorder, so that everything below a segment is one run of rows, and roots that continue the same
+blocks stand side by side:
+
+    batch     state, q1, q1.label, q2 ...            any order with parents before children
+    device    [ root | child | grandchild | child | root ... ][ decode rows ]
+
+Attention is then a list of *levels*, each one call over all prompt rows; their outputs are joined by log-sum-exp:
+
+    own        ragged, causal: each segment reads itself up to the row
+    ancestor   paged with pages of one token, over this step's K and V: the rows below a segment read that segment;
+               one level per depth
+    context    paged over the pool: all roots (and what is below them) that continue the same blocks
+    decode     paged over the pool, one query a row
+
+Rows that read nothing in a level stand in a request without keys, which yields zeros and a log-sum-exp of -inf.
+The last layer asks for the rows that are read; where each segment has at most its last one, its queries are cut to
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from prelude.batch import I32, DecodeBatch, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices, Readout
+from prelude.execution.layout import I64
+
+_EMPTY = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Queries and keys of this step: request r's are rows ``qo[r]:qo[r+1]`` and ``kv[r]:kv[r+1]``."""
+
+    qo: I32  # [requests + 1]
+    kv: I32  # [requests + 1]
+    causal: bool
+
+    @property
+    def requests(self) -> int:
+        return len(self.qo) - 1
+
+    def lengths(self) -> bytes:
+        """All that an attention plan depends on."""
+        return self.qo.tobytes() + self.kv.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Queries of this step, keys in pages: request r reads ``pages[indptr[r]:indptr[r+1]]``, all of them full but
+    the last, which has ``last[r]`` keys (0 where there are no pages)."""
+
+    qo: I32  # [requests + 1]
+    indptr: I32  # [requests + 1]
+    pages: I32  # [indptr[-1]]
+    last: I32  # [requests]
+    page_size: int
+    pool: bool  # pages of the pool; otherwise of this step's K and V
+
+    @property
+    def requests(self) -> int:
+        return len(self.qo) - 1
+
+    def lengths(self) -> bytes:
+        return self.qo.tobytes() + self.indptr.tobytes() + self.last.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    own: Ragged | None
+    more: tuple[Paged, ...]
+    decode: Paged | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLists:
+    """Every row's keys in order of position: ``keys[first[r]:first[r] + count[r]]``. A key is a row of this step, or
+    -1 - slot of the pool. Rows of a segment share its list."""
+
+    keys: I32
+    first: I32  # [rows]
+    count: I32  # [rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A readout and, per row of it, an index into ``StepLayout.read``."""
+
+    readout: Readout
+    at: I32
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """``place[t]`` is the device row of batch token t. Prompt rows come first; decode rows begin at ``prompts``."""
+
+    prompts: int
+    decoding: int
+    token_ids: I32  # [rows]; below 0: token -1 - id of those the step before has drawn
+    positions: I32  # [rows]
+    slots: I32  # [rows], -1 not written
+    read: I32  # [R] rows that are read, sorted
+    reads: tuple[Read, ...]
+    body: Levels
+    last: Levels | None  # None: the last layer's attention is the body's
+    attended: int  # (query, key) pairs of one head
+    tree: Tree | None
+    decode_rows: DecodeRows | None
+
+    @property
+    def rows(self) -> int:
+        return self.prompts + self.decoding
+
+    @property
+    def read_prompts(self) -> int:
+        """How many of the read rows are prompt rows; they come first."""
+        return int(np.searchsorted(self.read, self.prompts))
+
+    def key_lists(self, block_size: int, rows: I32 | None = None) -> KeyLists:
+        """For attention by explicit keys; ``rows`` asks for some rows only."""
+        return _key_lists(self, block_size, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The prompt segments in preorder. ``start``, ``end`` are rows; ``below`` ends the rows of the whole subtree."""
+
+    slices: PromptSlices
+    order: I64  # preorder -> segment of the batch
+    start: I64
+    end: I64
+    below: I64
+    depth: I64
+    parent: I64  # in preorder, -1 for a root
+    base: I64  # tokens of the sequence before the segment
+    groups: tuple[tuple[int, int, int, I32], ...]  # (first row, end row, context length, blocks)
+
+    @classmethod
+    def of(cls, slices: PromptSlices) -> Tree:
+        count = slices.num_segments
+        order, depth, last = _preorder(slices)
+        index = np.empty(count, np.int64)
+        index[order] = np.arange(count)
+        lengths = np.diff(slices.starts).astype(np.int64)[order]
+        end = np.cumsum(lengths)
+        start = end - lengths
+        below = end[last] if count else end
+        batch_parents = slices.parents[order].astype(np.int64)
+        parent = np.where(batch_parents >= 0, index[np.maximum(batch_parents, 0)], -1) if count else batch_parents
+        base = slices.context_lens[order].astype(np.int64)
+        if depth.any():
+            for s in np.flatnonzero(parent >= 0).tolist():
+                base[s] = base[parent[s]] + lengths[parent[s]]
+        return cls(slices, order, start, end, below, depth, parent, base, _groups(slices, order, start, below))
+
+    def place(self) -> I64:
+        """Device row of each batch token."""
+        lengths = self.end - self.start
+        place = np.empty(int(lengths.sum()), np.int64)
+        first = self.slices.starts[:-1].astype(np.int64)[self.order]
+        place[np.repeat(first - self.start, lengths) + np.arange(len(place))] = np.arange(len(place))
+        return place
+
+
+def _context_key(slices: PromptSlices, s: int) -> tuple[int, bytes]:
+    indptr = slices.context_indptr
+    return int(slices.context_lens[s]), slices.context_blocks[indptr[s] : indptr[s + 1]].tobytes()
+
+
+def _preorder(slices: PromptSlices) -> tuple[I64, I64, I64]:
+    """``(order, depth, last)``: segments in preorder, their depths, and the index of the last one below each."""
+    count = slices.num_segments
+    identity = np.arange(count, dtype=np.int64)
+    parents, contexts = slices.parents, slices.context_lens
+    bad = np.flatnonzero(parents >= identity)
+    if len(bad):
+        raise ValueError(f"segment {bad[0]} has parent {parents[bad[0]]}; parents come before children")
+    if (parents < 0).all() and (contexts <= 0).sum() + 1 >= count:  # nothing to share, nothing to move
+        return identity, np.zeros(count, np.int64), identity
+    children: list[list[int]] = [[] for _ in range(count)]
+    roots: dict[tuple[int, bytes] | int, list[int]] = {}
+    for s, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            if contexts[s] > 0:
+                raise ValueError(f"segment {s} has a parent and a context of its own")
+            children[parent].append(s)
+        else:
+            roots.setdefault(_context_key(slices, s) if contexts[s] > 0 else s, []).append(s)
+    order, depth, last = list[int](), list[int](), [0] * count
+    for group in roots.values():
+        for root in group:
+            stack = [(root, 0, -1)]
+            while stack:
+                s, level, done = stack.pop()
+                if done >= 0:
+                    last[done] = len(order) - 1
+                    continue
+                stack.append((s, level, len(order)))
+                order.append(s)
+                depth.append(level)
+                stack.extend((child, level + 1, -1) for child in reversed(children[s]))
+    return np.asarray(order, np.int64), np.asarray(depth, np.int64), np.asarray(last, np.int64)
+
+
+def _groups(slices: PromptSlices, order: I64, start: I64, below: I64) -> tuple[tuple[int, int, int, I32], ...]:
+    groups: list[tuple[int, int, int, I32]] = []
+    key_before: tuple[int, bytes] | None = None
+    for at in np.flatnonzero(slices.context_lens[order] > 0).tolist():
+        key = _context_key(slices, int(order[at]))
+        first, end = int(start[at]), int(below[at])
+        if key == key_before and groups[-1][1] == first:
+            groups[-1] = (groups[-1][0], end, *groups[-1][2:])
+        else:
+            groups.append((first, end, key[0], np.frombuffer(key[1], np.int32)))
+        key_before = key
+    return tuple(groups)
+
+
+# ------------------------------------------------------------------ levels
+
+
+def _indptr(lengths: I64) -> I32:
+    out = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=out[1:])
+    return out
+
+
+def _covering(ranges: list[tuple[int, int, I32, int]], rows: int, page_size: int, pool: bool) -> Paged:
+    """A level over rows 0..rows out of ``(first row, end row, pages, keys in the last)``, ascending and disjoint."""
+    qo, counts, last, pages = [0], list[int](), list[int](), list[I32]()
+    for first, end, own, keys in ranges:
+        if first > qo[-1]:
+            qo.append(first)
+            counts.append(0)
+            last.append(0)
+        qo.append(end)
+        counts.append(len(own))
+        last.append(keys)
+        pages.append(own)
+    if rows > qo[-1]:
+        qo.append(rows)
+        counts.append(0)
+        last.append(0)
+    return Paged(
+        np.asarray(qo, np.int32),
+        _indptr(np.asarray(counts, np.int64)),
+        np.concatenate(pages).astype(np.int32) if pages else _EMPTY,
+        np.asarray(last, np.int32),
+        page_size,
+        pool,
+    )
+
+
+def _prompt_levels(tree: Tree, block_size: int) -> tuple[Ragged, tuple[Paged, ...]]:
+    lengths = tree.end - tree.start
+    rows = int(lengths.sum())
+    edges = _indptr(lengths[lengths > 0])
+    more: list[Paged] = []
+    reads = (tree.below > tree.end) & (lengths > 0)
+    for depth in range(int(tree.depth.max(initial=0))):
+        ranges = [
+            (int(tree.end[s]), int(tree.below[s]), np.arange(tree.start[s], tree.end[s], dtype=np.int32), 1)
+            for s in np.flatnonzero(reads & (tree.depth == depth)).tolist()
+        ]
+        if ranges:
+            more.append(_covering(ranges, rows, 1, pool=False))
+    contexts = []
+    for first, end, length, blocks in tree.groups:
+        if end > first:
+            need = -(-length // block_size)
+            if need > len(blocks):
+                raise ValueError(f"{length} tokens do not lie in {len(blocks)} blocks of {block_size}")
+            contexts.append((first, end, blocks[:need], (length - 1) % block_size + 1))
+    if contexts:
+        more.append(_covering(contexts, rows, block_size, pool=True))
+    return Ragged(edges, edges, causal=True), tuple(more)
+
+
+def _decode_level(decode: DecodeRows, block_size: int) -> Paged:
+    lengths = decode.context_lens.astype(np.int64) + 1
+    need = -(-lengths // block_size)
+    held = np.diff(decode.block_indptr).astype(np.int64)
+    short = np.flatnonzero(need > held)
+    if len(short):
+        raise ValueError(f"{lengths[short[0]]} tokens do not lie in {held[short[0]]} blocks of {block_size}")
+    indptr = _indptr(need)
+    pages = decode.block_ids
+    if (need != held).any():  # tables may run ahead of what is written
+        within = np.arange(indptr[-1]) - np.repeat(indptr[:-1], need)
+        pages = pages[np.repeat(decode.block_indptr[:-1].astype(np.int64), need) + within]
+    qo = np.arange(len(lengths) + 1, dtype=np.int32)
+    last = ((lengths - 1) % block_size + 1).astype(np.int32)
+    return Paged(qo, indptr, pages[: indptr[-1]], last, block_size, pool=True)
+
+
+def cut_levels(body: Levels, read: I32, prompts: int, decoding: int) -> Levels | None:
+    """The levels of the last layer where its queries are the read rows only. None where that cannot be said in this
+    form: a row in the middle of a segment, two of one segment, or a decode row that nobody reads."""
+    wanted = read[read < prompts]
+    if len(read) - len(wanted) != decoding:
+        return None
+    own = body.own
+    if own is None:
+        return body if decoding else None
+    qo = np.searchsorted(wanted, own.qo).astype(np.int32)
+    counts = np.diff(qo)
+    if counts.max(initial=0) > 1 or not np.isin(wanted, own.qo[1:] - 1).all():
+        return None
+    more = tuple(
+        Paged(
+            np.searchsorted(wanted, level.qo).astype(np.int32),
+            level.indptr,
+            level.pages,
+            level.last,
+            level.page_size,
+            level.pool,
+        )
+        for level in body.more
+    )
+    return Levels(Ragged(qo, own.kv, causal=False), more, body.decode)
+
+
+# ------------------------------------------------------------------ the step
+
+
+def _parts(batch: ForwardBatch) -> tuple[PromptSlices | None, DecodeRows | None, list[tuple[Readout, bool]]]:
+    """Prompts, decode rows and ``(readout, of decode rows)``."""
+    if isinstance(batch, OneShotBatch):
+        return batch.slices, None, [(batch.readout, False)]
+    if isinstance(batch, DecodeBatch):
+        return None, batch.rows, [(batch.readout, True)]
+    if isinstance(batch, MixedBatch):
+        readouts: list[tuple[Readout, bool]] = [(readout, False) for readout in batch.readouts]
+        if batch.decode_readout is not None:
+            readouts.append((batch.decode_readout, True))
+        return batch.slices, batch.decode, readouts
+    raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {type(batch).__name__}")
+
+
+def lay_out(batch: ForwardBatch, block_size: int, *, cut: bool = True) -> StepLayout:
+    """``cut`` allows a last layer with fewer queries."""
+    slices, decode, readouts = _parts(batch)
+    tree = Tree.of(slices) if slices is not None and slices.num_tokens else None
+    if decode is not None and not decode.num_rows:
+        decode = None
+    prompts = 0 if tree is None else tree.slices.num_tokens
+    decoding = 0 if decode is None else decode.num_rows
+    place = np.zeros(0, np.int64) if tree is None else tree.place()
+    ids, positions, slots = (np.empty(prompts + decoding, np.int32) for _ in range(3))
+    own: Ragged | None = None
+    more: tuple[Paged, ...] = ()
+    attended = 0
+    if tree is not None:
+        own, more = _prompt_levels(tree, block_size)
+        ids[place] = tree.slices.token_ids
+        positions[place] = tree.slices.positions
+        slots[place] = -1 if tree.slices.write_slots is None else tree.slices.write_slots
+        lengths = tree.end - tree.start
+        attended += int((lengths * tree.base + lengths * (lengths + 1) // 2).sum())
+    if decode is not None:
+        ids[prompts:], positions[prompts:], slots[prompts:] = decode.token_ids, decode.positions, decode.write_slots
+        attended += int(decode.context_lens.sum(dtype=np.int64)) + decoding
+    rows = [(readout.rows + prompts if late else place[readout.rows]) for readout, late in readouts]
+    read = np.unique(np.concatenate(rows)).astype(np.int32) if rows else _EMPTY
+    reads = tuple(
+        Read(readout, np.searchsorted(read, own_rows).astype(np.int32))
+        for (readout, _), own_rows in zip(readouts, rows)
+    )
+    body = Levels(own, more, None if decode is None else _decode_level(decode, block_size))
+    last = cut_levels(body, read, prompts, decoding) if cut and len(read) < prompts + decoding else None
+    return StepLayout(prompts, decoding, ids, positions, slots, read, reads, body, last, attended, tree, decode)
+
+
+# ------------------------------------------------------------------ explicit keys
+
+
+def _key_lists(layout: StepLayout, block_size: int, rows: I32 | None) -> KeyLists:
+    lists: list[I32] = []
+    firsts, counts = np.zeros(layout.rows, np.int32), np.zeros(layout.rows, np.int32)
+    at = 0
+    tree = layout.tree
+    if tree is not None:
+        context = _context_slots(tree, block_size)
+        chains: list[I32] = []
+        for s in range(len(tree.order)):
+            parent = int(tree.parent[s])
+            before = context.get(s, _EMPTY) if parent < 0 else chains[parent]
+            start, end = int(tree.start[s]), int(tree.end[s])
+            chain = np.concatenate([before, np.arange(start, end, dtype=np.int32)])
+            chains.append(chain)
+            firsts[start:end] = at
+            counts[start:end] = len(before) + 1 + np.arange(end - start)
+            lists.append(chain)
+            at += len(chain)
+    if layout.decode_rows is not None and layout.body.decode is not None:
+        level = layout.body.decode
+        lengths = layout.decode_rows.context_lens.astype(np.int64) + 1
+        for b, length in enumerate(lengths.tolist()):
+            blocks = level.pages[level.indptr[b] : level.indptr[b + 1]]
+            lists.append(_pool_keys(blocks, length, block_size))
+            firsts[layout.prompts + b], counts[layout.prompts + b] = at, length
+            at += length
+    keys = np.concatenate(lists).astype(np.int32) if lists else _EMPTY
+    if rows is not None:
+        firsts, counts = firsts[rows], counts[rows]
+    return KeyLists(keys, firsts, counts)
+
+
+def _pool_keys(blocks: I32, length: int, block_size: int) -> I32:
+    slots = (blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)).reshape(-1)[:length]
+    keys: I32 = (-1 - slots).astype(np.int32)
+    return keys
+
+
+def _context_slots(tree: Tree, block_size: int) -> dict[int, I32]:
+    """Pool keys of each root that continues a context, by preorder index."""
+    found: dict[int, I32] = {}
+    for s in np.flatnonzero(tree.slices.context_lens[tree.order] > 0).tolist():
+        length, blocks = _context_key(tree.slices, int(tree.order[s]))
+        found[s] = _pool_keys(np.frombuffer(blocks, np.int32), length, block_size)
+    return found

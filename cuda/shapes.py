@@ -1,0 +1,279 @@
+"""The shape of a step: how many of each thing there are room for. A captured graph serves every step of its shape.
+
+Sizes are rounded up to buckets, finer than 3 % from 512 tokens on; what is not used is padding:
+
+    tokens      id 0, position 0, written nowhere; they stand in no attention request
+    decode      rows whose table is the scratch block and that write there, nowhere else
+    requests    empty ones, at the end of the indptr
+    read rows   row 0 again; nobody looks at what comes out
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from prelude.cuda.layout import Levels, Paged, Ragged, StepLayout
+from prelude.cuda.staging import Fields
+
+from prelude.batch import I32
+
+if TYPE_CHECKING:
+    from prelude.cuda.reading import Head
+
+FINE = 32
+"""Buckets per doubling from ``FINE * LEAST`` tokens on: padding is at most 1/32 and half of that on average."""
+LEAST = 8
+
+
+def token_bucket(count: int) -> int:
+    """The least bucket that holds ``count`` tokens; 0 for none."""
+    if count <= 0:
+        return 0
+    step = LEAST
+    while step * FINE * 2 <= count:
+        step *= 2
+    return -(-count // step) * step
+
+
+def power_bucket(count: int, least: int = 1) -> int:
+    """The least power of two that holds ``count``, at least ``least``; 0 for none."""
+    if count <= 0:
+        return 0
+    return max(least, 1 << (count - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class PagedShape:
+    requests: int
+    entries: int  # pages in all
+    page_size: int
+    pool: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Capacities. ``keys`` > 0: attention by explicit key lists of so many keys; the level sizes are 0 then."""
+
+    prompts: int
+    own: int  # requests of the own level
+    more: tuple[PagedShape, ...]
+    decoding: int
+    decode_entries: int
+    read_prompts: int  # read rows among the prompts; those of decode rows stand behind them
+    read_decoding: int
+    cut: bool  # the last layer has queries for the read rows only
+    keys: int
+    head: Head | None  # what is read inside the graph; None: readouts run behind it
+
+    @property
+    def rows(self) -> int:
+        return self.prompts + self.decoding
+
+    @property
+    def read(self) -> int:
+        return self.read_prompts + self.read_decoding
+
+    @classmethod
+    def exact(cls, layout: StepLayout, keys: int = 0) -> Shape:
+        body = layout.body
+        levels = keys == 0
+        return cls(
+            prompts=layout.prompts,
+            own=body.own.requests if levels and body.own is not None else 0,
+            more=tuple(PagedShape(m.requests, len(m.pages), m.page_size, m.pool) for m in body.more)
+            if levels
+            else (),
+            decoding=layout.decoding,
+            decode_entries=len(body.decode.pages) if levels and body.decode is not None else 0,
+            read_prompts=layout.read_prompts,
+            read_decoding=len(layout.read) - layout.read_prompts,
+            cut=layout.last is not None,
+            keys=keys,
+            head=None,
+        )
+
+    def bucket(self, head: Head | None) -> Shape:
+        """This shape rounded up to what graphs are kept for. FlashInfer wants no more requests than rows, so the cut
+        last layer has at least as many rows as any level has requests."""
+        prompts = token_bucket(self.prompts)
+        own = min(power_bucket(self.own), prompts)
+        more = tuple(
+            PagedShape(min(power_bucket(m.requests), prompts), power_bucket(m.entries, 64), m.page_size, m.pool)
+            for m in self.more
+        )
+        read_prompts, spare = power_bucket(self.read_prompts), power_bucket(self.decoding) - self.decoding
+        if self.cut and prompts:
+            read_prompts = max([read_prompts, own, *(m.requests for m in more)])
+        return replace(
+            self,
+            prompts=prompts,
+            own=own,
+            more=more,
+            decoding=power_bucket(self.decoding),
+            decode_entries=power_bucket(self.decode_entries + spare, 64) if self.decode_entries else 0,
+            read_prompts=read_prompts,
+            read_decoding=power_bucket(self.read_decoding),
+            keys=power_bucket(self.keys + (1 if self.keys else 0), 256),
+            head=head,
+        )
+
+    def sizes(self) -> list[tuple[str, int, str]]:
+        """The arrays that go to the device, in the order of the packed copy."""
+        found = [
+            ("ids", self.rows, "i32"),
+            ("positions", self.rows, "i32"),
+            ("slots", self.rows, "i32"),
+            ("read", self.read, "i32"),
+            ("read_positions", self.read, "i32"),
+        ]
+        if self.keys:
+            found += [("keys", self.keys, "i32"), ("first", self.rows, "i32"), ("count", self.rows, "i32")]
+            found += [("read_first", self.read, "i32"), ("read_count", self.read, "i32")]
+        if self.own:
+            found += [("own.qo", self.own + 1, "i32"), ("own.kv", self.own + 1, "i32")]
+            if self.cut:
+                found.append(("own.last.qo", self.own + 1, "i32"))
+        for i, level in enumerate(self.more):
+            found += [(f"{i}.qo", level.requests + 1, "i32"), (f"{i}.indptr", level.requests + 1, "i32")]
+            found += [(f"{i}.last", level.requests, "i32"), (f"{i}.pages", level.entries, "i32")]
+            if self.cut:
+                found.append((f"{i}.last.qo", level.requests + 1, "i32"))
+        if self.decode_entries:
+            found += [("decode.indptr", self.decoding + 1, "i32"), ("decode.last", self.decoding, "i32")]
+            found.append(("decode.pages", self.decode_entries, "i32"))
+        return found
+
+
+def _fill(target: np.ndarray, values: np.ndarray, rest: int) -> None:
+    target[: len(values)] = values
+    target[len(values) :] = rest
+
+
+def _fill_indptr(target: np.ndarray, values: np.ndarray) -> None:
+    _fill(target, values, int(values[-1]))
+
+
+class Writer:
+    """Writes a step's arrays into a host area of its shape."""
+
+    def __init__(self, shape: Shape, fields: Fields, scratch_block: int, block_size: int) -> None:
+        self.shape = shape
+        self.fields = fields
+        self.scratch_block = scratch_block
+        self.block_size = block_size
+
+    def write(self, area: np.ndarray, layout: StepLayout) -> None:
+        """``area`` are the bytes of a host area."""
+        shape, prompts, decoding = self.shape, layout.prompts, layout.decoding
+        for name, values, idle in (
+            ("ids", layout.token_ids, 0),
+            ("positions", layout.positions, 0),
+            ("slots", layout.slots, -1),
+        ):
+            target = self._array(area, name)
+            _fill(target[: shape.prompts], values[:prompts], idle)
+            waste = self.scratch_block * self.block_size if name == "slots" else idle
+            _fill(target[shape.prompts :], values[prompts:], waste)
+        self._fill_read(self._array(area, "read"), self._device_rows(layout), layout, 0)
+        self._fill_read(self._array(area, "read_positions"), layout.positions[layout.read], layout, 0)
+        if shape.keys:
+            self._write_keys(area, layout)
+            return
+        if layout.body.own is not None:
+            self._write_own(area, layout.body.own, layout.last)
+        for i, level in enumerate(layout.body.more):
+            self._write_level(area, i, level, layout.last)
+        if shape.decoding:
+            self._write_decode(area, layout.body.decode, decoding)
+
+    def _fill_read(self, target: np.ndarray, values: np.ndarray, layout: StepLayout, rest: int) -> None:
+        _fill(target[: self.shape.read_prompts], values[: layout.read_prompts], rest)
+        _fill(target[self.shape.read_prompts :], values[layout.read_prompts :], rest)
+
+    def _device_rows(self, layout: StepLayout) -> I32:
+        """The rows that are read, where the bucket puts them: decode rows stand behind the padded prompts."""
+        rows = layout.read.copy()
+        rows[layout.read_prompts :] += self.shape.prompts - layout.prompts
+        return rows
+
+    def read_index(self, at: I32, layout: StepLayout) -> I32:
+        """Indices into ``layout.read`` as indices into the shape's read rows."""
+        moved: I32 = np.where(at >= layout.read_prompts, at + (self.shape.read_prompts - layout.read_prompts), at)
+        return moved.astype(np.int32)
+
+    def _array(self, area: np.ndarray, name: str) -> np.ndarray:
+        place = self.fields.places[name]
+        return area[place.offset : place.end].view(np.int32)
+
+    def _write_own(self, area: np.ndarray, own: Ragged, last: Levels | None) -> None:
+        _fill_indptr(self._array(area, "own.qo"), own.qo)
+        _fill_indptr(self._array(area, "own.kv"), own.kv)
+        if last is not None and last.own is not None:
+            _fill_indptr(self._array(area, "own.last.qo"), last.own.qo)
+
+    def _write_level(self, area: np.ndarray, i: int, level: Paged, last: Levels | None) -> None:
+        _fill_indptr(self._array(area, f"{i}.qo"), level.qo)
+        _fill_indptr(self._array(area, f"{i}.indptr"), level.indptr)
+        _fill(self._array(area, f"{i}.last"), level.last, 0)
+        _fill(self._array(area, f"{i}.pages"), level.pages, 0)
+        if last is not None:
+            _fill_indptr(self._array(area, f"{i}.last.qo"), last.more[i].qo)
+
+    def _write_decode(self, area: np.ndarray, level: Paged | None, decoding: int) -> None:
+        spare = self.shape.decoding - decoding
+        indptr = level.indptr if level is not None else np.zeros(1, np.int32)
+        pages = level.pages if level is not None else np.zeros(0, np.int32)
+        tail = indptr[-1] + 1 + np.arange(spare, dtype=np.int32)
+        self._array(area, "decode.indptr")[:] = np.concatenate([indptr, tail])
+        _fill(self._array(area, "decode.last"), level.last if level is not None else indptr[:0], 1)
+        _fill(self._array(area, "decode.pages"), pages, self.scratch_block)
+
+    def _write_keys(self, area: np.ndarray, layout: StepLayout) -> None:
+        lists = layout.key_lists(self.block_size)
+        scratch = -1 - self.scratch_block * self.block_size
+        _fill(self._array(area, "keys"), lists.keys, scratch)
+        for name, values, idle in (("first", lists.first, len(lists.keys)), ("count", lists.count, 1)):
+            target = self._array(area, name)
+            _fill(target[: self.shape.prompts], values[: layout.prompts], idle)
+            _fill(target[self.shape.prompts :], values[layout.prompts :], idle)
+            self._fill_read(self._array(area, f"read_{name}"), values[layout.read], layout, idle)
+
+    def write_idle(self, area: np.ndarray) -> None:
+        """A step of nothing but padding that has the most rows in every request list: what a graph is recorded on. It
+        reads the scratch block and writes nowhere else."""
+        shape = self.shape
+        area[: self.fields.nbytes] = 0
+        slots = self._array(area, "slots")
+        slots[: shape.prompts] = -1
+        slots[shape.prompts :] = self.scratch_block * self.block_size
+        if shape.keys:
+            self._array(area, "keys")[:] = -1 - self.scratch_block * self.block_size
+            for name in ("count", "read_count"):
+                self._array(area, name)[:] = 1
+            return
+        if shape.own:
+            for name in ("own.qo", "own.kv"):
+                self._array(area, name)[:] = _spread(shape.prompts, shape.own)
+            if shape.cut:
+                self._array(area, "own.last.qo")[:] = _spread(shape.read_prompts, shape.own)
+        for i, level in enumerate(shape.more):
+            self._array(area, f"{i}.qo")[:] = _spread(shape.prompts, level.requests)
+            if shape.cut:
+                self._array(area, f"{i}.last.qo")[:] = _spread(shape.read_prompts, level.requests)
+            self._array(area, f"{i}.last")[:] = 0
+            # No request has keys: the scratch block is not part of this step's K and V.
+        if shape.decode_entries:
+            self._array(area, "decode.indptr")[:] = np.arange(shape.decoding + 1)
+            self._array(area, "decode.last")[:] = 1
+            self._array(area, "decode.pages")[:] = self.scratch_block
+
+
+def _spread(rows: int, requests: int) -> I32:
+    """An indptr of ``requests`` that covers ``rows``: one each, the first has the rest; empty ones where rows
+    lack."""
+    edges = rows - np.arange(requests, -1, -1, dtype=np.int64)
+    spread: I32 = np.maximum(edges, 0).astype(np.int32)
+    spread[0] = 0
+    return spread

@@ -1,0 +1,154 @@
+"""Weights on the device in the places the forward wants: q, k and v merged, gate and up merged, gains in float32.
+
+Read once out of the files through two pinned buffers, straight into the merged places: while one buffer is on its
+way to the device the next tensor is read. The heads stay as the files have them (halves, not interleaved).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from prelude.cuda.device import Device
+from prelude.cuda.staging import Area, Ring
+from torch import Tensor
+
+from prelude.models.config import ModelConfig
+from prelude.models.weights import LM_HEAD, SCORE, WeightSource
+
+_CHUNK = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+    input_gain: Tensor
+    mlp_gain: Tensor
+    q_gain: Tensor | None
+    k_gain: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    embeddings: Tensor  # [vocab, hidden]
+    layers: tuple[DeviceLayer, ...]
+    final_gain: Tensor
+    lm_head: Tensor | None  # the embeddings themselves where it is tied
+    score: Tensor | None  # float32
+    turns: Tensor  # [positions, D] cosines and sines
+
+    def tensors(self) -> Iterator[Tensor]:
+        owners: tuple[Any, ...] = (self, *self.layers)
+        for owner in owners:
+            for name in owner.__slots__:
+                value = getattr(owner, name)
+                if isinstance(value, Tensor):
+                    yield value
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes, shared memory counted once."""
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.tensors()}
+        return sum(storages.values())
+
+
+def turns(config: ModelConfig, positions: int) -> Tensor:
+    """[positions, D]: cosines, then sines of position times frequency, in float32 as the reference computes them."""
+    frequencies, factor = config.inverse_frequencies()
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies.to(torch.float32)
+    return torch.cat([angles.cos() * factor, angles.sin() * factor], dim=1).contiguous()
+
+
+class Loader:
+    """Copies tensors of a source to the device, converted to the type of their place on the way."""
+
+    def __init__(self, device: Device, source: WeightSource, config: ModelConfig) -> None:
+        self.device = device
+        self.source = source
+        self.config = config
+        self.names = frozenset(source.names())
+        self.ring = Ring.of(device, _CHUNK, 2)
+
+    def to(self, value: Tensor, place: Tensor) -> None:
+        """``value`` into ``place``, contiguous and of the same shape."""
+        if value.shape != place.shape:
+            raise ValueError(f"a weight of shape {list(value.shape)} does not fit its place, {list(place.shape)}")
+        flat, target = value.reshape(-1), place.view(-1)
+        step = _CHUNK // place.itemsize
+        for at in range(0, flat.shape[0], step):
+            part = flat[at : at + step]
+            area: Area = self.ring.take()
+            pinned = area.bytes[: part.shape[0] * place.itemsize].view(place.dtype)
+            pinned.copy_(part)
+            self.device.copy(pinned, target[at : at + part.shape[0]])
+            area.busy = self.device.mark()
+
+    def whole(self, name: str, dtype: torch.dtype) -> Tensor:
+        value = self.source.tensor(name)
+        place = self.device.empty(tuple(value.shape), dtype)
+        self.to(value, place)
+        return place
+
+    def stacked(self, prefix: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
+        """The projections ``parts`` one under the other, and their biases if the first has one."""
+        weight = self._stack([f"{prefix}.{part}.weight" for part in parts])
+        biases = [f"{prefix}.{part}.bias" for part in parts]
+        return weight, self._stack(biases) if biases[0] in self.names else None
+
+    def _stack(self, names: list[str]) -> Tensor:
+        shapes = [tuple(self.source.tensor(name).shape) for name in names]
+        place = self.device.empty((sum(s[0] for s in shapes), *shapes[0][1:]), self.device.element)
+        at = 0
+        for name, shape in zip(names, shapes):
+            self.to(self.source.tensor(name), place[at : at + shape[0]])
+            at += shape[0]
+        return place
+
+    def layer(self, index: int) -> DeviceLayer:
+        prefix, f32 = f"model.layers.{index}", torch.float32
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        qk_norm = self.config.qk_norm
+        return DeviceLayer(
+            *self.stacked(attention, ("q_proj", "k_proj", "v_proj")),
+            *self.stacked(attention, ("o_proj",)),
+            *self.stacked(mlp, ("gate_proj", "up_proj")),
+            *self.stacked(mlp, ("down_proj",)),
+            input_gain=self.whole(f"{prefix}.input_layernorm.weight", f32),
+            mlp_gain=self.whole(f"{prefix}.post_attention_layernorm.weight", f32),
+            q_gain=self.whole(f"{attention}.q_norm.weight", f32) if qk_norm else None,
+            k_gain=self.whole(f"{attention}.k_norm.weight", f32) if qk_norm else None,
+        )
+
+
+def load(device: Device, source: WeightSource, config: ModelConfig, positions: int) -> DeviceWeights:
+    """Everything ``config`` needs out of ``source``, which may be closed when this returns. ``positions`` bounds the
+    rotary table."""
+    loader = Loader(device, source, config)
+    embeddings = loader.whole("model.embed_tokens.weight", device.element)
+    lm_head: Tensor | None = None
+    if LM_HEAD in loader.names:
+        lm_head = loader.whole(LM_HEAD, device.element)
+    elif config.lm_head and config.tie_word_embeddings:
+        lm_head = embeddings
+    table = turns(config, positions)
+    place = device.empty(tuple(table.shape), torch.float32)
+    loader.to(table, place)
+    loaded = DeviceWeights(
+        embeddings,
+        tuple(loader.layer(i) for i in range(config.num_layers)),
+        loader.whole("model.norm.weight", torch.float32),
+        lm_head,
+        loader.whole(SCORE, torch.float32) if SCORE in loader.names else None,
+        place,
+    )
+    device.mark().wait()
+    return loaded

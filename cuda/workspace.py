@@ -1,0 +1,101 @@
+"""All memory a forward works in, taken once: nothing is allocated on the path of a step.
+
+Graphs share it, for one runs at a time. Capacities are whole tiles of ``FIXED_ROWS`` rows. The wide intermediates of
+the MLP exist for ``mlp_rows`` tokens at a time.
+
+    x [rows, hidden] f32        the residual stream
+    normed, heads, attended     one layer's, in the element type; heads [rows, (q + 2 kv) D]
+    part, lse, part_lse         of an attention level that is joined to another
+    read_*                      the rows that are read, behind the last layer's attention
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from prelude.cuda.device import FIXED_ROWS, Device
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from prelude.models.config import ModelConfig
+
+MLP_ROWS = 8192
+SAMPLE_ROWS = 32
+"""Rows that are sampled at a time: their weights are float64."""
+
+
+def whole_tiles(rows: int) -> int:
+    return -(-max(rows, 1) // FIXED_ROWS) * FIXED_ROWS
+
+
+@dataclass(slots=True)
+class Workspace:
+    block_size: int
+    mlp_rows: int
+    x: Tensor
+    normed: Tensor
+    heads: Tensor
+    attended: Tensor
+    part: Tensor
+    lse: Tensor
+    part_lse: Tensor
+    gate_up: Tensor
+    gated: Tensor
+    read_x: Tensor
+    read_normed: Tensor
+    read_q: Tensor
+    read_attended: Tensor
+    final: Tensor  # [chunk, hidden] rows behind the final norm
+    logits: Tensor  # [chunk, vocab] f32
+    weights: Tensor  # [SAMPLE_ROWS, vocab] f64
+
+    @classmethod
+    def of(
+        cls, device: Device, config: ModelConfig, *, rows: int, block_size: int, chunk_rows: int, vocab: int
+    ) -> Workspace:
+        """``rows`` tokens a step; ``vocab`` is 0 without a language-model head."""
+        many, mlp = whole_tiles(rows), min(whole_tiles(rows), whole_tiles(MLP_ROWS))
+        chunk = whole_tiles(chunk_rows)
+        hidden, inner, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        element, f32 = device.element, torch.float32
+
+        def matrix(count: int, columns: int, dtype: torch.dtype) -> Tensor:
+            return device.zeros((count, columns), dtype)
+
+        return cls(
+            block_size,
+            mlp,
+            matrix(many, hidden, f32),
+            matrix(many, hidden, element),
+            matrix(many, width, element),
+            matrix(many, queries, element),
+            matrix(many, queries, element),
+            matrix(many, config.num_heads, f32),
+            matrix(many, config.num_heads, f32),
+            matrix(mlp, 2 * inner, element),
+            matrix(mlp, inner, element),
+            matrix(many, hidden, f32),
+            matrix(many, hidden, element),
+            matrix(many, queries, element),
+            matrix(many, queries, element),
+            matrix(chunk, hidden, element),
+            matrix(chunk if vocab else 0, vocab, f32),
+            matrix(min(SAMPLE_ROWS, chunk_rows) if vocab else 0, vocab, torch.float64),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (getattr(self, name) for name in self.__slots__)
+        return sum(t.untyped_storage().nbytes() for t in tensors if isinstance(t, Tensor))
+
+    def partial(self, rows: int, heads: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+        """``(lse, part, part_lse)`` for so many rows of [heads, D]."""
+        return self.lse[:rows], self.part[:rows].view(rows, *heads), self.part_lse[:rows]
+
+    def pages(self, pool: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """A layer's pool [slots, kv_heads, D] as [blocks, block_size, kv_heads, D]."""
+        k, v = (half.view(-1, self.block_size, *half.shape[1:]) for half in pool)
+        return k, v

@@ -1,0 +1,378 @@
+"""A device made of host memory that keeps the rules of a real one.
+
+    asynchronous   nothing runs when it is enqueued; a mark's ``wait`` runs the stream up to it. Reading a result too
+    early
+                   gives what was there before, and writing a host area too early changes what a copy reads
+    addresses      operations keep pointers. A recorded graph reads what lies there when it is replayed; a pointer
+    into
+                   memory that was given back is an error (device temporaries of eager steps live until they are used,
+                   as a stream-ordered allocator keeps them; pinned memory does not, for nobody tells its allocator)
+    bounds         every kernel's arguments are checked as the real device checks them, and again by its twin
+    kernels        run as their twins (twins.py); attention calls keep FlashInfer's rules about plans
+    (``SimulatedCalls``)
+
+``calls`` lists what was enqueued, by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from prelude.cuda.device import FIXED_ROWS, _tile
+from prelude.cuda.kernels import Argument, Kernel, check
+from torch import Tensor
+
+from tests.cuda import twins
+
+
+class Gone(RuntimeError):
+    """A pointer into memory that was given back."""
+
+
+@dataclass(eq=False)
+class Allocation:
+    number: int
+    address: int
+    nbytes: int
+    pinned: bool
+    recorded: bool  # taken while a graph was recorded, so kept by its pool
+    memory: weakref.ref[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An address with the type behind it; ``at`` is what a kernel sees there."""
+
+    allocation: Allocation
+    offset: int
+    dtype: torch.dtype
+    keep: object = None
+
+    def everything(self) -> Tensor:
+        memory = self.allocation.memory()
+        if memory is None:
+            raise Gone(f"allocation {self.allocation.number} of {self.allocation.nbytes} bytes was given back")
+        whole = torch.from_numpy(memory)
+        usable = (len(memory) - self.offset) // self.dtype.itemsize * self.dtype.itemsize
+        return whole[self.offset : self.offset + usable].view(self.dtype)
+
+    def at(self, *shape: int) -> Tensor:
+        count = int(np.prod(shape))
+        everything = self.everything()
+        if count > len(everything):
+            raise IndexError(f"{count} values wanted, {len(everything)} are there")
+        return everything[:count].view(*shape)
+
+    def strided(self, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+        return self.everything().as_strided(tuple(shape), tuple(stride))
+
+
+class SimulatedMark:
+    def __init__(self, device: SimulatedDevice, position: int) -> None:
+        self.device = device
+        self.position = position
+
+    def wait(self) -> None:
+        self.device.run_to(self.position)
+
+    def done(self) -> bool:
+        return self.device.executed >= self.position
+
+    def seconds_since(self, earlier: SimulatedMark) -> float:
+        assert self.done() and earlier.done(), "times of marks that have not been reached"
+        return float(self.position - earlier.position) * 1e-6
+
+
+class SimulatedGraph:
+    def __init__(self, device: SimulatedDevice, operations: list[tuple[str, Callable[[], None]]]) -> None:
+        self.device = device
+        self.operations = operations
+        self.closed = False
+
+    def launch(self) -> None:
+        assert not self.closed, "a graph that was closed"
+        self.device.calls.append("graph")
+        for _, operation in self.operations:
+            self.device.queue.append(operation)
+
+    def close(self) -> None:
+        self.closed = True
+        self.operations = []
+
+
+class SimulatedDevice:
+    def __init__(
+        self, element: torch.dtype = torch.float32, *, deterministic: bool = False, memory: int = 1 << 34
+    ) -> None:
+        self.element = element
+        self.deterministic = deterministic
+        self.total = memory
+        self.calls: list[str] = []
+        self.queue: list[Callable[[], None]] = []
+        self.executed = 0
+        self.recording: list[tuple[str, Callable[[], None]]] | None = None
+        self.pool: list[np.ndarray] = []  # what graphs' own memory is
+        self.live: dict[int, Allocation] = {}
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with torch.inference_mode():
+            yield
+
+    # ------------------------------------------------------------------ memory
+
+    def _allocate(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool, fill: int) -> Tensor:
+        count = int(np.prod(shape)) * dtype.itemsize
+        memory = np.full(max(count, 1), fill, np.uint8)
+        address = memory.ctypes.data
+        allocation = Allocation(
+            next(self._numbers), address, len(memory), pinned, self.recording is not None, weakref.ref(memory)
+        )
+        self.live[address] = allocation
+        weakref.finalize(memory, self._gone, address, allocation)
+        if self.recording is not None:
+            self.pool.append(memory)
+        return torch.from_numpy(memory)[:count].view(dtype).view(*shape)
+
+    def _gone(self, address: int, allocation: Allocation) -> None:
+        if self.live.get(address) is allocation:
+            del self.live[address]
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._allocate(shape, dtype, False, 0xA5)  # whoever reads what was not written sees nonsense
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._allocate(shape, dtype, False, 0)
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._allocate(shape, dtype, True, 0)
+
+    def memory(self) -> tuple[int, int]:
+        used = sum(a.nbytes for a in self.live.values() if not a.pinned)
+        return self.total - used, self.total
+
+    def pointer(self, tensor: Tensor, *, host: bool | None = False) -> Pointer:
+        """``host`` says where the memory must be; None: anywhere."""
+        base = tensor.untyped_storage().data_ptr()
+        allocation = self.live.get(base)
+        assert allocation is not None, "memory that is neither the device's nor pinned"
+        assert host is None or allocation.pinned == host, "host memory where the device's is needed, or the other way"
+        kept = None
+        if self.recording is None and not allocation.pinned:
+            kept = allocation.memory()
+        offset = tensor.data_ptr() - base if tensor.numel() else 0
+        return Pointer(allocation, offset, tensor.dtype, kept)
+
+    # ------------------------------------------------------------------ the stream
+
+    def enqueue(self, name: str, operation: Callable[[], None]) -> None:
+        if self.recording is not None:
+            self.recording.append((name, operation))
+            return
+        self.calls.append(name)
+        self.queue.append(operation)
+
+    def run_to(self, position: int) -> None:
+        while self.executed < position:
+            operation = self.queue[self.executed]
+            self.queue[self.executed] = _nothing
+            self.executed += 1
+            operation()
+
+    def mark(self) -> SimulatedMark:
+        assert self.recording is None, "an event in a recording"
+        return SimulatedMark(self, len(self.queue))
+
+    def close(self) -> None:
+        self.run_to(len(self.queue))
+
+    def capture(self, work: Callable[[], None]) -> SimulatedGraph:
+        for _ in range(2):
+            work()
+        self.run_to(len(self.queue))
+        self.recording = []
+        try:
+            work()
+            return SimulatedGraph(self, self.recording)
+        finally:
+            self.recording = None
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        assert source.is_contiguous() and target.is_contiguous() and source.nbytes == target.nbytes
+        if not source.nbytes:
+            return
+        a, b = self.pointer(source, host=None), self.pointer(target, host=None)
+        count = source.nbytes
+
+        def run() -> None:
+            raw = Pointer(b.allocation, b.offset, torch.uint8).at(count)
+            raw.copy_(Pointer(a.allocation, a.offset, torch.uint8).at(count))
+
+        keep = (a.keep, b.keep)
+        self.enqueue("copy", lambda keep=keep: run())  # type: ignore[misc]
+
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], shared: int = 0) -> None:
+        if 0 in grid:
+            return
+        check(kernel, grid, args, self.element)
+        assert shared <= 227 << 10 and kernel.block % 32 == 0 and kernel.block <= 1024
+        seen = [self.pointer(a) if isinstance(a, Tensor) else a for a in args]
+        twin: Callable[..., None] = getattr(twins, kernel.name)
+        self.enqueue(kernel.name, lambda: twin(grid[0], *seen))
+
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
+        assert x.shape[1] == weight.shape[1] and out.shape == (x.shape[0], weight.shape[0])
+        assert not add or out.dtype == torch.float32
+        starts = range(0, x.shape[0], FIXED_ROWS) if self.deterministic else [0]
+        for at in starts:
+            self._product(
+                *(_tile(x, at), weight, _tile(out, at)) if self.deterministic else (x, weight, out), bias, add
+            )
+
+    def _product(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
+        places = [None if t is None else (self.pointer(t), t.shape, t.stride()) for t in (x, weight, out, bias)]
+
+        def run() -> None:
+            a, w, y, b = (None if p is None else p[0].strided(p[1], p[2]) for p in places)
+            assert a is not None and w is not None and y is not None
+            product = a.to(torch.float32) @ w.to(torch.float32).t()
+            if b is not None:
+                product = product + b.to(torch.float32)
+            y.copy_(y + product if add else product)
+
+        self.enqueue("matmul", run)
+
+
+def _nothing() -> None:
+    pass
+
+
+# ------------------------------------------------------------------ attention calls under FlashInfer's rules
+
+
+class SimulatedCalls:
+    def __init__(self, device: SimulatedDevice, heads: int, kv_heads: int, head_dim: int) -> None:
+        self.device = device
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.plans = 0
+
+    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool) -> Any:
+        return SimulatedCall(self, buffers, "ragged", causal, 1)
+
+    def paged(self, buffers: dict[str, Tensor] | None, page_size: int) -> Any:
+        return SimulatedCall(self, buffers, "paged", False, page_size)
+
+    def decode(self, buffers: dict[str, Tensor] | None, page_size: int) -> Any:
+        return SimulatedCall(self, buffers, "decode", False, page_size)
+
+    def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+        assert lse.dtype == other_lse.dtype == torch.float32
+        assert out.is_contiguous() and other.is_contiguous() and lse.is_contiguous() and other_lse.is_contiguous()
+        places = [(self.device.pointer(t), t.shape) for t in (out, lse, other, other_lse)]
+
+        def run() -> None:
+            a, la, b, lb = (p.at(*shape) for p, shape in places)
+            joined = torch.logaddexp2(la, lb)
+            weights = [torch.exp2(x - joined).unsqueeze(-1) for x in (la, lb)]
+            a.copy_(a.float() * weights[0] + b.float() * weights[1])
+            la.copy_(joined)
+
+        self.device.enqueue("merge", run)
+
+
+class SimulatedCall:
+    """In graph mode the arrays are read where the call was made to read them, when it runs; and the plan that was
+    last made for them must be theirs."""
+
+    def __init__(
+        self, calls: SimulatedCalls, buffers: dict[str, Tensor] | None, kind: str, causal: bool, page_size: int
+    ) -> None:
+        self.calls = calls
+        self.kind = kind
+        self.causal = causal
+        self.page_size = page_size
+        self.graph = buffers is not None
+        self.planned: bytes | None = None
+        self.rows = 0
+        self.most_rows: int | None = None
+        self.state: dict[str, np.ndarray] = {}  # what has been planned, once the stream is there
+        self.buffers = {} if buffers is None else {n: (calls.device.pointer(t), len(t)) for n, t in buffers.items()}
+
+    def plan(self, lengths: bytes, arrays: dict[str, Tensor]) -> None:
+        device = self.calls.device
+        assert device.recording is None, "a plan in a recording"
+        if self.graph and lengths == self.planned:
+            return
+        self.calls.plans += 1
+        self.planned = lengths
+        first = arrays["indptr"] if self.kind == "decode" else arrays["qo"]
+        self.rows = len(first) - 1 if self.kind == "decode" else int(first[-1])
+        if self.graph:
+            if self.most_rows is None:
+                self.most_rows = self.rows
+                assert self.rows >= len(first) - 1, "more requests than rows"
+            assert self.rows <= self.most_rows, "more rows than the first plan had"
+            for name, (_, count) in self.buffers.items():
+                assert name == "pages" or len(arrays[name]) == count, f"{name} is not of the fixed size"
+        places = {n: (device.pointer(t, host=n != "pages"), len(t)) for n, t in arrays.items()}
+
+        def run() -> None:
+            self.state = {n: p.at(count).numpy().copy() for n, (p, count) in places.items()}
+
+        device.enqueue("plan", run)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
+        device = self.calls.device
+        assert q.shape[0] == out.shape[0] == self.rows, f"{q.shape[0]} query rows, {self.rows} were planned"
+        assert q.shape[1:] == out.shape[1:] == (self.calls.heads, self.calls.head_dim) and out.is_contiguous()
+        assert q.stride(-1) == 1 and k.stride() == v.stride() and k.stride(-1) == 1
+        assert lse is None or lse.shape == q.shape[:2]
+        places = [(device.pointer(t), t.shape, t.stride()) for t in (q, k, v, out)]
+        lse_place = None if lse is None else (device.pointer(lse), lse.shape)
+
+        def run() -> None:
+            qs, ks, vs, outs = (p.strided(shape, stride) for p, shape, stride in places)
+            lses = None if lse_place is None else lse_place[0].at(*lse_place[1])
+            self._compute(qs, ks, vs, outs, lses)
+
+        device.enqueue(self.kind, run)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        if not self.graph:
+            return self.state
+        found = {n: p.at(count).numpy() for n, (p, count) in self.buffers.items()}
+        names = ("indptr",) if self.kind == "decode" else ("qo", "kv", "indptr", "last")
+        for name in names:
+            if name in found:
+                assert np.array_equal(found[name], self.state[name]), f"{name} is not what the plan was made for"
+        return found
+
+    def _compute(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
+        arrays = self._arrays()
+        requests = len(arrays["indptr"] if self.kind != "ragged" else arrays["qo"]) - 1
+        for r in range(requests):
+            rows = slice(r, r + 1) if self.kind == "decode" else slice(*arrays["qo"][r : r + 2].tolist())
+            if rows.start == rows.stop:
+                continue
+            if self.kind == "ragged":
+                keys = slice(*arrays["kv"][r : r + 2].tolist())
+                ks, vs = k[keys], v[keys]
+            else:
+                pages = arrays["pages"][slice(*arrays["indptr"][r : r + 2].tolist())].astype(np.int64)
+                count = (len(pages) - 1) * self.page_size + int(arrays["last"][r]) if len(pages) else 0
+                where = torch.from_numpy(pages)
+                ks, vs = (x[where].reshape(-1, *x.shape[2:])[:count] for x in (k, v))
+            o, s = twins.attention(q[rows], ks, vs, self.causal)
+            out[rows] = o.to(out.dtype)
+            if lse is not None:
+                lse[rows] = s

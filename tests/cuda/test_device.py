@@ -1,0 +1,186 @@
+"""What ``device="cuda"`` says without a GPU, and what the executor refuses before the device could."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import prelude
+from prelude.batch import MixedBatch, OneShotBatch
+from prelude.cuda import driver, kernels
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.staging import Fields, Ring
+from prelude.errors import DeviceUnavailable, EngineClosed
+from tests.cuda.simulated import Gone, SimulatedDevice
+from tests.execution.helpers import VOCAB, Model, Segment, all_logprobs, decode_rows, ends, i32, run, sampling, slices
+
+WITHOUT = pytest.mark.skipif(not driver.missing(), reason="there is a GPU here")
+
+
+@WITHOUT
+def test_the_error_says_what_is_missing() -> None:
+    with pytest.raises(DeviceUnavailable, match="device='cuda' cannot be used") as caught:
+        driver.require()
+    assert caught.value.missing == driver.missing() and len(caught.value.missing) >= 1
+    assert all(lack in str(caught.value) for lack in caught.value.missing)
+
+
+@WITHOUT
+def test_an_engine_on_cuda_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(DeviceUnavailable, match="device='cpu' needs none of this"):
+        prelude.Engine.from_pretrained("/nowhere/at/all", device="cuda")
+
+
+def test_importing_the_package_reaches_no_driver() -> None:
+    """torch may import cuda-python for itself; neither it nor FlashInfer is imported or asked by us."""
+    code = (
+        "import sys, torch; before = set(sys.modules);"
+        "import prelude.cuda.executor, prelude.cuda.attention, prelude.cuda.device, prelude.execution.cuda;"
+        "from prelude.cuda import driver;"
+        "new = set(sys.modules) - before;"
+        "print([m for m in new if m.startswith(('cuda.', 'flashinfer'))], driver.missing.cache_info().currsize)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "[] 0\n"
+
+
+# ------------------------------------------------------------------ bounds
+
+
+def test_steps_out_of_bounds_are_refused_and_the_next_one_runs(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    executor = on_device(model)
+    s = slices([Segment(i32([1, 2, 3]), context=16, blocks=[5])])
+    good = OneShotBatch(s, all_logprobs(ends(s)))
+    broken = {
+        "token ids": replace(s, token_ids=i32([1, VOCAB, 3])),
+        "position 1024": replace(s, positions=i32([16, 1024, 18])),
+        "block 64": replace(s, context_blocks=i32([64])),
+        "slot 1024": replace(s, write_slots=i32([-1, 64 * 16, -1])),
+        "drew 0": replace(s, token_ids=i32([1, -1, 3])),
+    }
+    for said, bad in broken.items():
+        handle = executor.submit(OneShotBatch(bad, all_logprobs(ends(s))))
+        with pytest.raises((ValueError, IndexError), match=said):
+            executor.wait(handle)
+        assert len(run(executor, good).bad_rows[0]) == 0  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="room for"):
+        executor.wait(executor.submit(OneShotBatch(slices([Segment(i32([1] * 1200))]), sampling([0]))))
+    with pytest.raises(TypeError):
+        executor.submit("a batch")  # type: ignore[arg-type]
+    executor.close()
+    with pytest.raises(EngineClosed):
+        executor.submit(good)
+
+
+def test_a_step_without_tokens(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor = on_device(model)
+    empty = MixedBatch(slices([Segment(i32([]))]), (), decode_rows([], [], [[]]), None)
+    assert run(executor, empty).outputs == ()  # type: ignore[arg-type]
+
+
+def test_kernels_are_told_apart_from_their_mistakes() -> None:
+    device = SimulatedDevice()
+    x, gain = device.zeros((4, 8), torch.float32), device.zeros((8,), torch.float32)
+    with pytest.raises(IndexError, match="rms_norm: needs 40 values, 32 are there"):
+        device.launch(kernels.RMS_NORM, (5,), (x, gain, 1e-6, 8, x))
+    with pytest.raises(TypeError, match="int64"):
+        device.launch(kernels.GATHER, (4,), (torch.zeros(4, dtype=torch.int64), x, 8, x))
+    with pytest.raises(TypeError, match="takes 5 arguments"):
+        device.launch(kernels.RMS_NORM, (4,), (x, gain))
+    with pytest.raises(TypeError, match="null"):
+        device.launch(kernels.RMS_NORM, (4,), (x, None, 1e-6, 8, x))
+
+
+# ------------------------------------------------------------------ staging
+
+
+def test_fields_do_not_overlap_and_are_aligned() -> None:
+    fields = Fields([("a", 3, "i32"), ("b", 0, "f32"), ("c", 5, "f64"), ("d", 1, "i32")])
+    ends_ = [(p.offset, p.end) for p in fields.places.values()]
+    assert all(start % 16 == 0 for start, _ in ends_)
+    assert all(a[1] <= b[0] for a, b in zip(ends_, ends_[1:])) and fields.nbytes >= ends_[-1][1]
+    area = torch.zeros(fields.nbytes, dtype=torch.uint8)
+    fields.on(area, "c").copy_(torch.arange(5))
+    assert fields.array(area, "c").tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(IndexError, match="d ends at byte"):
+        fields.on(area[:50], "d")
+
+
+def test_an_area_is_taken_when_its_copy_has_run() -> None:
+    device = SimulatedDevice()
+    ring, target = Ring.of(device, 16, 2), device.zeros((16,), torch.uint8)
+    seen = []
+    for value in (1, 2, 3, 4):
+        area = ring.take()
+        area.bytes.fill_(value)
+        device.copy(area.bytes, target)
+        kept = device.zeros((16,), torch.uint8)
+        device.copy(target, kept)
+        area.busy = device.mark()
+        seen.append(kept)
+    device.close()
+    assert [int(t[0]) for t in seen] == [1, 2, 3, 4]
+    assert ring.waits == 2
+
+
+def test_the_simulated_device_finds_pinned_memory_that_was_given_back() -> None:
+    """The device is worth as much as what it notices."""
+    device = SimulatedDevice()
+    target = device.zeros((16,), torch.uint8)
+    device.copy(device.pinned((16,), torch.uint8), target)
+    with pytest.raises(Gone):
+        device.close()
+
+
+# ------------------------------------------------------------------ overlap
+
+
+@pytest.mark.feature("H13")
+def test_a_step_is_fed_with_tokens_that_are_not_on_the_host(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    """Three steps are submitted before the first is waited for; each decode row names what the step before drew."""
+    executor, reference = on_device(model), model.executor(num_blocks=64)
+    ids = [i32(np.random.default_rng(i).integers(0, VOCAB, n)) for i, n in enumerate((5, 20, 9))]
+    tables = [[3, 9, 11], [30, 31, 12], [1, 2, 4]]
+    s = slices([Segment(x, write=t) for x, t in zip(ids, tables)])
+    nobody = decode_rows([], [], [[]])
+    fill = MixedBatch(s, (sampling(ends(s)),), nobody, None)
+
+    def decode(tokens: list[int], step: int) -> MixedBatch:
+        rows = decode_rows(tokens, [len(x) + step for x in ids], tables)
+        return MixedBatch(slices([Segment(i32([]))]), (), rows, sampling(range(3)))
+
+    tickets = [executor.submit(fill), *(executor.submit(decode([-1, -2, -3], step)) for step in range(5))]
+    tokens = [executor.wait(t).outputs[0].token_ids.tolist() for t in tickets]
+    theirs = [run(reference, fill).outputs[0].token_ids.tolist()]
+    for step in range(5):
+        theirs.append(run(reference, decode(theirs[-1], step)).outputs[0].token_ids.tolist())
+    assert tokens == theirs
+    with pytest.raises(ValueError, match="drew 3"):
+        executor.wait(executor.submit(decode([-1, -2, -4], 6)))
+
+
+def test_submitting_runs_nothing_and_copies_in_once(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor = on_device(model)
+    device = executor.device
+    s = slices([Segment(i32(range(20)))])
+    before, executed = len(device.calls), device.executed
+    ticket = executor.submit(OneShotBatch(s, all_logprobs(ends(s))))
+    assert device.executed == executed
+    calls = device.calls[before:]
+    layers = model.config.num_layers
+    assert calls[0] == "copy" and calls[-1] == "copy" and calls.count("copy") == 2, "one copy in, one copy out"
+    assert calls.count("plan") == 2 and calls.index("embed_norm") > max(i for i, c in enumerate(calls) if c == "plan")
+    # Per layer: qkv, rope, attention, out, norm, gate_up, silu, down, norm.
+    assert calls.count("ragged") == layers and calls.count("silu_gate") == layers
+    assert calls.count("matmul") == 4 * layers + 1 + 1  # the cut last layer's q apart from its k and v; the head
+    executor.wait(ticket)

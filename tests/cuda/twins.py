@@ -1,0 +1,235 @@
+"""What each kernel computes, in torch on the host: one function a kernel, of the same name and arguments, with
+``Pointer``s where it takes addresses. ``n`` is the grid's first size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prelude.batch import LogitEdits, SampleRows
+from prelude.execution.sampling import edited, sample_token
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """``(out, lse)`` of q [n, heads, D] over k, v [m, kv_heads, D]; log-sum-exps in base 2, -inf without keys."""
+    n, heads, width = q.shape
+    m = k.shape[0]
+    if m == 0:
+        return torch.zeros(q.shape), torch.full((n, heads), float("-inf"))
+    q, k, v = q.float(), *(x.float().repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("nhd,mhd->nhm", q, k) * width**-0.5
+    if causal:
+        hidden = torch.arange(m)[None, :] > torch.arange(n)[:, None] + (m - n)
+        scores.masked_fill_(hidden[:, None, :], float("-inf"))
+    out = torch.einsum("nhm,mhd->nhd", scores.softmax(-1), v)
+    return out, scores.logsumexp(-1) / float(np.log(2.0))
+
+
+def _normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
+
+
+def embed_norm(
+    n: int, ids: Any, drawn: Any, table: Any, gain: Any, eps: float, width: int, x: Any, normed: Any
+) -> None:
+    for row, token in enumerate(ids.at(n).tolist()):
+        if token < 0:
+            token = int(drawn.at(-token)[-1])
+        x.at(n, width)[row] = table.at((token + 1) * width)[token * width :].float()
+    normed.at(n, width).copy_(_normed(x.at(n, width), gain.at(width), eps))
+
+
+def rms_norm(n: int, x: Any, gain: Any, eps: float, width: int, normed: Any) -> None:
+    normed.at(n, width).copy_(_normed(x.at(n, width), gain.at(width), eps))
+
+
+def _rows(rows: Any, n: int, source: Any, width: int) -> Tensor:
+    where = rows.at(n).long()
+    return source.at(int(where.max()) + 1, width)[where]
+
+
+def gather_norm(
+    n: int, rows: Any, x: Any, gain: Any, eps: float, width: int, picked: Any, normed: Any, exact: Any
+) -> None:
+    chosen = _rows(rows, n, x, width)
+    out = _normed(chosen, gain.at(width), eps)
+    for place, values in ((picked, chosen), (normed, out), (exact, out)):
+        if place is not None:
+            place.at(n, width).copy_(values)
+
+
+def gather(n: int, rows: Any, source: Any, width: int, to: Any) -> None:
+    to.at(n, width).copy_(_rows(rows, n, source, width))
+
+
+def mean_rows(n: int, exact: Any, indptr: Any, width: int, out: Any) -> None:
+    edges = indptr.at(n + 1).tolist()
+    rows = exact.at(edges[-1], width).double()
+    for i in range(n):
+        out.at(n, width)[i] = rows[edges[i] : edges[i + 1]].mean(0)
+
+
+def qk_rope(
+    n: int,
+    heads: Any,
+    queries: int,
+    keys: int,
+    values: int,
+    positions: Any,
+    turns: Any,
+    q_gain: Any,
+    k_gain: Any,
+    eps: float,
+    slots: Any,
+    pool_k: Any,
+    pool_v: Any,
+) -> None:
+    width = twins_head_dim(heads, turns, positions, n)
+    count = queries + keys + values
+    lines = heads.at(n, count, width)
+    where = positions.at(n).long()
+    turn = turns.at(int(where.max()) + 1, width)[where][:, None]
+    cosine, sine = turn[..., : width // 2], turn[..., width // 2 :]
+    for part, gain in ((slice(0, queries), q_gain), (slice(queries, queries + keys), k_gain)):
+        x = lines[:, part].float()
+        if gain is not None:
+            x = _normed(x, gain.at(width), eps)
+        a, b = x[..., : width // 2], x[..., width // 2 :]
+        lines[:, part] = torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1).to(lines.dtype)
+    if slots is None:
+        return
+    for token, slot in enumerate(slots.at(n).tolist()):
+        if slot >= 0:
+            pool_k.at((slot + 1), keys, width)[slot] = lines[token, queries : queries + keys]
+            pool_v.at((slot + 1), values, width)[slot] = lines[token, queries + keys :]
+
+
+HEAD_DIM = 0
+"""A compile-time constant of the real kernels; set by who makes a device."""
+
+
+def twins_head_dim(*_: Any) -> int:
+    assert HEAD_DIM, "tests set twins.HEAD_DIM"
+    return HEAD_DIM
+
+
+def silu_gate(n: int, gate_up: Any, inner: int, out: Any) -> None:
+    both = gate_up.at(n, 2 * inner).float()
+    out.at(n, inner).copy_(torch.nn.functional.silu(both[:, :inner]) * both[:, inner:])
+
+
+def attend(
+    n: int,
+    q: Any,
+    q_stride: int,
+    k: Any,
+    v: Any,
+    stride: int,
+    pool_k: Any,
+    pool_v: Any,
+    keys: Any,
+    first: Any,
+    count: Any,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    out: Any,
+) -> None:
+    width = twins_head_dim()
+    assert abs(scale - width**-0.5) < 1e-6
+    queries = q.strided((n, heads, width), (q_stride, width, 1))
+
+    def row(own: Any, pool: Any, key: int) -> Tensor:
+        if key >= 0:
+            return own.strided((key + 1, kv_heads, width), (stride, width, 1))[key]
+        return pool.at(-key, kv_heads, width)[-1 - key]
+
+    for r, (at, length) in enumerate(zip(first.at(n).tolist(), count.at(n).tolist())):
+        chosen = keys.at(at + length)[at:].tolist()
+        ks, vs = (torch.stack([row(own, pool, key) for key in chosen]) for own, pool in ((k, pool_k), (v, pool_v)))
+        out.at(n, heads, width)[r] = attention(queries[r : r + 1], ks, vs, False)[0][0].to(queries.dtype)
+
+
+def row_stats(n: int, logits: Any, vocab: int, largest: Any, rest: Any, best: Any, finite: Any) -> None:
+    lines = logits.at(n, vocab)
+    most = lines.amax(1)
+    largest.at(n).copy_(most)
+    rest.at(n).copy_((lines - most[:, None]).exp().double().sum(1).log())
+    best.at(n).copy_(lines.argmax(1))
+    finite.at(n).copy_(lines.isfinite().all(1))
+
+
+def pick(
+    n: int, logits: Any, vocab: int, rows: Any, targets: Any, largest: Any, rest: Any, logprobs: Any, ranks: Any
+) -> None:
+    for p, (row, target) in enumerate(zip(rows.at(n).tolist(), targets.at(n).tolist())):
+        if row < 0:
+            continue
+        line = logits.at(row + 1, vocab)[row]
+        relative = line[target].double() - largest.at(row + 1)[row].double() - rest.at(row + 1)[row]
+        logprobs.at(n)[p] = min(float(relative), 0.0)
+        if ranks is not None:
+            better = (line > line[target]).sum() + (line[:target] == line[target]).sum()
+            ranks.at(n)[p] = 1 + int(better)
+
+
+def top(n: int, logits: Any, vocab: int, count: int, largest: Any, rest: Any, ids: Any, logprobs: Any) -> None:
+    lines = logits.at(n, vocab)
+    order = np.lexsort((np.broadcast_to(np.arange(vocab), (n, vocab)), -lines.numpy()), axis=1)[:, :count]
+    chosen = torch.from_numpy(order.copy())
+    ids.at(n, count).copy_(chosen)
+    relative = lines.gather(1, chosen).double() - largest.at(n)[:, None].double() - rest.at(n)[:, None]
+    logprobs.at(n, count).copy_(relative.clamp(max=0.0))
+
+
+def edit(n: int, logits: Any, vocab: int, *lists: Any) -> None:
+    repetition, presence, frequency, seen, seen_ids, counts, bias, bias_ids, values, allowed, allowed_ids = lists[:11]
+    banned, banned_ids, _ = lists[11:]
+
+    def csr(indptr: Any, *entries: Any) -> tuple[np.ndarray, ...]:
+        edges = indptr.at(n + 1).numpy()
+        return (edges, *(e.at(int(edges[-1])).numpy() for e in entries))
+
+    edits = LogitEdits(
+        *(x.at(n).numpy() for x in (repetition, presence, frequency)),
+        *csr(seen, seen_ids, counts),
+        *csr(bias, bias_ids, values),
+        *csr(allowed, allowed_ids),
+        *csr(banned, banned_ids),
+    )
+    lines = logits.at(n, vocab)
+    for row in range(n):
+        lines[row] = torch.from_numpy(edited(lines[row].numpy(), edits, row).astype(np.float32))
+
+
+def sample(
+    n: int,
+    logits: Any,
+    vocab: int,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    uniform: Any,
+    finite: Any,
+    weights: Any,
+    tokens: Any,
+) -> None:
+    weights.at(n, vocab).fill_(float("nan"))  # scratch: nobody may count on it
+    nothing = np.zeros(n, np.int32)
+    readout = SampleRows(
+        nothing,
+        temperature.at(n).numpy(),
+        top_k.at(n).numpy(),
+        top_p.at(n).numpy(),
+        min_p.at(n).numpy(),
+        nothing.astype(np.uint64),
+        nothing,
+    )
+    for row in range(n):
+        line = logits.at(n, vocab)[row].numpy()
+        drawn = sample_token(line, readout, row, float(uniform.at(n)[row])) if finite.at(n)[row] else 0
+        tokens.at(n)[row] = drawn
