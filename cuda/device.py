@@ -77,7 +77,7 @@ class Device(Protocol):
         ...
 
     def memory(self) -> tuple[int, int]:
-        """``(free, total)`` bytes."""
+        """``(free, total)`` bytes; what an allocator keeps for later peaks is not free."""
         ...
 
     def close(self) -> None: ...
@@ -267,11 +267,7 @@ class CudaDevice:
         return CudaGraph(self.driver, self.handle, recorded)
 
     def memory(self) -> tuple[int, int]:
-        import torch
-
-        free, total = self.driver.memory()
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return free + cached, total
+        return self.driver.memory()
 
     def close(self) -> None:
         self.driver.synchronize(self.handle)

@@ -109,13 +109,26 @@ class CudaExecutor:
                 chunk_rows=logits_chunk_rows,
                 vocab=vocab,
             )
-            # One block more than anybody is told of: what padding reads and writes.
-            shape = (config.num_layers, 2, (num_blocks + 1) * block_size, config.num_kv_heads, config.head_dim)
-            self.pool = device.zeros(shape, device.element)
+            self.pool = self._make_pool()
             self.staging = Staging.of(device, _STAGING, _STAGING, _IN_FLIGHT)
         self._drawn = self.staging.output_area[: 4 * step_rows].view(torch.int32)
         self._bench = Bench(device, config, weights, self.work, logits_chunk_rows)
         self._forward = Forward(device, config, weights, self.work, self.pool)
+
+    def _make_pool(self) -> Tensor:
+        """[layers, 2, slots, kv_heads, D]; one block more than anybody is told of: what padding reads and writes."""
+        config, slots = self.config, (self._num_blocks + 1) * self.block_size
+        shape = (config.num_layers, 2, slots, config.num_kv_heads, config.head_dim)
+        return self.device.zeros(shape, self.device.element)
+
+    def set_blocks(self, num_blocks: int) -> None:
+        """Another, empty pool; before anything was recorded, for graphs know where the pool lies."""
+        if len(self.graphs):
+            raise RuntimeError("the pool cannot move once graphs have been recorded")
+        with self.device.scope():
+            self._num_blocks = num_blocks
+            self.pool = self._forward.pool = self.device.zeros((0,), self.device.element)
+            self.pool = self._forward.pool = self._make_pool()
 
     def limits(self) -> ExecutorLimits:
         config, score = self.config, self.weights.score

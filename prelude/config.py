@@ -26,7 +26,9 @@ class EngineConfig:
     ``chunk_tokens``          most tokens of one Decode prompt a step prefills beside running rows
     ``logits_bytes``          temporary memory for vocabulary-wide rows in one step
     ``kv_blocks``             blocks of the KV pool; by default as many as ``kv_bytes`` hold
-    ``kv_bytes``              size of the KV pool when ``kv_blocks`` is not given
+    ``kv_bytes``              size of the KV pool when ``kv_blocks`` is not given; by default 256 MiB on a CPU, on a
+    GPU
+                              what the weights and a step of full size leave
     ``prefix_cache``, ``fold``  switches for reuse across steps and within one
     ``defer_steps``           steps a request waits at most for another that is computing the prefix they share, where
                               they cannot run together; 0: it never waits
@@ -54,7 +56,7 @@ class EngineConfig:
     logits_bytes: int = 256 << 20
     block_size: int = 16
     kv_blocks: int | None = None
-    kv_bytes: int = 256 << 20
+    kv_bytes: int | None = None
     prefix_cache: bool = True
     fold: bool = True
     defer_steps: int = 8

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.config import EngineConfig
-from prelude.errors import ConfigError, InsufficientMemory, ModelError, UnsupportedModel
+from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prelude.models.config import ModelConfig
 
 
+_CPU_KV_BYTES = 256 << 20
 _CHUNK_ROWS = 256  # the most rows an executor takes at a time unless told otherwise
 
 
@@ -38,16 +39,19 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
     began = time.perf_counter()
     if not isinstance(config, EngineConfig):
         raise ConfigError(f"config is a {type(config).__name__}; give an EngineConfig")
-    path = model_path(model)
     _check_choice("device", device, ("auto", "cpu", "cuda"))
     _check_choice("dtype", dtype, ("auto", "float32", "bfloat16"))
     if device == "cuda":
-        raise UnsupportedModel("device='cuda': the CUDA executor is not part of this version; use device='cpu'")
+        from prelude.cuda import driver
+
+        driver.require()
+    path = model_path(model)
     from prelude.models.config import ModelConfig
 
     model_config = ModelConfig.from_dir(path)
     config.resolved_step(model_config.max_positions)  # contradictions are found before the weights are read
-    executor = _cpu_executor(path, model_config, config, dtype)
+    open_ = _cuda_executor if device == "cuda" else _cpu_executor
+    executor = open_(path, model_config, config, dtype)
     limits = executor.limits()
     preparer = _preparer(path, model_config, limits, config)
     core = make_core(EngineCore, executor, config)
@@ -96,7 +100,8 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
         chosen = resolve_dtype(dtype, model)
         checkpoint.require_memory(chosen)
         per_block = model.kv_bytes_per_token(chosen.itemsize) * config.block_size
-        blocks = config.kv_blocks if config.kv_blocks is not None else max(1, config.kv_bytes // per_block)
+        nbytes = _CPU_KV_BYTES if config.kv_bytes is None else config.kv_bytes
+        blocks = config.kv_blocks if config.kv_blocks is not None else max(1, nbytes // per_block)
         available = available_memory()
         needed = checkpoint.nbytes(chosen) + blocks * per_block
         if available is not None and needed > available:
@@ -117,6 +122,13 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
         )
         checkpoint.check_unchanged()
         return executor
+
+
+def _cuda_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
+    from prelude.execution.cuda import open_executor
+
+    rows = _logits_rows(model.vocab_size, config.logits_bytes) or _CHUNK_ROWS
+    return open_executor(path, model, config, dtype, logits_rows=rows)
 
 
 def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig) -> Preparer:

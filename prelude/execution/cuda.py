@@ -1,3 +1,139 @@
-"""From a checked model directory to an executor on a GPU. Importing this reaches no driver."""
+"""From a model directory to an executor on a GPU. Importing this reaches no driver."""
 
 from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prelude.batch import LogprobRows, OneShotBatch, PooledRows, PromptSlices, Readout
+from prelude.config import EngineConfig
+from prelude.errors import DeviceUnavailable, UnsupportedModel
+from prelude.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from prelude.cuda.attention import Calls
+    from prelude.cuda.device import CudaDevice
+    from prelude.cuda.executor import CudaExecutor
+
+log = logging.getLogger("prelude.cuda")
+
+
+def open_executor(
+    path: Path, model: ModelConfig, config: EngineConfig, dtype: str, *, logits_rows: int
+) -> CudaExecutor:
+    """Weights, kernels and a KV pool on the current GPU.
+
+    Raises ``DeviceUnavailable`` where something is missing, ``InsufficientMemory`` where it does not fit.
+    """
+    from prelude.cuda import driver
+    from prelude.cuda.executor import CudaExecutor
+
+    driver.require()
+    import torch
+
+    from prelude.cuda import weights
+    from prelude.cuda.device import CudaDevice
+    from prelude.models.checkpoint import Checkpoint
+
+    check_widths(model)
+    element = torch.float32 if dtype == "float32" else torch.bfloat16
+    require_attention(model, element, config.deterministic)
+    positions = config.resolved_length(model.max_positions)
+    with Checkpoint.open(path, model) as checkpoint:
+        checkpoint.require_memory(element, "cuda")
+        device = CudaDevice(element, head_dim=model.head_dim, deterministic=config.deterministic)
+        with device.scope():
+            loaded = weights.load(device, checkpoint, model, positions)
+        checkpoint.check_unchanged()
+    executor = CudaExecutor(
+        model,
+        loaded,
+        device,
+        num_blocks=1,
+        block_size=config.block_size,
+        step_tokens=config.resolved_step(model.max_positions),
+        step_rows=config.max_step_requests,
+        logits_chunk_rows=logits_rows,
+        calls=attention_calls(model, device),
+    )
+    give_blocks(executor, config)
+    return executor
+
+
+def check_widths(model: ModelConfig) -> None:
+    """Kernels take four values at a time; a head turns in two halves."""
+    for name, value, step in (
+        ("hidden_size", model.hidden_size, 4),
+        ("intermediate_size", model.intermediate_size, 4),
+        ("head_dim", model.head_dim, 8),
+    ):
+        if value % step:
+            raise UnsupportedModel(f"device='cuda': {name}={value} is not a multiple of {step}; use device='cpu'")
+    if model.head_dim > 256:
+        raise UnsupportedModel(f"device='cuda': head_dim={model.head_dim} is above 256; use device='cpu'")
+
+
+def require_attention(model: ModelConfig, element: torch.dtype, deterministic: bool) -> None:
+    """FlashInfer serves bfloat16 and the usual head widths. Where it could serve and is not there, that is said: the
+    kernel that takes its place elsewhere is exact, and slow."""
+    from prelude.cuda import attention
+
+    lacks = attention.missing(model.head_dim)
+    if lacks is None or deterministic or element.itemsize == 4:
+        return
+    if model.head_dim in attention.HEAD_DIMS:
+        raise DeviceUnavailable(f"device='cuda': {lacks}", missing=(lacks,))
+    log.warning("attention by key lists, without tensor cores: %s", lacks)
+
+
+def attention_calls(model: ModelConfig, device: CudaDevice) -> Calls | None:
+    """FlashInfer's calls; None where attention goes by key lists."""
+    from prelude.cuda import attention
+
+    if device.deterministic or device.element.itemsize == 4 or attention.missing(model.head_dim) is not None:
+        return None
+    with device.scope():
+        return attention.FlashInferCalls(device, model.num_heads, model.num_kv_heads, model.head_dim)
+
+
+def probe_step(executor: CudaExecutor) -> OneShotBatch:
+    """A step as large as any will be, that writes nothing."""
+    limits = executor.limits()
+    tokens = executor.step_tokens
+    lengths = [limits.max_positions] * (tokens // limits.max_positions)
+    if tokens % limits.max_positions:
+        lengths.append(tokens % limits.max_positions)
+    count = len(lengths)
+    starts = np.zeros(count + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    nothing = np.zeros(0, np.int32)
+    slices = PromptSlices(
+        np.zeros(tokens, np.int32),
+        np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        starts,
+        np.full(count, -1, np.int32),
+        np.zeros(count, np.int32),
+        np.zeros(count + 1, np.int32),
+        nothing,
+    )
+    rows = np.arange(max(0, tokens - limits.logits_chunk_rows), tokens, dtype=np.int32)
+    readout: Readout = LogprobRows(rows, nothing, nothing)
+    if not limits.lm_head:
+        readout = PooledRows(rows, np.arange(len(rows) + 1, dtype=np.int32))
+    return OneShotBatch(slices, readout)
+
+
+def give_blocks(executor: CudaExecutor, config: EngineConfig) -> None:
+    """Sees what a full step takes, and makes blocks of the rest."""
+    from prelude.cuda.memory import blocks_for
+
+    executor.wait(executor.submit(probe_step(executor)))
+    free, total = executor.device.memory()
+    limits = executor.limits()
+    block_bytes = limits.kv_bytes_per_token * limits.block_size
+    executor.set_blocks(blocks_for(free, total, block_bytes, blocks=config.kv_blocks, nbytes=config.kv_bytes))

@@ -13,16 +13,17 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
 from prelude.models.checkpoint import Checkpoint
+from tests.checkpoints import save_model
 from tests.cuda import twins
 from tests.cuda.plans import BLOCKS
 from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
-from tests.execution.helpers import BLOCK, Model, save_model
+from tests.execution.helpers import BLOCK, Model
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
+    "llama-biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
     "groups-of-4": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16},
-    "biases": {"attention_bias": True},
 }
 
 

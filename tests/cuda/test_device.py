@@ -6,17 +6,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from prelude.cuda import driver, kernels
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.memory import blocks_for, reserve
+from prelude.cuda.staging import Fields, Ring
 
 import prelude
 from prelude.batch import MixedBatch, OneShotBatch
-from prelude.cuda import driver, kernels
-from prelude.cuda.executor import CudaExecutor
-from prelude.cuda.staging import Fields, Ring
-from prelude.errors import DeviceUnavailable, EngineClosed
+from prelude.config import EngineConfig
+from prelude.errors import DeviceUnavailable, EngineClosed, InsufficientMemory, UnsupportedModel
+from prelude.execution.cuda import check_widths, give_blocks, probe_step
 from tests.cuda.simulated import Gone, SimulatedDevice
 from tests.execution.helpers import VOCAB, Model, Segment, all_logprobs, decode_rows, ends, i32, run, sampling, slices
 
@@ -106,7 +110,7 @@ def test_fields_do_not_overlap_and_are_aligned() -> None:
     fields = Fields([("a", 3, "i32"), ("b", 0, "f32"), ("c", 5, "f64"), ("d", 1, "i32")])
     ends_ = [(p.offset, p.end) for p in fields.places.values()]
     assert all(start % 16 == 0 for start, _ in ends_)
-    assert all(a[1] <= b[0] for a, b in zip(ends_, ends_[1:])) and fields.nbytes >= ends_[-1][1]
+    assert all(a[1] <= b[0] for a, b in pairwise(ends_)) and fields.nbytes >= ends_[-1][1]
     area = torch.zeros(fields.nbytes, dtype=torch.uint8)
     fields.on(area, "c").copy_(torch.arange(5))
     assert fields.array(area, "c").tolist() == [0, 1, 2, 3, 4]
@@ -184,3 +188,57 @@ def test_submitting_runs_nothing_and_copies_in_once(model: Model, on_device: Cal
     assert calls.count("ragged") == layers and calls.count("silu_gate") == layers
     assert calls.count("matmul") == 4 * layers + 1 + 1  # the cut last layer's q apart from its k and v; the head
     executor.wait(ticket)
+
+
+# ------------------------------------------------------------------ memory
+
+
+def test_blocks_are_what_is_left_and_never_more_than_asked() -> None:
+    gib = 1 << 30
+    left = blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=None, nbytes=None)
+    assert left == (10 * gib - reserve(16 * gib)) // (1 << 20) - 1
+    assert blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=100, nbytes=None) == 100
+    assert blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=None, nbytes=5 << 20) == 5
+    with pytest.raises(InsufficientMemory, match="lower kv_bytes") as caught:
+        blocks_for(1 * gib, 16 * gib, 1 << 20, blocks=900, nbytes=None)
+    assert caught.value.needed == 901 << 20 and caught.value.available == 1 * gib - reserve(16 * gib)
+    with pytest.raises(InsufficientMemory):
+        blocks_for(reserve(16 * gib), 16 * gib, 1 << 20, blocks=None, nbytes=None)
+
+
+def test_a_probe_step_is_as_large_as_any_and_leaves_the_pool_alone(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    executor = on_device(model, num_blocks=1, step_tokens=1500)
+    batch = probe_step(executor)
+    assert batch.num_tokens == 1500 and batch.slices.starts.tolist() == [0, 1024, 1500]
+    give_blocks(executor, EngineConfig(kv_blocks=50))
+    assert executor.limits().num_blocks == 50 and not executor.pool.any()
+    taken = executor.limits().kv_bytes_per_token * 51 * executor.block_size
+    assert executor.pool.nbytes == taken
+    s = slices([Segment(i32(range(20)), write=[49, 3])])
+    assert len(run(executor, OneShotBatch(s, all_logprobs(ends(s)))).bad_rows[0]) == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.feature("A20")
+def test_weights_are_resident_once_and_bit_equal(variant: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor = on_device(variant)
+    weights, config = executor.weights, variant.config
+    state = variant.oracle.state_dict()
+    queries = config.num_heads * config.head_dim
+    for i, layer in enumerate(weights.layers):
+        prefix = f"model.layers.{i}"
+        assert torch.equal(layer.qkv[:queries], state[f"{prefix}.self_attn.q_proj.weight"])
+        assert torch.equal(layer.gate_up[config.intermediate_size :], state[f"{prefix}.mlp.up_proj.weight"])
+        assert torch.equal(layer.down, state[f"{prefix}.mlp.down_proj.weight"])
+    tied = weights.lm_head is not None and weights.lm_head.data_ptr() == weights.embeddings.data_ptr()
+    assert tied == config.tie_word_embeddings
+    count = sum(p.numel() for p in variant.oracle.parameters())
+    assert executor.limits().weight_bytes == 4 * count + weights.turns.nbytes
+
+
+def test_models_the_kernels_cannot_take_are_named(model: Model) -> None:
+    with pytest.raises(UnsupportedModel, match="head_dim=20 is not a multiple of 8"):
+        check_widths(replace(model.config, head_dim=20))
+    with pytest.raises(UnsupportedModel, match="above 256"):
+        check_widths(replace(model.config, head_dim=512))

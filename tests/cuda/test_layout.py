@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from prelude.batch import LogprobRows, MixedBatch, OneShotBatch, PromptSlices
 from prelude.cuda.layout import Levels, Paged, StepLayout, Tree, lay_out
 from prelude.cuda.shapes import FINE, LEAST, Shape, Writer, power_bucket, token_bucket
 from prelude.cuda.staging import Fields
+
+from prelude.batch import LogprobRows, MixedBatch, OneShotBatch, PromptSlices
 from tests.cuda.plans import BLOCKS, random_batch, random_decode, random_slices
 from tests.execution.helpers import BLOCK, VOCAB, Segment, i32, slices
 
@@ -219,8 +219,8 @@ def _decode_places(layout: StepLayout, shape: Shape) -> range:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_idle_step_fills_its_buckets(seed: int) -> None:
-    """What a graph is recorded on has as many rows as the bucket, no more requests than rows, and touches no block but
-    the scratch one."""
+    """What a graph is recorded on has as many rows as the bucket, no more requests than rows, and touches no block
+    but the scratch one."""
     layout = lay_out(random_batch(np.random.default_rng(seed), VOCAB), BLOCK)
     keys = len(layout.key_lists(BLOCK).keys) if seed % 2 else 0
     shape = Shape.exact(layout, keys).bucket(None)

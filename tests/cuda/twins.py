@@ -165,15 +165,21 @@ def row_stats(n: int, logits: Any, vocab: int, largest: Any, rest: Any, best: An
 def pick(
     n: int, logits: Any, vocab: int, rows: Any, targets: Any, largest: Any, rest: Any, logprobs: Any, ranks: Any
 ) -> None:
-    for p, (row, target) in enumerate(zip(rows.at(n).tolist(), targets.at(n).tolist())):
-        if row < 0:
-            continue
-        line = logits.at(row + 1, vocab)[row]
-        relative = line[target].double() - largest.at(row + 1)[row].double() - rest.at(row + 1)[row]
-        logprobs.at(n)[p] = min(float(relative), 0.0)
-        if ranks is not None:
-            better = (line > line[target]).sum() + (line[:target] == line[target]).sum()
-            ranks.at(n)[p] = 1 + int(better)
+    where, chosen = rows.at(n).long(), targets.at(n).long()
+    pairs = (where >= 0).nonzero()[:, 0]
+    if not len(pairs):
+        return
+    where, chosen = where[pairs], chosen[pairs]
+    count = int(where.max()) + 1
+    lines = logits.at(count, vocab)
+    value = lines[where, chosen]
+    relative = value.double() - largest.at(count)[where].double() - rest.at(count)[where]
+    logprobs.at(n)[pairs] = relative.clamp(max=0.0)
+    if ranks is None:
+        return
+    for pair, row, target in zip(pairs.tolist(), where.tolist(), chosen.tolist()):
+        line = lines[row]
+        ranks.at(n)[pair] = 1 + int((line > line[target]).sum() + (line[:target] == line[target]).sum())
 
 
 def top(n: int, logits: Any, vocab: int, count: int, largest: Any, rest: Any, ids: Any, logprobs: Any) -> None:

@@ -1,0 +1,37 @@
+"""How much of a GPU becomes KV blocks: what weights and workspace leave, less what a full step was seen to take.
+
+total ─ others ─ weights ─ workspace ─ peak of a probe step ─ reserve (graphs, their workspaces) = available
+"""
+
+from __future__ import annotations
+
+from prelude.errors import InsufficientMemory
+
+_LEAST_RESERVE = 256 << 20
+_RESERVE_SHARE = 64
+
+
+def reserve(total: int) -> int:
+    """Bytes left alone: recorded graphs and their attention workspaces come later, and libraries take some."""
+    return max(_LEAST_RESERVE, total // _RESERVE_SHARE)
+
+
+def blocks_for(free: int, total: int, block_bytes: int, *, blocks: int | None, nbytes: int | None) -> int:
+    """KV blocks of ``block_bytes`` each where ``free`` bytes are left behind a step of full size. Never more than
+    ``blocks`` or ``nbytes`` ask for; one block is the scratch block, which nobody is told of.
+
+    Raises :class:`InsufficientMemory` where what was asked for does not fit, or no block does.
+    """
+    available = max(0, free - reserve(total))
+    fitting = available // block_bytes - 1
+    wanted = blocks if blocks is not None else None if nbytes is None else max(1, nbytes // block_bytes)
+    needed = ((wanted or 1) + 1) * block_bytes
+    if fitting < (wanted or 1):
+        raise InsufficientMemory(
+            f"{wanted or 1:,} KV blocks need {needed:,} bytes of GPU memory; {available:,} of {total:,} are left "
+            "behind the weights, the workspace and a full step: lower kv_bytes or kv_blocks, max_step_tokens or "
+            "logits_bytes",
+            needed=needed,
+            available=available,
+        )
+    return fitting if wanted is None else wanted

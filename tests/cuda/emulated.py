@@ -1,0 +1,83 @@
+"""Our kernels' own source, compiled for the host by emulator.hpp and run on a simulated device."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from prelude.cuda import compiler, kernels
+from prelude.cuda.kernels import Argument, Kernel, check
+from torch import Tensor
+
+from tests.cuda.simulated import Pointer, SimulatedDevice
+
+COMPILER = shutil.which("g++")
+_TYPES = {"int": "int", "float": "float"}
+BLOCK = 64
+"""Threads of an emulated block: enough for two warps."""
+
+
+def _wrapper(kernel: Kernel) -> str:
+    parameters = [_TYPES.get(kind, "void*") for kind in kernel.kinds]
+    named = ", ".join(f"{kind} a{i}" for i, kind in enumerate(parameters))
+    pointers = {"i32": "int*", "f32": "float*", "f64": "double*", "element": "element*"}
+    passed = ", ".join(
+        f"a{i}" if kind in _TYPES else f"({pointers[kind.removesuffix('?')]})a{i}"
+        for i, kind in enumerate(kernel.kinds)
+    )
+    return (
+        f'extern "C" void run_{kernel.name}(int columns, int rows, int block, int shared, {named}) {{\n'
+        f"    run_grid(columns, rows, block, shared, [=] {{ {kernel.name}({passed}); }});\n}}\n"
+    )
+
+
+@functools.cache
+def library(file: str, float32: bool, head_dim: int) -> ctypes.CDLL:
+    text = compiler.source(file).replace("extern __shared__ float shared[];", "float* shared = the_shared.data();")
+    text += "".join(_wrapper(kernel) for kernel in kernels.ALL if kernel.file == file)
+    folder = Path(tempfile.mkdtemp(prefix="emulated"))
+    source, built = folder / f"{file}.cpp", folder / f"{file}.so"
+    source.write_text(f'#include "{Path(__file__).parent / "emulator.hpp"}"\n' + text)
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-DHEAD_DIM={head_dim}"]
+    if float32:
+        flags.append("-DPRELUDE_FLOAT32")
+    if COMPILER is None:
+        raise RuntimeError("no C++ compiler")
+    subprocess.run([COMPILER, *flags, str(source), "-o", str(built)], check=True, timeout=100, capture_output=True)
+    loaded = ctypes.CDLL(str(built))
+    shutil.rmtree(folder)
+    return loaded
+
+
+class EmulatedDevice(SimulatedDevice):
+    """Runs kernels themselves where the simulated device runs their twins."""
+
+    def __init__(self, element: torch.dtype, head_dim: int, *, deterministic: bool = False) -> None:
+        super().__init__(element, deterministic=deterministic)
+        self.head_dim = head_dim
+
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], shared: int = 0) -> None:
+        if 0 in grid:
+            return
+        check(kernel, grid, args, self.element)
+        seen = [self.pointer(a) if isinstance(a, Tensor) else a for a in args]
+        run = getattr(library(kernel.file, self.element == torch.float32, self.head_dim), f"run_{kernel.name}")
+        columns, rows = (*grid, 1)[:2]
+        # Where a block's size decides what it does, the grid counts on it.
+        block = kernel.block if kernel.name in ("silu_gate", "attend") else BLOCK
+
+        def execute() -> None:
+            raw = [a.everything().data_ptr() if isinstance(a, Pointer) else (None if a is None else a) for a in seen]
+            typed = [
+                ctypes.c_float(a) if kind == "float" else ctypes.c_int(a) if kind == "int" else ctypes.c_void_p(a)
+                for kind, a in zip(kernel.kinds, raw)
+            ]
+            run(columns, rows, block, shared, *typed)
+
+        self.enqueue(kernel.name, execute)

@@ -1,0 +1,209 @@
+"""Recorded steps on the simulated device: what is baked in, what is not, when a shape is recorded, who is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy, Graphs, Program
+from prelude.cuda.shapes import Shape
+
+from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
+from tests.cuda.plans import BLOCKS
+from tests.cuda.test_parity import same
+from tests.execution.helpers import (
+    BLOCK,
+    VOCAB,
+    Model,
+    Segment,
+    all_logprobs,
+    decode_rows,
+    ends,
+    prompts,
+    random_ids,
+    run,
+    sampling,
+    slices,
+)
+
+ONCE = GraphPolicy(after=1)
+
+
+def last_token(*ids: np.ndarray) -> OneShotBatch:
+    s = prompts(*ids)
+    return OneShotBatch(s, sampling(ends(s)))
+
+
+@pytest.mark.feature("A29")
+def test_a_shape_is_recorded_at_its_second_sighting_and_replayed_from_then_on(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    executor, reference = on_device(model, policy=GraphPolicy()), model.executor()
+    eager = []
+    for n in (60, 57, 61, 58):  # one bucket
+        batch = last_token(random_ids(n, n))
+        result = run(executor, batch)  # type: ignore[arg-type]
+        eager.append(result.eager)
+        same(result, run(reference, batch), 1e-4)
+    assert eager == [True, False, False, False]
+    graphs = executor.graphs
+    assert (graphs.eager, graphs.replays, graphs.captures, graphs.failures) == (1, 3, 1, 0)
+
+
+@pytest.mark.feature("A29")
+def test_what_fits_no_graph_runs_eagerly_and_is_counted(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor, reference = on_device(model, policy=GraphPolicy(after=1, max_rows=64)), model.executor()
+    large, small = last_token(random_ids(1, 300)), last_token(random_ids(2, 40))
+    s = prompts(random_ids(3, 30))
+    ranked = OneShotBatch(s, all_logprobs(ends(s), ranks=True, top=3))
+    for batch, eager in ((large, True), (small, False), (ranked, True), (small, False)):
+        result = run(executor, batch)  # type: ignore[arg-type]
+        assert result.eager == eager
+        same(result, run(reference, batch), 1e-4)
+    assert (executor.graphs.eager, executor.graphs.replays) == (2, 2)
+
+
+@pytest.mark.feature("H10")
+def test_a_batch_of_5_replays_the_bucket_of_8(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    """Padding rows write to the scratch block and nowhere else: every other slot keeps what it had; tokens are those
+    of eager steps."""
+    replayed, eager = on_device(model, policy=ONCE), on_device(model)
+    rng = np.random.default_rng(0)
+    order = rng.permutation(BLOCKS)
+    tables = [order[i * 6 : i * 6 + 6].tolist() for i in range(8)]
+    lengths = rng.integers(1, 80, 8)
+    ids = [random_ids(i, int(n)) for i, n in enumerate(lengths)]
+    fill = slices([Segment(x, write=t) for x, t in zip(ids, tables)])
+    for executor in (replayed, eager):
+        run(executor, OneShotBatch(fill, sampling(ends(fill))))  # type: ignore[arg-type]
+    for count in (8, 5, 1, 7):
+        rows = decode_rows([int(t) for t in rng.integers(0, VOCAB, count)], lengths[:count].tolist(), tables[:count])
+        batch = DecodeBatch(rows, sampling(range(count)))
+        replayed.device.close()
+        before = replayed.pool.clone()
+        result = run(replayed, batch)  # type: ignore[arg-type]
+        assert not result.eager
+        same(result, run(eager, batch), 1e-5)  # type: ignore[arg-type]
+        changed = np.flatnonzero((before != replayed.pool).any(-1).any(-1).any(0).any(0).numpy())
+        allowed = {*rows.write_slots.tolist(), *range(BLOCKS * BLOCK, (BLOCKS + 1) * BLOCK)}
+        assert set(changed.tolist()) <= allowed
+        assert (replayed.pool[:, :, : BLOCKS * BLOCK] == eager.pool[:, :, : BLOCKS * BLOCK]).all()
+
+
+def test_replays_need_no_plan_while_lengths_stay(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor = on_device(model, policy=ONCE)
+    run(executor, last_token(random_ids(0, 60)))  # type: ignore[arg-type]
+    calls: Any = executor.calls
+    planned = calls.plans
+    for seed in range(3):
+        run(executor, last_token(random_ids(seed, 60)))  # type: ignore[arg-type]
+    assert calls.plans == planned
+    run(executor, last_token(random_ids(0, 59)))  # type: ignore[arg-type]
+    assert calls.plans == planned + 2, "the body's and the cut last layer's"
+    enqueued = len(executor.device.calls)
+    run(executor, last_token(random_ids(1, 59)))  # type: ignore[arg-type]
+    assert executor.device.calls[enqueued:] == ["copy", "graph", "copy"]
+
+
+def test_decode_is_planned_when_a_page_is_begun(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
+    table, calls, planned = [3, 1, 2], executor.calls, []
+    for length in range(30):
+        rows = decode_rows([length], [length], [table])
+        batch = DecodeBatch(rows, sampling([0]))
+        before = calls.plans  # type: ignore[union-attr]
+        same(run(executor, batch), run(reference, batch), 1e-4)  # type: ignore[arg-type]
+        planned.append(calls.plans > before)  # type: ignore[union-attr]
+    assert np.flatnonzero(planned).tolist() == [0, 16]
+
+
+@pytest.mark.feature("H13")
+def test_recording_keeps_what_the_next_step_is_fed_with(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
+    s = slices([Segment(random_ids(0, 20), write=[4, 5])])
+    nobody = decode_rows([], [], [[]])
+    fill = MixedBatch(s, (sampling(ends(s)),), nobody, None)
+    tickets = [executor.submit(fill)]
+    for step in range(3):
+        tickets.append(executor.submit(DecodeBatch(decode_rows([-1], [20 + step], [[4, 5]]), sampling([0]))))
+    ours = [int(executor.wait(t).outputs[0].token_ids[0]) for t in tickets]
+    theirs = [int(run(reference, fill).outputs[0].token_ids[0])]
+    for step in range(3):
+        batch = DecodeBatch(decode_rows([theirs[-1]], [20 + step], [[4, 5]]), sampling([0]))
+        theirs.append(int(run(reference, batch).outputs[0].token_ids[0]))
+    assert ours == theirs and executor.graphs.captures >= 2
+
+
+def test_a_shape_that_cannot_be_recorded_stays_eager(
+    model: Model, on_device: Callable[..., CudaExecutor], caplog: pytest.LogCaptureFixture
+) -> None:
+    executor, reference = on_device(model, policy=ONCE), model.executor()
+
+    def refuse(work: Callable[[], None]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    executor.device.capture = refuse  # type: ignore[method-assign]
+    batch = last_token(random_ids(0, 30))
+    for _ in range(3):
+        same(run(executor, batch), run(reference, batch), 1e-4)  # type: ignore[arg-type]
+    assert (executor.graphs.failures, executor.graphs.eager) == (1, 3)
+    assert sum("could not be recorded" in record.message for record in caplog.records) == 1
+
+
+def test_the_least_recently_used_graph_goes(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    closed: list[int] = []
+
+    class Fake:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def launch(self) -> None: ...
+
+        def close(self) -> None:
+            closed.append(self.rows)
+
+    graphs = Graphs(GraphPolicy(after=1, max_graphs=2))
+
+    def shape(rows: int) -> Shape:
+        return Shape(rows, 1, (), 0, 0, 1, 0, False, 0, None)
+
+    def record(wanted: Shape) -> Program:
+        return Program(wanted, None, None, None, Fake(wanted.rows))  # type: ignore[arg-type]
+
+    for rows in (8, 16, 8, 24):
+        graphs.find(shape(rows), record)
+    assert closed == [16] and len(graphs) == 2 and graphs.captures == 3
+    graphs.close()
+    assert sorted(closed) == [8, 16, 24]
+
+
+def test_closing_waits_for_what_runs(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor = on_device(model, policy=ONCE)
+    batch = last_token(random_ids(0, 30))
+    tickets = [executor.submit(batch) for _ in range(2)]
+    executor.close()
+    tokens = {int(executor.wait(t).outputs[0].token_ids[0]) for t in tickets}
+    assert tokens == {int(run(model.executor(), batch).outputs[0].token_ids[0])}
+
+
+def test_results_not_fetched_survive_later_steps(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor, reference = on_device(model), model.executor()
+    batches = [last_token(random_ids(i, 5 + i)) for i in range(9)]
+    tickets = [executor.submit(batch) for batch in batches]
+    for ticket, batch in reversed(list(zip(tickets, batches))):
+        same(executor.wait(ticket), run(reference, batch), 1e-4)
+
+
+def test_arrays_too_large_for_the_standing_areas(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    """Logprobs of many pairs: such a step brings memory of its own, which lives until its copies have run."""
+    executor, reference = on_device(model, policy=ONCE, step_tokens=4000), model.executor()
+    s = prompts(*[random_ids(i, 1000) for i in range(4)])
+    small = OneShotBatch(s, sampling(np.arange(60)))
+    wide = OneShotBatch(s, all_logprobs(np.arange(3500)))
+    assert 8 * 3500 * VOCAB > 4 << 20
+    tickets = [executor.submit(b) for b in (small, wide, small)]
+    for ticket, batch in zip(tickets, (small, wide, small)):
+        same(executor.wait(ticket), run(reference, batch), 2e-4)

@@ -1,0 +1,363 @@
+"""Our kernels: that they compile, and that what they say is what their twins compute.
+
+The source itself runs here, under an emulator of CUDA threads on the host. It shows algorithm, order and exchange
+between threads; it shows nothing about a GPU's memory model or speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prelude.cuda import compiler, kernels, weights
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy
+from torch import Tensor
+
+from prelude.batch import MixedBatch
+from prelude.models.checkpoint import Checkpoint
+from tests.cuda import twins
+from tests.cuda.emulated import COMPILER, EmulatedDevice
+from tests.cuda.plans import BLOCKS, random_edits
+from tests.cuda.simulated import SimulatedDevice
+from tests.cuda.test_parity import same, same_pools
+from tests.execution.helpers import BLOCK, Model, Segment, all_logprobs, decode_rows, i32, run, sampling, slices
+
+emulated = pytest.mark.skipif(COMPILER is None, reason="no g++ to run kernels on the host")
+NVCC = shutil.which("nvcc")
+WIDTH = 32  # of a head
+
+
+def _nvrtc() -> str | None:
+    """Why NVRTC cannot be used; None if it can. The library of the wheel is loaded where pathfinder would not
+    look."""
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        return "cuda-python is not installed"
+    found = importlib.util.find_spec("nvidia")
+    for folder in list(found.submodule_search_locations or []) if found else []:
+        for library in sorted(Path(folder).glob("*/lib/libnvrtc*.so*")):  # builtins sort first
+            if ".alt." not in library.name:
+                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    try:
+        compiler.nvrtc_version()
+    except Exception as error:
+        return f"no libnvrtc: {type(error).__name__}"
+    return None
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> None:
+    lacks = _nvrtc()
+    if lacks is not None:
+        pytest.skip(lacks)
+
+
+# ------------------------------------------------------------------ they compile
+
+
+@pytest.mark.parametrize("file", kernels.FILES)
+@pytest.mark.parametrize(("float32", "head_dim"), [(False, 128), (True, 32)])
+def test_nvrtc_compiles(nvrtc: None, file: str, float32: bool, head_dim: int) -> None:
+    made = compiler.nvrtc(compiler.source(file), compiler.options("sm_90a", float32=float32, head_dim=head_dim), file)
+    assert made[:4] == b"\x7fELF"
+    assert all(kernel.name.encode() in made for kernel in kernels.ALL if kernel.file == file)
+
+
+def test_nvrtc_says_what_is_wrong(nvrtc: None) -> None:
+    with pytest.raises(compiler.CompileError, match="undefined_thing"):
+        compiler.nvrtc('extern "C" __global__ void k() { undefined_thing(); }', ("--gpu-architecture=sm_90a",), "k")
+
+
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+@pytest.mark.parametrize("file", kernels.FILES)
+@pytest.mark.parametrize("arch", ["80", "90a"])
+def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, arch: str) -> None:
+    source = tmp_path / f"{file}.cu"
+    source.write_text(compiler.source(file))
+    target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+    done = subprocess.run(
+        [
+            str(NVCC),
+            target,
+            "-std=c++17",
+            "-cubin",
+            "-Xptxas",
+            "-v",
+            "-Werror",
+            "all-warnings",
+            "-DHEAD_DIM=128",
+            "-o",
+            "out",
+            source.name,
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    spills = [line for line in done.stderr.splitlines() if "spill" in line]
+    assert spills and all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
+
+
+def test_a_cubin_is_compiled_once_per_content(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def fake(text: str, flags: Any, name: str) -> bytes:
+        made.append(name)
+        return b"\x7fELF" + str(flags).encode()
+
+    def get(flags: tuple[str, ...], version: str = "1") -> bytes:
+        return compiler.cubin("norms", flags, version=version, folder=tmp_path, compile_=fake)
+
+    assert get(("a",)) == get(("a",)) and made == ["norms"]
+    get(("b",))
+    get(("a",), version="2")
+    assert len(made) == 3 and len(list(tmp_path.iterdir())) == 3
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    assert compiler.cubin("norms", ("a",), version="1", folder=nowhere / "x", compile_=fake).startswith(b"\x7fELF")
+
+
+# ------------------------------------------------------------------ they compute what their twins do
+
+
+def both(
+    kernel: kernels.Kernel,
+    grid: tuple[int, ...],
+    args: list[Any],
+    outputs: list[int],
+    element: torch.dtype,
+    shared: int = 0,
+) -> list[tuple[Tensor, Tensor]]:
+    """Output arguments after the kernel itself, and after its twin."""
+    twins.HEAD_DIM = WIDTH
+    results = []
+    for device in (EmulatedDevice(element, WIDTH), SimulatedDevice(element)):
+        placed = []
+        for arg in args:
+            if isinstance(arg, Tensor):
+                on_device = device.empty(tuple(arg.shape), arg.dtype)
+                on_device.copy_(arg)
+                placed.append(on_device)
+            else:
+                placed.append(arg)
+        device.launch(kernel, grid, placed, shared)
+        device.close()
+        results.append([placed[i] for i in outputs])
+    return list(zip(*results))
+
+
+ELEMENTS = [torch.float32, torch.bfloat16]
+
+
+def close(pairs: list[tuple[Tensor, Tensor]], element: torch.dtype) -> None:
+    for ours, theirs in pairs:
+        tolerance = 1e-5 if element == torch.float32 or ours.dtype == torch.float32 else 2**-7
+        assert torch.allclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance), (
+            (ours - theirs).abs().max()
+        )
+
+
+@emulated
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_norms(element: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    n, width, vocab = 5, 76, 11
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    table, gain = randn(vocab, width).to(element), randn(width)
+    ids, drawn = torch.tensor([3, -2, 10, 0, -1], dtype=torch.int32), torch.tensor([7, 9], dtype=torch.int32)
+    x, normed = torch.zeros(n, width), torch.zeros(n, width, dtype=element)
+    pairs = both(kernels.EMBED_NORM, (n,), [ids, drawn, table, gain, 1e-6, width, x, normed], [6, 7], element)
+    assert torch.equal(pairs[0][0], table[[3, 9, 10, 0, 7]].float())
+    close(pairs, element)
+    source = randn(n, width)
+    close(both(kernels.RMS_NORM, (n,), [source, gain, 1e-6, width, normed], [4], element), element)
+    rows = torch.tensor([4, 0, 4], dtype=torch.int32)
+    places = [torch.zeros(3, width), torch.zeros(3, width, dtype=element), torch.zeros(3, width)]
+    close(both(kernels.GATHER_NORM, (3,), [rows, source, gain, 1e-6, width, *places], [5, 6, 7], element), element)
+    none = [None, None, torch.zeros(3, width)]
+    close(both(kernels.GATHER_NORM, (3,), [rows, source, gain, 1e-6, width, *none], [7], element), element)
+    cast = source.to(element)
+    close(
+        both(kernels.GATHER, (3,), [rows, cast, width, torch.zeros(3, width, dtype=element)], [3], element), element
+    )
+    indptr = torch.tensor([0, 1, 5], dtype=torch.int32)
+    close(both(kernels.MEAN_ROWS, (2,), [source, indptr, width, torch.zeros(2, width)], [3], element), element)
+
+
+@emulated
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("gains", [True, False])
+def test_qk_rope_and_silu(element: torch.dtype, gains: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    n, counts, slots = 3, (4, 2, 2), torch.tensor([5, -1, 0], dtype=torch.int32)
+    heads = torch.randn(n, sum(counts), WIDTH, generator=generator).to(element)
+    positions = torch.tensor([6, 0, 3], dtype=torch.int32)
+    turns = torch.randn(8, WIDTH, generator=generator)
+    q_gain, k_gain = torch.randn(2, WIDTH, generator=generator) if gains else (None, None)
+    pool = [torch.zeros(6, 2, WIDTH, dtype=element) for _ in range(2)]
+    args = [heads, *counts, positions, turns, q_gain, k_gain, 1e-6, slots, *pool]
+    pairs = both(kernels.QK_ROPE, (n,), args, [0, 10, 11], element)
+    close(pairs, element)
+    ours = pairs[0][0]
+    assert torch.equal(pairs[1][0][5], ours[0, 4:6]) and torch.equal(pairs[2][0][0], ours[2, 6:])
+    assert not pairs[1][0][1:5].any()
+    alone = [heads[:, :4].contiguous(), 4, 0, 0, positions, turns, q_gain, None, 1e-6, None, None, None]
+    close(both(kernels.QK_ROPE, (n,), alone, [0], element), element)
+    inner = 1100  # more than one block along a row
+    gate_up = torch.randn(2, 2 * inner, generator=generator).to(element)
+    args = [gate_up, inner, torch.zeros(2, inner, dtype=element)]
+    close(both(kernels.SILU_GATE, (2, 2), args, [2], element), element)
+
+
+@emulated
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_attend(element: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    heads, kv_heads, tokens = 4, 2, 70
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, WIDTH, generator=generator).to(element)
+    pool = [torch.randn(20, kv_heads, WIDTH, generator=generator).to(element) for _ in range(2)]
+    keys = torch.cat([-1 - torch.randperm(20, generator=generator)[:9], torch.arange(60)]).to(torch.int32)
+    first, count = torch.tensor([0, 9, 3], dtype=torch.int32), torch.tensor([69, 1, 33], dtype=torch.int32)
+    stride = (heads + 2 * kv_heads) * WIDTH
+    flat = qkv.view(tokens, -1)
+    k, v = flat[:, heads * WIDTH :].contiguous(), flat[:, (heads + kv_heads) * WIDTH :].contiguous()
+    args = [flat, stride, k, v, k.shape[1], *pool, keys, first, count, heads, kv_heads, WIDTH**-0.5]
+    wide = torch.zeros(tokens, k.shape[1], dtype=element)  # v with k's stride
+    wide[:, : v.shape[1]] = v
+    args[3] = wide
+    out = torch.zeros(3, heads * WIDTH, dtype=element)
+    close(both(kernels.ATTEND, (3, 1), [*args, out], [13], element, shared=4 * WIDTH * 4), element)
+
+
+def _logits(rows: int, vocab: int, seed: int) -> Tensor:
+    """With ties among the best, and far apart."""
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 4
+    logits[0, 3] = logits[0, 7] = logits[0].max() + 1
+    logits[-1] = (logits[-1] * 2).round() / 2
+    return logits
+
+
+@emulated
+def test_statistics_pairs_and_best_tokens() -> None:
+    rows, vocab, f32 = 4, 301, torch.float32
+    logits = _logits(rows, vocab, 3)
+    logits[2, 5] = float("nan")
+    stats = [torch.zeros(rows), torch.zeros(rows, dtype=torch.float64)]
+    counts = [torch.zeros(rows, dtype=torch.int32) for _ in range(2)]
+    found = both(kernels.ROW_STATS, (rows,), [logits, vocab, *stats, *counts], [2, 3, 4, 5], f32)
+    good = [0, 1, 3]
+    close([(a[good], b[good]) for a, b in found[:2]], f32)
+    assert torch.equal(found[2][0][good], found[2][1][good]) and found[2][0][0] == 3
+    assert found[3][0].tolist() == found[3][1].tolist() == [1, 1, 0, 1]
+    largest, rest = found[0][0].clone(), found[1][0].clone()
+    pairs = torch.tensor([[0, 7], [3, 5], [-1, 0], [1, 300], [0, 3]], dtype=torch.int32)
+    args = [logits, vocab, pairs[:, 0].contiguous(), pairs[:, 1].contiguous(), largest, rest]
+    out = [torch.zeros(5, dtype=torch.float64), torch.zeros(5, dtype=torch.int32)]
+    picked = both(kernels.PICK, (5,), [*args, *out], [6, 7], f32)
+    close(picked[:1], f32)
+    assert torch.equal(*picked[1]) and picked[1][0].tolist()[0] == 2 and picked[1][0].tolist()[4] == 1
+    logits[2, 5] = 0.0
+    best = [torch.zeros(rows, 9, dtype=torch.int32), torch.zeros(rows, 9)]
+    tops = both(kernels.TOP, (rows,), [logits, vocab, 9, largest, rest, *best], [5, 6], f32)
+    assert torch.equal(*tops[0])
+    close([(a[good], b[good]) for a, b in tops[1:]], f32)
+
+
+@emulated
+def test_edits() -> None:
+    rows, vocab = 3, 60
+    edits = random_edits(np.random.default_rng(4), rows, vocab)
+    lists = [torch.from_numpy(getattr(edits, name)) for name in edits.__slots__]
+    logits = _logits(rows, vocab, 5)
+    scratch = torch.zeros(max(1, len(edits.allowed_ids)))
+    ((ours, theirs),) = both(kernels.EDIT, (rows,), [logits, vocab, *lists, scratch], [0], torch.float32)
+    assert torch.equal(ours.isinf(), theirs.isinf())
+    assert torch.allclose(ours[ours.isfinite()], theirs[theirs.isfinite()], rtol=1e-6)
+    assert not torch.equal(ours, logits)
+
+
+SAMPLING = [
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 1, 1.0, 0.0),
+    (0.7, 5, 1.0, 0.0),
+    (1.3, 0, 0.5, 0.0),
+    (1.3, 0, 1e-6, 0.0),
+    (0.9, 12, 0.8, 0.02),
+    (1e-3, 4, 0.9, 0.0),
+    (2.0, 0, 0.999, 0.3),
+    (1.0, 1000, 1.0, 0.0),
+]
+
+
+@emulated
+@pytest.mark.feature("H3")
+@pytest.mark.parametrize("settings", SAMPLING)
+def test_samples_are_the_reference_samplers(settings: tuple[float, int, float, float]) -> None:
+    """The same token for the same uniform number; rows with ties at every cut among them."""
+    rows, vocab = 4, 150
+    logits = _logits(rows, vocab, 6)
+    temperature, top_k, top_p, min_p = settings
+    uniform = torch.tensor([0.0, 0.31, 0.77, 1 - 2**-53], dtype=torch.float64)
+    args = [
+        logits,
+        vocab,
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_k, dtype=torch.int32),
+        torch.full((rows,), top_p),
+        torch.full((rows,), min_p),
+        uniform,
+        torch.tensor([1, 1, 1, 1], dtype=torch.int32),
+        torch.zeros(rows, vocab, dtype=torch.float64),
+        torch.full((rows,), -1, dtype=torch.int32),
+    ]
+    ((ours, theirs),) = both(kernels.SAMPLE, (rows,), args, [9], torch.float32)
+    assert ours.tolist() == theirs.tolist()
+
+
+# ------------------------------------------------------------------ the executor on the kernels themselves
+
+
+def emulated_executor(model: Model, deterministic: bool) -> CudaExecutor:
+    config = model.config
+    device = EmulatedDevice(torch.float32, config.head_dim, deterministic=deterministic)
+    with device.scope(), Checkpoint.open(model.path, config) as checkpoint:
+        loaded = weights.load(device, checkpoint, config, config.max_positions)
+    policy = GraphPolicy(enabled=False)
+    return CudaExecutor(
+        config, loaded, device, num_blocks=BLOCKS, block_size=BLOCK, step_tokens=512, step_rows=32, policy=policy
+    )
+
+
+@emulated
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_step_through_the_kernels(model: Model, deterministic: bool) -> None:
+    """A fold, a hit, a published block and a decode row; logprobs, drawn tokens: no twin is used."""
+    executor, reference = emulated_executor(model, deterministic), model.executor(num_blocks=BLOCKS)
+    s = slices(
+        [
+            Segment(i32([5, 9, 2]), write=[3]),
+            Segment(i32([7]), parent=0),
+            Segment(i32([8, 1]), parent=0),
+            Segment(i32([4]), context=18, blocks=[6, 1]),
+        ]
+    )
+    rows = decode_rows([17], [5], [[9]])
+    readout = all_logprobs(i32([3, 5, 6]), ranks=True, top=2)
+    drawn = sampling([0], temperature=0.8, seeds=3, top_k=20, top_p=0.9, logprobs=True)
+    batch = MixedBatch(s, (readout,), rows, drawn)
+    same(run(executor, batch), run(reference, batch), 2e-4)  # type: ignore[arg-type]
+    same_pools(executor, reference, 1e-4)
