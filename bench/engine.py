@@ -18,10 +18,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from prelude.admission.template import DecisionTemplate
 
 from bench.common import Measured, Report, machine_facts, paired, ratio
 from prelude import Choice, Decide, Engine, EngineConfig
+from prelude.admission.template import DecisionTemplate
 
 TOLERANCE = 2e-2  # logprobs of bf16 weights through two float32 or bf16 paths; float32 agrees to 1e-4
 PLAIN = DecisionTemplate(state="{state}", question="{question}", label=" {label}")

@@ -11,6 +11,8 @@ from prelude.errors import ConfigError
 from prelude.scheduling.policies import Policy, policy_named
 from prelude.tasks import CacheMode, strict_keywords
 
+CPU_KV_BYTES = 256 << 20
+
 
 @strict_keywords
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prelude.config import EngineConfig
+from prelude.config import CPU_KV_BYTES, EngineConfig
 from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.assembly import make_core
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prelude.models.config import ModelConfig
 
 
-_CPU_KV_BYTES = 256 << 20
 _CHUNK_ROWS = 256  # the most rows an executor takes at a time unless told otherwise
 
 
@@ -100,7 +99,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
         chosen = resolve_dtype(dtype, model)
         checkpoint.require_memory(chosen)
         per_block = model.kv_bytes_per_token(chosen.itemsize) * config.block_size
-        nbytes = _CPU_KV_BYTES if config.kv_bytes is None else config.kv_bytes
+        nbytes = CPU_KV_BYTES if config.kv_bytes is None else config.kv_bytes
         blocks = config.kv_blocks if config.kv_blocks is not None else max(1, nbytes // per_block)
         available = available_memory()
         needed = checkpoint.nbytes(chosen) + blocks * per_block

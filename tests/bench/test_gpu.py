@@ -1,0 +1,111 @@
+"""What of bench/gpu.py can be shown without a GPU: floors, the checks of correctness, the loads' own code."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prelude.cuda import driver, weights
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy
+
+from bench import gpu_loads
+from bench.gpu_models import MODELS, Floor, RandomSource, Reference, causal
+from prelude import AsyncEngine, EngineConfig
+from prelude.models.config import ModelConfig
+from tests.cuda import twins
+from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_floors_are_those_that_were_reckoned() -> None:
+    """128 tokens in and one out: 0.277 ms; 512 of the 4B: 208 a second; a decode step of four: 0.305 ms."""
+    small, large = Floor(MODELS["06b"]), Floor(MODELS["4b"])
+    assert small.prefill(128, 1, causal(128)) * 1e3 == pytest.approx(0.277, abs=0.001)
+    assert 1 / large.prefill(512, 1, causal(512)) == pytest.approx(208, abs=1)
+    assert small.decode(4, 256) * 1e3 == pytest.approx(0.305, abs=0.001)
+
+
+def small_model() -> ModelConfig:
+    return replace(MODELS["tiny"], hidden_size=64, num_heads=8, head_dim=16, num_layers=2, vocab_size=300)
+
+
+def executor(source: RandomSource, positions: int = 1024) -> CudaExecutor:
+    config = source.config
+    twins.HEAD_DIM = config.head_dim
+    device = SimulatedDevice(torch.float32)
+    with device.scope():
+        loaded = weights.load(device, source, config, positions)
+    calls = SimulatedCalls(device, config.num_heads, config.num_kv_heads, config.head_dim)
+    return CudaExecutor(
+        config, loaded, device, num_blocks=80, step_tokens=positions + 256, calls=calls, policy=GraphPolicy(after=1)
+    )
+
+
+def test_the_check_of_correctness_passes_what_is_right_and_finds_what_is_not() -> None:
+    config = small_model()
+    reference = Reference(RandomSource(config, "cpu", torch.bfloat16))
+    right = executor(RandomSource(config, "cpu", torch.bfloat16))
+    assert gpu_loads.worst_error(right, reference, 0, exact=True) < 1e-4
+    assert gpu_loads.worst_error(right, reference, 1, exact=False) < gpu_loads.LIMIT_ULPS
+    assert right.graphs.replays > 5
+    wrong = executor(RandomSource(config, "cpu", torch.bfloat16))
+    with torch.inference_mode():
+        wrong.weights.layers[1].down[3].mul_(1.5)
+    assert gpu_loads.worst_error(wrong, reference, 0, exact=True) > 1e-3
+
+
+def test_loads_run_on_any_engine() -> None:
+    """The packaged model on the CPU stands in: what is shown is that each load does what its row says."""
+
+    def engine() -> AsyncEngine:
+        return AsyncEngine.from_pretrained(device="cpu", config=EngineConfig(kv_bytes=1 << 24))
+
+    async def every() -> dict[str, Any]:
+        found: dict[str, Any] = {"lone": await gpu_loads.lone_requests(engine(), 20, 1, 3)}
+        async with engine() as second:
+            found["saturated"] = await gpu_loads.saturated(second, 40, 3, 0.75, 1, 0.3)
+            found["chats"] = await gpu_loads.chats(second, 12, 6, 2, 1)
+            found["beside"] = await gpu_loads.chat_beside_decisions(second, 1)
+        return found
+
+    found = asyncio.run(every())
+    assert len(found["lone"]) == len(found["saturated"]) == len(found["beside"]) == 1
+    assert found["saturated"][0] > 1 and found["chats"][1][0] > 1 and found["beside"][0] > 0
+
+
+def test_a_load_knows_its_median_and_spread() -> None:
+    load = gpu_loads.Load("x.p50_ms", "ms", [3.0, 1.0, 2.0], floor=0.5)
+    assert load.value == 2.0 and load.spread == (1.0, 3.0) and load.plain()["floor"] == 0.5
+
+
+@pytest.mark.skipif(not driver.missing(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu"], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
+    )
+    assert done.returncode == 2 and "needs a GPU" in done.stderr
+
+
+def test_an_engine_over_the_executor() -> None:
+    """The engine that the loads use, on a simulated device: a chat and decisions in one engine, steps replayed."""
+    source = RandomSource(replace(small_model(), vocab_size=4096), "cpu", torch.bfloat16)
+    on_device = executor(source, positions=4096)
+    engine = gpu_loads.Bench(1).engine(on_device)
+
+    async def run() -> tuple[list[float], list[float]]:
+        try:
+            return await gpu_loads.chats(engine, 20, 6, 2, 1)
+        finally:
+            await engine.aclose()
+
+    tpots, rates = asyncio.run(run())
+    assert len(tpots) == 1 and rates[0] > 0
+    assert on_device.graphs.replays > 10
