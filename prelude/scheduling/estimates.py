@@ -3,12 +3,14 @@
 A request is matched when it is first ranked, and again only when the trie says that its answer may have changed: the
 node where its match ended is gone, or the block that it lacked is ready. So looking costs what has changed, not what
 waits.
+
+It also knows who waits for the same block: what is about to be computed is worth keeping where others wait for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.request import Request
@@ -25,6 +27,12 @@ class Estimates(Protocol):
     def moved(self) -> Iterator[tuple[Request, int]]:
         """Requests whose answer changed since it was asked for, with the new one."""
 
+    def peer(self, request: Request, cached: int) -> Request | None:
+        """Another one that waits, with as many tokens cached and the same tokens in the block that comes next."""
+
+
+_Place: TypeAlias = "tuple[int, int, bytes]"  # salt, tokens cached, the tokens of the block that is lacked
+
 
 class PoolEstimates:
     """From the trie of a pool. At most one object of a pool at a time: events are read once."""
@@ -33,6 +41,8 @@ class PoolEstimates:
         self._pool = pool
         self._waiting: dict[int, Request] = {}  # by watch
         self._watches: dict[int, int] = {}  # by request id
+        self._places: dict[int, _Place] = {}  # by watch
+        self._peers: dict[_Place, dict[int, Request]] = {}  # by watch
 
     def watch(self, request: Request) -> int:
         pool = self._pool
@@ -43,12 +53,14 @@ class PoolEstimates:
         watch, blocks = pool.trie.watch(known, request.prepared.salt, limit)
         self._waiting[watch] = request
         self._watches[request.id] = watch
+        self._settle(watch, request, blocks * pool.block_size)
         return int(blocks * pool.block_size)
 
     def forget(self, request: Request) -> None:
         watch = self._watches.pop(request.id, -1)
         if watch >= 0:
             del self._waiting[watch]
+            self._leave(watch)
             self._pool.trie.unwatch(watch)
 
     def moved(self) -> Iterator[tuple[Request, int]]:
@@ -59,10 +71,34 @@ class PoolEstimates:
             request = self._waiting[watch]
             known = request.known[: request.num_known]
             limit = request.reusable // pool.block_size
-            yield request, pool.trie.rewatch(watch, known, request.prepared.salt, limit) * pool.block_size
+            cached = pool.trie.rewatch(watch, known, request.prepared.salt, limit) * pool.block_size
+            self._leave(watch)
+            self._settle(watch, request, cached)
+            yield request, cached
+
+    def peer(self, request: Request, cached: int) -> Request | None:
+        others = self._peers.get(self._place(request, cached))
+        return next(iter(others.values())) if others else None
+
+    def _place(self, request: Request, cached: int) -> _Place:
+        lacked = request.known[cached : cached + self._pool.block_size]
+        return (request.prepared.salt, cached, lacked.tobytes())
+
+    def _settle(self, watch: int, request: Request, cached: int) -> None:
+        place = self._places[watch] = self._place(request, cached)
+        self._peers.setdefault(place, {})[watch] = request
+
+    def _leave(self, watch: int) -> None:
+        place = self._places.pop(watch)
+        others = self._peers[place]
+        del others[watch]
+        if not others:
+            del self._peers[place]
 
     def clear(self) -> None:
         for watch in self._waiting:
             self._pool.trie.unwatch(watch)
         self._waiting.clear()
         self._watches.clear()
+        self._places.clear()
+        self._peers.clear()

@@ -17,7 +17,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prelude.batch import I32
-from prelude.scheduling.folding import FoldFinder
+from prelude.scheduling.estimates import Estimates
+from prelude.scheduling.folding import FoldFinder, common_prefix
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import Ledger, Need, logits_bytes
 from prelude.scheduling.pacing import Pacer
@@ -254,7 +255,8 @@ def _plan_oneshot(
     queues.take_oneshot([row.request for row in rows])
     folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
     # A promise costs a few microseconds a row: only where somebody may come to see it before it is kept.
-    return _plan_publishing(rows, folds, pool, (budgets.overlap or bool(queues.decode)) and not retry), folds
+    seen = (budgets.overlap or bool(queues.decode)) and not retry
+    return _plan_publishing(rows, folds, pool, queues.estimates, seen), folds
 
 
 def _one_group(
@@ -321,9 +323,10 @@ def _publisher_first(fold: Fold, rows: Sequence[OneShotRow]) -> Fold:
 
 
 def _plan_publishing(
-    rows: Sequence[OneShotRow], folds: tuple[Fold, ...], pool: KvPool, seen: bool
+    rows: Sequence[OneShotRow], folds: tuple[Fold, ...], pool: KvPool, estimates: Estimates | None, seen: bool
 ) -> tuple[OneShotRow, ...]:
-    """Folded rows publish their common part once, through the first member; others their trunk."""
+    """Folded rows publish their common part once, through the first member; others their trunk. The planned requests
+    wait no more: a peer is one that does."""
     if not pool.caching:
         return tuple(rows)
     ends: dict[int, int] = {}
@@ -331,21 +334,32 @@ def _plan_publishing(
         for place, member in enumerate(fold.members):
             ends[member] = rows[member].skip + fold.tokens if place == 0 else 0
     return tuple(
-        row if row.publish else _keep(row, ends.get(index, row.request.trunk), pool, seen)
+        row if row.publish else _keep(row, ends.get(index, row.request.trunk), pool, seen, estimates)
         for index, row in enumerate(rows)
     )
 
 
-def _keep(row: OneShotRow, end: int, pool: KvPool, seen: bool) -> OneShotRow:
+def _keep(row: OneShotRow, end: int, pool: KvPool, seen: bool, estimates: Estimates | None = None) -> OneShotRow:
     """Blocks for the row's tokens up to ``end``, where they are worth keeping and the pool has room; promised at
-    once where others may see it."""
+    once where others may see it. What a peer waits for is worth as much as what was hit before: for it promoted
+    blocks give way, the coldest first."""
     request, lease = row.request, row.request.held
     prepared = request.prepared
-    blocks = end // pool.block_size - row.skip // pool.block_size
+    size = pool.block_size
+    blocks = end // size - row.skip // size
     if prepared.cache == "never" or blocks <= 0:
         return row
     if not pool.take_for_publishing(lease, blocks, evict_promoted=prepared.cache == "always"):
-        return row
+        end = min(end, _common(request, row.skip, estimates))
+        blocks = end // size - row.skip // size
+        if not pool.take_for_publishing(lease, blocks, evict_promoted=True):
+            return row
     if seen:
         pool.promise(lease, prepared.tree.token_ids[:end], prepared.salt)
     return OneShotRow(request, row.skip, blocks)
+
+
+def _common(request: Request, skip: int, estimates: Estimates | None) -> int:
+    """How many tokens a peer that waits has in common with the request; 0 without one."""
+    peer = estimates.peer(request, skip) if estimates is not None else None
+    return 0 if peer is None else common_prefix(request.known, peer.known[: peer.num_known])

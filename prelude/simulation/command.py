@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the rate that carries the P99 which today's has at --rate",
     )
-    add("--audit", action="store_true", help="check every account after every step")
+    add("--audit", type=int, default=0, metavar="STEPS", help="check every account after so many steps")
     add("--json", default=None, metavar="FILE", help="write the reports")
     add("--plot", default=None, metavar="FILE", help="draw them; needs matplotlib")
     add("--write-trace", default=None, metavar="FILE", help="write the arrivals as a trace file and stop")

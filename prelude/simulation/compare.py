@@ -17,7 +17,7 @@ from prelude.simulation.machines import Machine
 from prelude.simulation.report import Report
 from prelude.simulation.traces import Arrival
 
-Settings: TypeAlias = "Mapping[str, Any]"  # fields of EngineConfig
+Settings: TypeAlias = "Mapping[str, Any]"  # fields of EngineConfig, and reestimate
 Trace: TypeAlias = "Callable[[], Source | Iterable[Arrival]]"  # the same arrivals at every call
 AtRate: TypeAlias = "Callable[[float, int], Iterable[Arrival]]"  # rate, seed
 
@@ -28,6 +28,7 @@ ABLATIONS: Mapping[str, Settings] = {
     "without fold": {"fold": False},
     "without defer": {"defer_steps": 0},
     "without fold and defer": {"fold": False, "defer_steps": 0},
+    "without re-estimation": {"reestimate": False},
     "steps filled up": {"group_tokens": 1 << 30},
     "first come, first served": {"policy": "first_come_first_served"},
     "today's": TODAY,
@@ -43,7 +44,7 @@ def run(
     replicas: int = 1,
     routing: Sequence[str] = ("prefix-affine",),
     seed: int = 0,
-    audit: bool = False,
+    audit: int = 0,
 ) -> list[Report]:
     """A report for each variant (and routing, where there are several), labelled with its name."""
     reports = []

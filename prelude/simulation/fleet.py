@@ -91,14 +91,14 @@ class Fleet:
         *,
         routing: str = "prefix-affine",
         seed: int = 0,
-        audit: bool = False,
+        audit: int = 0,
     ) -> None:
-        """``audit``: every account of a replica after each of its steps (slow)."""
+        """``audit``: after so many steps of a replica all its accounts are held against each other; 0: at the end."""
         if not 1 <= replicas <= MAX_REPLICAS:
             raise ConfigError(f"replicas={replicas} is out of range; it takes 1 to {MAX_REPLICAS}")
-        tokens = TokenSource()
+        self.tokens = TokenSource()
         self.machine = machine
-        self.replicas = [Replica(machine, tokens, number=number) for number in range(replicas)]
+        self.replicas = [Replica(machine, self.tokens, number=number) for number in range(replicas)]
         for one in self.replicas:
             one.on_end = self._ended
             one.audit = audit
@@ -177,6 +177,6 @@ def simulate(
     replicas: int = 1,
     routing: str = "prefix-affine",
     seed: int = 0,
-    audit: bool = False,
+    audit: int = 0,
 ) -> Report:
     return Fleet(machine, replicas, routing=routing, seed=seed, audit=audit).run(source)

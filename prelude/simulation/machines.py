@@ -24,9 +24,12 @@ class Machine:
     vocab: int
     max_positions: int
     config: EngineConfig
+    reestimate: bool = True  # False: a request is matched once, when it is first ranked. What an ablation turns off
 
     def configured(self, **changes: Any) -> Machine:
-        return replace(self, config=replace(self.config, **changes))
+        """With fields of ``config`` changed, or ``reestimate``."""
+        reestimate = changes.pop("reestimate", self.reestimate)
+        return replace(self, config=replace(self.config, **changes), reestimate=reestimate)
 
     def cost_model(self) -> CostModel:
         """Fitted before, as if the engine had been given the file of an earlier run."""

@@ -9,7 +9,7 @@ Nothing here plans: queues, trie, allocator, ledger, policies and settling are w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +35,10 @@ from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
+from prelude.scheduling.estimates import PoolEstimates
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.policies import FairTenants, Policy, Priority, ShortestPrefillFirst
+from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request
 from prelude.simulation.costs import StepCost, work_of
 from prelude.simulation.machines import Machine
@@ -120,6 +122,13 @@ class Flight:
         self.replica.on_end(self)
 
 
+class _Blind(PoolEstimates):
+    """Does not hear what becomes of the cache."""
+
+    def moved(self) -> Iterator[tuple[Request, int]]:
+        return iter(())
+
+
 class _Core(EngineCore):
     """Without a thread: whoever has the replica turns it."""
 
@@ -155,7 +164,7 @@ class Replica:
         self.on_plan: Callable[[Plan], None] | None = None
         self.overtaken = 0  # the most tokens after its own coming that another came who was started before it
         self.starvation = math.nan  # the same over the bound that the policy states, if it does
-        self.audit = False  # every step's accounts
+        self.audit = 0  # after how many steps all accounts are held against each other; 0: never
         self.steps = 0
         self._tokens = tokens
         self._latest = dict.fromkeys(ExecutionClass, 0)  # when, in tokens served, the latest of the started ones came
@@ -163,6 +172,8 @@ class Replica:
         self.executor = CostedExecutor(machine.cost, limits, self.clock)
         self.core = make_core(_Core, self.executor, config, machine.cost_model(), clock=lambda: self.clock.now)
         self.core.replica = self
+        if not machine.reestimate:
+            self.core.queues = Queues(self.core.policies, _Blind(self.core.pool))
         self._bound = _bound(self.core.queues.oneshot.policy)
 
     @property
@@ -197,7 +208,7 @@ class Replica:
         if self.core.last_error is not None:
             raise self.core.last_error  # nothing fails here but our own code
         self.steps += 1
-        if self.audit:
+        if self.audit and self.steps % self.audit == 0:
             self.core.audit()
 
     def begins(self, plan: Plan) -> None:

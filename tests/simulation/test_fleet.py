@@ -104,7 +104,7 @@ def test_bursts_with_callers_who_go_away_leave_nothing_behind(blocks: int) -> No
     """Overload on a pool that holds little, or much: every step audited, everybody ends, all blocks free again."""
     chosen = machine("h200-qwen3-4b", kv_blocks=blocks, max_running=8, max_step_requests=32, max_length=2048)
     trace = cancelled(merged(bursts(800.0, requests=600), chat_beside_decisions(60.0, requests=200)), 0.2, 0.05)
-    fleet = Fleet(chosen, 2, audit=True)
+    fleet = Fleet(chosen, 2, audit=1)
     report = fleet.run(trace)
     assert sum(report.ends.values()) == 800 and set(report.ends) == {"cancelled", "finished"}
     for replica in fleet.replicas:
