@@ -8,6 +8,7 @@ throughout, except in ``naive``, whose shared prefix is the point.
 from __future__ import annotations
 
 import asyncio
+import gc
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,7 @@ import numpy as np
 
 from bench.common import Report
 from bench.serving_load import Say, greedy
-from prelude import AsyncEngine, EngineConfig, Generate
+from prelude import AsyncEngine, EngineConfig, Generate, YesNo
 
 Ids = list[int]
 SLOTS = 4
@@ -86,7 +87,8 @@ def steps(engine: AsyncEngine) -> int:
 
 async def static_batching(bench: Bench) -> None:
     """The book's four requests, several times over: static batching waits for all four before it takes the next
-    four. (Its finished rows cost nothing here; where they are computed on as padding, it is slower still.)"""
+    four. Finished rows of ``static`` cost nothing, which is kinder than most; those of ``padded`` are computed on
+    until the longest ends, as in the book's picture and in ``generate`` of transformers."""
     lengths = [n // 20 if bench.quick else n for n in BOOK] * 4
     load = f"static_{SLOTS}slots_" + "_".join(map(str, lengths[:4]))
     async with bench.engine(max_running=SLOTS) as engine:
@@ -103,17 +105,24 @@ async def static_batching(bench: Bench) -> None:
                 done += await engine.run_many(tasks(at, at + SLOTS))
             counts["static"], ids["static"] = steps(engine) - before, [one.token_ids for one in done]
 
+        async def padded() -> None:
+            for at in range(0, len(lengths), SLOTS):
+                longest = greedy(max(lengths[at : at + SLOTS]))
+                await engine.run_many([Generate(p, longest, cache="never") for p in prompts[at : at + SLOTS]])
+
         async def continuous() -> None:
             before = steps(engine)
             done = await engine.run_many(tasks(0, len(lengths)))
             counts["continuous"], ids["continuous"] = steps(engine) - before, [one.token_ids for one in done]
 
-        seconds = await in_turn({"static": static, "continuous": continuous}, bench.repeats, bench.say)
+        variants = {"static": static, "continuous": continuous, "padded": padded}
+        seconds = await in_turn(variants, bench.repeats, bench.say)
     equal = sum(a == b for a, b in zip(ids["continuous"], ids["static"]))
     must_equal(load, [len(one) for one in ids["continuous"]], lengths)
     add = bench.report.add
     ratio = times_faster(seconds["static"], seconds["continuous"])
     add(load, "static / continuous, time", ratio, "x", reach=">= 2", note=f"{equal} of {len(lengths)} texts equal")
+    add(load, "padded / continuous, time", times_faster(seconds["padded"], seconds["continuous"]), "x", reach=">= 2")
     same = counts["static"] / counts["continuous"]
     note = f"{counts['static']} and {counts['continuous']} steps"
     add(load, "static / continuous, steps", (same, same, same), "x", note=note)
@@ -227,6 +236,111 @@ async def gap_of_a_chat(bench: Bench) -> None:
     bench.report.add(load, "longest gap, at once / chunks of 64", ratio, "x")
 
 
+# ------------------------------------------------------------------ chats beside decisions
+
+
+async def beside_decisions(bench: Bench) -> None:
+    """Four chats alone, and beside callers who always have 32 decisions waiting: time per output token in pairs of
+    runs, and what the decisions get meanwhile."""
+    chats, tokens, callers, length = (2, 16, 8, 32) if bench.quick else (4, 96, 32, 128)
+    load = f"chats_{chats}_beside_{callers}x{length}in"
+    tpots: dict[str, list[list[float]]] = {"alone": [], "beside": []}
+    waits: list[float] = []
+    rates: list[float] = []
+    async with bench.engine() as engine:
+        prompts = random_prompts(engine, chats, 32)
+        texts = random_prompts(engine, 256, length, 7)
+
+        async def chat(prompt: Ids) -> float:
+            first = 0.0
+            async for _ in engine.generate(prompt, greedy(tokens), cache="never"):
+                first = first or time.perf_counter()
+            return (time.perf_counter() - first) / (tokens - 1)
+
+        async def caller(number: int, stop: asyncio.Event) -> int:
+            done = 0
+            while not stop.is_set():
+                began = time.perf_counter()
+                await engine.run(Generate(texts[(number + 31 * done) % len(texts)], greedy(1), cache="never"))
+                waits.append(time.perf_counter() - began)
+                done += 1
+            return done
+
+        for repeat in range(bench.repeats + 1):  # the first one warms
+            bench.say(f"{load}: run {repeat} of {bench.repeats}")
+            alone = list(await asyncio.gather(*map(chat, prompts)))
+            stop = asyncio.Event()
+            others = [asyncio.ensure_future(caller(number, stop)) for number in range(callers)]
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+            beside = list(await asyncio.gather(*map(chat, prompts)))
+            stop.set()
+            answered = sum(await asyncio.gather(*others))
+            if repeat == 0:
+                waits.clear()
+                continue
+            rates.append(answered / (time.perf_counter() - began))
+            tpots["alone"].append(alone)
+            tpots["beside"].append(beside)
+    for name, pick in (("median", statistics.median), ("worst", max)):
+        ratios = times_faster([pick(run) for run in tpots["beside"]], [pick(run) for run in tpots["alone"]])
+        bench.report.add(load, f"time per token beside / alone, {name} chat", ratios, "x", reach="<= 1.5")
+    for name, runs in tpots.items():
+        bench.report.add(load, f"time per token, {name}", three([statistics.median(run) for run in runs], 1e3), "ms")
+    bench.report.add(load, "decisions a second beside the chats", three(rates), "/s")
+    p99 = float(np.percentile(waits, 99)) * 1e3
+    bench.report.add(load, "P99 of a decision beside the chats", (p99, p99, p99), "ms")
+
+
+# ------------------------------------------------------------------ pauses of the garbage collector
+
+
+async def collector_pauses(bench: Bench) -> None:
+    """The collector's pauses under load, and what a full collection takes then, after ``warmup(freeze_gc=True)`` and
+    with everything thawed. Processor time of the collecting thread: what a pause is where nobody else wants it."""
+    count = 64 if bench.quick else 2000
+    load = f"collector_{count}_decisions_64_in_flight"
+    kept: dict[str, list[list[float]]] = {name: [[], []] for name in ("frozen", "thawed")}
+    pauses: list[float] = []
+    began = 0.0
+
+    def heard(phase: str, info: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.thread_time()
+        else:
+            pauses.append(time.thread_time() - began)
+
+    async with bench.engine() as engine:
+        texts = random_prompts(engine, count, 24, 3)
+        await engine.warmup(freeze_gc=True)
+        gc.callbacks.append(heard)
+        try:
+            for repeat in range(bench.repeats + 1):  # the first one warms
+                for name in kept:
+                    bench.say(f"{load}: {name}, run {repeat} of {bench.repeats}")
+                    (gc.freeze if name == "frozen" else gc.unfreeze)()
+                    pauses.clear()
+                    for at in range(0, count, 64):
+                        await asyncio.gather(
+                            *(
+                                engine.decide(text, [YesNo("Is it polite?")], cache="never")
+                                for text in texts[at : at + 64]
+                            )
+                        )
+                    kept[name][0].append(max(pauses, default=0.0))
+                    gc.collect()
+                    kept[name][1].append(pauses[-1])
+        finally:
+            gc.callbacks.remove(heard)
+            gc.unfreeze()
+    for name, (longest, full) in kept.items():
+        longest, full = longest[1:], full[1:]
+        reach = "<= 5" if name == "frozen" else ""
+        bench.report.add(load, f"longest pause, {name}", three(longest, 1e3), "ms", reach=reach)
+        bench.report.add(load, f"a full collection, {name}", three(full, 1e3), "ms", reach=reach)
+
+
 # ------------------------------------------------------------------ doing without
 
 
@@ -285,5 +399,7 @@ COMPARISONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "static": static_batching,
     "transformers": against_transformers,
     "gap": gap_of_a_chat,
+    "beside": beside_decisions,
+    "collector": collector_pauses,
     "naive": naive,
 }

@@ -103,6 +103,8 @@ def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixt
         *names,
         "static",
         "gap",
+        "beside",
+        "collector",
         "naive",
         "--quick",
         "--repeats",
@@ -129,7 +131,13 @@ def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixt
         keys += ["requests_per_minute", "input_tokens_per_second", "output_tokens_per_second"]
         for key in keys:
             assert 0 < numbers[key]["low"] <= numbers[key]["median"] <= numbers[key]["high"], (name, key)
-    assert {row["load"].split("_")[0] for row in kept["rows"]} == {"static", "chat", "naive"}
+    assert {row["load"].split("_")[0] for row in kept["rows"]} == {
+        "static",
+        "chat",
+        "chats",
+        "collector",
+        "naive",
+    }
     assert all(row["value"] > 0 for row in kept["rows"]) and (tmp_path / "plot.png").stat().st_size > 1000
 
 
