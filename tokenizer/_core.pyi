@@ -160,6 +160,18 @@ class QuickFrame:
 
     def __init__(self, sequences: Any, frame: Any, type: type) -> None: ...
 
+class StreamEntry:
+    """What ``DecodeStream`` is built on: the calls that go straight to a native stream.
+
+    What is more than one small id over the tokenizer of the first step goes to ``_step_general``.
+    """
+
+    def _settle_entry(self, owner: Any, native: Any) -> None: ...
+    def step(self, tokenizer: Any, id: int | Sequence[int]) -> str | None: ...
+
+def pair_list(pairs: Int32) -> list[tuple[int, int]]:
+    """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
+
 class FreshEncoding:
     """What ``Encoding`` is built on: the ids of one text, the other columns made at the first that is asked for."""
 

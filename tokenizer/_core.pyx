@@ -162,6 +162,14 @@ cdef extern from *:
       if (text) out = std::move(*text);
       return text.has_value();
     }
+    inline bool core_step_one(fasttoken::DecodeStream& d, const fasttoken::Tokenizer& t, uint32_t id,
+                              std::string& out) {
+      ScratchFor s(t);
+      const uint32_t ids[] = {id};
+      auto text = d.step(ids, s.get());
+      if (text) out = std::move(*text);
+      return text.has_value();
+    }
     inline std::string core_finish(fasttoken::DecodeStream& d, const fasttoken::Tokenizer& t) {
       ScratchFor s(t);
       return d.finish(s.get());
@@ -262,11 +270,13 @@ cdef extern from "tokenizer.hpp" namespace "fasttoken":
         size_t size(cbool)
         uint32_t id_limit()
         string model_json() except +raise_core
+        cbool decodes_bytes()
 
 cdef extern from "stream.hpp" namespace "fasttoken":
     cppclass DecodeStream:
         DecodeStream(const Tokenizer*, vector[uint32_t], cbool) except +raise_core
         DecodeStream(const DecodeStream&)
+        cbool step_whole(uint32_t, string_view&)
 
 cdef extern from *:
     ctypedef int (*ExternalCall)(PyObject*, size_t, const char*, size_t, Matches*)
@@ -286,6 +296,7 @@ cdef extern from *:
     string core_normalize(const Tokenizer&, string_view) except +raise_core nogil
     void core_pre_tokenize(const Tokenizer&, string_view, vector[string]&, vector[Align]&) except +raise_core
     cbool core_step(DecodeStream&, const Tokenizer&, const vector[uint32_t]&, string&) except +raise_core
+    cbool core_step_one(DecodeStream&, const Tokenizer&, uint32_t, string&) except +raise_core
     string core_finish(DecodeStream&, const Tokenizer&) except +raise_core
     void core_vocab(const Tokenizer&, cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
     void core_trim(const Tokenizer&, const vector[int32_t]&, const vector[string]*, cbool,
@@ -337,34 +348,7 @@ cdef cnp.ndarray int64_array(const vector[int64_t]& values):
     return out
 
 
-cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
-    """Ids from any sequence of integers; what no token has is -1 here and decodes to nothing."""
-    cdef Py_ssize_t i, n
-    cdef long long value
-    cdef const long long[::1] column
-    if isinstance(ids, np.ndarray):
-        if ids.size and ids.dtype.kind not in "iub":
-            raise TypeError(f"expected integers, not an array of {ids.dtype}")
-        column = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
-        n = column.shape[0]
-        out.reserve(n)
-        for i in range(n):
-            value = column[i]
-            if value < 0:
-                raise OverflowError("can't convert negative int to unsigned")
-            out.push_back(<uint32_t> value if value < 0xFFFFFFFF else <uint32_t> 0xFFFFFFFF)
-        return 0
-    if not isinstance(ids, (list, tuple)):
-        ids = list(ids)
-    out.reserve(len(ids))
-    for item in ids:
-        value = item if type(item) is int else index(item)  # a float is no id
-        if value < 0:
-            raise OverflowError("can't convert negative int to unsigned")
-        if value > 0xFFFFFFFF:
-            raise OverflowError("out of range integral type conversion attempted")
-        out.push_back(<uint32_t> value)
-    return 0
+include "_decode.pxi"
 
 
 cdef int call_matcher(PyObject* owner, size_t n, const char* data, size_t size, Matches* out) noexcept with gil:
@@ -628,6 +612,8 @@ cdef class CoreTokenizer:
         cdef string out
         cdef cbool skip = skip_special_tokens
         ids_of(ids, column)
+        if self.core.decodes_bytes():
+            return text_of_bytes(self.core[0], column, skip)
         if column.size() < RELEASE_AT // 8:
             out = core_decode(self.core[0], column, skip)
         else:
@@ -643,11 +629,6 @@ cdef class CoreTokenizer:
         for token in tokens:
             texts.push_back((<str> token).encode())
         return to_str(core_decode_tokens(self.core[0], texts))
-
-
-cdef extern from "Python.h":
-    ctypedef struct PyListPeek "PyListObject":
-        PyObject** ob_item
 
 
 @cython.final
@@ -673,8 +654,18 @@ cdef class CoreStream:
         cdef string out
         return to_str(out) if core_step(self.stream[0], self.tokenizer.core[0], ids, out) else None
 
+    cdef object step_small(self, uint32_t id):
+        cdef string_view whole
+        cdef string out
+        if self.stream.step_whole(id, whole):
+            return PyUnicode_DecodeUTF8(whole.data(), whole.size(), "strict")
+        return to_str(out) if core_step_one(self.stream[0], self.tokenizer.core[0], id, out) else None
+
     def step(self, id):
         cdef vector[uint32_t] column
+        cdef int64_t small = small_int(<PyObject*> id)
+        if small >= 0:
+            return self.step_small(<uint32_t> small)
         ids_of((id,), column)
         return self.advance(column)
 
@@ -691,6 +682,25 @@ cdef class CoreStream:
         other.tokenizer = self.tokenizer
         other.stream = new DecodeStream(self.stream[0])
         return other
+
+
+cdef class StreamEntry:
+    """What DecodeStream is built on: its steps over a native core take no Python line."""
+    cdef CoreStream native  # None before the first step, and over the reference rung
+    cdef object owner  # the tokenizer of the first step
+
+    def _settle_entry(self, owner, native):
+        self.owner = owner
+        self.native = native if isinstance(native, CoreStream) else None
+
+    def step(self, tokenizer, id):
+        """The text that this id, or these ids, complete; None while a character is open."""
+        cdef int64_t small
+        if self.native is not None and self.owner is tokenizer:
+            small = small_int(<PyObject*> id)
+            if small >= 0:
+                return self.native.step_small(<uint32_t> small)
+        return self._step_general(tokenizer, id)
 
 
 include "_entry.pxi"

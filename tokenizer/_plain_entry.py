@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,22 @@ class FreshEncoding:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+
+class StreamEntry:
+    def _settle_entry(self, owner: Any, native: Any) -> None:
+        pass
+
+    def _step_general(self, tokenizer: Any, id: int | Sequence[int]) -> str | None:
+        raise NotImplementedError
+
+    def step(self, tokenizer: Any, id: int | Sequence[int]) -> str | None:
+        """The text that this id, or these ids, complete; None while a character is open."""
+        return self._step_general(tokenizer, id)
+
+
+def pair_list(pairs: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+    return list(zip(*pairs.T.tolist())) if len(pairs) else []
 
 
 class EncodeEntry:

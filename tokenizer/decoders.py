@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 from .errors import TokenizerError
 
 if TYPE_CHECKING:
+    from ._core import StreamEntry
     from .tokenizer import Tokenizer
+else:
+    try:
+        from ._core import StreamEntry
+    except ImportError:  # the native extension is not built
+        from ._plain_entry import StreamEntry
 
 _BROKEN = "\ufffd"
 
 
-class DecodeStream:
+class DecodeStream(StreamEntry):
     """Text as it grows, token by token: ``step`` gives the new text, or None while a character is open."""
 
     def __init__(self, ids: Sequence[int] | None = None, skip_special_tokens: bool | None = False) -> None:
@@ -26,7 +32,7 @@ class DecodeStream:
         self._stream: Any = None  # a CoreStream or a _Stream, made at the first step
         self._tokenizer: Tokenizer | None = None
 
-    def step(self, tokenizer: Tokenizer, id: int | Sequence[int]) -> str | None:
+    def _step_general(self, tokenizer: Tokenizer, id: int | Sequence[int]) -> str | None:
         stream = self._stream if self._tokenizer is tokenizer else self._over(tokenizer)
         if type(id) is int and id >= 0:
             text: str | None = stream.step(id)
@@ -45,12 +51,14 @@ class DecodeStream:
         if self._stream is not None:
             raise TokenizerError("a DecodeStream serves the tokenizer of its first step only")
         self._stream, self._tokenizer = _stream(tokenizer, self._ids, self._skip), tokenizer
+        self._settle_entry(tokenizer, self._stream)
         return self._stream
 
     def __copy__(self) -> DecodeStream:
         made = DecodeStream(self._ids, self._skip)
         made._tokenizer = self._tokenizer
         made._stream = None if self._stream is None else self._stream.copy()
+        made._settle_entry(made._tokenizer, made._stream)
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DecodeStream:

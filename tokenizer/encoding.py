@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from ._core import FreshEncoding
+    from ._core import FreshEncoding, pair_list
 else:
     try:
-        from ._core import FreshEncoding
+        from ._core import FreshEncoding, pair_list
     except ImportError:  # the native extension is not built
-        from ._plain_entry import FreshEncoding
+        from ._plain_entry import FreshEncoding, pair_list
 
 Int32 = npt.NDArray[np.int32]
 Column = int | Int32
@@ -112,9 +112,10 @@ class Encoding(FreshEncoding):
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        if self._offsets is None:
+        offsets = self._offsets
+        if offsets is None:
             return [(0, 0)] * len(self._ids)
-        return list(zip(*self._offsets.T.tolist())) if len(self._ids) else []
+        return pair_list(np.ascontiguousarray(offsets, dtype=np.int32))
 
     @property
     def word_ids(self) -> list[int | None]:

@@ -86,3 +86,20 @@ def test_some_inputs_leave_a_cache_nothing_to_remember() -> None:
         assert len(set(words)) > 0.9 * len(words), name
     pieces = [texts["random_4K"][at : at + 6] for at in range(0, 4_000, 6)]
     assert len(set(pieces)) > 0.98 * len(pieces)
+
+
+@pytest.mark.slow
+@pytest.mark.feature("J6")
+def test_among_peers_a_fault_of_ours_leaves_no_figures(tokenizer_file: str) -> None:
+    command = [sys.executable, "-m", "bench.tokenizer_peers", "--tokenizer", tokenizer_file, "--quick"]
+    command += ["--text", str(ROOT / "README.md")]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=110)
+
+    done = run("--plant-fault", "prelude")
+    assert done.returncode == 1
+    assert "no figures" in done.stderr and not done.stdout
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert "geometric mean" in done.stdout and "never seen: README.md" in done.stdout

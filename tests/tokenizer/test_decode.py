@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,3 +175,24 @@ def test_bytes_of_single_tokens(pair_of: Pair) -> None:
     assert pieces.token_bytes(pieces.token_to_id("<0xF0>") or 0) == b"\xf0"
     hello = pieces.encode("Hello there", add_special_tokens=False).ids
     assert b"".join(map(pieces.token_bytes, hello)) == b" Hello there"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama2", "gpt2"])
+def test_ids_of_every_kind_and_size_decode_alike(family: str, shared_or_none: Path | None) -> None:
+    if shared_or_none is None:
+        pytest.skip("the folder of real reference files is not beside the checkout (set PRELUDE_SHARED)")
+    path = str(shared_or_none / "tokenizers" / family / "tokenizer.json")
+    ours, hf = Tokenizer.from_file(path), tokenizers.Tokenizer.from_file(path)
+    rng = random.Random(8)
+    for length in (0, 1, 2, 3, 17, 400):
+        kinds = lambda: [rng.randrange(256), rng.randrange(50_000), 2**30 - 1, 2**30, 2**32 - 1]  # noqa: E731
+        ids = [rng.choice(kinds()) for _ in range(length)]
+        for skip in (False, True):
+            expected = hf.decode(ids, skip_special_tokens=skip)
+            for column in (ids, tuple(ids), (i for i in ids), np.array(ids, np.int64), [np.int64(i) for i in ids]):
+                assert ours.decode(column, skip) == expected
+    for bad, error in ((-1, OverflowError), (2**32, OverflowError), (1.0, TypeError), ("1", TypeError)):
+        with pytest.raises(error):
+            ours.decode([5, bad, 6])
+        with pytest.raises(error):
+            DecodeStream().step(ours, bad)

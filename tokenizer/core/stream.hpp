@@ -42,6 +42,14 @@ class DecodeStream {
     return out;
   }
 
+  // The usual step: nothing is held back and the id is whole characters, which are given out as they lie in the
+  // tokenizer. False: nothing was done, and step() has to.
+  bool step_whole(uint32_t id, std::string_view& out) const {
+    if (!bytes_ || !text_.empty() || !tail_.empty() || (skip_ && tokenizer_->is_special(id))) return false;
+    out = tokenizer_->bytes(id);
+    return !out.empty() && utf8_invalid_at(out) == std::string_view::npos && !out.ends_with("\xEF\xBF\xBD");
+  }
+
   // What is held back; the stream is then as new.
   std::string finish(Scratch& s) {
     std::string out;

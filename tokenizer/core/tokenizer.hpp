@@ -225,8 +225,27 @@ class Tokenizer {
   bool decodes_bytes() const { return decoder_.only_byte_level(); }
   // What an id adds, when decodes_bytes(); empty for what is not a token.
   std::string_view bytes(uint32_t id) const {
-    if (size_t{id} + 1 >= byte_where_.size()) return {};
+    if (size_t{id} + 1 >= byte_where_.size()) return {byte_arena_.data(), 0};
     return {byte_arena_.data() + byte_where_[id], byte_where_[id + 1] - byte_where_[id]};
+  }
+  // The bytes of all ids, when decodes_bytes(): how many, and put at out, which has room for just as many.
+  size_t byte_count(const std::vector<uint32_t>& ids, bool skip_special) const {
+    size_t n = 0;
+    for (uint32_t id : ids)
+      if (!skip_special || !is_special(id)) n += bytes(id).size();
+    return n;
+  }
+  void put_bytes(const std::vector<uint32_t>& ids, bool skip_special, char* out, size_t size) const {
+    const char* end = out + size;
+    for (uint32_t id : ids) {
+      if (skip_special && is_special(id)) continue;
+      std::string_view b = bytes(id);
+      if (b.size() <= byte_slack && end - out >= static_cast<std::ptrdiff_t>(byte_slack))
+        std::memcpy(out, b.data(), byte_slack);  // more than is there, to be overwritten: no loop, no branch
+      else if (!b.empty())
+        std::memcpy(out, b.data(), b.size());
+      out += b.size();
+    }
   }
   std::string token_bytes(uint32_t id, Scratch& s) const {
     return decodes_bytes() ? std::string(bytes(id)) : decoder_.alone(token(id), s.regex);
@@ -463,6 +482,7 @@ class Tokenizer {
       if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
     }
     if (decodes_bytes()) byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));
+    byte_arena_.append(byte_slack, '\0');
   }
 
   Externals externals_;
@@ -476,6 +496,7 @@ class Tokenizer {
   std::vector<bool> trim_passes_;
   std::vector<Trim> trims_;
   std::vector<bool> special_;
+  static constexpr size_t byte_slack = 16;  // bytes after the last token's, that copies may read
   std::string byte_arena_;
   std::vector<uint32_t> byte_where_;
   std::map<std::string, std::string> sections_;

@@ -1,0 +1,132 @@
+# From ids to str, with nothing made between where the decoder is byte-level; and pairs as lists.
+
+cdef extern from *:
+    """
+    namespace {
+
+    // The value of a Python int of one digit (2^30 and more has two), or -1.
+    inline int64_t small_int(PyObject* o) {
+      if (!PyLong_CheckExact(o)) return -1;
+    #if PY_VERSION_HEX >= 0x030C0000
+      PyLongObject* l = reinterpret_cast<PyLongObject*>(o);
+      return PyUnstable_Long_IsCompact(l) ? static_cast<int64_t>(PyUnstable_Long_CompactValue(l)) : -1;
+    #else
+      Py_ssize_t size = Py_SIZE(o);
+      if (size == 1) return static_cast<int64_t>(reinterpret_cast<PyLongObject*>(o)->ob_digit[0]);
+      return size == 0 ? 0 : -1;
+    #endif
+    }
+
+    // The ids of a list up to the first that is not small, which ids_of then takes up; how many there were.
+    inline size_t small_ints(PyObject* const* items, size_t n, std::vector<uint32_t>& out) {
+      out.resize(n);
+      for (size_t i = 0; i < n; ++i) {
+        int64_t value = small_int(items[i]);
+        if (value < 0) {
+          out.resize(i);
+          return i;
+        }
+        out[i] = static_cast<uint32_t>(value);
+      }
+      return n;
+    }
+
+    // What byte-level ids decode to. The bytes are put where an ASCII str has them; invalid ones become U+FFFD, as
+    // many as Rust makes of them: Python's "replace" has the same rule.
+    inline PyObject* text_of_bytes(const fasttoken::Tokenizer& t, const std::vector<uint32_t>& ids, bool skip) {
+      size_t n = t.byte_count(ids, skip);
+      PyObject* text = PyUnicode_New(static_cast<Py_ssize_t>(n), 127);
+      if (!text || n == 0) return text;
+      char* data = reinterpret_cast<char*>(PyUnicode_1BYTE_DATA(text));
+      t.put_bytes(ids, skip, data, n);
+      if (fasttoken::is_ascii({data, n})) return text;
+      PyObject* decoded = PyUnicode_DecodeUTF8(data, static_cast<Py_ssize_t>(n), "replace");
+      Py_DECREF(text);
+      return decoded;
+    }
+
+    // [begin, end) columns as a list of tuples; a number that two neighbours share is one object.
+    inline PyObject* list_of_pairs(const int32_t* pairs, size_t n) {
+      PyObject* list = PyList_New(static_cast<Py_ssize_t>(n));
+      if (!list) return nullptr;
+      PyObject* last = nullptr;
+      int32_t last_value = -1;
+      for (size_t i = 0; i < n; ++i) {
+        PyObject* tuple = PyTuple_New(2);
+        for (int side = 0; tuple && side < 2; ++side) {
+          int32_t value = pairs[2 * i + static_cast<size_t>(side)];
+          if (value != last_value || !last) {
+            Py_XDECREF(last);
+            last = PyLong_FromLong(value);
+            last_value = value;
+          }
+          if (!last) Py_CLEAR(tuple);
+          if (tuple) {
+            Py_INCREF(last);
+            PyTuple_SET_ITEM(tuple, side, last);
+          }
+        }
+        if (!tuple) {
+          Py_XDECREF(last);
+          Py_DECREF(list);
+          return nullptr;
+        }
+        PyObject_GC_UnTrack(tuple);  // as the collector does with tuples of numbers, only at once
+        PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), tuple);
+      }
+      Py_XDECREF(last);
+      return list;
+    }
+
+    }  // namespace
+    """
+    int64_t small_int(PyObject*)
+    size_t small_ints(PyObject** items, size_t n, vector[uint32_t]& out)
+    object text_of_bytes(const Tokenizer&, const vector[uint32_t]&, cbool)
+    object list_of_pairs(const int32_t*, size_t)
+
+cdef extern from "Python.h":
+    ctypedef struct PyListPeek "PyListObject":
+        PyObject** ob_item
+
+
+cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
+    """Ids from any sequence of integers; what no token has is -1 here and decodes to nothing."""
+    cdef Py_ssize_t i = 0, n
+    cdef long long value
+    cdef const long long[::1] column
+    if isinstance(ids, np.ndarray):
+        if ids.size and ids.dtype.kind not in "iub":
+            raise TypeError(f"expected integers, not an array of {ids.dtype}")
+        column = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
+        n = column.shape[0]
+        out.reserve(n)
+        for i in range(n):
+            value = column[i]
+            if value < 0:
+                raise OverflowError("can't convert negative int to unsigned")
+            out.push_back(<uint32_t> value if value < 0xFFFFFFFF else <uint32_t> 0xFFFFFFFF)
+        return 0
+    if type(ids) is list:
+        i = small_ints((<PyListPeek*> ids).ob_item, len(ids), out)
+        if i == len(ids):
+            return 0
+        ids = ids[i:]
+    elif not isinstance(ids, (list, tuple)):
+        ids = list(ids)
+    out.reserve(out.size() + len(ids))
+    for item in ids:
+        value = item if type(item) is int else index(item)  # a float is no id
+        if value < 0:
+            raise OverflowError("can't convert negative int to unsigned")
+        if value > 0xFFFFFFFF:
+            raise OverflowError("out of range integral type conversion attempted")
+        out.push_back(<uint32_t> value)
+    return 0
+
+
+def pair_list(cnp.ndarray pairs):
+    """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
+    if cnp.PyArray_TYPE(pairs) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(pairs) or pairs.size % 2:
+        raise TypeError("expected a C-contiguous int32 array of pairs")
+    return list_of_pairs(<const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2)
