@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import chain
 
 from prelude.batch import I32
 from prelude.scheduling.estimates import Estimates
@@ -164,55 +166,81 @@ def _plan_prefill(
     policy = queues.decode.policy
     chunked = beside_rows and not policy.whole_prompts
     left = min(ledger.tokens, budgets.chunk_tokens) if chunked else ledger.tokens
-    for request in [r for r in queues.running if r.state is State.PREFILL and (r.failures or not retry)]:
-        left = _chunk(request, pool, ledger, left, rows, retry)
-    if (
-        left <= 0
-        or not queues.decode
-        or len(queues.running) >= budgets.running
-        or (queues.running and not policy.refills)
-    ):
-        return rows
-    for request in queues.decode.in_order(queues.served):
-        if left <= 0 or len(queues.running) >= budgets.running:
+    under_way = [r for r in queues.running if r.state is State.PREFILL and (r.failures or not retry)]
+    waiting: Iterator[Request] = iter(())
+    if queues.decode and len(queues.running) < budgets.running and (policy.refills or not queues.running):
+        waiting = queues.decode.in_order(queues.served)
+    most = budgets.chunk_tokens if policy.takes_turns else left
+    for request in _in_turn(under_way, waiting) if policy.takes_turns else chain(under_way, waiting):
+        if left <= 0:
             break
-        if retry and not request.failures:
-            continue
-        known = request.known[: request.num_known]
-        lease = pool.attach(known, request.prepared.salt, request.reusable, growable=True)
-        if _must_wait(request, lease, known, pool, budgets, retry):
-            deferred.append(_defer(request, lease, pool))
-            continue
-        request.lease = lease
-        cached = len(lease.shared) * pool.block_size
-        before = len(rows)
-        request.cached_len = request.staged_len = cached
-        left = _chunk(request, pool, ledger, left, rows, retry)
-        if len(rows) == before:
-            pool.release(lease)
-            request.lease = None
-            request.cached_len = request.staged_len = 0
-            break
-        if not request.output:
-            request.stats.cached_tokens = cached
-        request.move(State.PREFILL)
-        queues.start(request)
+        if request.state is State.PREFILL:
+            left -= _chunk(request, pool, ledger, min(left, most), rows, retry)
+        elif len(queues.running) < budgets.running and (request.failures or not retry):
+            before = len(deferred)
+            count = _start(request, queues, pool, budgets, ledger, min(left, most), rows, retry, deferred)
+            if not count and len(deferred) == before:
+                if not policy.takes_turns:
+                    break
+                continue
+            left -= count
+        request.turn = queues.arrivals
     return rows
 
 
+def _in_turn(under_way: list[Request], waiting: Iterator[Request]) -> Iterator[Request]:
+    """A prompt that had a chunk comes after all that arrived before it had that."""
+    under_way.sort(key=lambda r: r.turn)
+    return merge(under_way, waiting, key=lambda r: (r.turn, 1) if r.state is State.PREFILL else (r.order, 0))
+
+
+def _start(
+    request: Request,
+    queues: Queues,
+    pool: KvPool,
+    budgets: Budgets,
+    ledger: Ledger,
+    left: int,
+    rows: list[PrefillRow],
+    retry: bool,
+    deferred: list[Deferral],
+) -> int:
+    """The first chunk of a prompt that waits; how many tokens it has. 0: it found no room, or is deferred."""
+    known = request.known[: request.num_known]
+    lease = pool.attach(known, request.prepared.salt, request.reusable, growable=True)
+    if _must_wait(request, lease, known, pool, budgets, retry):
+        deferred.append(_defer(request, lease, pool))
+        return 0
+    request.lease = lease
+    cached = len(lease.shared) * pool.block_size
+    request.cached_len = request.staged_len = cached
+    count = _chunk(request, pool, ledger, left, rows, retry)
+    if not count:
+        pool.release(lease)
+        request.lease = None
+        request.cached_len = request.staged_len = 0
+        return 0
+    if not request.output:
+        request.stats.cached_tokens = cached
+    request.move(State.PREFILL)
+    queues.start(request)
+    return count
+
+
 def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list[PrefillRow], retry: bool) -> int:
+    """Up to ``left`` tokens of a prompt; how many they are. 0: no room."""
     count = min(left, request.num_known - request.cached_len)
     if count <= 0 or not ledger.fits(Need(count)):
-        return left
+        return 0
     if not _grow_to(pool, request.held, request.cached_len + count):
-        return left
+        return 0
     ledger.take(Need(count))
     request.staged_len = request.cached_len + count
     rows.append(PrefillRow(request, request.cached_len, count))
     if request.prepared.cache != "never" and not retry:
         prompt = min(request.staged_len, request.prepared.tree.num_tokens)
         pool.promise(request.held, request.known[:prompt], request.prepared.salt)
-    return left - count
+    return count
 
 
 # ------------------------------------------------------------------ OneShot rows

@@ -38,11 +38,11 @@ class Queues:
         self.served = 0
         self.running: list[Request] = []
         self.waiting_tokens = 0
-        self._arrivals = 0
+        self.arrivals = 0
 
     def add(self, request: Request) -> None:
-        self._arrivals += 1
-        request.order = self._arrivals
+        self.arrivals += 1
+        request.order = self.arrivals
         self._waiting(request).append(request, self.served)
         self.waiting_tokens += request.num_known
 

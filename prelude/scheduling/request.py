@@ -104,6 +104,7 @@ class Request:
         "stats",
         "timeline",
         "trunk",
+        "turn",
         "unread",
     )
 
@@ -144,6 +145,7 @@ class Request:
         self.account: Account | None = None
         self.queued_at = 0
         self.deferred = 0
+        self.turn = 0  # who had come when its last chunk was planned
         self.key = None if prepared.readout is None else readout_key(prepared.readout)
         self.num_known = tree.num_tokens
         self.known: I32 = tree.token_ids

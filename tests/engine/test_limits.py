@@ -305,7 +305,7 @@ def test_counters_and_ids_past_two_to_the_53rd() -> None:
     core = service_core()
     for name in ("finished", "prefill_tokens", "decode_tokens"):
         setattr(core.stats, name, 1 << 53)
-    core.queues._arrivals = (1 << 63) - 2
+    core.queues.arrivals = (1 << 63) - 2
     sink = ById()
     requests = [post(core, chat(prompt(6, i), 5), sink) for i in range(4)]
     run_steps(core)

@@ -9,6 +9,7 @@ from prelude.scheduling.policies.orders import (
     FirstComeFirstServed,
     PrefillFirst,
     ResponseRatio,
+    RoundRobin,
     ShortestPrefillFirst,
     StaticBatches,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "PrefillFirst",
     "Priority",
     "ResponseRatio",
+    "RoundRobin",
     "ShortestPrefillFirst",
     "StaticBatches",
     "Waiting",

@@ -49,6 +49,7 @@ class Policy(Protocol):
     ``timeless``: the order of two requests stays what it is while neither is matched anew, whatever ``now`` is.
     ``estimates``: ``work`` matters, so waiting requests are matched against the prefix cache.
     ``whole_prompts``: prompts of Decode requests are not cut into chunks beside running rows.
+    ``takes_turns``: chunks of prompts go round, those under way and those that wait alike.
     ``refills``: a place that becomes free is taken at once; else when all of them are free.
     """
 
@@ -60,6 +61,8 @@ class Policy(Protocol):
     def whole_prompts(self) -> bool: ...
     @property
     def refills(self) -> bool: ...
+    @property
+    def takes_turns(self) -> bool: ...
 
     def keys(self, waiting: Waiting, now: float) -> Keys: ...
 

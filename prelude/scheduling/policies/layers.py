@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prelude.scheduling.policies.base import Key, Keys, Policy, Waiting
-from prelude.scheduling.policies.orders import FirstComeFirstServed, PrefillFirst, StaticBatches
+from prelude.scheduling.policies.orders import FirstComeFirstServed, PrefillFirst, RoundRobin, StaticBatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,10 @@ class _Layer:
     @property
     def refills(self) -> bool:
         return self.inner.refills
+
+    @property
+    def takes_turns(self) -> bool:
+        return self.inner.takes_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def by_arrival(policy: Policy) -> bool:
     """Whether, with one priority and one tenant, arrival is the order."""
     while isinstance(policy, _Layer | PrefillFirst):
         policy = policy.inner if isinstance(policy, _Layer) else policy.order
-    return isinstance(policy, FirstComeFirstServed | StaticBatches)
+    return isinstance(policy, FirstComeFirstServed | RoundRobin | StaticBatches)
 
 
 def composed(policy: Policy) -> Policy:

@@ -12,6 +12,7 @@ from prelude.scheduling.policies.orders import (
     FirstComeFirstServed,
     PrefillFirst,
     ResponseRatio,
+    RoundRobin,
     ShortestPrefillFirst,
     StaticBatches,
 )
@@ -22,6 +23,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "response_ratio": ResponseRatio,
     "earliest_deadline": EarliestDeadline,
     "prefill_first": PrefillFirst,
+    "round_robin": RoundRobin,
     "static_batches": StaticBatches,
 }
 

@@ -26,6 +26,7 @@ class FirstComeFirstServed:
     estimates: ClassVar[bool] = False
     whole_prompts: ClassVar[bool] = False
     refills: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
 
     def keys(self, waiting: Waiting, now: float) -> Keys:
         return (waiting.order,)
@@ -44,6 +45,7 @@ class ShortestPrefillFirst:
     estimates: ClassVar[bool] = True
     whole_prompts: ClassVar[bool] = False
     refills: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _share("ageing", self.ageing)
@@ -64,6 +66,7 @@ class ResponseRatio:
     estimates: ClassVar[bool] = True
     whole_prompts: ClassVar[bool] = False
     refills: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _share("curvature", self.curvature)
@@ -80,6 +83,7 @@ class EarliestDeadline:
     estimates: ClassVar[bool] = False
     whole_prompts: ClassVar[bool] = False
     refills: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
 
     def keys(self, waiting: Waiting, now: float) -> Keys:
         return (waiting.expires,)
@@ -94,6 +98,7 @@ class PrefillFirst:
 
     whole_prompts: ClassVar[bool] = True
     refills: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
 
     @property
     def timeless(self) -> bool:
@@ -108,6 +113,21 @@ class PrefillFirst:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """For Decode requests: a prompt that had a chunk goes behind all that wait, so a short one is through after one
+    round of chunks, however many long ones came before it."""
+
+    timeless: ClassVar[bool] = True
+    estimates: ClassVar[bool] = False
+    whole_prompts: ClassVar[bool] = False
+    refills: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = True
+
+    def keys(self, waiting: Waiting, now: float) -> Keys:
+        return (waiting.order,)
+
+
+@dataclass(frozen=True, slots=True)
 class StaticBatches:
     """For Decode requests: a batch runs until all of it has ended, then the next one starts. What continuous batching
     is compared with; not for use."""
@@ -116,6 +136,7 @@ class StaticBatches:
     estimates: ClassVar[bool] = False
     whole_prompts: ClassVar[bool] = True
     refills: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = False
 
     def keys(self, waiting: Waiting, now: float) -> Keys:
         return (waiting.order,)

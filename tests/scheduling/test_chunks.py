@@ -1,0 +1,241 @@
+"""Chunked prompts, their knob and their turns; groups of decisions; traps that other schedulers fell into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prelude.admission.prepared import Prepared, TokenTree
+from prelude.batch import HeadRows, LogprobRows, MixedBatch, PooledRows
+from prelude.scheduling.policies import FirstComeFirstServed, RoundRobin
+from prelude.scheduling.queues import Policies
+from prelude.scheduling.request import State
+from tests import toy
+from tests.engine.test_faults import ById, text
+from tests.engine.test_limits import post
+from tests.scheduling.test_engine_core import chat, ids, last_logprob, prompt
+from tests.scheduling.test_shared_prefixes import check
+from tests.service import is_empty, run_steps, service_core
+
+
+def beside_a_chat(chunk: int, length: int = 400) -> tuple[Any, int, int]:
+    """A long prompt arrives while a chat runs: tokens the chat got until it was through, and steps it took."""
+    core = service_core(toy.ToyExecutor(num_blocks=512), chunk=chunk, step_tokens=512)
+    sink = ById()
+    runs = post(core, chat(prompt(6, 1), 600), sink)
+    core.step()
+    late = post(core, chat(prompt(length, 2), 2), sink)
+    before, steps = len(runs.output), 0
+    while not late.output:
+        core.step()
+        steps += 1
+    during = len(runs.output) - before
+    run_steps(core)
+    assert text(sink, late) == toy.generate(prompt(length, 2).tolist(), 2)
+    assert text(sink, runs) == toy.generate(prompt(6, 1).tolist(), 600)
+    return core, during, steps
+
+
+@pytest.mark.feature("F6")
+@pytest.mark.feature("F12")
+@pytest.mark.parametrize("chunk", [16, 50, 64, 400])
+def test_a_running_chat_gets_a_token_for_every_chunk_of_a_long_prompt(chunk: int) -> None:
+    _, during, steps = beside_a_chat(chunk)
+    assert during >= -(-400 // chunk) and steps == -(-400 // chunk)
+
+
+@pytest.mark.feature("F7")
+def test_the_knob_trades_first_token_against_pace_without_a_break() -> None:
+    """Steps until the long prompt's first token fall with the chunk; tokens in the longest step between two of the
+    chat's rise with it."""
+    sizes = (8, 16, 32, 64, 128, 256, 512)
+    firsts, longest = [], []
+    for chunk in sizes:
+        core, _, steps = beside_a_chat(chunk)
+        firsts.append(steps)
+        longest.append(
+            max(b.num_tokens for b in core.executor.batches if isinstance(b, MixedBatch) and b.decode_tokens)
+        )
+    assert firsts == sorted(firsts, reverse=True) and firsts[0] > 8 * firsts[-1]
+    assert longest == sorted(longest) and longest[-1] > 8 * longest[0]
+
+
+@pytest.mark.feature("F10")
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    chunk=st.integers(1, 40),
+    step_tokens=st.integers(5, 64),
+)
+def test_chunks_of_a_step_are_within_its_budgets(lengths: list[int], chunk: int, step_tokens: int) -> None:
+    """Each prompt longer than the budget is finished as well: it comes in chunks."""
+    core = service_core(toy.ToyExecutor(num_blocks=512), chunk=chunk, step_tokens=step_tokens, running=4)
+    sink = ById()
+    requests = [post(core, chat(prompt(n, i), 3), sink) for i, n in enumerate(lengths)]
+    run_steps(core)
+    for batch in core.executor.batches:
+        assert batch.num_tokens <= step_tokens
+        if isinstance(batch, MixedBatch) and batch.decode_tokens:
+            assert batch.prefill_tokens <= chunk
+    check(sink, requests)
+
+
+@pytest.mark.feature("F9")
+@pytest.mark.feature("F18")
+def test_chunks_go_round() -> None:
+    """The timeline of 2,000, 50 and 70 tokens in chunks of 256: the long prompt, then the others, then it again."""
+    ends = {}
+    for name, policy in (("arrival", FirstComeFirstServed()), ("round", RoundRobin())):
+        core = service_core(
+            toy.ToyExecutor(num_blocks=2048), chunk=256, step_tokens=2048, running=8, policies=Policies(decode=policy)
+        )
+        sink = ById()
+        post(core, chat(prompt(6, 1), 60), sink)
+        core.step()
+        requests = [post(core, chat(prompt(n, n), 2), sink) for n in (2000, 50, 70)]
+        first: dict[int, int] = {}
+        for step in range(1, 14):
+            core.step()
+            for i, request in enumerate(requests):
+                if request.output and i not in first:
+                    first[i] = step
+        run_steps(core)
+        ends[name] = first
+        check(sink, requests)
+    assert ends["round"] == {1: 2, 2: 2, 0: 9}
+    assert ends["arrival"][0] == 8 and ends["arrival"][1] >= 8
+
+
+@pytest.mark.feature("F9")
+def test_nobody_waits_longer_than_a_round_of_chunks() -> None:
+    """Short prompts come without end beside two long ones; all of them move on."""
+    core = service_core(
+        toy.ToyExecutor(num_blocks=2048),
+        chunk=32,
+        step_tokens=256,
+        running=30,
+        policies=Policies(decode=RoundRobin()),
+    )
+    sink = ById()
+    post(core, chat(prompt(6, 1), 300), sink)
+    core.step()
+    long = [post(core, chat(prompt(500, 7 + i), 2), sink) for i in range(2)]
+    steps = 0
+    while not all(request.output for request in long):
+        post(core, chat(prompt(12, 100 + steps), 2), sink)
+        core.step()
+        steps += 1
+        assert steps < 120
+    run_steps(core)
+    check(sink, long)
+    assert is_empty(core)
+
+
+@pytest.mark.feature("F11")
+@pytest.mark.feature("F15")
+def test_prompts_by_tokens_and_rows_by_number_make_up_one_step() -> None:
+    core = service_core(toy.ToyExecutor(num_blocks=512), chunk=20, step_tokens=64, running=6)
+    sink = ById()
+    for i in range(6):
+        post(core, chat(prompt(30, i), 12), sink)
+    both = 0
+    while core.step():
+        batch = core.executor.batches[-1]
+        both += isinstance(batch, MixedBatch) and batch.decode_tokens > 0 and batch.prefill_tokens > 0
+    assert both >= 5 and len(sink.ends) == 6
+
+
+@pytest.mark.feature("F14")
+def test_a_prompt_that_ends_in_a_step_decodes_from_the_next_one_on() -> None:
+    core = service_core(toy.ToyExecutor(num_blocks=64))
+    sink = ById()
+    request = post(core, chat(prompt(7, 1), 5), sink)
+    core.step()
+    assert request.state is State.DECODE and len(request.output) == 1
+    assert core.executor.batches[0].num_tokens == 7, "its prompt alone; the token was read from its last row"
+    core.step()
+    assert core.executor.batches[1].num_tokens == 1 and len(request.output) == 2
+
+
+@pytest.mark.feature("F23")
+def test_thirty_two_requests_with_a_shared_prompt_take_few_steps_and_compute_it_once() -> None:
+    """The book's example: 32 requests, 100 tokens of which 60 are shared, 20 out: 3,840 passes done naively."""
+    core = service_core(toy.ToyExecutor(num_blocks=1024), running=32, chunk=512, step_tokens=2048)
+    sink = ById()
+    shared = prompt(60, 5)
+    requests = [post(core, chat(np.concatenate([shared, prompt(40, 50 + i)]), 20), sink) for i in range(32)]
+    steps = run_steps(core)
+    assert steps <= 120
+    assert core.stats.prefill_tokens == 60 + 32 * 40
+    assert core.stats.prefill_tokens + core.stats.decode_tokens == 60 + 32 * 40 + 32 * 19
+    check(sink, requests)
+
+
+# ------------------------------------------------------------------ groups of decisions
+
+
+def reading(tokens: np.ndarray, kind: str) -> Prepared:
+    last = ids(len(tokens) - 1)
+    readout: Any = {
+        "one": LogprobRows(last, ids(0), ids(5)),
+        "other": LogprobRows(last, ids(0), ids(6)),
+        "top": LogprobRows(last, ids(0), ids(5), 3),
+        "ranks": LogprobRows(last, ids(0), ids(5), 0, True),
+        "mean": PooledRows(np.arange(len(tokens), dtype=np.int32), ids(0, len(tokens)), "mean"),
+        "last": PooledRows(last, ids(0, 1), "last"),
+        "head": HeadRows(last),
+    }[kind]
+    return Prepared(TokenTree.single(tokens), readout)
+
+
+@pytest.mark.feature("A27")
+@pytest.mark.parametrize("left,right,together", [
+    ("one", "one", True), ("one", "other", True), ("one", "top", False), ("one", "ranks", False),
+    ("mean", "last", False), ("mean", "mean", True), ("head", "last", False), ("top", "ranks", False),
+])  # fmt: skip
+@pytest.mark.parametrize("crowd", [False, True])
+def test_who_shares_a_batch_is_decided_by_head_and_options_alone(
+    left: str, right: str, together: bool, crowd: bool
+) -> None:
+    """Also where more wait than fit, and the policy has its say."""
+    core = service_core(toy.ToyExecutor(num_blocks=256), step_tokens=64 if crowd else 512, cache=False)
+    sink = ById()
+    count = 10 if crowd else 1
+    for i in range(count):
+        post(core, reading(prompt(12, i), left), sink)
+        post(core, reading(prompt(12, 99 + i), right), sink)
+    run_steps(core)
+    assert len(sink.ends) == 2 * count and all(error is None for _, error in sink.ends.values())
+    if crowd:
+        assert len(core.executor.batches) == 4  # five rows of 12 tokens a step, whoever they are
+    else:
+        assert (len(core.executor.batches) == 1) is together
+
+
+@pytest.mark.feature("A27")
+def test_the_memory_of_readouts_alone_can_end_a_group() -> None:
+    from prelude.runtime.core import EngineCore
+    from prelude.scheduling.lease import KvPool
+    from prelude.scheduling.planner import Budgets
+
+    executor = toy.ToyExecutor(num_blocks=64)
+    row = toy.VOCAB * 8
+    budgets = Budgets(512, 64, 4, 16, 3 * row, toy.VOCAB, 64)
+    core = EngineCore(
+        executor,
+        KvPool(64, 4),
+        budgets,
+        max_queued_requests=99,
+        max_queued_tokens=1 << 20,
+        unhealthy_after=3,
+    )
+    sink = ById()
+    requests = [post(core, last_logprob(prompt(9, i)), sink) for i in range(8)]
+    run_steps(core)
+    assert [len(batch.readout.rows) for batch in executor.batches] == [3, 3, 2]
+    check(sink, requests)
+    assert is_empty(core)
