@@ -179,10 +179,14 @@ def transformers_model(config: ModelConfig, source: RandomSource) -> Any:
     with torch.device("meta"):
         model = Qwen3ForCausalLM(settings)
     model = model.to_empty(device=source.device).to(torch.bfloat16).eval()
+    model.tie_weights()  # to_empty takes them apart
+    known = set(source.names())
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.copy_(source.tensor(name))
-    model.tie_weights()
+            if name in known:
+                weight.copy_(source.tensor(name))
+    if model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr():
+        model.lm_head.weight = model.model.embed_tokens.weight
     # to_empty leaves buffers as they come: the rotary frequencies are made again.
     model.model.rotary_emb = type(model.model.rotary_emb)(config=settings).to(source.device)
     return model

@@ -8,9 +8,8 @@ until a mark behind their last use is done. A captured ``Graph`` bakes in addres
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prelude.cuda import compiler
@@ -84,13 +83,16 @@ class Device(Protocol):
 
 
 class CudaMark:
-    __slots__ = ("__weakref__", "_driver", "event")
+    __slots__ = ("_driver", "event")
 
     def __init__(self, driver: Driver, stream: int) -> None:
         self._driver = driver
         self.event = driver.event()
         driver.record(self.event, stream)
-        weakref.finalize(self, driver.destroy_event, self.event)
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter may be going down
+            self._driver.destroy_event(self.event)
 
     def wait(self) -> None:
         self._driver.wait(self.event)
@@ -170,6 +172,7 @@ class CudaDevice:
     def scope(self) -> Iterator[None]:
         import torch
 
+        self.driver.make_current()
         with torch.cuda.device(self.ordinal), torch.cuda.stream(self.stream), torch.inference_mode():
             yield
 

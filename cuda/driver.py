@@ -92,9 +92,14 @@ class Driver:
         torch.cuda.set_device(ordinal)
         torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the primary context current in this thread
         torch.empty(1, device="cuda")
+        self._context = _checked(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
         # The raw entry: a ctypes call lets go of the GIL, which cuda.bindings need not.
         address, _ = _checked(driver.cuGetProcAddress(b"cuGraphLaunch", 12000, 0), "cuGraphLaunch")
         self._graph_launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(int(address))
+
+    def make_current(self) -> None:
+        """For the calling thread. torch does it lazily, in calls of its own; the driver's calls need it done."""
+        _checked(self._driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
 
     # ------------------------------------------------------------------ streams and events
 

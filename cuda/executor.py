@@ -332,12 +332,14 @@ class CudaExecutor:
     def _finish(self, ticket: Ticket) -> StepResult:
         with ticket.lock:
             if ticket.result is None:
-                ticket.ended.wait()
+                with self.device.scope():  # any thread may wait
+                    ticket.ended.wait()
+                    seconds = ticket.ended.seconds_since(ticket.began)
                 outputs, bad_rows = ticket.readings.results(ticket.outputs, ticket.area.bytes)
                 ticket.result = StepResult(
                     outputs,
                     bad_rows,
-                    seconds=ticket.ended.seconds_since(ticket.began),
+                    seconds=seconds,
                     lm_head_rows=ticket.readings.lm_head_rows,
                     attended_tokens=ticket.layout.attended,
                     peak_bytes=self.work.nbytes,

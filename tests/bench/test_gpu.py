@@ -109,3 +109,13 @@ def test_an_engine_over_the_executor() -> None:
     tpots, rates = asyncio.run(run())
     assert len(tpots) == 1 and rates[0] > 0
     assert on_device.graphs.replays > 10
+
+
+def test_the_reference_and_transformers_have_the_same_weights() -> None:
+    """Both are what correctness is judged by: bfloat16 rounding is all that is between them."""
+    assert gpu_loads.transformers_error(small_model(), "cpu") < 8
+    wrong = replace(small_model(), rms_eps=0.5)
+    source = RandomSource(small_model(), "cpu", torch.bfloat16)
+    ids = torch.arange(40, 140)
+    right = Reference(source).logprobs(ids)
+    assert (Reference(RandomSource(wrong, "cpu", torch.bfloat16)).logprobs(ids) - right).abs().max() > 0.05

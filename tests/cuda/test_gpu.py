@@ -185,8 +185,8 @@ def test_real_shapes_against_float32(name: str) -> None:
     try:
         executor = bench.executor(name, num_blocks=256, step_tokens=4096)
         reference = Reference(RandomSource(MODELS[name], "cuda", torch.bfloat16))
-        limit = gpu_loads.LIMIT_ULPS if name == "tiny" else 2 * gpu_loads.transformers_error(MODELS[name])
-        assert gpu_loads.worst_error(executor, reference, 0, exact=False) <= max(limit, gpu_loads.LIMIT_ULPS)
+        error = gpu_loads.worst_error(executor, reference, 0, exact=False)
+        assert error <= gpu_loads.allowed_ulps(MODELS[name])
     finally:
         bench.release()
 
