@@ -3,8 +3,9 @@
 //   text   Hi <|im_start|> user ...
 //             '--- first byte in the set? walk the trie, remember the longest end
 //
-//   trie   nodes_[n]: token that ends here, edges sorted by byte in edges_[from, to)
-//          the root has a table of 256 instead, and a bit set of possible first bytes
+//   trie   nodes_[n]: bytes that must follow (labels_), then the token that ends here, edges sorted by byte in
+//          edges_[from, to); the root has a table of 256 instead. Up to four possible first bytes are looked
+//          for with memchr, each remembered until it is passed
 //
 //   Leftmost start, then longest, then first in the file: as HF's automaton has it. A match that its flags
 //   discard is skipped together with its text, and the search goes on behind it (also as HF has it).
@@ -56,53 +57,96 @@ class AddedMatcher {
     }
     nodes_.clear();
     edges_.clear();
-    for (const Branch& node : tree) {
-      nodes_.push_back({static_cast<uint32_t>(edges_.size()), 0, node.token});
-      for (auto& [byte, to] : node.next) edges_.push_back({byte, to});
-      nodes_.back().to = static_cast<uint32_t>(edges_.size());
+    labels_.clear();
+    nodes_.resize(tree.size());
+    std::vector<bool> within(tree.size());  // a label
+    for (size_t n = 0; n < tree.size(); ++n) {
+      if (within[n]) continue;
+      Node& node = nodes_[n];
+      const Branch* at = &tree[n];
+      node.label = static_cast<uint32_t>(labels_.size());
+      while (n && at->token < 0 && at->next.size() == 1) {
+        auto [byte, to] = *at->next.begin();
+        labels_ += static_cast<char>(byte);
+        within[to] = true;
+        at = &tree[to];
+      }
+      node.length = static_cast<uint32_t>(labels_.size()) - node.label;
+      node.token = at->token;
+      node.from = static_cast<uint32_t>(edges_.size());
+      for (auto& [byte, to] : at->next) edges_.push_back({byte, to});
+      node.to = static_cast<uint32_t>(edges_.size());
     }
     root_.fill(0);
-    only_ = -1;
-    int firsts = 0;
+    firsts_.clear();
     for (auto& [byte, to] : tree[0].next) {
       root_[byte] = to;
-      only_ = byte;
-      ++firsts;
+      firsts_ += static_cast<char>(byte);
     }
-    if (firsts != 1) only_ = -1;
-    empty_ = firsts == 0;
   }
 
-  bool empty() const { return empty_; }
+  bool empty() const { return firsts_.empty(); }
 
-  // The next match at or after `at`; token -1 when there is none.
-  Hit next(std::string_view text, size_t at) const {
-    const size_t n = text.size();
-    while (at < n) {
-      if (only_ >= 0) {
-        const void* found = std::memchr(text.data() + at, only_, n - at);
-        if (!found) break;
-        at = static_cast<size_t>(static_cast<const char*>(found) - text.data());
-      }
-      uint32_t node = root_[static_cast<unsigned char>(text[at])];
-      if (node) {
-        int32_t best = nodes_[node].token;
-        size_t best_end = at + 1;
-        for (size_t i = at + 1; i < n && (node = step(node, static_cast<unsigned char>(text[i]))); ++i) {
-          if (nodes_[node].token < 0) continue;
-          best = nodes_[node].token;
-          best_end = i + 1;
+  // The search in one text.
+  class Search {
+   public:
+    Search(const AddedMatcher& matcher, std::string_view text) : m_(matcher), text_(text) {}
+
+    // The next match at or after `at`, which is not before the last one's; token -1 when there is none.
+    Hit next(size_t at) {
+      const size_t n = text_.size();
+      for (; (at = candidate(at)) < n; ++at) {
+        uint32_t node = m_.root_[static_cast<unsigned char>(text_[at])];
+        int32_t best = -1;
+        size_t i = at + 1, best_end = i;
+        while (node) {
+          const Node& here = m_.nodes_[node];
+          if (n - i < here.length || std::memcmp(text_.data() + i, m_.labels_.data() + here.label, here.length))
+            break;
+          i += here.length;
+          if (here.token >= 0) {
+            best = here.token;
+            best_end = i;
+          }
+          if (i == n) break;
+          node = m_.step(here, static_cast<unsigned char>(text_[i++]));
         }
         if (best >= 0) return {static_cast<uint32_t>(at), static_cast<uint32_t>(best_end), best};
       }
-      ++at;
+      return {0, 0, -1};
     }
-    return {0, 0, -1};
-  }
+
+   private:
+    static constexpr size_t few = 4;
+
+    // Where a possible first byte is, from `at` on.
+    size_t candidate(size_t at) {
+      const size_t n = text_.size(), kinds = m_.firsts_.size();
+      if (kinds > few) {
+        while (at < n && !m_.root_[static_cast<unsigned char>(text_[at])]) ++at;
+        return at;
+      }
+      size_t least = n;
+      for (size_t k = 0; k < kinds; ++k) {
+        if (!looked_[k] || seen_[k] < at) {
+          const void* found = at < n ? std::memchr(text_.data() + at, m_.firsts_[k], n - at) : nullptr;
+          seen_[k] = found ? static_cast<size_t>(static_cast<const char*>(found) - text_.data()) : n;
+          looked_[k] = true;
+        }
+        least = std::min(least, seen_[k]);
+      }
+      return least;
+    }
+
+    const AddedMatcher& m_;
+    std::string_view text_;
+    size_t seen_[few] = {};
+    bool looked_[few] = {};
+  };
 
  private:
   struct Node {
-    uint32_t from, to;
+    uint32_t from, to, label, length;
     int32_t token;
   };
   struct Edge {
@@ -110,8 +154,8 @@ class AddedMatcher {
     uint32_t to;
   };
 
-  uint32_t step(uint32_t node, unsigned char byte) const {
-    uint32_t from = nodes_[node].from, to = nodes_[node].to;
+  uint32_t step(const Node& node, unsigned char byte) const {
+    uint32_t from = node.from, to = node.to;
     if (to - from <= 8) {
       for (; from < to; ++from)
         if (edges_[from].byte == byte) return edges_[from].to;
@@ -124,14 +168,13 @@ class AddedMatcher {
       else
         to = middle;
     }
-    return from < nodes_[node].to && edges_[from].byte == byte ? edges_[from].to : 0;
+    return from < node.to && edges_[from].byte == byte ? edges_[from].to : 0;
   }
 
   std::vector<Node> nodes_;
   std::vector<Edge> edges_;
   std::array<uint32_t, 256> root_{};
-  int only_ = -1;
-  bool empty_ = true;
+  std::string labels_, firsts_;
 };
 
 // Applies the flags of a match; calls plain(begin, end) and token(begin, end, index) to cover the text.
@@ -144,8 +187,9 @@ void split_added(std::string_view text, const AddedMatcher& matcher, const std::
   auto word_before = [&](size_t i) { return i > 0 && u.is(utf8_at(utf8_back(text.data() + i)), rust_word); };
   auto word_after = [&](size_t i) { return i < text.size() && u.is(utf8_at(text.data() + i), rust_word); };
   if (!matcher.empty()) {
+    AddedMatcher::Search search(matcher, text);
     for (;;) {
-      AddedMatcher::Hit hit = matcher.next(text, at);
+      AddedMatcher::Hit hit = search.next(at);
       if (hit.token < 0) break;
       at = hit.end;
       const AddedToken& t = tokens[static_cast<size_t>(hit.token)];

@@ -6,6 +6,9 @@
 //                   characters (a paged table by code point), with the prefix and suffix of the file
 //   merging         merging.hpp: short pieces on the stack, long ones in windows
 //
+//   characters      of words beyond ASCII, those that are tokens are taken whole, and what comes of it is kept if
+//                   its tokens stand beside each other (spines.hpp); else the word is merged from its bytes
+//
 //   words           those that come out as one token are looked up whole (word_table.hpp). Where no merge of the
 //                   file ever joins something to a following U+2581, long pieces are cut before it first
 //
@@ -22,6 +25,7 @@
 
 #include "bytelevel.hpp"
 #include "merging.hpp"
+#include "spines.hpp"
 #include "utf8.hpp"
 #include "vocab.hpp"
 #include "word_table.hpp"
@@ -36,7 +40,7 @@ struct Token {
 struct BpeScratch {
   std::vector<Symbol> symbols;  // their lengths in bytes
   MergeScratch merging;
-  std::string text;
+  std::string text, spaced;
 };
 
 struct BpeConfig {
@@ -74,6 +78,7 @@ class Bpe {
       for (uint32_t id : table) complete_ &= id != none;
     if (!bytes) index_characters(vocab);
     cuts_ = !bytes && plain_ && !config.ignore_merges && may_cut(vocab);
+    if (complete_ && plain_) index_spines(vocab);
     index_words(vocab);
   }
 
@@ -93,7 +98,10 @@ class Bpe {
   // Whether a word is read as bytes that each have a token, whatever stands beside it.
   bool plain_bytes() const { return complete_ && plain_; }
   const WordTable& words() const { return short_words_; }
-
+  // Whether words are cut before U+2581; spaced_words() then has those of words() with a space in its place.
+  bool cuts() const { return cuts_; }
+  const WordTable& spaced_words() const { return spaced_words_; }
+  static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
   // Calls out(id, length) for each token of the piece, which is not empty.
   template <class Out>
   void encode(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
@@ -123,6 +131,13 @@ class Bpe {
 
   template <class Out>
   void merge_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (!spines_.built() || is_ascii(piece) || !by_characters(piece, s)) return merge_all(vocab, piece, s, out);
+    for (const Symbol& token : s.merging.chain) out(token.id, token.length);
+  }
+
+  // From the first symbols on; bytes of the alphabet need not be a text here.
+  template <class Out>
+  void merge_all(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
     const Merger merger(merges, ranks);
     if (piece.size() <= small && complete_) {
       Symbol symbols[small];
@@ -148,7 +163,54 @@ class Bpe {
     }
   }
 
-  static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
+  // The tokens into s.merging.chain, their lengths in bytes; false: not known that they are right.
+  bool by_characters(std::string_view piece, BpeScratch& s) const {
+    auto& symbols = s.symbols;
+    symbols.clear();
+    symbols.reserve(piece.size());
+    for (const char *p = piece.data(), *end = p + piece.size(); p < end;) {
+      const char* from = p;
+      uint32_t c = utf8_next(p), id = c < 0x80 ? byte_ids_[0][c] : ids_[size_t{pages_[c >> 8]} * 256 + (c & 255)];
+      if (id != none)
+        symbols.push_back({id, static_cast<uint32_t>(p - from)});
+      else
+        for (; from < p; ++from) symbols.push_back({byte_ids_[0][static_cast<unsigned char>(*from)], 1});
+    }
+    const Merger merger(merges, ranks);
+    auto& chain = s.merging.chain;
+    if (symbols.size() <= small) {
+      symbols.resize(merger.linear(symbols.data(), symbols.size()));
+      chain.swap(symbols);
+    } else {
+      merger.windows(symbols.data(), symbols.size(), s.merging);
+      const Symbol* symbol = symbols.data();
+      for (Symbol& token : chain) {
+        uint32_t length = 0;
+        for (uint32_t i = 0; i < token.length; ++i) length += symbol++->length;
+        token.length = length;
+      }
+    }
+    if (!spines_.known(chain[0].id)) return false;
+    for (size_t i = 1; i < chain.size(); ++i)
+      if (!spines_.known(chain[i].id) || !spines_.stands(merges, chain[i - 1].id, chain[i].id)) return false;
+    return true;
+  }
+
+  void index_spines(const Vocab& vocab) {
+    std::vector<bool> first(vocab.end());
+    for (uint32_t id : byte_ids_[0]) first[id] = true;
+    spines_.build(merges, ranks, vocab.end(), [&](uint32_t id) { return first[id]; });
+    pages_.assign(code_points / 256, 0);
+    ids_.assign(256, none);
+    std::string bytes;
+    for (uint32_t id = 0; id < vocab.end(); ++id) {
+      bytes.clear();
+      if (!spines_.known(id) || !vocab.has(id) || vocab.text(id).size() > 8) continue;
+      if (!byte_level_decode(vocab.text(id), bytes) || bytes.size() < 2) continue;
+      if (utf8_length(static_cast<unsigned char>(bytes[0])) != bytes.size()) continue;
+      if (utf8_invalid_at(bytes) == std::string_view::npos) character(utf8_at(bytes.data())) = id;
+    }
+  }
 
   // Whether no merge ever joins the mark to something else before it.
   bool may_cut(const Vocab& vocab) const {
@@ -184,18 +246,22 @@ class Bpe {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
       if (t.empty() || utf8_length(static_cast<unsigned char>(t[0])) != t.size()) continue;
-      uint32_t c = utf8_at(t.data());
-      uint16_t& page = pages_[c >> 8];
-      if (page == 0) {
-        page = static_cast<uint16_t>(ids_.size() / 256);
-        ids_.resize(ids_.size() + 256, none);
-      }
-      ids_[size_t{page} * 256 + (c & 255)] = id;
+      character(utf8_at(t.data())) = id;
     }
+  }
+
+  uint32_t& character(uint32_t c) {
+    uint16_t& page = pages_[c >> 8];
+    if (page == 0) {
+      page = static_cast<uint16_t>(ids_.size() / 256);
+      ids_.resize(ids_.size() + 256, none);
+    }
+    return ids_[size_t{page} * 256 + (c & 255)];
   }
 
   void index_words(const Vocab& vocab) {
     short_words_.reserve(vocab.size());
+    if (cuts_) spaced_words_.reserve(vocab.size());
     if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
     std::string bytes;
     BpeScratch s;
@@ -219,13 +285,25 @@ class Bpe {
       if (config.wants_unknown && !config.unknown) continue;
       size_t tokens = 0;
       uint32_t only = none, length = 0;
-      merge_word(vocab, t, s, [&](uint32_t one, uint32_t n) {
+      merge_all(vocab, t, s, [&](uint32_t one, uint32_t n) {
         ++tokens;
         only = one;
         length = n;
       });
-      if (tokens == 1 && length == t.size()) short_words_.add(t, only);
+      if (tokens != 1 || length != t.size()) continue;
+      short_words_.add(t, only);
+      if (cuts_ && t.find(' ') == std::string_view::npos) spaced_words_.add(spaced(t), only);
     }
+  }
+
+  static std::string spaced(std::string_view text) {
+    std::string out;
+    for (size_t i = 0; i < text.size();) {
+      bool is_mark = text.substr(i, mark.size()) == mark;
+      out += is_mark ? ' ' : text[i];
+      i += is_mark ? mark.size() : 1;
+    }
+    return out;
   }
 
   template <class Out>
@@ -301,10 +379,11 @@ class Bpe {
 
   std::array<std::array<uint32_t, 256>, 4> byte_ids_{};
   std::array<uint32_t, 256> fallback_{};
-  std::vector<uint16_t> pages_;
-  std::vector<uint32_t> ids_;
+  std::vector<uint16_t> pages_;  // code point >> 8 -> page of ids_
+  std::vector<uint32_t> ids_;    // tokens of one character; of bytes, those beyond ASCII that come out of theirs
+  Spines spines_;
   Vocab words_;  // of more than 16 bytes, if merges are ignored for words of the vocabulary
-  WordTable short_words_;
+  WordTable short_words_, spaced_words_;
   bool bytes_ = false, plain_ = true, complete_ = false, cuts_ = false;
 };
 

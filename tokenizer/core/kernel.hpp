@@ -77,6 +77,10 @@ static inline unsigned contraction(const char* p, bool folded) {
 template <SplitFamily family>
 static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& m, uint64_t valid, uint64_t& starts,
                              uint64_t& runs) {
+  if constexpr (family == SplitFamily::spaced) {
+    runs = starts = (m.blank & ~(m.blank << 1) & valid) | 1;
+    return true;
+  }
   const uint64_t inside = m.inside, letter = m.letter, number = m.number, space = m.space;
   const uint64_t other = ~(letter | number | space) & valid;
   const uint64_t letters = letter & ~(letter << 1), others = other & ~(other << 1), numbers = number & ~(number << 1);
@@ -129,7 +133,15 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
 // The next word by the pattern's table; past it.
 [[gnu::noinline]] static const char* one_by_table(const SplitPlan& plan, const char* p, const char* end,
                                                   WordWriter& out) {
-  size_t looked = 0, n = plan.table->match({p, static_cast<size_t>(end - p)}, 0, looked);
+  size_t looked = 0, n;
+  if (plan.table) {
+    n = plan.table->match({p, static_cast<size_t>(end - p)}, 0, looked);
+  } else {  // spaced
+    const char* to = p;
+    while (to < end && *to == ' ') ++to;
+    const void* space = std::memchr(to, ' ', static_cast<size_t>(end - to));
+    n = static_cast<size_t>((space ? static_cast<const char*>(space) : end) - p);
+  }
   out.any(p, n);
   return p + n;
 }
@@ -175,7 +187,7 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
     out.room(block);
     Masks m{};
     masks_of(p, ascii, m);
-    if (m.high & valid) add_others(p, plan.classes, valid, m);
+    if (family != SplitFamily::spaced && (m.high & valid)) add_others(p, plan.classes, valid, m);
     uint64_t starts, runs;
     if (!starts_of<family>(p, plan, m, valid, starts, runs)) {
       for (const char* until = p + std::min(left, block); p < until;) p = one_by_table(plan, p, end, out);
@@ -206,6 +218,8 @@ static void cut_any(const SplitPlan& plan, std::string_view text, WordWriter& ou
   switch (plan.family) {
     case SplitFamily::gpt2:
       return cut<SplitFamily::gpt2>(plan, text, out);
+    case SplitFamily::spaced:
+      return cut<SplitFamily::spaced>(plan, text, out);
     case SplitFamily::prefixed:
       return cut<SplitFamily::prefixed>(plan, text, out);
     default:

@@ -3,12 +3,16 @@
 //   slots_   hash(a, b) -> {a, b, rank, id}    open addressing, 16 bytes a slot, at most 5/8 full
 //   filter_  one bit a pair, 16 bits for each merge: most pairs asked for do not merge, and this small table
 //            says so without touching the large one
+//   direct_  pairs of ids below 256, which is where most files have the single bytes: a table, no hash
 //   rank     the position in the file's list: the lowest merges first; the same pair again takes the later
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <vector>
+
+#include "big_array.hpp"
 
 namespace fasttoken {
 
@@ -21,13 +25,15 @@ struct Merge {
 class MergeTable {
  public:
   void reserve(size_t merges) {
-    slots_.assign(std::bit_ceil(merges * 8 / 5 + 8), {0, 0, no_rank, 0});
+    slots_ = free_slots(std::bit_ceil(merges * 8 / 5 + 8));
     size_t bits = std::bit_ceil(merges * 12 + 64);
     filter_.assign(bits / 64, 0);
     shift_ = 64 - std::countr_zero(bits);
+    direct_.assign(direct * direct, {no_rank, 0});
   }
 
   void add(uint32_t a, uint32_t b, uint32_t rank, uint32_t id) {
+    if ((a | b) < direct) direct_[a * direct + b] = {rank, id};
     uint64_t h = hash(a, b);
     filter_[h >> shift_ >> 6] |= uint64_t{1} << (h >> shift_ & 63);
     size_t mask = slots_.size() - 1;
@@ -42,6 +48,10 @@ class MergeTable {
 
   // rank no_rank: they do not merge.
   Merge find(uint32_t a, uint32_t b) const {
+    if ((a | b) < direct) {
+      const Ranked& r = direct_[a * direct + b];
+      return {a, b, r.rank, r.id};
+    }
     uint64_t h = hash(a, b);
     if (!(filter_[h >> shift_ >> 6] >> (h >> shift_ & 63) & 1)) return {a, b, no_rank, 0};
     size_t mask = slots_.size() - 1;
@@ -50,15 +60,26 @@ class MergeTable {
       if ((m.a == a && m.b == b) || m.rank == no_rank) return m;
     }
   }
-  const std::vector<Merge>& slots() const { return slots_; }
+  const BigArray<Merge>& slots() const { return slots_; }
 
  private:
+  static constexpr uint32_t direct = 256;
+  struct Ranked {
+    uint32_t rank, id;
+  };
+
+  static BigArray<Merge> free_slots(size_t n) {
+    BigArray<Merge> slots(n);
+    std::fill(slots.begin(), slots.end(), Merge{0, 0, no_rank, 0});
+    return slots;
+  }
   static uint64_t hash(uint32_t a, uint32_t b) {
     uint64_t h = (uint64_t{a} << 32 | b) * 0x9E3779B97F4A7C15u;
     return h ^ h >> 32;
   }
-  std::vector<Merge> slots_ = {{0, 0, no_rank, 0}};
+  BigArray<Merge> slots_ = free_slots(1);
   std::vector<uint64_t> filter_ = {0};
+  std::vector<Ranked> direct_ = std::vector<Ranked>(direct * direct, {no_rank, 0});
   int shift_ = 58;
 };
 

@@ -17,18 +17,6 @@
 
 namespace fasttoken {
 
-inline bool is_ascii(std::string_view s) {
-  const char *p = s.data(), *end = p + s.size();
-  for (; end - p >= 8; p += 8) {
-    uint64_t word;
-    std::memcpy(&word, p, 8);
-    if (word & 0x8080808080808080u) return false;
-  }
-  for (; p < end; ++p)
-    if (static_cast<unsigned char>(*p) >= 0x80) return false;
-  return true;
-}
-
 class Normalizer {
  public:
   struct Scratch {
@@ -78,6 +66,11 @@ class Normalizer {
   }
 
   bool empty() const { return steps_.empty(); }
+  // Whether all that is done is to put a mark before the text and in the place of each space.
+  bool only_marks_spaces(std::string_view mark) const {
+    return steps_.size() == 2 && steps_[0].kind == Kind::prepend && steps_[0].content == mark &&
+           steps_[1].kind == Kind::replace && steps_[1].content == mark && steps_[1].pattern.is_text(" ");
+  }
   // Whether composing surely leaves a text as it is.
   static bool composed(std::string_view v) {
     const Unicode& u = ucd();

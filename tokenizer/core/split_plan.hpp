@@ -4,6 +4,8 @@
 //   prefixed CONTRACTION|[^\r\nLN]?L+|N{1,d}| ?O+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+       Llama 3, Qwen, GPT-4
 //   cased    [^\r\nLN]?U*W+|[^\r\nLN]?U+W*|N{1,d}| ?O+[\r\n/]*|\s*[\r\n]+|...            Mistral Nemo
 //
+//   spaced   no pattern: words begin at a space behind something else      Llama 2, Mistral 7B, Phi-3
+//
 //   L, N any sets that share nothing with each other and with \s; O what is in none of the three.
 //
 //   A family is recognized by the tree of the parsed pattern, part by part, and its sets: never by the name of
@@ -25,7 +27,7 @@
 
 namespace fasttoken {
 
-enum class SplitFamily : uint8_t { none, gpt2, prefixed, cased };
+enum class SplitFamily : uint8_t { none, gpt2, prefixed, cased, spaced };
 
 // What a kernel asks of a character. A code point has one of letter, number, space or none of them.
 enum Class : uint8_t {
@@ -81,6 +83,13 @@ class PlanReader {
     auto plan = std::make_unique<SplitPlan>();
     plan->table = regex.table();
     if (root.kind != ReKind::alt || !PlanReader(root.parts, *plan).match()) return nullptr;
+    return plan;
+  }
+
+  static std::unique_ptr<SplitPlan> spaced() {
+    auto plan = std::make_unique<SplitPlan>();
+    plan->family = SplitFamily::spaced;
+    plan->classes.fill([](uint32_t c) { return c == ' ' ? uint8_t{class_blank} : uint8_t{0}; });
     return plan;
   }
 

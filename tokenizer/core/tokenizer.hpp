@@ -28,6 +28,7 @@ struct Scratch {
   std::vector<Token> tokens;
   RegexScratch regex;
   IdBuffer ids;
+  std::string first_word;
 };
 
 // One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for.
@@ -346,11 +347,13 @@ class Tokenizer {
 
   template <class Sink>
   void segment(std::string_view bytes, uint32_t base, bool parse_special, Scratch& s, bool align, Sink& sink) const {
+    if constexpr (std::is_same_v<Sink, Ids>)
+      if (spaced_ && bytes.find(Bpe::mark) == std::string_view::npos) return spaced_words(bytes, s, sink.out);
     s.text.start(bytes, base, align);
     normalizer_.apply(s.text, s.pre.normalizer);
     uint32_t n = static_cast<uint32_t>(s.text.view().size());
     if (n == 0) return;
-    if (normalized_.empty() || normalized_.next(s.text.view(), 0).token < 0) {
+    if (normalized_.empty() || AddedMatcher::Search(normalized_, s.text.view()).next(0).token < 0) {
       s.pre.pieces.assign(1, s.text.slice(0, n, base));
       return pieces(s.text, s, sink);
     }
@@ -367,11 +370,23 @@ class Tokenizer {
         });
   }
 
+  // A text without marks, read as if it had one before it and in the place of each space.
+  void spaced_words(std::string_view bytes, Scratch& s, IdBuffer& out) const {
+    WordWriter words(model_.bpe, model_.vocab, cache_, s.bpe, out, true);
+    size_t end = 0;
+    while (end < bytes.size() && bytes[end] == ' ') ++end;
+    end = std::min(bytes.find(' ', end), bytes.size());
+    s.first_word.assign(1, ' ').append(bytes.substr(0, end));
+    words.any(s.first_word.data(), s.first_word.size());
+    if (end < bytes.size()) cut_(*plan_, bytes.substr(end), words);
+    words.finish();
+  }
+
   template <class Sink>
   void pieces(Text& text, Scratch& s, Sink& sink) const {
     if constexpr (std::is_same_v<Sink, Ids>) {
-      if (plan_) {
-        WordWriter words(model_.bpe, model_.vocab, cache_, s.bpe, sink.out);
+      if (plan_ && !spaced_) {
+        WordWriter words(model_.bpe, model_.vocab, cache_, s.bpe, sink.out, false);
         cut_(*plan_, text.view(), words);
         return words.finish();
       }
@@ -421,17 +436,21 @@ class Tokenizer {
     else
       model_.word_piece.settle(model_.vocab);
     needs_align_ = pre_.needs_shift() && !normalizer_.empty();
-    plan();
     if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
     index_added(root);
+    plan();
     index_ids();
   }
 
   // How ids alone are made, if the file is of a kind that a kernel knows.
   void plan() {
-    if (model_.kind != ModelKind::bpe || !model_.bpe.plain_bytes()) return;
-    const Regex* pattern = pre_.only_pattern();
-    if (!pattern || !(plan_ = PlanReader::read(*pattern))) return;
+    if (model_.kind != ModelKind::bpe) return;
+    spaced_ = normalized_.empty() && pre_.empty() && !pre_.bytes_ready() && model_.bpe.cuts() &&
+              normalizer_.only_marks_spaces(Bpe::mark);
+    const Regex* pattern = model_.bpe.plain_bytes() ? pre_.only_pattern() : nullptr;
+    if (spaced_) plan_ = PlanReader::spaced();
+    if (pattern) plan_ = PlanReader::read(*pattern);
+    if (!plan_) return;
     cut_ = cutter(best_isa());
     cache_.reserve();
   }
@@ -503,6 +522,7 @@ class Tokenizer {
   bool needs_align_ = false;
   std::unique_ptr<SplitPlan> plan_;
   CutWords cut_ = nullptr;
+  bool spaced_ = false;
   WordCache cache_;
 };
 

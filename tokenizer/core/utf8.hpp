@@ -100,6 +100,18 @@ inline Utf8Step utf8_step(const char* p, const char* end) {
   return {need, true};
 }
 
+inline bool is_ascii(std::string_view s) {
+  const char *p = s.data(), *end = p + s.size();
+  for (; end - p >= 8; p += 8) {
+    uint64_t word;
+    std::memcpy(&word, p, 8);
+    if (word & 0x8080808080808080u) return false;
+  }
+  for (; p < end; ++p)
+    if (static_cast<unsigned char>(*p) >= 0x80) return false;
+  return true;
+}
+
 // Position of the first byte that is not part of valid UTF-8, or npos.
 inline size_t utf8_invalid_at(std::string_view text) {
   const char *p = text.data(), *end = p + text.size();

@@ -12,16 +12,26 @@ namespace fasttoken {
 // What one call writes through; `out` runs ahead of the buffer's own end until finish().
 class WordWriter {
  public:
-  WordWriter(const Bpe& bpe, const Vocab& vocab, const WordCache& cache, BpeScratch& scratch, IdBuffer& ids)
-      : out(ids.room(0)), table(bpe.words()), bpe_(bpe), vocab_(vocab), cache_(cache), scratch_(scratch), ids_(ids) {
+  // spaced: the spaces of a word stand for U+2581.
+  WordWriter(const Bpe& bpe, const Vocab& vocab, const WordCache& cache, BpeScratch& scratch, IdBuffer& ids,
+             bool spaced)
+      : out(ids.room(0)),
+        table(spaced ? bpe.spaced_words() : bpe.words()),
+        spaced_(spaced),
+        bpe_(bpe),
+        vocab_(vocab),
+        cache_(cache),
+        scratch_(scratch),
+        ids_(ids) {
     limit_ = ids.limit();
   }
 
   int32_t* out;
   const WordTable& table;
 
-  // Room for the ids of n bytes, and for a cached row written whole.
+  // Room for the ids of n bytes, and for a cached row written whole. A mark may be as many ids as it has bytes.
   void room(size_t n) {
+    if (spaced_) n *= Bpe::mark.size();
     if (static_cast<size_t>(limit_ - out) < n + WordCache::most_ids) grow(n + WordCache::most_ids);
   }
   void finish() { ids_.finish(out); }
@@ -59,7 +69,14 @@ class WordWriter {
     if (made >= 1 && made <= WordCache::most_ids) cache_.put(key, hash, from, made);
   }
   void merged(const char* p, size_t n) {
-    bpe_.encode(vocab_, {p, n}, scratch_, [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
+    std::string_view word{p, n};
+    if (spaced_) {
+      std::string& text = scratch_.spaced;
+      text.clear();
+      for (; n > 0 && *p == ' '; ++p, --n) text += Bpe::mark;
+      word = text.append(p, n);
+    }
+    bpe_.encode(vocab_, word, scratch_, [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
   }
   [[gnu::noinline]] void grow(size_t n) {
     ids_.finish(out);
@@ -67,6 +84,7 @@ class WordWriter {
     limit_ = ids_.limit();
   }
 
+  const bool spaced_;
   const int32_t* limit_;
   const Bpe& bpe_;
   const Vocab& vocab_;

@@ -62,6 +62,37 @@ std::string file(const char* pattern, uint32_t seed) {
          vocab + "},\"merges\":[" + merges + "]}}";
 }
 
+// No pattern: spaces become U+2581, of which no merge has one inside; bytes for what has no token.
+std::string spaced_file(uint32_t seed) {
+  std::mt19937 random(seed);
+  const std::string mark(Bpe::mark);
+  std::vector<std::string> tokens = {"?"}, parts = {mark, "a", "b", "e", "t", ".", "\xC3\xA9", "\xE4\xBD\xA0"};
+  for (int b = 0; b < 256; ++b) {
+    char name[8];
+    std::snprintf(name, sizeof name, "<0x%02X>", b);
+    if (b % 7 || b < 128) tokens.push_back(name);
+  }
+  std::map<std::string, bool> known;
+  for (auto& part : parts) known[part] = true;
+  std::string merges;
+  while (parts.size() < 200) {
+    std::string a = parts[random() % parts.size()], b = parts[random() % parts.size()];
+    bool marks_only = (a + b).find_first_not_of(mark) == std::string::npos;
+    if ((b.find(mark) != std::string::npos && !marks_only) || !known.try_emplace(a + b).second) continue;
+    parts.push_back(a + b);
+    merges += (merges.empty() ? "[" : ",[") + quoted(a) + "," + quoted(b) + "]";
+  }
+  tokens.insert(tokens.end(), parts.begin(), parts.end());
+  std::string vocab;
+  for (size_t i = 0; i < tokens.size(); ++i) vocab += (i ? "," : "") + quoted(tokens[i]) + ":" + std::to_string(i);
+  return R"({"version":"1.0","added_tokens":[{"id":0,"content":"<s>","single_word":false,"lstrip":false,"rstrip":false,
+    "normalized":false,"special":true}],"normalizer":{"type":"Sequence","normalizers":[
+    {"type":"Prepend","prepend":")" +
+         mark + R"("},{"type":"Replace","pattern":{"String":" "},"content":")" + mark +
+         R"("}]},"model":{"type":"BPE","unk_token":"?","fuse_unk":true,"byte_fallback":true,"vocab":{)" + vocab +
+         "},\"merges\":[" + merges + "]}}";
+}
+
 const char* const shards[] = {"a",
                               "the",
                               "The",
@@ -178,6 +209,44 @@ void kernels_equal_pieces() {
   unsetenv("PRELUDE_TOKENIZER_ISA");
 }
 
+void spaced_words_equal_pieces() {
+  for (const char* isa : {"scalar", "avx2", "avx512"}) {
+    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+    for (uint32_t seed = 1; seed < 4; ++seed) {
+      Tokenizer t(spaced_file(seed));
+      CHECK(t.cuts_by_kernel());
+      std::mt19937 random(seed);
+      Scratch s;
+      bool equal = true;
+      const char* const more[] = {" ",
+                                  "  ",
+                                  "a",
+                                  "the",
+                                  " abet",
+                                  "tea",
+                                  ".",
+                                  "\xC3\xA9",
+                                  "\xE4\xBD\xA0",
+                                  "<s>",
+                                  "\n",
+                                  "\xF0\x9F\x98\x80",
+                                  "\xE2\x96\x81",
+                                  "beat"};
+      for (int round = 0; equal && round < 2000; ++round) {
+        std::string one;
+        for (size_t n = random() % 60; n > 0; --n) {
+          size_t which = random() % std::size(more);
+          if (which == 12 && round % 5) continue;
+          for (size_t k = random() % 30 ? 1 : random() % 90; k > 0; --k) one += more[which];
+        }
+        equal = same(t, s, one);
+      }
+      CHECK(equal);
+    }
+  }
+  unsetenv("PRELUDE_TOKENIZER_ISA");
+}
+
 // What is only almost one of the families is left to the engine.
 void near_misses_are_not_recognized() {
   for (std::string pattern : {gpt2, qwen, llama, nemo}) {
@@ -196,6 +265,53 @@ void near_misses_are_not_recognized() {
   }
 }
 
+// Two tokens stand beside each other just when their bytes, merged from the first on, come out as the two.
+void neighbours_as_merging_has_them() {
+  std::mt19937 random(21);
+  MergeScratch scratch;
+  int stood = 0, fell = 0;
+  for (int round = 0; round < 150; ++round) {
+    uint32_t letters = 1 + random() % 4, ranks = 0;
+    MergeTable merges;
+    merges.reserve(64);
+    std::vector<std::vector<uint32_t>> texts;  // of a token, its letters
+    std::map<std::vector<uint32_t>, uint32_t> ids;
+    for (uint32_t i = 0; i < letters; ++i) ids[texts.emplace_back(1, i)] = i;
+    for (uint32_t count = random() % 30; ranks < count; ++ranks) {
+      size_t a = random() % texts.size(), b = random() % texts.size();
+      std::vector<uint32_t> joined = texts[a];
+      joined.insert(joined.end(), texts[b].begin(), texts[b].end());
+      auto [at, is_new] = ids.emplace(joined, static_cast<uint32_t>(texts.size()));
+      if (is_new) texts.push_back(joined);
+      merges.add(static_cast<uint32_t>(a), static_cast<uint32_t>(b), ranks, at->second);
+    }
+    Merger merger(merges, ranks);
+    Spines spines;
+    spines.build(merges, ranks, static_cast<uint32_t>(texts.size()), [&](uint32_t id) { return id < letters; });
+    auto merged = [&](std::vector<uint32_t> symbols) {
+      std::vector<Symbol> word;
+      for (uint32_t id : symbols) word.push_back({id, 1});
+      word.resize(merger.queue(word.data(), word.size(), scratch));
+      std::vector<uint32_t> out;
+      for (Symbol symbol : word) out.push_back(symbol.id);
+      return out;
+    };
+    for (uint32_t a = 0; a < texts.size(); ++a) {
+      if (!spines.known(a)) continue;
+      CHECK(merged(texts[a]) == std::vector<uint32_t>{a});
+      for (uint32_t b = 0; b < texts.size(); ++b) {
+        if (!spines.known(b)) continue;
+        std::vector<uint32_t> both = texts[a];
+        both.insert(both.end(), texts[b].begin(), texts[b].end());
+        bool stands = spines.stands(merges, a, b);
+        CHECK(stands == (merged(both) == std::vector<uint32_t>{a, b}));
+        ++(stands ? stood : fell);
+      }
+    }
+  }
+  CHECK(stood > 1000 && fell > 1000);
+}
+
 // One line of the cache for many words, and every answer is none or the right one, whatever threads do.
 void cache_in_threads() {
   WordCache cache;
@@ -207,7 +323,7 @@ void cache_in_threads() {
   for (uint32_t k = 0; k < 4; ++k)
     pool.emplace_back([&, k] {
       for (uint32_t i = k; i < 60000; ++i) {
-        std::string w = word(i % 97);
+        std::string w = word(i % 5 ? i % 7 : i % 97);
         int32_t n = static_cast<int32_t>(w.back() - '0') % 6 + 1, row[6], ids[6];
         for (int32_t j = 0; j < n; ++j) row[j] = static_cast<int32_t>(w[w.size() - 2]) * 1000 + j;
         WordCache::Key key = WordCache::Key::of(w.data(), w.size());
@@ -255,7 +371,9 @@ void threads_share_a_tokenizer() {
 
 int main() {
   kernels_equal_pieces();
+  spaced_words_equal_pieces();
   near_misses_are_not_recognized();
+  neighbours_as_merging_has_them();
   cache_in_threads();
   threads_share_a_tokenizer();
   return finish("words");

@@ -1,0 +1,73 @@
+// Whether two tokens may stand beside each other: if the bytes of both, merged together, come out as the two.
+//
+//   t1 = ..(w x)..  |  t2 = (y v)..      x, y: what touched the border before the last merges of t1 and t2
+//
+//   A token is made by one merge of two others, at that merge's rank; going back in time, of the two tokens at
+//   the border the one made later is undone first. At each moment the two that touch would merge across the
+//   border if their pair ranks lower than what consumes either (the left one of two equal pairs goes first).
+//   If none does, the border stands.
+//
+//   A chain of tokens that each come out of their own bytes and stand beside each other two by two is what the
+//   whole merges to (merging.hpp says why). So a guess can be checked, and made any way that is fast.
+//
+//   invariants   only tokens whose parts rank below them have an entry; for the others nothing is known, and a
+//                guess with one of them is not used. Ranks are stored plus one; single bytes have 0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "merges.hpp"
+
+namespace fasttoken {
+
+class Spines {
+ public:
+  // is_byte(id): whether the token is a first symbol. ranks: past the highest rank.
+  template <class F>
+  void build(const MergeTable& merges, uint32_t ranks, uint32_t ids, F&& is_byte) {
+    entries_.assign(ids, {0, 0, unknown});
+    for (uint32_t id = 0; id < ids; ++id)
+      if (is_byte(id)) entries_[id] = {id, id, 0};
+    std::vector<const Merge*> order(ranks, nullptr);
+    for (const Merge& m : merges.slots())
+      if (m.rank != no_rank) order[m.rank] = &m;
+    for (const Merge* m : order) {
+      if (!m || entries_[m->id].made != unknown) continue;
+      if (entries_[m->a].made > m->rank || entries_[m->b].made > m->rank) continue;
+      if (stands(merges, m->a, m->b, m->rank)) entries_[m->id] = {m->a, m->b, m->rank + 1};
+    }
+  }
+  bool built() const { return !entries_.empty(); }
+
+  // Whether the token comes out of its own bytes, as far as is known.
+  bool known(uint32_t id) const { return id < entries_.size() && entries_[id].made != unknown; }
+
+  // Both are known. until: only merges of a lower rank count.
+  bool stands(const MergeTable& merges, uint32_t x, uint32_t y, uint32_t until = no_rank) const {
+    uint32_t x_goes = until, y_goes = until;  // when what touches the border is consumed
+    for (;;) {
+      uint32_t rank = merges.find(x, y).rank;
+      if (rank < x_goes && rank <= y_goes) return false;
+      const Entry &left = entries_[x], &right = entries_[y];
+      if (left.made > right.made) {
+        x_goes = left.made - 1;
+        x = left.right;
+      } else if (right.made) {
+        y_goes = right.made - 1;
+        y = right.left;
+      } else {
+        return true;
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t unknown = UINT32_MAX;
+  struct Entry {
+    uint32_t left, right, made;
+  };
+  std::vector<Entry> entries_;
+};
+
+}  // namespace fasttoken
