@@ -176,8 +176,8 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
   while (p < end) {
     size_t left = static_cast<size_t>(end - p);
     if (left < block + margin && !copied) {  // from here on in a copy, so that reading goes past its end
+      std::memset(copy, 0, sizeof copy);     // of a constant size: a few stores
       std::memcpy(copy, p, left);
-      std::memset(copy + left, 0, sizeof copy - left);
       p = copy;
       end = copy + left;
       copied = true;

@@ -354,6 +354,8 @@ class Tokenizer {
     uint32_t n = static_cast<uint32_t>(s.text.view().size());
     if (n == 0) return;
     if (normalized_.empty() || AddedMatcher::Search(normalized_, s.text.view()).next(0).token < 0) {
+      if constexpr (std::is_same_v<Sink, Ids>)
+        if (plan_ && !spaced_) return planned(s.text.view(), s, sink.out);
       s.pre.pieces.assign(1, s.text.slice(0, n, base));
       return pieces(s.text, s, sink);
     }
@@ -368,6 +370,12 @@ class Tokenizer {
           sink.added(&s.text, begin, end, s.text.view().substr(begin, end - begin),
                      added_.tokens[static_cast<size_t>(token)].id);
         });
+  }
+
+  void planned(std::string_view text, Scratch& s, IdBuffer& out) const {
+    WordWriter words(model_.bpe, model_.vocab, cache_, s.bpe, out, false);
+    cut_(*plan_, text, words);
+    words.finish();
   }
 
   // A text without marks, read as if it had one before it and in the place of each space.
@@ -385,11 +393,7 @@ class Tokenizer {
   template <class Sink>
   void pieces(Text& text, Scratch& s, Sink& sink) const {
     if constexpr (std::is_same_v<Sink, Ids>) {
-      if (plan_ && !spaced_) {
-        WordWriter words(model_.bpe, model_.vocab, cache_, s.bpe, sink.out, false);
-        cut_(*plan_, text.view(), words);
-        return words.finish();
-      }
+      if (plan_ && !spaced_) return planned(text.view(), s, sink.out);
     }
     pre_.apply(text, s.pre);
     for (const Piece& p : s.pre.pieces) {
