@@ -33,6 +33,7 @@ def rotate_rows(
     threads: int,
 ) -> None: ...
 def gate_rows(values: int, stride: int, half: bool, rows: int, inner: int, threads: int) -> None: ...
+
 @final
 class Attention:
     def __init__(

@@ -55,6 +55,9 @@ class Facts:
         return self.frames[0]
 
 
+_CACHE_MODES = get_args(CacheMode)
+
+
 def admitted(
     facts: Facts,
     use: Use,
@@ -73,7 +76,7 @@ def admitted(
             "this model has no language-model head: it can embed or classify, and cannot score or write text",
             field=type(task).__name__,
         )
-    checks.one_of(task.cache, "cache", get_args(CacheMode))
+    checks.one_of(task.cache, "cache", _CACHE_MODES)
     cache = facts.config.default_cache if task.cache == "auto" else task.cache
     prepared = Prepared(
         tree,

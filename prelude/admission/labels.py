@@ -24,6 +24,8 @@ import numpy as np
 from prelude.batch import F64, I32
 from prelude.errors import InvalidRequest, shown
 
+_LEAST = float(np.finfo(np.float32).min)
+
 
 @dataclass(frozen=True, slots=True)
 class LabelTrie:
@@ -46,7 +48,7 @@ class LabelTrie:
 
     def joint(self, edge_logprobs: F64) -> F64:
         """Logprob of each label, float64[L]: the sum over its path. Finite for any input but NaN."""
-        finite: F64 = np.maximum(edge_logprobs, np.finfo(np.float32).min)
+        finite: F64 = np.maximum(edge_logprobs, _LEAST)
         if self.path_edges is None:
             return finite
         sums: F64 = np.add.reduceat(finite[self.path_edges], self.path_starts)

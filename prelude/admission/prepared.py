@@ -144,7 +144,7 @@ def first_read_token(readout: RequestReadout | None) -> int | None:
         return readout.row
     if readout is None or len(readout.rows) == 0:
         return None
-    return int(readout.rows.min())
+    return int(readout.rows[0] if len(readout.rows) == 1 else readout.rows.min())
 
 
 def readout_key(readout: RequestReadout) -> tuple[object, ...]:

@@ -88,7 +88,7 @@ def encode_prompt(
 
 def is_messages(prompt: Any, field: str) -> bool:
     """Whether this is a list of messages; refuses what is neither messages nor a sequence of ids."""
-    if isinstance(prompt, np.ndarray):
+    if isinstance(prompt, np.ndarray) or (type(prompt) is list and prompt and type(prompt[0]) is int):
         return False
     if isinstance(prompt, Mapping):
         raise InvalidRequest("one message alone is not a prompt; give a list of messages", field=field)
