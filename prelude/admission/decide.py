@@ -53,7 +53,6 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
 
     def finish(outcome: Outcome) -> Answers:
         logprobs = logprob_output(outcome).logprobs
-        pairs = sum(len(plan.trie.targets) for plan in plans)
         answers, at = [], 0
         for plan in plans:
             count = len(plan.trie.targets)
@@ -62,6 +61,7 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
             if norm == "token":
                 scores = joint / plan.trie.lengths
             elif norm == "unconditional":
+                pairs = len(logprobs) // 2  # the second half is without the state
                 scores = joint - plan.trie.joint(logprobs[pairs + at : pairs + at + count])
             answers.append(answer(plan, joint, scores))
             at += count
@@ -81,7 +81,7 @@ def answer(plan: QuestionPlan, joint: F64, scores: F64) -> Answer:
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
     labels = plan.labels
-    mass = min(1.0, math.fsum(math.exp(joints[i]) for i in plan.trie.counted))
+    mass = min(1.0, math.fsum([math.exp(joints[i]) for i in plan.trie.counted]))
     expected = None
     if isinstance(plan.question, Score):
         expected = math.fsum(level * share for level, share in enumerate(shares, start=1))

@@ -19,8 +19,9 @@ from prelude.tasks import CacheMode
 
 _ROOT: I32 = np.array([-1], dtype=np.int32)
 _COUNT: I32 = np.arange(1 << 16, dtype=np.int32)
+_WHOLE: I32 = np.stack([np.zeros(1 << 12, dtype=np.int32), _COUNT[: 1 << 12]], axis=1)  # [n] = (0, n)
 _NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
-for _shared in (_ROOT, _COUNT, _NO_ROWS):
+for _shared in (_ROOT, _COUNT, _WHOLE, _NO_ROWS):
     _shared.setflags(write=False)
 
 
@@ -52,7 +53,8 @@ class TokenTree:
     @classmethod
     def single(cls, token_ids: I32) -> TokenTree:
         n = len(token_ids)
-        return cls(token_ids, _counting(n), np.array([0, n], dtype=np.int32), _ROOT)
+        starts = _WHOLE[n] if n < len(_WHOLE) else np.array([0, n], dtype=np.int32)
+        return cls(token_ids, _counting(n), starts, _ROOT)
 
     @classmethod
     def build(cls, segments: list[tuple[int, I32]]) -> TokenTree:

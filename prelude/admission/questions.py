@@ -37,10 +37,11 @@ def plan_questions(
     facts: Facts, use: Use, questions: Sequence[Question], template: DecisionTemplate, frame: Frame
 ) -> list[QuestionPlan]:
     """One plan per question; ``InvalidRequest`` names the one that is wrong, ``questions[i]``."""
-    if isinstance(questions, Choice | YesNo | Score):
-        raise InvalidRequest("one question alone; give a list of questions", field="questions")
-    if isinstance(questions, str | bytes) or not isinstance(questions, Sequence):
-        raise InvalidRequest(f"{shown(questions)} is not a list of questions", field="questions")
+    if type(questions) is not list and type(questions) is not tuple:
+        if isinstance(questions, Choice | YesNo | Score):
+            raise InvalidRequest("one question alone; give a list of questions", field="questions")
+        if isinstance(questions, str | bytes) or not isinstance(questions, Sequence):
+            raise InvalidRequest(f"{shown(questions)} is not a list of questions", field="questions")
     most = facts.config.max_questions
     if not 1 <= len(questions) <= most:
         raise InvalidRequest(
@@ -71,7 +72,7 @@ def check_question(facts: Facts, question: Question, field: str) -> Question:
         checks.integer(question.levels, f"{field}.levels", 2, MAX_LEVELS)
     elif isinstance(question, Choice):
         labels = question.labels
-        if isinstance(labels, str | bytes) or not isinstance(labels, Sequence):
+        if type(labels) is not tuple and (isinstance(labels, str | bytes) or not isinstance(labels, Sequence)):
             raise InvalidRequest(f"{shown(labels)} is not a list of labels", field=f"{field}.labels")
         most = facts.config.max_labels
         if not 1 <= len(labels) <= most:

@@ -76,6 +76,8 @@ class Inbox:
 
     def leave(self, request: Request) -> None:
         """The request waits no more: planned for the first time, or ended. Once; further calls do nothing."""
+        if request.queued_tokens < 0:  # it never goes back
+            return
         with self._lock:
             if request.queued_tokens >= 0:
                 self.requests -= 1
