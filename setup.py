@@ -27,7 +27,7 @@ def core_sources(folder: str) -> list[str]:
 
 
 def extensions() -> list[Extension]:
-    flags = ["/std:c++20", "/O2"] if sys.platform == "win32" else ["-std=c++20", "-O3", "-fvisibility=hidden"]
+    flags = ["/std:c++20", "/O2"] if sys.platform == "win32" else ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden"]
     include = [str(HERE / "_native" / "include"), str(HERE / "tokenizer" / "core"), numpy.get_include()]
     found = []
     for folder, package in PACKAGES.items():
