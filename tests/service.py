@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from prelude.batch import ForwardBatch, LogprobOutput, SampleOutput, StepResult
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
+from prelude.scheduling.request import Request
 from tests import toy
 
 
@@ -169,6 +170,33 @@ def run_steps(core: EngineCore, most: int = 10_000) -> int:
     raise AssertionError("no end")
 
 
+def play(
+    core: EngineCore,
+    arrivals: Sequence[tuple[int, int | None, Request]],
+    *,
+    failing: Collection[int] = (),
+    after_step: Callable[[EngineCore], object] = lambda core: None,
+    most: int = 3000,
+) -> int:
+    """Requests that come before step ``at`` and, where ``cancel`` is given, are cancelled so many steps later; the
+    executor fails in the steps ``failing``. Audited after every step, until nothing moves; how many steps it took."""
+    last = max(at + (cancel or 0) for at, cancel, _ in arrivals)
+    for step in range(most):
+        for at, cancel, request in arrivals:
+            if at == step:
+                core._post([request])
+            if cancel is not None and at + cancel == step:
+                core.cancel(request)
+        if step in failing:
+            core.executor.fail_next = RuntimeError("injected")  # type: ignore[attr-defined]
+        moved = core.step()
+        core.audit()
+        after_step(core)
+        if not moved and step >= last:
+            return step + 1
+    raise AssertionError("no end")
+
+
 def is_empty(core: EngineCore) -> bool:
     allocator = core.pool.allocator
     return (
@@ -186,6 +214,7 @@ __all__ = [
     "Outcome",
     "ToyPreparer",
     "is_empty",
+    "play",
     "run_steps",
     "service_core",
     "toy_service",

@@ -16,7 +16,7 @@ from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post
 from tests.scheduling.test_engine_core import chat, expected_logprob, last_logprob, prompt
-from tests.scheduling.test_shared_prefixes import check, load, play, tails
+from tests.scheduling.test_shared_prefixes import check, load, played, tails
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 
@@ -172,8 +172,8 @@ def test_closing_lands_what_is_in_flight() -> None:
 @given(items=load)
 @pytest.mark.feature("H13")
 def test_random_loads_end_with_the_same_numbers(items: list[Any]) -> None:
-    play(items, cancels=True, overlap=True)
-    play(items, cancels=True, overlap=True, failing=1, fold=False)
+    played(items, cancels=True, overlap=True)
+    played(items, cancels=True, overlap=True, failing=1, fold=False)
 
 
 @pytest.mark.feature("H14")

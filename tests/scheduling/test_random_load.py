@@ -19,6 +19,7 @@ from tests.scheduling.test_engine_core import (
     prompt,
     tree_request,
 )
+from tests.service import play
 
 FAMILIES = [prompt(40, seed) for seed in (900, 901, 902)]
 
@@ -65,21 +66,7 @@ def test_every_request_ends_once_with_its_own_numbers(
         else:
             prepared = last_logprob(tokens, cache=mode)
         waiting.append((at, cancel, core.request(prepared, sink)))
-    step = 0
-    while True:
-        for at, cancel, request in waiting:
-            if at == step:
-                core._post([request])
-            if cancel is not None and at + cancel == step:
-                core.cancel(request)
-        if step in failing:
-            core.executor.fail_next = RuntimeError("injected")
-        moved = core.step()
-        core.audit()
-        step += 1
-        if not moved and step > 16:
-            break
-        assert step < 3000, "no progress"
+    play(core, waiting, failing=failing)
     assert core.pool.live_leases == 0 and core.pool.allocator.num_used == 0
     for _, cancel, request in waiting:
         assert request.state is State.FINISHED

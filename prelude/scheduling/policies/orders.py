@@ -20,20 +20,26 @@ from prelude.errors import ConfigError
 from prelude.scheduling.policies.base import F64, Keys, Policy, Waiting
 
 
-@dataclass(frozen=True, slots=True)
-class FirstComeFirstServed:
+class _Usual:
+    """What most orders are; one says where it differs."""
+
+    __slots__ = ()
+
     timeless: ClassVar[bool] = True
     estimates: ClassVar[bool] = False
     whole_prompts: ClassVar[bool] = False
     refills: ClassVar[bool] = True
     takes_turns: ClassVar[bool] = False
 
+
+@dataclass(frozen=True, slots=True)
+class FirstComeFirstServed(_Usual):
     def keys(self, waiting: Waiting, now: float) -> Keys:
         return (waiting.order,)
 
 
 @dataclass(frozen=True, slots=True)
-class ShortestPrefillFirst:
+class ShortestPrefillFirst(_Usual):
     """The least left to compute first, aged. ``ageing`` 0 is pure shortest first: the best mean, and long requests
     starve under endless short ones. ``curvature``: seconds a key costs over seconds a token costs
     (``CostModel.curvature``); 0 counts tokens alone."""
@@ -41,11 +47,7 @@ class ShortestPrefillFirst:
     ageing: float = 0.05
     curvature: float = 0.0
 
-    timeless: ClassVar[bool] = True
     estimates: ClassVar[bool] = True
-    whole_prompts: ClassVar[bool] = False
-    refills: ClassVar[bool] = True
-    takes_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _share("ageing", self.ageing)
@@ -56,7 +58,7 @@ class ShortestPrefillFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseRatio:
+class ResponseRatio(_Usual):
     """The highest (waited + work) / work first, in tokens served: short requests go early, and every one's turn comes
     as its wait grows (Brinch Hansen's highest response ratio next)."""
 
@@ -64,9 +66,6 @@ class ResponseRatio:
 
     timeless: ClassVar[bool] = False
     estimates: ClassVar[bool] = True
-    whole_prompts: ClassVar[bool] = False
-    refills: ClassVar[bool] = True
-    takes_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _share("curvature", self.curvature)
@@ -76,14 +75,8 @@ class ResponseRatio:
 
 
 @dataclass(frozen=True, slots=True)
-class EarliestDeadline:
+class EarliestDeadline(_Usual):
     """The nearest deadline first; requests without one come last. Only which of two is earlier is looked at."""
-
-    timeless: ClassVar[bool] = True
-    estimates: ClassVar[bool] = False
-    whole_prompts: ClassVar[bool] = False
-    refills: ClassVar[bool] = True
-    takes_turns: ClassVar[bool] = False
 
     def keys(self, waiting: Waiting, now: float) -> Keys:
         return (waiting.expires,)
@@ -113,14 +106,10 @@ class PrefillFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRobin:
+class RoundRobin(_Usual):
     """For Decode requests: a prompt that had a chunk goes behind all that wait, so a short one is through after one
     round of chunks, however many long ones came before it."""
 
-    timeless: ClassVar[bool] = True
-    estimates: ClassVar[bool] = False
-    whole_prompts: ClassVar[bool] = False
-    refills: ClassVar[bool] = True
     takes_turns: ClassVar[bool] = True
 
     def keys(self, waiting: Waiting, now: float) -> Keys:
@@ -128,15 +117,12 @@ class RoundRobin:
 
 
 @dataclass(frozen=True, slots=True)
-class StaticBatches:
+class StaticBatches(_Usual):
     """For Decode requests: a batch runs until all of it has ended, then the next one starts. What continuous batching
     is compared with; not for use."""
 
-    timeless: ClassVar[bool] = True
-    estimates: ClassVar[bool] = False
     whole_prompts: ClassVar[bool] = True
     refills: ClassVar[bool] = False
-    takes_turns: ClassVar[bool] = False
 
     def keys(self, waiting: Waiting, now: float) -> Keys:
         return (waiting.order,)
