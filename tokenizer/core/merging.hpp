@@ -52,7 +52,7 @@ class RecentWindows {
   }
 
  private:
-  static constexpr size_t kept = 4, widest = 1 << 14;
+  static constexpr size_t kept = 8, widest = 1 << 14;
   std::vector<Symbol> before_[kept], after_[kept];
   size_t count_ = 0;
 };

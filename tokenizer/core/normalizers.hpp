@@ -21,7 +21,7 @@ class Normalizer {
  public:
   struct Scratch {
     RegexScratch regex;
-    std::vector<Changed> decomposed, composed;
+    std::vector<Changed> changed;
     Matches matches;
   };
 
@@ -71,8 +71,8 @@ class Normalizer {
     return steps_.size() == 2 && steps_[0].kind == Kind::prepend && steps_[0].content == mark &&
            steps_[1].kind == Kind::replace && steps_[1].content == mark && steps_[1].pattern.is_text(" ");
   }
-  // Whether composing surely leaves a text as it is.
-  static bool composed(std::string_view v) {
+  // Where the first character is that composing may change or join; the length of the text if there is none.
+  static size_t first_dirty(std::string_view v) {
     const Unicode& u = ucd();
     const char *p = v.data(), *end = p + v.size();
     for (;;) {
@@ -83,7 +83,7 @@ class Normalizer {
         p += 8;
       }
       while (p < end && static_cast<unsigned char>(*p) < 0x80) ++p;
-      if (p == end) return true;
+      if (p == end) return v.size();
       // E5 to E9 begin U+5000 to U+9FFF, which are all as they should be.
       do {
         unsigned char lead = static_cast<unsigned char>(*p);
@@ -91,13 +91,21 @@ class Normalizer {
           p += 3;
           continue;
         }
+        const char* from = p;
         uint32_t c = utf8_next(p);
-        if (c >= 0x300 && u.is(c, nfc_dirty)) return false;
+        if (c >= 0x300 && u.quick(c) & quick_nfc) return static_cast<size_t>(from - v.data());
       } while (p < end && static_cast<unsigned char>(*p) >= 0x80);
     }
   }
+  static bool composed(std::string_view v) { return first_dirty(v) == v.size(); }
 
   void apply(Text& text, Scratch& scratch) const {
+    constexpr unsigned unknown = UINT32_MAX;
+    unsigned seen = unknown;  // at least what Quick says of the characters there are, once someone has asked
+    auto has = [&](unsigned any) {
+      if (seen == unknown) seen = quick_of(text.view());
+      return (seen & any) != 0;
+    };
     for (const Step& step : steps_) {
       if (text.view().empty()) return;
       switch (step.kind) {
@@ -105,19 +113,23 @@ class Normalizer {
           nfc(text, scratch);
           break;
         case Kind::nfd:
-          decompose(text, scratch, false, false);
+          if (!has(quick_canonical | quick_mark)) continue;
+          nfd(text, scratch);
           break;
         case Kind::nfk:
-          decompose(text, scratch, true, step.compose);
+          nfk(text, scratch, step.compose);
           break;
         case Kind::lowercase:
+          if (!has(quick_lower)) continue;
           lowercase(text);
           break;
         case Kind::strip:
           strip(text, step.left, step.right);
           break;
         case Kind::filter:
+          if (step.quick && !has(step.quick)) continue;
           filter(text, step.remove, step.space);
+          if (step.quick) continue;  // nothing new has come in
           break;
         case Kind::replace:
           replace(text, step.pattern, step.content, scratch);
@@ -129,9 +141,10 @@ class Normalizer {
           byte_level(text);
           break;
         case Kind::chinese:
-          chinese(text);
-          break;
+          if (has(quick_cjk)) chinese(text);
+          continue;
       }
+      seen = unknown;
     }
   }
 
@@ -175,6 +188,7 @@ class Normalizer {
     Kind kind{};
     bool compose = false, left = false, right = false;
     uint16_t remove = 0, space = 0;
+    uint8_t quick = 0;  // of a filter: what Quick says of all that it changes, if it does
     Pattern pattern;
     std::string content;
   };
@@ -184,7 +198,15 @@ class Normalizer {
     step.kind = Kind::filter;
     step.remove = remove;
     step.space = space;
+    step.quick = remove == bert_removed ? quick_clean : remove == mark_nonspacing ? quick_nonspacing : 0;
     return step;
+  }
+
+  static unsigned quick_of(std::string_view v) {
+    const Unicode& u = ucd();
+    unsigned all = 0;
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) all |= u.quick(utf8_next(p));
+    return all;
   }
 
   void read_bert(const Json& json) {
@@ -214,83 +236,86 @@ class Normalizer {
   // Compose only around characters that a composed text need not keep; the rest is copied.
   static void nfc(Text& text, Scratch& s) {
     std::string_view v = text.view();
-    if (composed(v)) return;
+    size_t at = first_dirty(v);
+    if (at == v.size()) return;
     const Unicode& u = ucd();
-    struct Zone {
-      uint32_t begin, end;
-    };
-    std::vector<Zone> zones;
-    uint32_t starter = 0;
-    bool inside = false;
-    const char *base = v.data(), *p = base, *end = p + v.size();
-    while (p < end) {
+    const char *base = v.data(), *end = base + v.size();
+    const char* starter = at > 0 ? utf8_back(base + at) : base;  // where what is to be composed begins
+    Rewrite out(text, v.size() + v.size() / 8 + 16);
+    out.piece(text.whole());
+    for (const char* p = base + at; p < end;) {
       const char* from = p;
       uint32_t c = utf8_next(p);
-      bool dirty = c >= 0x300 && u.is(c, nfc_dirty);
-      uint32_t at = static_cast<uint32_t>(from - base);
-      if (dirty && !inside) {
-        zones.push_back({starter, 0});
-        inside = true;
-      } else if (!dirty) {
-        if (inside) zones.back().end = at;
-        inside = false;
-        starter = at;
+      if (c < 0x300 || !(u.quick(c) & quick_nfc)) {
+        starter = from;
+        continue;
       }
-    }
-    if (zones.empty()) return;
-    if (inside) zones.back().end = static_cast<uint32_t>(v.size());
-    // Two zones may share nothing: each begins at a starter that nothing before it composes with.
-    Rewrite out(text, v.size() + 16);
-    out.piece(text.whole());
-    for (const Zone& z : zones) {
-      out.copy_to(z.begin);
-      s.decomposed.clear();
-      s.composed.clear();
-      u.decomposed(v.substr(z.begin, z.end - z.begin), false, s.decomposed);
-      u.composed(s.decomposed, s.composed);
-      for (const Changed& x : s.composed) out.put(x.c, x.change);
+      while (p < end) {
+        c = utf8_at(p);
+        if (c < 0x300 || !(u.quick(c) & quick_nfc)) break;
+        utf8_next(p);
+      }
+      out.copy_to(static_cast<size_t>(starter - base));
+      s.changed.clear();
+      u.decomposed({starter, static_cast<size_t>(p - starter)}, false, s.changed);
+      u.compose(s.changed);
+      out.put_all(s.changed, static_cast<size_t>(p - base));
+      starter = p;
     }
     out.copy_to(v.size());
     out.finish();
   }
 
-  static void decompose(Text& text, Scratch& s, bool compatible, bool compose) {
+  // What neither decomposes nor is a mark is copied; marks are only ordered among themselves.
+  static void nfd(Text& text, Scratch& s) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    const char *base = v.data(), *end = base + v.size();
+    Rewrite out(text, v.size() + v.size() / 2 + 16);
+    out.piece(text.whole());
+    for (const char* p = base; p < end;) {
+      const char* from = p;
+      while (p < end && u.quick(utf8_at(p)) & (quick_canonical | quick_mark)) utf8_next(p);
+      if (p == from) {
+        utf8_next(p);
+        continue;
+      }
+      out.copy_to(static_cast<size_t>(from - base));
+      s.changed.clear();
+      u.decomposed({from, static_cast<size_t>(p - from)}, false, s.changed);
+      out.put_all(s.changed, static_cast<size_t>(p - base));
+    }
+    out.copy_to(v.size());
+    out.finish();
+  }
+
+  static void nfk(Text& text, Scratch& s, bool compose) {
     std::string_view v = text.view();
     if (is_ascii(v)) return;
-    s.decomposed.clear();
-    s.composed.clear();
-    ucd().decomposed(v, compatible, s.decomposed);
-    if (compose) ucd().composed(s.decomposed, s.composed);
+    s.changed.clear();
+    ucd().decomposed(v, true, s.changed);
+    if (compose) ucd().compose(s.changed);
     Rewrite out(text, v.size() + v.size() / 2);
     out.piece(text.whole());
-    for (const Changed& x : compose ? s.composed : s.decomposed) out.put(x.c, x.change);
+    out.put_all(s.changed, v.size());
     out.finish();
   }
 
   static void lowercase(Text& text) {
     std::string_view v = text.view();
     const Unicode& u = ucd();
-    auto lower = u.lower();
     Rewrite out(text, v.size() + 16);
     out.piece(text.whole());
-    bool changed = false;
     for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      const char* from = p;
       uint32_t c = utf8_next(p);
-      if (c < 0x80) {
-        bool upper = c - 'A' < 26;
-        changed |= upper;
-        out.put(upper ? c + 32 : c, 0);
-        continue;
-      }
-      auto to = u.lowers(c) ? lower.find(c) : std::span<const unsigned>();
-      if (to.empty()) {
-        out.put(c, 0);
-        continue;
-      }
-      changed = true;
+      if (!(u.quick(c) & quick_lower)) continue;
+      out.copy_to(static_cast<size_t>(from - v.data()));
+      auto to = u.lower(c);
       for (size_t i = 0; i < to.size(); ++i) out.put(to[i], i > 0);
     }
-    if (changed) out.finish();
+    out.copy_to(v.size());
+    out.finish();
   }
 
   static void strip(Text& text, bool left, bool right) {
@@ -318,39 +343,41 @@ class Normalizer {
   static void filter(Text& text, uint16_t remove, uint16_t space) {
     std::string_view v = text.view();
     const Unicode& u = ucd();
-    bool any = false;
-    for (const char *p = v.data(), *end = p + v.size(); p < end && !any;) any = u.is(utf8_next(p), remove | space);
-    if (!any) return;
     Rewrite out(text, v.size());
     out.piece(text.whole());
+    bool changed = false;
     for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      const char* from = p;
       uint32_t c = utf8_next(p);
-      if (u.is(c, remove))
+      uint16_t flags = u.flags(c);
+      if (!(flags & (remove | space)) || c == ' ') continue;
+      out.copy_to(static_cast<size_t>(from - v.data()));
+      changed = true;
+      if (flags & remove)
         out.skip();
       else
-        out.put(space && u.is(c, space) ? ' ' : c, 0);
+        out.put(' ', 0);
     }
+    if (!changed) return;
+    out.copy_to(v.size());
     out.finish();
   }
 
   static void chinese(Text& text) {
     std::string_view v = text.view();
     const Unicode& u = ucd();
-    bool any = false;
-    for (const char *p = v.data(), *end = p + v.size(); p < end && !any;) any = u.is(utf8_next(p), bert_cjk);
-    if (!any) return;
     Rewrite out(text, v.size() + v.size() / 2);
     out.piece(text.whole());
     for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      const char* from = p;
       uint32_t c = utf8_next(p);
-      if (!u.is(c, bert_cjk)) {
-        out.put(c, 0);
-        continue;
-      }
+      if (!(u.quick(c) & quick_cjk)) continue;
+      out.copy_to(static_cast<size_t>(from - v.data()));
       out.put(' ', 0);
       out.put(c, 1);
       out.put(' ', 1);
     }
+    out.copy_to(v.size());
     out.finish();
   }
 
@@ -363,7 +390,7 @@ class Normalizer {
 
  public:
   static void put_byte_level(Rewrite& out, std::string_view bytes) {
-    for (unsigned char b : bytes) out.put(byte_level_char(b), utf8_continues(b) ? 1 : 0);
+    out.put_bytes(bytes, byte_level_char);
   }
 
  private:

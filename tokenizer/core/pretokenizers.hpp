@@ -64,6 +64,9 @@ class PreTokenizer {
             each_char(v, [&](uint32_t c) { return ucd().is(c, step.flag); }, spans);
           });
           break;
+        case Kind::cut_chars:
+          cut_chars(text, s, step.dropped, step.flag);
+          break;
         case Kind::delimiter:
           split(text, s, step, [&](std::string_view v, Spans& spans) {
             each_char(v, [&](uint32_t c) { return c == step.character; }, spans);
@@ -100,14 +103,25 @@ class PreTokenizer {
   }
 
  private:
-  enum class Kind : uint8_t { split, chars, delimiter, words, scripts, fixed_length, prefix_space, bytes, metaspace };
+  enum class Kind : uint8_t {
+    split,
+    chars,
+    cut_chars,
+    delimiter,
+    words,
+    scripts,
+    fixed_length,
+    prefix_space,
+    bytes,
+    metaspace
+  };
   enum class Prepend : uint8_t { always, first, never };
   struct Step {
     Kind kind{};
     Behavior behavior = Behavior::isolated;
     bool invert = false, split = true;
     Prepend prepend = Prepend::always;
-    uint16_t flag = 0;
+    uint16_t flag = 0, dropped = 0;
     uint32_t character = 0, length = 0;
     Pattern pattern;
     std::string content;
@@ -127,10 +141,20 @@ class PreTokenizer {
   }
 
   void chars(uint16_t flag, Behavior behavior) {
+    if (behavior == Behavior::removed) return cut_chars(flag, 0);
+    if (behavior == Behavior::isolated) return cut_chars(0, flag);
     Step step;
     step.kind = Kind::chars;
     step.flag = flag;
     step.behavior = behavior;
+    steps_.push_back(step);
+  }
+  // Characters with one of the dropped flags part the text and go; those with one of the kept are pieces.
+  void cut_chars(uint16_t dropped, uint16_t kept) {
+    Step step;
+    step.kind = Kind::cut_chars;
+    step.dropped = dropped;
+    step.flag = kept;
     steps_.push_back(step);
   }
 
@@ -166,8 +190,7 @@ class PreTokenizer {
     } else if (type == "WhitespaceSplit") {
       return chars(rust_space, Behavior::removed);
     } else if (type == "BertPreTokenizer") {
-      chars(rust_space, Behavior::removed);
-      return chars(punctuation, Behavior::isolated);
+      return cut_chars(rust_space, punctuation);
     } else if (type == "Whitespace") {
       step.kind = Kind::words;
       step.behavior = Behavior::removed;
@@ -230,6 +253,29 @@ class PreTokenizer {
       s.spans.resolve(step.behavior, step.invert, [&](uint32_t begin, uint32_t end) {
         if (begin < end) s.cut.push_back(text.slice(piece.begin + begin, piece.begin + end, piece.shift));
       });
+    }
+    std::swap(s.pieces, s.cut);
+  }
+
+  static void cut_chars(Text& text, Scratch& s, uint16_t dropped, uint16_t kept) {
+    const Unicode& u = ucd();
+    s.cut.clear();
+    for (const Piece& piece : s.pieces) {
+      const char *base = text.view().data(), *p = base + piece.begin, *from = p, *end = base + piece.end;
+      auto cut = [&](const char* to) {
+        if (from < to)
+          s.cut.push_back(text.slice(static_cast<size_t>(from - base), static_cast<size_t>(to - base), piece.shift));
+      };
+      while (p < end) {
+        const char* at = p;
+        uint16_t flags = u.flags(utf8_next(p));
+        if (!(flags & (dropped | kept))) continue;
+        cut(at);
+        from = flags & dropped ? p : at;
+        cut(p);
+        from = p;
+      }
+      cut(end);
     }
     std::swap(s.pieces, s.cut);
   }

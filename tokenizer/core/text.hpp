@@ -12,7 +12,9 @@
 //   ownership   untouched: a view of the caller's bytes. Touched: the layer holds text and table
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -104,9 +106,10 @@ class Text {
 // Writes the next layer of a text, character by character, with HF's rules for where each comes from.
 class Rewrite {
  public:
-  Rewrite(Text& text, size_t reserve) : text_(text), source_(text.view()), out_(text.next()) {
-    out_.text.reserve(reserve);
-    if (text.wants_align()) out_.align.reserve(reserve);
+  Rewrite(Text& text, size_t reserve)
+      : text_(text), source_(text.view()), out_(text.next()), want_(text.wants_align()) {
+    out_.text.resize(reserve);
+    if (want_) out_.align.reserve(reserve);
   }
 
   // Begin a piece: nothing before it is visible to what is put.
@@ -117,25 +120,48 @@ class Rewrite {
 
   void skip() { at_ += length(); }  // remove one source character
   void put(uint32_t c, int32_t change) {
-    bool want = text_.wants_align();
     Align where{shift_, shift_};
     if (change > 0) {
-      if (want && at_ > from_) where = text_.align(at_ - 1);
+      if (want_ && at_ > from_) where = text_.align(at_ - 1);
     } else if (at_ < source_.size()) {
-      if (want) where = text_.align(at_);
+      if (want_) where = text_.align(at_);
       skip();
       for (; change < 0 && at_ < source_.size(); ++change) skip();
     }
-    char buffer[4];
-    size_t n = utf8_put(buffer, c);
-    out_.text.append(buffer, n);
-    if (want) out_.align.insert(out_.align.end(), n, where);
+    size_t n = utf8_put(room(4), c);
+    written_ += n;
+    if (want_) out_.align.insert(out_.align.end(), n, where);
+  }
+  // What the source up to a position became: a list of (character, change).
+  template <class Changes>
+  void put_all(const Changes& all, size_t to) {
+    if (want_) {
+      for (const auto& x : all) put(x.c, x.change);
+      return;
+    }
+    char *from = room(4 * all.size()), *out = from;
+    for (const auto& x : all) out += utf8_put(out, x.c);
+    written_ += static_cast<size_t>(out - from);
+    at_ = to;
+  }
+  // The same for bytes that each become one character, which name(byte) says.
+  template <class Name>
+  void put_bytes(std::string_view bytes, Name&& name) {
+    if (want_) {
+      for (unsigned char b : bytes) put(name(b), utf8_continues(b) ? 1 : 0);
+      return;
+    }
+    char *from = room(4 * bytes.size()), *out = from;
+    for (unsigned char b : bytes) out += utf8_put(out, name(b));
+    written_ += static_cast<size_t>(out - from);
+    at_ += bytes.size();
   }
   // Copy source characters up to a position, unchanged.
   void copy_to(size_t to) {
     if (to <= at_) return;
-    out_.text.append(source_.substr(at_, to - at_));
-    if (text_.wants_align()) {
+    std::memcpy(room(to - at_), source_.data() + at_, to - at_);
+    written_ += to - at_;
+    if (want_) {
       for (size_t i = at_; i < to;) {
         Align where = text_.align(i);
         size_t n = utf8_length(static_cast<unsigned char>(source_[i]));
@@ -146,16 +172,25 @@ class Rewrite {
     at_ = to;
   }
   size_t at() const { return at_; }
-  size_t written() const { return out_.text.size(); }
-  void finish() { text_.adopt(); }
+  size_t written() const { return written_; }
+  void finish() {
+    out_.text.resize(written_);
+    text_.adopt();
+  }
 
  private:
+  // Where to write, with room for n bytes.
+  char* room(size_t n) {
+    if (out_.text.size() - written_ < n) out_.text.resize(std::max(written_ + n, 2 * out_.text.size()));
+    return out_.text.data() + written_;
+  }
   size_t length() const { return utf8_length(static_cast<unsigned char>(source_[at_])); }
 
   Text& text_;
   std::string_view source_;
-  Layer& out_;
-  size_t from_ = 0, at_ = 0;
+  Layer& out_;  // its text is longer than what is written, until finish()
+  const bool want_;
+  size_t from_ = 0, at_ = 0, written_ = 0;
   uint32_t shift_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // Properties of code points, expanded once from the generated runs into a two-level table.
 //
-//   code point --> page_[c >> 8] --> record_[page * 256 + (c & 255)] --> category, class, flags
+//   code point --> page of c >> 8 --> record --> category, class, flags
 //
 //   normal forms   an iterator of (character, change) as HF's normalization crate yields them: change 0
 //                  replaces a source character, 1 inserts, -n replaces one and removes n more. Offsets
@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "unicode_tables.hpp"
@@ -50,6 +49,45 @@ inline constexpr std::string_view category_names[] = {"Lu", "Ll", "Lt", "Lm", "L
 struct Changed {
   uint32_t c;
   int32_t change;
+  uint8_t k;  // its combining class
+};
+
+// What a step of normalization has to know of a character to leave it alone: one look-up for all of them.
+enum Quick : uint8_t {
+  quick_mark = 1 << 0,       // its combining class is not 0
+  quick_canonical = 1 << 1,  // has a canonical decomposition
+  quick_lower = 1 << 2,      // has another lower case
+  quick_nfc = 1 << 3,        // NFC may change or join it
+  quick_cjk = 1 << 4,
+  quick_nonspacing = 1 << 5,
+  quick_clean = 1 << 6,  // removed, or made a space, by BERT's cleaning
+};
+
+// A value of 8 or 16 bits for each code point, in pages that are kept once.
+template <class T>
+class PagedTable {
+ public:
+  using Page = std::array<T, 256>;
+  T operator[](uint32_t c) const { return pages_[at_[c >> 8]][c & 255]; }
+  // Pages come in order; many are of one value, and found again without a comparison.
+  void add(const Page& page) {
+    bool even = std::all_of(page.begin(), page.end(), [&](T v) { return v == page[0]; });
+    size_t found = pages_.size();
+    if (even)
+      for (size_t i = 0; i < even_.size() && found == pages_.size(); ++i)
+        if (pages_[even_[i]][0] == page[0]) found = even_[i];
+    if (found == pages_.size()) {
+      if (even) even_.push_back(static_cast<uint16_t>(found));
+      pages_.push_back(page);
+    }
+    at_[added_++] = static_cast<uint16_t>(found);
+  }
+
+ private:
+  std::array<uint16_t, code_points / 256> at_{};
+  std::vector<Page> pages_;
+  std::vector<uint16_t> even_;
+  size_t added_ = 0;
 };
 
 class Unicode {
@@ -73,34 +111,47 @@ class Unicode {
 
   Unicode() {
     using namespace tables;
-    std::vector<uint8_t> page(256);
-    std::vector<std::vector<uint8_t>> seen;
-    unsigned run = 0;
-    for (uint32_t c = 0; c < code_points; ++c) {
-      while (run + 1 < run_start_size && run_start[run + 1] <= c) ++run;
-      page[c & 255] = static_cast<uint8_t>(run_record[run]);
-      if ((c & 255) != 255) continue;
-      auto same = std::find(seen.begin(), seen.end(), page);
-      page_[c >> 8] = static_cast<uint16_t>(same - seen.begin());
-      if (same == seen.end()) seen.push_back(page);
+    for (unsigned i = 0; i < pair_first_size; ++i) {
+      size_t at = pair_slot(pair_first[i], pair_second[i]);
+      while (pairs_[at].result) at = (at + 1) % pairs_.size();
+      pairs_[at] = {pair_first[i], pair_second[i], pair_result[i]};
     }
-    for (auto& p : seen) record_.insert(record_.end(), p.begin(), p.end());
-    for (unsigned i = 0; i < canonical_keys_size; ++i) decomposes_.add(canonical_keys[i]);
-    for (unsigned i = 0; i < compatible_keys_size; ++i) decomposes_.add(compatible_keys[i]);
-    for (unsigned i = 0; i < lower_keys_size; ++i) lowers_.add(lower_keys[i]);
+    place(canonical_, canonical_keys, canonical_keys_size);
+    place(compatible_, compatible_keys, compatible_keys_size);
+    place(lower_, lower_keys, lower_keys_size);
+    PagedTable<uint8_t>::Page page, quick;
+    unsigned run = 0;
+    for (uint32_t first = 0; first < code_points; first += 256) {
+      for (uint32_t c = first; c < first + 256;) {
+        while (run + 1 < run_start_size && run_start[run + 1] <= c) ++run;
+        uint32_t end = run + 1 < run_start_size ? std::min(run_start[run + 1], first + 256) : first + 256;
+        std::fill(&page[c - first], page.data() + (end - first), static_cast<uint8_t>(run_record[run]));
+        std::fill(&quick[c - first], quick.data() + (end - first), quick_of(run_record[run]));
+        c = end;
+      }
+      for (uint32_t c = first; c < first + 256; ++c) {
+        bool syllable = c >= hangul && c < hangul_end;
+        if (syllable || canonical_[c]) quick[c - first] |= quick_canonical;
+        if (lower_[c]) quick[c - first] |= quick_lower;
+      }
+      if (first == 0) quick[' '] &= static_cast<uint8_t>(~quick_clean);  // a space becomes a space
+      record_.add(page);
+      quick_.add(quick);
+    }
   }
 
-  uint8_t record(uint32_t c) const { return record_[size_t{page_[c >> 8]} * 256 + (c & 255)]; }
+  uint8_t record(uint32_t c) const { return record_[c]; }
+  uint8_t quick(uint32_t c) const { return quick_[c]; }
   uint8_t category(uint32_t c) const { return tables::record_category[record(c)]; }
   uint8_t combining_class(uint32_t c) const { return tables::record_class[record(c)]; }
   uint16_t flags(uint32_t c) const { return tables::record_flags[record(c)]; }
   bool is(uint32_t c, uint16_t any) const { return flags(c) & any; }
 
-  Mapping lower() const {
+  // Empty: it is its own lower case.
+  std::span<const unsigned> lower(uint32_t c) const {
     using namespace tables;
-    return {lower_keys, lower_keys_size, lower_index, lower_flat};
+    return part(lower_[c], lower_index, lower_flat);
   }
-  bool lowers(uint32_t c) const { return lowers_.may_have(c); }
   Mapping fold() const {
     using namespace tables;
     return {fold_keys, fold_keys_size, fold_index, fold_flat};
@@ -112,10 +163,6 @@ class Unicode {
 
   // The full decomposition of c into out, which must hold 18; returns its length.
   size_t decompose(uint32_t c, bool compatible, uint32_t* out) const {
-    if (!decomposes_.may_have(c) && !(c >= hangul && c < hangul_end)) {
-      out[0] = c;
-      return 1;
-    }
     if (c >= hangul && c < hangul_end) {
       uint32_t s = c - hangul, t = s % 28;
       out[0] = jamo_l + s / 588;
@@ -125,8 +172,8 @@ class Unicode {
     }
     using namespace tables;
     std::span<const unsigned> found;
-    if (compatible) found = Mapping{compatible_keys, compatible_keys_size, compatible_index, compatible_flat}.find(c);
-    if (found.empty()) found = Mapping{canonical_keys, canonical_keys_size, canonical_index, canonical_flat}.find(c);
+    if (compatible) found = part(compatible_[c], compatible_index, compatible_flat);
+    if (found.empty()) found = part(canonical_[c], canonical_index, canonical_flat);
     if (found.empty()) {
       out[0] = c;
       return 1;
@@ -140,97 +187,116 @@ class Unicode {
     if (a - jamo_l < 19 && b - jamo_v < 21) return hangul + ((a - jamo_l) * 21 + (b - jamo_v)) * 28;
     if (a - hangul < hangul_end - hangul && (a - hangul) % 28 == 0 && b - jamo_t - 1 < 27) return a + (b - jamo_t);
     if (!is(b, composes_back)) return 0;
-    using namespace tables;
-    const unsigned* end = pair_first + pair_first_size;
-    const unsigned* at = std::lower_bound(pair_first, end, a);
-    for (; at != end && *at == a; ++at) {
-      size_t i = static_cast<size_t>(at - pair_first);
-      if (pair_second[i] == b) return pair_result[i];
-    }
+    for (size_t at = pair_slot(a, b); pairs_[at].result; at = (at + 1) % pairs_.size())
+      if (pairs_[at].first == a && pairs_[at].second == b) return pairs_[at].result;
     return 0;
   }
 
   // Append the decomposition of text, each run of marks in canonical order.
   void decomposed(std::string_view text, bool compatible, std::vector<Changed>& out) const {
     uint32_t parts[32];
-    std::vector<std::pair<uint8_t, Changed>> marks;
+    size_t run = out.size();  // where the marks began that stand last
+    uint8_t last = 0;
+    bool ordered = true;
     auto settle = [&] {
-      std::stable_sort(marks.begin(), marks.end(), [](auto& x, auto& y) { return x.first < y.first; });
-      for (auto& m : marks) out.push_back(m.second);
-      marks.clear();
+      if (!ordered) order(std::span(out).subspan(run));
+      ordered = true;
+      last = 0;
     };
     for (const char *p = text.data(), *end = p + text.size(); p < end;) {
-      size_t n = decompose(utf8_next(p), compatible, parts);
+      uint32_t c = utf8_next(p);
+      size_t n = 1;
+      if (compatible || quick(c) & quick_canonical)
+        n = decompose(c, compatible, parts);
+      else
+        parts[0] = c;
       for (size_t i = 0; i < n; ++i) {
         uint8_t k = combining_class(parts[i]);
-        if (k == 0) settle();
-        Changed one{parts[i], i > 0};
-        if (k == 0)
-          out.push_back(one);
-        else
-          marks.push_back({k, one});
+        if (k == 0) {
+          settle();
+          run = out.size() + 1;
+        } else {
+          ordered &= last <= k;
+          last = k;
+        }
+        out.push_back({parts[i], i > 0, k});
       }
     }
     settle();
   }
 
-  // Compose what decomposed() gave; appends to out.
-  void composed(std::span<const Changed> in, std::vector<Changed>& out) const {
-    bool have = false;
-    Changed base{};
+  // Compose what decomposed() gave, in place.
+  void compose(std::vector<Changed>& all) const {
+    constexpr size_t none = SIZE_MAX;
+    size_t base = none, to = 0;
     int last = -1;  // class of the last mark that stayed between base and here
-    std::vector<Changed> held;
-    auto flush = [&] {
-      if (have) out.push_back(base);
-      out.insert(out.end(), held.begin(), held.end());
-      held.clear();
-      have = false;
-      last = -1;
-    };
-    for (const Changed& x : in) {
-      int k = combining_class(x.c);
-      if (!have) {
-        if (k != 0) {
-          out.push_back(x);
-        } else {
-          base = x;
-          have = true;
-        }
-        continue;
-      }
-      if (last < k) {
-        if (uint32_t joined = compose(base.c, x.c)) {
-          base = {joined, base.change + x.change - 1};
+    for (const Changed x : all) {
+      if (base != none && last < x.k) {
+        if (uint32_t joined = compose(all[base].c, x.c)) {
+          all[base] = {joined, all[base].change + x.change - 1, 0};
           continue;
         }
       }
-      if (k == 0) {
-        flush();
-        base = x;
-        have = true;
-        continue;
+      if (x.k == 0) {
+        base = to;
+        last = -1;
+      } else {
+        last = x.k;
       }
-      held.push_back(x);
-      last = k;
+      all[to++] = x;
     }
-    flush();
+    all.resize(to);
   }
 
  private:
-  // The keys of a mapping as bits, to say quickly that a character is not among them.
-  class Keys {
-   public:
-    void add(uint32_t c) { bits_[c % span / 64] |= uint64_t{1} << (c & 63); }
-    bool may_have(uint32_t c) const { return bits_[c % span / 64] >> (c & 63) & 1; }
-
-   private:
-    static constexpr uint32_t span = 1 << 18;
-    std::array<uint64_t, span / 64> bits_{};
+  struct Pair {
+    uint32_t first, second, result;
   };
+  static constexpr size_t few_marks = 24;
 
-  Keys decomposes_, lowers_;
-  std::array<uint16_t, code_points / 256> page_{};
-  std::vector<uint8_t> record_;
+  // Where the entry of each key is, plus one.
+  static void place(PagedTable<uint16_t>& table, const unsigned* keys, unsigned size) {
+    PagedTable<uint16_t>::Page page;
+    unsigned i = 0;
+    for (uint32_t first = 0; first < code_points; first += 256) {
+      page.fill(0);
+      for (; i < size && keys[i] < first + 256; ++i) page[keys[i] - first] = static_cast<uint16_t>(i + 1);
+      table.add(page);
+    }
+  }
+  static std::span<const unsigned> part(size_t place, const unsigned short* index, const unsigned* flat) {
+    if (!place) return {};
+    return {flat + index[place - 1], static_cast<size_t>(index[place] - index[place - 1])};
+  }
+  static uint8_t quick_of(unsigned record) {
+    uint16_t flags = tables::record_flags[record];
+    return static_cast<uint8_t>((tables::record_class[record] ? quick_mark : 0) | (flags & nfc_dirty ? quick_nfc : 0) |
+                                (flags & bert_cjk ? quick_cjk : 0) | (flags & mark_nonspacing ? quick_nonspacing : 0) |
+                                (flags & (bert_removed | bert_space) ? quick_clean : 0));
+  }
+  size_t pair_slot(uint32_t a, uint32_t b) const { return (a * 0x9E3779B1u ^ b * 0x85EBCA77u) >> 21; }
+
+  // By class, equal ones as they were; in time that grows with the run.
+  static void order(std::span<Changed> marks) {
+    if (marks.size() > few_marks) {
+      std::array<size_t, 257> next{};
+      for (const Changed& m : marks) ++next[m.k + 1u];
+      for (size_t k = 0; k < 256; ++k) next[k + 1] += next[k];
+      std::vector<Changed> before(marks.begin(), marks.end());
+      for (const Changed& m : before) marks[next[m.k]++] = m;
+      return;
+    }
+    for (size_t i = 1; i < marks.size(); ++i) {
+      Changed m = marks[i];
+      size_t at = i;
+      for (; at > 0 && marks[at - 1].k > m.k; --at) marks[at] = marks[at - 1];
+      marks[at] = m;
+    }
+  }
+
+  PagedTable<uint8_t> record_, quick_;
+  PagedTable<uint16_t> canonical_, compatible_, lower_;
+  std::array<Pair, 2048> pairs_{};  // canonical compositions, by hash
 };
 
 inline const Unicode& ucd() {

@@ -26,10 +26,12 @@ class WordPiece {
     if (whole_words) return;
     tokens_.assign(2, none);
     slots_.assign(1 << 16, {empty, 0});
+    words_.reserve(vocab.size());
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
       if (!t.empty()) insert(0, t, id);
+      if (!t.empty() && t.size() <= WordTable::longest && utf8_count(t) <= max_characters) words_.add(t, id);
       if (t.size() > prefix.size() && t.starts_with(prefix)) insert(1, t.substr(prefix.size()), id);
     }
   }
@@ -40,6 +42,10 @@ class WordPiece {
     if (whole_words) {
       auto id = vocab.find(word);
       return id ? out.push_back({*id, 0, static_cast<uint32_t>(n)}) : put_unknown(n, out);
+    }
+    if (n <= WordTable::longest) {
+      uint32_t id = words_.find(word);
+      if (id != WordTable::none) return out.push_back({id, 0, static_cast<uint32_t>(n)});
     }
     if (n > max_characters && utf8_count(word) > max_characters) return put_unknown(n, out);
     for (size_t at = 0; at < n;) {
@@ -107,6 +113,7 @@ class WordPiece {
     tokens_[node] = id;
   }
 
+  WordTable words_;  // tokens that are whole words, of at most 15 bytes
   std::vector<uint32_t> tokens_;
   std::vector<Slot> slots_;
   std::optional<uint32_t> unknown_;
