@@ -91,6 +91,23 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
     cbool worth_releasing_gil(int64_t values)
 
 
+cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
+    cdef struct PoolRowsArgs:
+        const void* k
+        const void* v
+        void* pool_k
+        void* pool_v
+        int64_t k_stride
+        int64_t v_stride
+        int64_t values
+        const int64_t* tokens
+        const int64_t* slots
+        Type type
+
+    cbool all_below(const int64_t*, int64_t count, int64_t bound)
+    void write_pool(const PoolRowsArgs&, int64_t rows, Fork, int threads)
+
+
 cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil:
     cdef cppclass AttentionPlan:
         cbool build(const Kernels&, const AttentionShape&, vector[int32_t], vector[int32_t], vector[int32_t],
@@ -184,6 +201,28 @@ def gate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t
     else:
         done = silu_gate(kernels[0], args, rows, fork, threads)
     check(done)
+
+
+def write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k, uintptr_t pool_v,
+                    int64_t values, int64_t num_tokens, int64_t num_slots, uintptr_t tokens, uintptr_t slots,
+                    int64_t rows, bint half, int threads):
+    """K and V of token ``tokens[i]`` (``i`` where ``tokens`` is 0) to slot ``slots[i]`` of the pool, ``values`` each."""
+    cdef PoolRowsArgs args
+    cdef cbool inside
+    args.k, args.v = <const void*> k, <const void*> v
+    args.pool_k, args.pool_v = <void*> pool_k, <void*> pool_v
+    args.k_stride, args.v_stride, args.values = k_stride, v_stride, values
+    args.tokens, args.slots = <const int64_t*> tokens, <const int64_t*> slots
+    args.type = Type.bf16 if half else Type.f32
+    inside = all_below(args.slots, rows, num_slots)
+    inside = inside and (rows <= num_tokens if tokens == 0 else all_below(args.tokens, rows, num_tokens))
+    if not inside:
+        raise ValueError(f"{rows} rows go from {num_tokens} tokens to {num_slots} slots, and one lies outside")
+    if worth_releasing_gil(2 * rows * values):
+        with nogil:
+            write_pool(args, rows, fork, threads)
+    else:
+        write_pool(args, rows, fork, threads)
 
 
 cdef class Attention:

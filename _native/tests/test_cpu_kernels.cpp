@@ -9,6 +9,7 @@
 
 #include "check.hpp"
 #include "prelude/cpu/attention_plan.hpp"
+#include "prelude/cpu/pool_rows.hpp"
 
 using namespace prelude::cpu;
 
@@ -301,9 +302,37 @@ void check_refusals(const Kernels& kernels) {
   CHECK(plan.step_keys() == 7 && plan.pool_keys() == 0);
 }
 
+// Rows far apart in the step, slots in any order: what was not asked for stays as it was, for any number of threads.
+void check_pool_rows() {
+  Random random{11};
+  for (const int64_t rows : {0, 1, 7, 400}) {
+    const int64_t values = 64, tokens = rows + 5, slots = 3 * tokens;
+    const auto k = floats(random, tokens * 100), v = floats(random, tokens * 70);
+    std::vector<int64_t> at(static_cast<size_t>(slots)), from;
+    for (int64_t i = 0; i < slots; ++i) at[i] = i;
+    for (int64_t i = slots - 1; i > 0; --i) std::swap(at[i], at[random.below(static_cast<uint32_t>(i + 1))]);
+    for (int64_t i = 0; i < rows; ++i) from.push_back(tokens - 1 - i);
+    for (const bool all : {false, true}) {
+      std::vector<float> pool_k(slots * values, -3.0f), pool_v = pool_k, want_k = pool_k, want_v = pool_k;
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t d = 0; d < values; ++d) {
+          want_k[at[i] * values + d] = k[(all ? i : from[i]) * 100 + d];
+          want_v[at[i] * values + d] = v[(all ? i : from[i]) * 70 + d];
+        }
+      const PoolRowsArgs args{k.data(), v.data(), pool_k.data(), pool_v.data(), 100, 70, values,
+                              all ? nullptr : from.data(), at.data(), Type::f32};
+      write_pool(args, rows, fork_threads, 3);
+      CHECK(pool_k == want_k && pool_v == want_v);
+    }
+  }
+  const int64_t some[] = {0, 4, 2}, below[] = {1, -1};
+  CHECK(all_below(some, 3, 5) && !all_below(some, 3, 4) && !all_below(below, 2, 5) && all_below(below, 0, 0));
+}
+
 }  // namespace
 
 int main() {
+  check_pool_rows();
   for (const char* name : {"portable", "avx2", "avx512"}) {
     const Kernels* kernels = kernels_named(name);
     if (kernels == nullptr) {

@@ -35,7 +35,7 @@ from prelude.execution.layout import I64, StepTokens
 from prelude.execution.readouts import HiddenRows, read
 from prelude.models.config import ModelConfig
 from prelude.models.decoder import Decoder
-from prelude.models.kernels import wide
+from prelude.models.kernels import wide, write_pool
 from prelude.models.weights import DecoderWeights, WeightSource, load_weights
 
 _LOGITS_BYTES = 64 << 20
@@ -179,8 +179,7 @@ class CpuExecutor:
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             pool_k, pool_v = self.pool.layer(layer)
             if len(slots):
-                pool_k.index_copy_(0, slots, k if written is None else k.index_select(0, written))
-                pool_v.index_copy_(0, slots, v if written is None else v.index_select(0, written))
+                write_pool(k, v, pool_k, pool_v, slots, written)
             return (last_plan if layer == last else plan).run(q, k, v, pool_k, pool_v)
 
         highest = int(step.positions.max(initial=-1))

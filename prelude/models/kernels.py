@@ -101,3 +101,34 @@ def silu_gate(gate_up: Tensor, inner: int) -> Tensor:
         raise ValueError(f"gate and up of {inner} in {list(gate_up.shape)}")
     cpu.gate_rows(gate_up.data_ptr(), gate_up.stride(0), is_half(gate_up), rows, inner, threads)
     return gate_up[:, :inner]
+
+
+def write_pool(k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor, tokens: Tensor | None) -> None:
+    """K and V [T, kv_heads, D] of ``tokens`` (all of them for None) into ``slots`` of the pool's [S, kv_heads, D].
+    Indices are int64 and contiguous; slots are distinct."""
+    values = pool_k.shape[1] * pool_k.shape[2]
+    half, threads = is_half(pool_k), torch.get_num_threads()
+    for x in (k, v):
+        if x.dtype != pool_k.dtype or x.shape[1:] != pool_k.shape[1:] or x.stride()[1:] != (x.shape[2], 1):
+            raise ValueError(f"{x.dtype} {list(x.shape)} of strides {x.stride()} into {pool_k.dtype} {values} a slot")
+    if not (pool_k.is_contiguous() and pool_v.is_contiguous()) or pool_v.shape != pool_k.shape:
+        raise ValueError("a pool with gaps, or two of different sizes")
+    rows = len(slots) if tokens is None else len(tokens)
+    if len(slots) != rows or len(k) != len(v):
+        raise ValueError(f"{rows} rows of {len(k)} keys and {len(v)} values for {len(slots)} slots")
+    cpu.write_pool_rows(
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        pool_k.data_ptr(),
+        pool_v.data_ptr(),
+        values,
+        len(k),
+        len(pool_k),
+        address(tokens),
+        slots.data_ptr(),
+        rows,
+        half,
+        threads,
+    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prelude.batch import OneShotBatch
-from prelude.models.kernels import rms_norm, rotate, silu_gate
+from prelude.models.kernels import rms_norm, rotate, silu_gate, write_pool
 from prelude.models.ops import Linear, RotaryTable
 from prelude.models.weights import interleave
 from tests.checkpoints import save_model
@@ -133,3 +133,25 @@ def test_weights_do_not_follow_their_files(tmp_path: Path) -> None:
     for file in tmp_path.glob("*.safetensors"):
         file.write_bytes(bytes(file.stat().st_size))
     assert np.array_equal(hidden(executor, prompts(random_ids(0, 9)), [8]), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_and_values_go_to_their_slots_and_nowhere_else(dtype: torch.dtype) -> None:
+    heads = torch.randn(300, 8, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    k, v = heads[:, 4:6], heads[:, 6:]
+    pool = torch.full((2, 900, 2, 16), 5.0, dtype=dtype)
+    expected = pool.clone()
+    slots, tokens = torch.randperm(900)[:200], torch.randperm(300)[:200]
+    expected[0, slots], expected[1, slots] = k[tokens], v[tokens]
+    write_pool(k, v, pool[0], pool[1], slots, tokens)
+    assert torch.equal(pool, expected)
+    slots = torch.arange(300, 600)
+    expected[0, slots], expected[1, slots] = k, v
+    write_pool(k, v, pool[0], pool[1], slots, None)
+    assert torch.equal(pool, expected)
+    for bad, whose in ((torch.tensor([900]), None), (torch.tensor([-1]), None), (torch.tensor([0]), slots[:1])):
+        with pytest.raises(ValueError, match="outside"):
+            write_pool(k, v, pool[0], pool[1], bad, whose)
+    with pytest.raises(ValueError, match="strides"):
+        write_pool(k[..., ::2], v[..., ::2], pool[0, ..., :8], pool[1, ..., :8], slots, None)
+    assert torch.equal(pool, expected)
