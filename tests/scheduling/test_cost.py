@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prelude import Engine, EngineConfig, Loglikelihood
 from prelude.errors import ConfigError
+from prelude.execution.cpu import Finished
 from prelude.scheduling.cost import CostModel, Work, request_work
 from tests.scheduling.test_contracts import BASE, PER_TOKEN, Timed
 from tests.scheduling.test_engine_core import Collect, last_logprob, prompt
@@ -145,3 +150,40 @@ def test_results_carry_what_the_model_expected_of_them() -> None:
     measured = [BASE + PER_TOKEN * n for n in lengths]
     assert estimates[-1] == pytest.approx(measured[-1], rel=0.05)
     assert np.corrcoef(estimates[10:], measured[10:])[0, 1] > 0.95
+
+
+@pytest.mark.feature("G3")
+def test_on_the_cpu_executor_the_estimate_follows_the_time_that_a_request_takes() -> None:
+    """Prompts of 8 to 1,500 tokens, half of them with a part that was seen before. The executor's seconds are CPU
+    time of the one thread that computes, so that other work on the machine is not part of it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    draw = np.random.default_rng(5)
+
+    def ids(count: int) -> list[int]:
+        return draw.integers(8, 4000, count).tolist()
+
+    try:
+        with Engine.from_pretrained(None, config=EngineConfig(max_step_tokens=4096)) as engine:
+            executor = engine._core.executor
+            submit = executor.submit
+
+            def timed(batch: object) -> Finished:
+                began = time.thread_time()
+                handle = submit(batch)
+                taken = time.thread_time() - began
+                return Finished(replace(handle.result, seconds=taken), None)
+
+            executor.submit = timed
+            known = ids(1500)
+            pairs = []
+            for i in range(160):
+                length = int(np.exp(draw.uniform(np.log(8), np.log(1500))))
+                hit = int(draw.integers(0, length)) if i % 2 else 0
+                [result] = engine.run_many([Loglikelihood(known[:hit] + ids(length - hit), [9])])
+                pairs.append((result.stats.estimated_jct * 1e3, result.stats.forward_ms))
+    finally:
+        torch.set_num_threads(threads)
+    expected, taken = np.array(pairs[80:]).T
+    assert np.corrcoef(expected, taken)[0, 1] > 0.95
+    assert 0.7 < np.median(expected / taken) < 1.4
