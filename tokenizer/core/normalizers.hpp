@@ -389,9 +389,7 @@ class Normalizer {
   }
 
  public:
-  static void put_byte_level(Rewrite& out, std::string_view bytes) {
-    out.put_bytes(bytes, byte_level_char);
-  }
+  static void put_byte_level(Rewrite& out, std::string_view bytes) { out.put_bytes(bytes, byte_level_char); }
 
  private:
   std::vector<Step> steps_;

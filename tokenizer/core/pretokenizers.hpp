@@ -55,12 +55,12 @@ class PreTokenizer {
     for (const Step& step : steps_) {
       switch (step.kind) {
         case Kind::split:
-          split(text, s, step, [&](std::string_view v, Spans& spans) {
+          split(text, s, step, [&](std::string_view v, auto& spans) {
             step.pattern.each(v, s.normalizer.regex, [&](uint32_t b, uint32_t e) { spans.match(b, e); });
           });
           break;
         case Kind::chars:
-          split(text, s, step, [&](std::string_view v, Spans& spans) {
+          split(text, s, step, [&](std::string_view v, auto& spans) {
             each_char(v, [&](uint32_t c) { return ucd().is(c, step.flag); }, spans);
           });
           break;
@@ -68,18 +68,18 @@ class PreTokenizer {
           cut_chars(text, s, step.dropped, step.flag);
           break;
         case Kind::delimiter:
-          split(text, s, step, [&](std::string_view v, Spans& spans) {
+          split(text, s, step, [&](std::string_view v, auto& spans) {
             each_char(v, [&](uint32_t c) { return c == step.character; }, spans);
           });
           break;
         case Kind::words:
-          split(text, s, step, words);
+          split(text, s, step, [](std::string_view v, auto& spans) { words(v, spans); });
           break;
         case Kind::scripts:
-          split(text, s, step, scripts);
+          split(text, s, step, [](std::string_view v, auto& spans) { scripts(v, spans); });
           break;
         case Kind::fixed_length:
-          split(text, s, step, [&](std::string_view v, Spans& spans) {
+          split(text, s, step, [&](std::string_view v, auto& spans) {
             const char *p = v.data(), *from = p, *end = p + v.size();
             for (uint32_t n = 0; p < end;) {
               utf8_next(p);
@@ -242,11 +242,38 @@ class PreTokenizer {
     needs_shift_ |= step.prepend == Prepend::first;
   }
 
+  // Pieces straight from the matches, where what becomes of a match does not depend on the next one.
+  struct Cutter {
+    const Text& text;
+    std::vector<Piece>& out;
+    const bool matches, gaps;  // which of the two are kept
+    Piece piece{};
+    uint32_t at = 0;
+
+    void match(uint32_t begin, uint32_t end) {
+      if (gaps) put(at, begin);
+      if (matches) put(begin, end);
+      at = end;
+    }
+    void put(uint32_t begin, uint32_t end) {
+      if (begin < end) out.push_back(text.slice(piece.begin + begin, piece.begin + end, piece.shift));
+    }
+  };
+
   template <class F>
   static void split(Text& text, Scratch& s, const Step& step, F&& match) {
     s.cut.clear();
+    bool removed = step.behavior == Behavior::removed, simple = removed || step.behavior == Behavior::isolated;
+    Cutter cutter{text, s.cut, !removed || step.invert, !removed || !step.invert};
     for (const Piece& piece : s.pieces) {
       std::string_view v = text.view().substr(piece.begin, piece.end - piece.begin);
+      if (simple) {
+        cutter.piece = piece;
+        cutter.at = 0;
+        match(v, cutter);
+        if (cutter.gaps) cutter.put(cutter.at, static_cast<uint32_t>(v.size()));
+        continue;
+      }
       s.spans.start();
       match(v, s.spans);
       s.spans.finish(static_cast<uint32_t>(v.size()));
@@ -280,8 +307,8 @@ class PreTokenizer {
     std::swap(s.pieces, s.cut);
   }
 
-  template <class F>
-  static void each_char(std::string_view v, F&& holds, Spans& spans) {
+  template <class F, class Out>
+  static void each_char(std::string_view v, F&& holds, Out& spans) {
     for (const char *p = v.data(), *end = p + v.size(); p < end;) {
       const char* from = p;
       if (holds(utf8_next(p)))
@@ -290,7 +317,8 @@ class PreTokenizer {
   }
 
   // \w+|[^\w\s]+
-  static void words(std::string_view v, Spans& spans) {
+  template <class Out>
+  static void words(std::string_view v, Out& spans) {
     const char *p = v.data(), *from = p, *end = p + v.size();
     int kind = 0;  // of the run that began at from: 0 space, 1 word, 2 other
     auto shut = [&](const char* at) {
@@ -310,7 +338,8 @@ class PreTokenizer {
 
   // A piece goes on as long as the script does; what has none (spaces, unassigned) belongs to the script before
   // it, and is lost at the very beginning: so HF has it.
-  static void scripts(std::string_view v, Spans& spans) {
+  template <class Out>
+  static void scripts(std::string_view v, Out& spans) {
     using namespace tables;
     const char *p = v.data(), *end = p + v.size();
     uint32_t from = 0;
@@ -379,7 +408,7 @@ class PreTokenizer {
     if (!step.split) return;
     Step cut = step;
     cut.behavior = Behavior::merged_with_next;
-    split(text, s, cut, [&](std::string_view v, Spans& spans) {
+    split(text, s, cut, [&](std::string_view v, auto& spans) {
       step.pattern.each(v, s.normalizer.regex, [&](uint32_t b, uint32_t e) { spans.match(b, e); });
     });
   }

@@ -270,8 +270,9 @@ class Unicode {
   }
   static uint8_t quick_of(unsigned record) {
     uint16_t flags = tables::record_flags[record];
-    return static_cast<uint8_t>((tables::record_class[record] ? quick_mark : 0) | (flags & nfc_dirty ? quick_nfc : 0) |
-                                (flags & bert_cjk ? quick_cjk : 0) | (flags & mark_nonspacing ? quick_nonspacing : 0) |
+    return static_cast<uint8_t>((tables::record_class[record] ? quick_mark : 0) |
+                                (flags & nfc_dirty ? quick_nfc : 0) | (flags & bert_cjk ? quick_cjk : 0) |
+                                (flags & mark_nonspacing ? quick_nonspacing : 0) |
                                 (flags & (bert_removed | bert_space) ? quick_clean : 0));
   }
   size_t pair_slot(uint32_t a, uint32_t b) const { return (a * 0x9E3779B1u ^ b * 0x85EBCA77u) >> 21; }
