@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy
-from Cython.Build import cythonize
+from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -46,25 +46,36 @@ def extensions() -> list[Extension]:
     return found
 
 
+def heaviest_first(extension: Extension) -> int:
+    return -sum((HERE / source).stat().st_size for source in extension.sources)
+
+
 class ParallelBuildExt(build_ext):
+    """Translates the .pyx files only where something is built, and keeps every processor compiling: whole
+    extensions side by side, the one that takes longest first, and the sources of each."""
+
     def finalize_options(self) -> None:
+        from Cython.Build import cythonize
+
+        processors = os.cpu_count() or 1
+        self.distribution.ext_modules = cythonize(
+            self.distribution.ext_modules,
+            build_dir="build/cython",
+            nthreads=processors if sys.platform == "linux" else 0,  # forks: others would import this file anew
+            compiler_directives={
+                "language_level": 3,
+                "boundscheck": CHECKS,
+                "wraparound": CHECKS,
+                "initializedcheck": CHECKS,
+                "cdivision": True,
+                "embedsignature": True,
+                "freethreading_compatible": True,
+            },
+        )
         super().finalize_options()
-        self.parallel = self.parallel or os.cpu_count() or 1
+        self.extensions.sort(key=heaviest_first)
+        self.parallel = self.parallel or processors
 
 
-setup(
-    ext_modules=cythonize(
-        extensions(),
-        build_dir="build/cython",
-        compiler_directives={
-            "language_level": 3,
-            "boundscheck": CHECKS,
-            "wraparound": CHECKS,
-            "initializedcheck": CHECKS,
-            "cdivision": True,
-            "embedsignature": True,
-            "freethreading_compatible": True,
-        },
-    ),
-    cmdclass={"build_ext": ParallelBuildExt},
-)
+ParallelCompile(default=0).install()
+setup(ext_modules=extensions(), cmdclass={"build_ext": ParallelBuildExt})

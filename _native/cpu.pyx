@@ -236,30 +236,33 @@ cdef class Attention:
     cdef AttentionPlan plan
     cdef AttentionShape shape
 
-    def __init__(self, int heads, int kv_heads, int width, float scale, const int32_t[::1] query_starts,
-                 const int32_t[::1] visible, const int32_t[::1] run_starts, const int64_t[::1] run_from,
-                 const int64_t[::1] run_length, const cnp.uint8_t[::1] run_pool):
+    def __init__(self, int heads, int kv_heads, int width, float scale, query_starts, visible, run_starts, run_from,
+                 run_length, run_pool):
         if heads < 1 or kv_heads < 1 or heads % kv_heads or width < 1:
             raise ValueError(f"{heads} heads do not share {kv_heads} KV heads of {width} values")
-        cdef vector[int32_t] queries = starts(query_starts, visible.shape[0], "query_starts")
-        cdef vector[int32_t] items = starts(run_starts, run_from.shape[0], "run_starts")
+        cdef cnp.ndarray seen_by = column(visible, np.int32, "visible")
+        cdef cnp.ndarray firsts = column(run_from, np.int64, "run_from")
+        cdef cnp.ndarray lengths = column(run_length, np.int64, "run_length")
+        cdef cnp.ndarray pools = column(run_pool, np.uint8, "run_pool")
+        cdef vector[int32_t] queries = starts(query_starts, seen_by.shape[0], "query_starts")
+        cdef vector[int32_t] items = starts(run_starts, firsts.shape[0], "run_starts")
         if queries.size() != items.size():
             raise ValueError("query_starts and run_starts differ in length")
-        if run_length.shape[0] != run_from.shape[0] or run_pool.shape[0] != run_from.shape[0]:
+        if lengths.shape[0] != firsts.shape[0] or pools.shape[0] != firsts.shape[0]:
             raise ValueError("run_from, run_length and run_pool differ in length")
+        cdef const int32_t* first_seen = <const int32_t*> cnp.PyArray_DATA(seen_by)
+        cdef const int64_t* from_ = <const int64_t*> cnp.PyArray_DATA(firsts)
+        cdef const int64_t* length = <const int64_t*> cnp.PyArray_DATA(lengths)
+        cdef const cnp.uint8_t* pool = <const cnp.uint8_t*> cnp.PyArray_DATA(pools)
         cdef vector[int32_t] seen
         cdef vector[KeyRun] runs
         cdef Py_ssize_t i
-        cdef KeyRun one
-        seen.resize(visible.shape[0])
-        for i in range(visible.shape[0]):
-            seen[i] = visible[i]
-        runs.resize(run_from.shape[0])
-        for i in range(run_from.shape[0]):
-            one.from_ = run_from[i]
-            one.length = run_length[i]
-            one.pool = run_pool[i] != 0
-            runs[i] = one
+        seen.assign(first_seen, first_seen + seen_by.shape[0])
+        runs.resize(firsts.shape[0])
+        for i in range(firsts.shape[0]):
+            runs[i].from_ = from_[i]
+            runs[i].length = length[i]
+            runs[i].pool = pool[i] != 0
         self.shape.heads = heads
         self.shape.kv_heads = kv_heads
         self.shape.width = width
@@ -293,15 +296,30 @@ cdef class Attention:
         check(done)
 
 
-cdef vector[int32_t] starts(const int32_t[::1] given, Py_ssize_t end, str name) except *:
+cdef vector[int32_t] starts(object given, Py_ssize_t end, str name) except *:
     """A copy of offsets that begin at 0, never fall and end at ``end``."""
-    cdef vector[int32_t] copied
-    cdef Py_ssize_t i
-    if given.shape[0] < 1 or given[0] != 0 or given[given.shape[0] - 1] != end:
+    cdef cnp.ndarray array = column(given, np.int32, name)
+    cdef const int32_t* offsets = <const int32_t*> cnp.PyArray_DATA(array)
+    cdef Py_ssize_t i, n = array.shape[0]
+    if n < 1 or offsets[0] != 0 or offsets[n - 1] != end:
         raise ValueError(f"{name} does not go from 0 to {end}")
-    copied.resize(given.shape[0])
-    for i in range(given.shape[0]):
-        if i and given[i] < given[i - 1]:
+    for i in range(1, n):
+        if offsets[i] < offsets[i - 1]:
             raise ValueError(f"{name} falls at {i}")
-        copied[i] = given[i]
+    cdef vector[int32_t] copied
+    copied.assign(offsets, offsets + n)
     return copied
+
+
+cdef cnp.ndarray column(object values, type dtype, str name):
+    """The values themselves where they are a contiguous array of ``dtype``, else a copy that is one.
+
+    Not a typed memoryview: the first of those brings two seconds of compilation into a module.
+    """
+    cdef cnp.ndarray array = np.ascontiguousarray(values, dtype)
+    if array.ndim != 1:
+        raise ValueError(f"{name}: not one-dimensional")
+    return array
+
+
+include "paged.pxi"

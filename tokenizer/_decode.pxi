@@ -94,12 +94,14 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
     """Ids from any sequence of integers; what no token has is -1 here and decodes to nothing."""
     cdef Py_ssize_t i = 0, n
     cdef long long value
-    cdef const long long[::1] column
+    cdef cnp.ndarray flat
+    cdef const int64_t* column
     if isinstance(ids, np.ndarray):
         if ids.size and ids.dtype.kind not in "iub":
             raise TypeError(f"expected integers, not an array of {ids.dtype}")
-        column = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
-        n = column.shape[0]
+        flat = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
+        column = <const int64_t*> cnp.PyArray_DATA(flat)  # no typed memoryview: see trim_offsets
+        n = flat.shape[0]
         out.reserve(n)
         for i in range(n):
             value = column[i]

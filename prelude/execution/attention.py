@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prelude._native.paged import PagedRows
+from prelude._native.cpu import PagedRows
 from prelude.batch import DecodeRows
 from prelude.execution.layout import I64, Forest, StepTokens, pool_rows
 

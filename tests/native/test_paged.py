@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prelude._native.paged import PagedRows
+from prelude._native.cpu import PagedRows
 
 
 @dataclass

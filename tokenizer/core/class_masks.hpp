@@ -1,4 +1,4 @@
-// The classes of 64 bytes as bit masks, in three ways; kernels.hpp includes this once for each.
+// The classes of 64 bytes as bit masks, in three ways; kernels.cpp includes this once for each.
 //
 //   FASTTOKEN_KERNEL   the namespace: scalar, avx2 or avx512
 //

@@ -1,4 +1,4 @@
-// Cutting a text into words 64 bytes at a time, and looking them up; kernels.hpp includes this once for each
+// Cutting a text into words 64 bytes at a time, and looking them up; kernels.cpp includes this once for each
 // set of instructions.
 //
 //   bytes    ' l o o k \n \n     x = 1 ...      64 of them, from the start of a word

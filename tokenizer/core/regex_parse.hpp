@@ -1,8 +1,6 @@
 // A pattern in the syntax of the engine HF uses (Oniguruma's Ruby syntax), as a tree. What is not here is
 // refused with Unsupported, never guessed: a caller then matches by other means.
 //
-//   Alt( Seq( Set Repeat(Set) ... ) ... )       groups leave no node: nothing refers back to them
-//
 //   differences from other dialects kept on purpose:  {n,m}+ repeats the group, it is not possessive;
 //   ^ and $ are at lines; . is all but \n; (?i:s) also matches U+017F, as simple case folding has it
 #pragma once
@@ -12,25 +10,10 @@
 #include <string_view>
 #include <vector>
 
-#include "charset.hpp"
 #include "errors.hpp"
+#include "regex_tree.hpp"
 
 namespace fasttoken {
-
-enum class ReKind : uint8_t { set, seq, alt, repeat, ahead, atomic, assertion, behind };
-enum class ReAssert : uint8_t { line_start, line_end, text_start, text_end, text_end_line, word, not_word };
-enum class ReGreed : uint8_t { greedy, lazy, possessive };
-
-struct ReNode {
-  explicit ReNode(ReKind k) : kind(k) {}
-  ReKind kind;
-  bool negative = false;  // of ahead and behind
-  ReGreed greed = ReGreed::greedy;
-  ReAssert assertion{};
-  uint32_t min = 0, max = 0;  // of repeat; max UINT32_MAX: no limit
-  CharSet set;                // of set and behind
-  std::vector<ReNode> parts;
-};
 
 class RegexParser {
  public:

@@ -1,9 +1,13 @@
-// The instructions of a compiled pattern: what regex.hpp writes and runs, and dfa.hpp tabulates.
+// A compiled pattern: what regex_compile.cpp writes, regex.cpp runs and dfa.hpp tabulates.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
-#include "regex_parse.hpp"
+#include "charclass.hpp"
+#include "regex_tree.hpp"
 
 namespace fasttoken {
 
@@ -19,5 +23,17 @@ struct ReIns {
   uint64_t mask = 0, other = ~0ull;  // split: what each branch can begin with
   uint32_t memo = UINT32_MAX;        // number among the instructions that remember
 };
+
+struct RegexProgram {
+  std::vector<ReIns> code;
+  CharClasses classes;
+  uint64_t first = ~0ull;  // classes a match can begin with
+  uint64_t word = 0, newline = 0;
+  uint32_t memos = 0;  // states that remember, a position
+  bool matches_empty = false;
+};
+
+// path: where the pattern stands in its file, for errors. Throws Unsupported for what is outside the subset.
+RegexProgram compile_regex(std::string_view pattern, const std::string& path);
 
 }  // namespace fasttoken

@@ -79,7 +79,7 @@ class PlanReader {
   // Nothing when the pattern is of no family. The regex outlives the plan.
   static std::unique_ptr<SplitPlan> read(const Regex& regex) {
     if (!regex.table()) return nullptr;
-    ReNode root = RegexParser(regex.pattern(), "").parse();
+    ReNode root = parse_regex(regex.pattern(), "");
     auto plan = std::make_unique<SplitPlan>();
     plan->table = regex.table();
     if (root.kind != ReKind::alt || !PlanReader(root.parts, *plan).match()) return nullptr;
@@ -115,7 +115,7 @@ class PlanReader {
     return true;
   }
   static bool is(const ReNode& node, std::string_view pattern) {
-    return same(node, RegexParser(pattern, "").parse());
+    return same(node, parse_regex(pattern, ""));
   }
 
   // 's|'t|'re|'ve|'m|'ll|'d as alternatives of their own, or as one, in either case of letters.

@@ -1,15 +1,7 @@
-# distutils: language = c++
-"""Attention of decode rows over block tables; the drawing is in ``include/prelude/paged_attention.hpp``."""
+# Attention of decode rows over block tables; the drawing is in include/prelude/paged_attention.hpp.
 
-from __future__ import annotations
-
-cimport numpy as cnp
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport int32_t, int64_t, uint16_t, uintptr_t
-
-import numpy as np
-
-cnp.import_array()
+from libc.stdint cimport uint16_t
 
 
 cdef extern from "prelude/paged_attention.hpp" namespace "prelude::paged" nogil:
@@ -39,7 +31,7 @@ cdef extern from "prelude/paged_attention.hpp" namespace "prelude::paged" nogil:
         int64_t row
         int64_t slots
 
-    RowsCheck check(const Rows& rows, int64_t entries)
+    RowsCheck check_rows "prelude::paged::check"(const Rows& rows, int64_t entries)
     int64_t scratch_floats(const Pool& pool, const Queries& io)
     int vector_width(int head_dim)
     void attend[T](const Rows& rows, const Pool& pool, const Queries& io, int width, float* scratch)
@@ -48,13 +40,6 @@ cdef extern from "prelude/paged_attention.hpp" namespace "prelude::paged" nogil:
 # Products of a float32 key and a query that this machine takes 10 us for, roughly: the measure of when to let go of
 # the GIL (see kReleaseGilNs).
 DEF SHORT_CALL = 100_000
-
-
-cdef cnp.ndarray _int32(object values, str name):
-    cdef cnp.ndarray array = np.ascontiguousarray(values, np.int32)
-    if array.ndim != 1:
-        raise ValueError(f"{name}: not one-dimensional")
-    return array
 
 
 cdef class PagedRows:
@@ -66,10 +51,10 @@ cdef class PagedRows:
     cdef tuple owned
 
     def __cinit__(self, blocks, begins, ends, lengths, int32_t block_size):
-        cdef cnp.ndarray b = _int32(blocks, "blocks")
-        cdef cnp.ndarray first = _int32(begins, "begins")
-        cdef cnp.ndarray last = _int32(ends, "ends")
-        cdef cnp.ndarray count = _int32(lengths, "lengths")
+        cdef cnp.ndarray b = column(blocks, np.int32, "blocks")
+        cdef cnp.ndarray first = column(begins, np.int32, "begins")
+        cdef cnp.ndarray last = column(ends, np.int32, "ends")
+        cdef cnp.ndarray count = column(lengths, np.int32, "lengths")
         if not first.shape[0] == last.shape[0] == count.shape[0]:
             raise ValueError(f"{first.shape[0]} begins, {last.shape[0]} ends and {count.shape[0]} lengths")
         if block_size < 1:
@@ -80,7 +65,7 @@ cdef class PagedRows:
         self.c.count = first.shape[0]
         self.c.block_size = block_size
         self.c.ends = <const int32_t*>cnp.PyArray_DATA(last)
-        cdef RowsCheck seen = check(self.c, b.shape[0])
+        cdef RowsCheck seen = check_rows(self.c, b.shape[0])
         if seen.wrong != NULL:
             told = f"{count[seen.row]} tokens in {last[seen.row] - first[seen.row]} blocks of {block_size}"
             raise ValueError(f"row {seen.row}, {told}: {seen.wrong.decode()}")
