@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -179,6 +180,19 @@ async def soak(requests: int, in_flight: int, seed: int) -> dict[str, Any]:
     }
 
 
+def _commit() -> str:
+    """What was run: the commit of this working tree, and whether something in it differs from that."""
+    here = Path(__file__).parent
+    try:
+        told = [
+            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return told[0] + (" with changes" if told[1] else "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200_000)
@@ -187,11 +201,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="write the result there as well")
     arguments = parser.parse_args()
+    commit = _commit()  # before the run: the tree may change meanwhile
     if arguments.storm:
         found: dict[str, Any] = storm(arguments.storm, arguments.seed, ModelLoad())
     else:
         found = asyncio.run(soak(arguments.requests, arguments.in_flight, arguments.seed))
-    report = {"command": "python -m tests.soak " + " ".join(sys.argv[1:]), **found}
+    report = {"command": "python -m tests.soak " + " ".join(sys.argv[1:]), "commit": commit, **found}
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({key: value for key, value in report.items() if key != "samples"}, indent=1))

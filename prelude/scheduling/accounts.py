@@ -89,14 +89,29 @@ class Accounts:
         return account
 
     def _trim(self) -> None:
-        """Forgets accounts that would start where they are anyway: level with ``now``, or behind it."""
-        for account in list(self._accounts.values()):
-            if account.waiting == 0 and account.served <= self._now.get(account.name[0], 0):
-                del self._accounts[account.name]
-                self._by_number[account.number] = None
-                self._free.append(account.number)
+        """Forgets accounts that would start where they are anyway: level with ``now``, or behind it.
+
+        New names begin at ``now`` and so never move it. Where nearly every request has a name of its own and the line
+        is never empty, ``now`` is moved here, to where half of those that are away have come: else all would be kept.
+        """
+        self._forget_level()
+        away: dict[int, list[int]] = {}
+        for account in self._accounts.values():
+            if account.waiting == 0:
+                away.setdefault(account.priority, []).append(account.served)
+        if sum(map(len, away.values())) > _KEPT // 2:
+            for priority, served in away.items():
+                self._now[priority] = sorted(served)[len(served) // 2]
+            self._forget_level()
         self._limit = max(_KEPT, 2 * len(self._accounts))
-        kept = {name[0] for name in self._accounts}
+        kept = {account.priority for account in self._accounts.values()}
         for table in (self._now, self._latest):
             for priority in [p for p in table if p not in kept]:
                 del table[priority]
+
+    def _forget_level(self) -> None:
+        for account in list(self._accounts.values()):
+            if account.waiting == 0 and account.served <= self._now.get(account.priority, 0):
+                del self._accounts[account.name]
+                self._by_number[account.number] = None
+                self._free.append(account.number)
