@@ -71,7 +71,9 @@ class ArrayMethods(EncodeEntry):
         offsets: Offsets = "char",
     ) -> tuple[Int32, Int32]:
         """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
-        if parse_special:
+        if parse_special and offsets == "char":
+            ids, spans = self._core.encode_spans(text, True)
+        elif parse_special:
             ids, spans, _ = self._core.encode_full(text, True, offsets, True)
         else:
             ids, spans = self._literal.encode(text, offsets)

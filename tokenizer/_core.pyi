@@ -80,6 +80,13 @@ class CoreTokenizer:
         """The token strings as HF's Encoding.tokens has them: for an added token the text it stood for, with
         the white space it took along."""
 
+    def char_spans(self, ids: Int32, text: Text) -> Int32 | None:
+        """The offsets, trimmed and in characters, of all ids of a text that nothing rewrote; None: ``encode_full``
+        has to say. Only for ids of which an encoding said so: for others the offsets are wrong, or None."""
+
+    def encode_spans(self, text: Text, parse_special: bool = True) -> tuple[Int32, Int32]:
+        """The first two of ``encode_full``, often at little more than the cost of the ids."""
+
     def trim_offsets(
         self, ids: Int32, offsets: Int32, add_prefix_space: bool, tokens: Sequence[str] | None = None
     ) -> Int32:
@@ -178,6 +185,8 @@ class FreshEncoding:
     _ids: Int32
     @property
     def ids(self) -> list[int]: ...
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...
     def __len__(self) -> int: ...
 
 class EncodeEntry:

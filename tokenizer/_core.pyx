@@ -94,10 +94,15 @@ cdef extern from *:
       fasttoken::IdBuffer ids;
     };
 
-    inline void core_encode_ids(const fasttoken::Tokenizer& t, std::string_view text, bool special,
+    // Whether the ids say where they lie: fasttoken::Tokenizer::char_spans.
+    inline bool core_encode_ids(const fasttoken::Tokenizer& t, std::string_view text, bool special,
                                 CallIds& call) {
       ScratchFor s(t);
-      t.encode_ids(text, special, s.get(), call.ids);
+      return t.encode_ids(text, special, s.get(), call.ids);
+    }
+    inline size_t characters_of(std::string_view text) {
+      return static_cast<size_t>(
+          std::count_if(text.begin(), text.end(), [](char b) { return (b & 0xC0) != 0x80; }));
     }
     inline void core_encode_batch(const fasttoken::Tokenizer& t, const std::vector<std::string_view>& texts,
                                   bool special, CallIds& call, std::vector<int64_t>& starts) {
@@ -184,7 +189,7 @@ cdef extern from *:
     inline void core_trim(const fasttoken::Tokenizer& t, const std::vector<int32_t>& ids,
                           const std::vector<std::string>* tokens, bool add_prefix_space,
                           std::vector<fasttoken::Align>& offsets) {
-      fasttoken::Tokenizer::trim(offsets, add_prefix_space, [&](uint32_t i) {
+      fasttoken::Tokenizer::trim(offsets.data(), offsets.size(), add_prefix_space, [&](uint32_t i) {
         return tokens ? t.trim_of((*tokens)[i]) : t.trim_of(static_cast<uint32_t>(ids[i]));
       });
     }
@@ -271,6 +276,7 @@ cdef extern from "tokenizer.hpp" namespace "fasttoken":
         uint32_t id_limit()
         string model_json() except +raise_core
         cbool decodes_bytes()
+        cbool char_spans(const int32_t*, size_t, size_t, Align*)
 
 cdef extern from "stream.hpp" namespace "fasttoken":
     cppclass DecodeStream:
@@ -284,7 +290,8 @@ cdef extern from *:
     cppclass CallIds:
         const int32_t* data() const
         size_t size() const
-    void core_encode_ids(const Tokenizer&, string_view, cbool, CallIds&) except +raise_core nogil
+    cbool core_encode_ids(const Tokenizer&, string_view, cbool, CallIds&) except +raise_core nogil
+    size_t characters_of(string_view)
     void core_encode_batch(const Tokenizer&, const vector[string_view]&, cbool, CallIds&,
                            vector[int64_t]&) except +raise_core nogil
     void core_encode(const Tokenizer&, string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
@@ -429,13 +436,15 @@ cdef class CoreTokenizer:
         return list_of_shared(self._int_items, ids, n)
 
     cdef int ids_into(self, object text, cbool special, CallIds& ids) except -1:
+        """1 where the ids say where they lie."""
         cdef string_view view = view_of(text)
+        cdef int known
         if view.size() < RELEASE_AT:
-            core_encode_ids(self.core[0], view, special, ids)
+            known = core_encode_ids(self.core[0], view, special, ids)
         else:
             with nogil:
-                core_encode_ids(self.core[0], view, special, ids)
-        return 0
+                known = core_encode_ids(self.core[0], view, special, ids)
+        return known
 
     def encode_ids(self, text, bint parse_special=True):
         cdef CallIds ids
@@ -467,6 +476,34 @@ cdef class CoreTokenizer:
             pair_array(e.offsets),
             int32_array(e.words.data(), e.words.size()),
         )
+
+    cdef object spans_of(self, const int32_t* ids, Py_ssize_t n, object text):
+        """The offsets of all ids of a text for which ids_into() gave 1; None where encode_full() has to say."""
+        cdef cnp.npy_intp[2] shape
+        shape[0] = n
+        shape[1] = 2
+        cdef cnp.ndarray out = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT32, 0)
+        cdef size_t characters = (
+            PyUnicode_GET_LENGTH(text) if isinstance(text, str) else characters_of(view_of(text))
+        )
+        if self.core.char_spans(ids, n, characters, <Align*> cnp.PyArray_DATA(out)):
+            return out
+        return None
+
+    def char_spans(self, cnp.ndarray ids, text):
+        if cnp.PyArray_TYPE(ids) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(ids):
+            raise TypeError("expected a C-contiguous int32 array of ids")
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._int_count:
+            raise IndexError("an id that is no token's")
+        return self.spans_of(<const int32_t*> cnp.PyArray_DATA(ids), ids.size, text)
+
+    def encode_spans(self, text, bint parse_special=True):
+        cdef CallIds ids
+        if self.ids_into(text, parse_special, ids):
+            spans = self.spans_of(ids.data(), ids.size(), text)
+            if spans is not None:
+                return int32_array(ids.data(), ids.size()), spans
+        return self.encode_full(text, parse_special)[:2]
 
     def encode_tokens(self, text, bint parse_special=True):
         cdef Encoded e

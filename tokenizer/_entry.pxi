@@ -71,6 +71,7 @@ cdef class FreshEncoding:
     cdef Py_ssize_t count
     cdef bint fresh
     cdef bint parse_special
+    cdef bint placed  # the ids say where they lie
     cdef CoreTokenizer core
     cdef QuickFrame frame
     cdef object text
@@ -84,6 +85,20 @@ cdef class FreshEncoding:
             return list_of_shared(self.core._int_items, self.raw, self.count)
         return self._ids.tolist()
 
+    @property
+    def offsets(self):
+        if self.fresh and self.placed:
+            spans = self.spans()
+            if spans is not None:
+                return pair_list(spans)
+        return self._offset_list()
+
+    cdef object spans(self):
+        """The offsets of a fresh encoding, those of the frame with them, or None."""
+        cdef Py_ssize_t before = self.frame.before.size(), after = self.frame.after.size()
+        spans = self.core.spans_of(self.raw + before, self.count - before - after, self.text)
+        return spans if spans is None or before + after == 0 else self.frame.frame.rows(spans, 0)
+
     def __len__(self):
         return self.count if self.fresh else len(self._ids)
 
@@ -92,7 +107,7 @@ cdef class FreshEncoding:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # Another thread may do the same at the same time, with the same result; the ids stay where they are.
         self.frame.sequences.settle(
-            self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special
+            self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special, self.placed
         )
         self.fresh = False
         return getattr(self, name)
@@ -125,7 +140,7 @@ cdef class EncodeEntry:
             return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
         cdef CallIds ids
         cdef cbool parse_special = self._encode_special is False
-        self.native.ids_into(sequence, parse_special, ids)
+        cdef bint placed = self.native.ids_into(sequence, parse_special, ids)
         made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
         cdef size_t before = frame.before.size(), after = frame.after.size(), n = ids.size()
         made.raw = <int32_t*> PyMem_Malloc((before + n + after) * 4 + 4)
@@ -138,7 +153,7 @@ cdef class EncodeEntry:
             memcpy(made.raw + before + n, frame.after.data(), after * 4)
         made.count = before + n + after
         made.core, made.frame, made.text = self.native, frame, sequence
-        made.parse_special, made.fresh = parse_special, True
+        made.parse_special, made.placed, made.fresh = parse_special, placed, True
         return made
 
     def encode_array(self, text, add_special_tokens=True, *, parse_special=True):

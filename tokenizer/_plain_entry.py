@@ -19,6 +19,13 @@ class FreshEncoding:
         ids: list[int] = self._ids.tolist()
         return ids
 
+    def _offset_list(self) -> list[tuple[int, int]]:
+        raise NotImplementedError
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        return self._offset_list()
+
     def __len__(self) -> int:
         return len(self._ids)
 

@@ -75,6 +75,12 @@ class ReferenceCore:
             spans = _byte_positions(_text(text))[spans]
         return ids, spans, words
 
+    def char_spans(self, ids: Int32, text: str | bytes) -> Int32 | None:
+        return None
+
+    def encode_spans(self, text: str | bytes, parse_special: bool = True) -> tuple[Int32, Int32]:
+        return self.encode_full(text, parse_special)[:2]
+
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
         """As ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
         found = self._engine(parse_special).encode(_text(text), add_special_tokens=False)

@@ -24,6 +24,28 @@ Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
 
 
+class _Columns:
+    """Offsets and words of one text, made when one of them is asked for."""
+
+    def __init__(self, core: Core, text: str, frame: Frame, parse_special: bool, placed: Int32 | None) -> None:
+        self._core, self._text, self._frame, self._parse_special = core, text, frame, parse_special
+        self._placed = placed  # the ids, where they say where they lie
+        self._both: tuple[Int32, Int32] | None = None
+
+    def offsets(self) -> Int32:
+        spans = None if self._placed is None else self._core.char_spans(self._placed, self._text)
+        return self._frame.rows(self._full()[0] if spans is None else spans, 0)
+
+    def words(self) -> Int32:
+        return self._frame.rows(self._full()[1], -1)
+
+    def _full(self) -> tuple[Int32, Int32]:
+        if self._both is None:
+            _, *both = self._core.encode_full(self._text, self._parse_special, "char", True)
+            self._both = (both[0], both[1])
+        return self._both
+
+
 class Sequences:
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -81,18 +103,17 @@ class Sequences:
         plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
         return core, plain, special
 
-    def settle(self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool) -> None:
-        """The columns of a fresh encoding; offsets and words are made when they are asked for."""
-        core = self._core
+    def settle(
+        self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool, placed: bool
+    ) -> None:
+        """The columns of a fresh encoding; offsets and words are made when they are asked for. placed: whether
+        ``char_spans`` may be asked about its ids."""
         start, n = len(frame.before), len(ids) - len(frame.before) - len(frame.after)
-
-        def columns() -> tuple[Int32, Int32]:
-            _, offsets, words = core.encode_full(text, parse_special, "char", True)
-            return frame.rows(offsets, 0), frame.rows(words, -1)
-
-        tokens = self._tokens(ids[start : start + n], [text], parse_special)
-        fresh._ids, fresh._pending = ids, columns
-        fresh._known_offsets = fresh._known_words = None
+        found = ids[start : start + n]
+        columns = _Columns(self._core, text, frame, parse_special, found if placed else None)
+        tokens = self._tokens(found, [text], parse_special)
+        fresh._ids = ids
+        fresh._pending_offsets, fresh._pending_words = columns.offsets, columns.words
         fresh._types, fresh._attention, fresh._overflowing = frame.types(n), 1, []
         fresh._special = 0 if frame.is_empty else frame.rows(np.zeros(n, np.int32), 1)
         fresh._ranges = {0: (start, start + n)} if frame.sequenced else {}

@@ -28,7 +28,7 @@ else:
 Int32 = npt.NDArray[np.int32]
 Column = int | Int32
 Tokens = list[str] | Callable[[], list[str]]
-Pending = Callable[[], tuple[Int32, Int32]]  # gives (offsets, words)
+Pending = Callable[[], Int32] | None  # makes a column, until it is asked for
 
 _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
@@ -41,7 +41,8 @@ class Encoding(FreshEncoding):
         "_known_offsets",
         "_known_words",
         "_overflowing",
-        "_pending",
+        "_pending_offsets",
+        "_pending_words",
         "_ranges",
         "_special",
         "_tokens",
@@ -52,7 +53,8 @@ class Encoding(FreshEncoding):
     _ids: Int32
     _known_offsets: Int32 | None  # None: all (0, 0)
     _known_words: Int32 | None  # -1 or the whole column None: no word
-    _pending: Pending | None  # what makes the two columns above, until they are asked for
+    _pending_offsets: Pending
+    _pending_words: Pending
     _tokens: Tokens
     _types: Column
     _special: Column
@@ -80,29 +82,25 @@ class Encoding(FreshEncoding):
 
     # ---- columns
 
+    # Another thread may be first to make a column; it has the same result.
+
     @property
     def _offsets(self) -> Int32 | None:
-        if self._pending is not None:
-            self._resolve()
+        if (pending := self._pending_offsets) is not None:
+            self._known_offsets = pending()
+            self._pending_offsets = None
         return self._known_offsets
 
     @_offsets.setter
     def _offsets(self, offsets: Int32 | None) -> None:
-        if self._pending is not None:
-            self._resolve()
-        self._known_offsets = offsets
+        self._known_offsets, self._pending_offsets = offsets, None
 
     @property
     def _words(self) -> Int32 | None:
-        if self._pending is not None:
-            self._resolve()
+        if (pending := self._pending_words) is not None:
+            self._known_words = pending()
+            self._pending_words = None
         return self._known_words
-
-    def _resolve(self) -> None:
-        pending = self._pending
-        if pending is not None:  # another thread may have been first; it had the same result
-            self._known_offsets, self._known_words = pending()
-            self._pending = None
 
     @property
     def tokens(self) -> list[str]:
@@ -110,8 +108,7 @@ class Encoding(FreshEncoding):
             self._tokens = self._tokens()
         return list(self._tokens)
 
-    @property
-    def offsets(self) -> list[tuple[int, int]]:
+    def _offset_list(self) -> list[tuple[int, int]]:
         offsets = self._offsets
         if offsets is None:
             return [(0, 0)] * len(self._ids)
@@ -388,7 +385,8 @@ def _fill(
     special: Column = 0,
     attention: Column = 1,
 ) -> None:
-    encoding._ids, encoding._tokens, encoding._pending = ids, tokens, None
+    encoding._ids, encoding._tokens = ids, tokens
+    encoding._pending_offsets = encoding._pending_words = None
     encoding._known_offsets, encoding._known_words = offsets, words
     encoding._types, encoding._special, encoding._attention = types, special, attention
     encoding._ranges, encoding._overflowing = {}, []

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "char_spans.hpp"
 #include "decoders.hpp"
 #include "kernels.hpp"
 #include "loader.hpp"
@@ -29,6 +30,7 @@ struct Scratch {
   RegexScratch regex;
   IdBuffer ids;
   std::string first_word;
+  bool rewritten = false;  // whether ids were made of anything but the text as it is
 };
 
 // One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for.
@@ -77,11 +79,13 @@ class Tokenizer {
 
   // ---- encoding
 
-  // Appends the ids.
-  void encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out) const {
+  // Appends the ids; whether char_spans() may be asked about them.
+  bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out) const {
     check(text);
     Ids sink{out};
+    s.rewritten = !spans_.known();
     run(text, parse_special, s, needs_align_, sink);
+    return !s.rewritten;
   }
   void encode_ids(std::string_view text, bool parse_special, Scratch& s, std::vector<int32_t>& out) const {
     s.ids.clear();
@@ -93,6 +97,15 @@ class Tokenizer {
     check(text);
     Full sink{out};
     run(text, parse_special, s, true, sink);
+  }
+
+  // The offsets in code points of all ids that encode_ids() made of a text of so many characters, trimmed, if it
+  // said that this may be asked. False: encode() has to say.
+  bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
+    if (!spans_.put(ids, n, characters, out)) return false;
+    for (bool add_prefix_space : trim_passes_)
+      trim(out, n, add_prefix_space, [&](uint32_t i) { return trims_[static_cast<uint32_t>(ids[i])]; });
+    return true;
   }
 
   // Byte offsets to code points, in place, with HF's treatment of what lies outside.
@@ -114,8 +127,8 @@ class Tokenizer {
 
   // One pass of offset trimming; trims gives the white space around the token at an index.
   template <class F>
-  static void trim(std::vector<Align>& offsets, bool add_prefix_space, F&& trims) {
-    for (uint32_t i = 0; i < offsets.size(); ++i) {
+  static void trim(Align* offsets, size_t n, bool add_prefix_space, F&& trims) {
+    for (uint32_t i = 0; i < n; ++i) {
       auto [lead, trail] = trims(i);
       Align& o = offsets[i];
       if (lead > 0) {
@@ -144,7 +157,7 @@ class Tokenizer {
   void trim(Encoded& e) const {
     for (bool add_prefix_space : trim_passes_) {
       size_t next = 0;
-      trim(e.offsets, add_prefix_space, [&](uint32_t i) {
+      trim(e.offsets.data(), e.offsets.size(), add_prefix_space, [&](uint32_t i) {
         while (next < e.added.size() && e.added[next].index < i) ++next;
         if (next < e.added.size() && e.added[next].index == i) return trim_of(e.added[next].text);
         return trim_of(static_cast<uint32_t>(e.ids[i]));
@@ -351,6 +364,7 @@ class Tokenizer {
       if (spaced_ && bytes.find(Bpe::mark) == std::string_view::npos) return spaced_words(bytes, s, sink.out);
     s.text.start(bytes, base, align);
     normalizer_.apply(s.text, s.pre.normalizer);
+    s.rewritten |= s.text.touched();
     uint32_t n = static_cast<uint32_t>(s.text.view().size());
     if (n == 0) return;
     if (normalized_.empty() || AddedMatcher::Search(normalized_, s.text.view()).next(0).token < 0) {
@@ -396,6 +410,7 @@ class Tokenizer {
       if (plan_ && !spaced_) return planned(text.view(), s, sink.out);
     }
     pre_.apply(text, s.pre);
+    s.rewritten |= text.touched();
     for (const Piece& p : s.pre.pieces) {
       std::string_view v = text.view().substr(p.begin, p.end - p.begin);
       sink.begin(text, p);
@@ -444,6 +459,7 @@ class Tokenizer {
     index_added(root);
     plan();
     index_ids();
+    if (model_.kind == ModelKind::bpe && model_.bpe.plain_bytes()) index_spans();
   }
 
   // How ids alone are made, if the file is of a kind that a kernel knows.
@@ -508,6 +524,29 @@ class Tokenizer {
     byte_arena_.append(byte_slack, '\0');
   }
 
+  // What each id stands for in a text. Nothing is known where an id stands for two things, or trimming reads an
+  // added token's own text.
+  void index_spans() {
+    uint32_t n = id_limit();
+    spans_.reserve(n);
+    std::string bytes;
+    for (uint32_t id = 0; id < n; ++id) {
+      auto added = added_.by_id.find(id);
+      bytes.clear();
+      bool made = model_.vocab.has(id) && byte_level_decode(model_.vocab.text(id), bytes), fits = true;
+      if (added != added_.by_id.end()) {
+        std::string_view content = added_.tokens[added->second].content;
+        fits = !made || bytes == content;
+        bytes = token(id);
+        if (!trims_.empty()) {
+          Trim known = trims_[id], found = trim_of(content);
+          fits &= known.lead == found.lead && known.trail == found.trail;
+        }
+      }
+      if (!fits || !spans_.add(id, bytes)) return spans_.forget();
+    }
+  }
+
   Externals externals_;
   Model model_;
   Normalizer normalizer_;
@@ -528,6 +567,7 @@ class Tokenizer {
   CutWords cut_ = nullptr;
   bool spaced_ = false;
   WordCache cache_;
+  CharSpans spans_;
 };
 
 }  // namespace fasttoken
