@@ -103,9 +103,7 @@ class Sequences:
         plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
         return core, plain, special
 
-    def settle(
-        self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool, placed: bool
-    ) -> None:
+    def settle(self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool, placed: bool) -> None:
         """The columns of a fresh encoding; offsets and words are made when they are asked for. placed: whether
         ``char_spans`` may be asked about its ids."""
         start, n = len(frame.before), len(ids) - len(frame.before) - len(frame.after)

@@ -1,0 +1,95 @@
+"""Offsets made from the ids alone, beside those of HF and of the whole way through the core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prelude.tokenizer import Tokenizer
+from prelude.tokenizer.encoding import Encoding
+
+Pair = Callable[[str], tuple[Tokenizer, Any]]
+
+PIECES = [
+    "Hello",
+    " the",
+    "  ",
+    "\n",
+    "é",
+    "e\u0301",
+    "你好",
+    "🙂",
+    "\U0001f469\u200d\U0001f4bb",
+    "ö",
+    "\u0323\u0301",
+]
+PIECES += ["<special>", " <mask>", "<r> ", "<tool>", "Ünïcödé", "\u00a0", "12345", "\x00", "\u212b"]
+FILES = ["byte-level", "no trimming", "byte-level, prefix space", "roberta", "nfc"]
+
+
+def with_nfc(pair_of: Pair) -> tuple[Tokenizer, Any]:
+    import tokenizers
+
+    file = json.loads(pair_of("byte-level")[1].to_str())
+    file["normalizer"] = {"type": "NFC"}
+    text = json.dumps(file)
+    return Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
+
+
+def both(name: str, pair_of: Pair) -> tuple[Tokenizer, Any]:
+    return with_nfc(pair_of) if name == "nfc" else pair_of(name)
+
+
+@pytest.mark.parametrize("name", FILES)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
+def test_offsets_are_those_of_hf_whichever_way_they_come(pair_of: Pair, name: str, parts: list[str]) -> None:
+    ours, theirs = both(name, pair_of)
+    text = "".join(parts)
+    expected = theirs.encode(text)
+    assert ours.encode(text).offsets == expected.offsets
+    encoding = ours.encode(text)
+    assert encoding.word_ids == expected.word_ids and encoding.offsets == expected.offsets
+    for given_text in (text, text.encode()):
+        ids, offsets = ours.encode_with_offsets(given_text)
+        assert ids.tolist() == expected.ids and [tuple(o) for o in offsets.tolist()] == expected.offsets
+
+
+def test_which_texts_take_the_short_way(pair_of: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Untouched text does; what was normalized, or swallowed by a token, is encoded again."""
+    ours, theirs = with_nfc(pair_of)
+    if ours.backend == "reference":
+        pytest.skip("HF makes the offsets there")
+    long_way: list[Encoding] = []
+    whole = Encoding._offset_list
+    monkeypatch.setattr(Encoding, "_offset_list", lambda self: long_way.append(self) or whole(self))
+    for text, short in [
+        ("", True),
+        ("Hello thère 你好 🙂 <special>x", True),
+        ("e\u0301", False),  # composed
+        ("a <mask>", False),  # the space is the token's
+        ("<r> a", False),
+        ("<r>a", True),
+    ]:
+        long_way.clear()
+        assert ours.encode(text).offsets == theirs.encode(text).offsets
+        assert (not long_way) == short, text
+
+
+def test_ids_that_are_no_tokens_have_no_offsets(pair_of: Pair) -> None:
+    ours, _ = pair_of("byte-level")
+    if ours.backend == "reference":
+        pytest.skip("HF makes the offsets there")
+    core: Any = ours._core
+    for ids in ([1 << 30], [-1], [core.vocab_size()]):
+        with pytest.raises(IndexError):
+            core.char_spans(np.array(ids, np.int32), "x")
+    with pytest.raises(TypeError):
+        core.char_spans(np.array([1], np.int64), "x")
+    assert core.char_spans(np.array([], np.int32), "") is not None
+    assert core.char_spans(np.array([], np.int32), "x") is None
