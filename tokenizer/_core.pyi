@@ -133,6 +133,9 @@ class CoreTokenizer:
         ``truncation``, ``padding``, ``normalizer``, ``pre_tokenizer``, ``decoder``, ``added_tokens``,
         ``version``."""
 
+    def unknown_id(self) -> int:
+        """The id of the model's unknown token, or -1."""
+
     def model_json(self) -> str:
         """The model as JSON in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""
 

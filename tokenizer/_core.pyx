@@ -274,6 +274,7 @@ cdef extern from "tokenizer.hpp" namespace "fasttoken":
         optional[uint32_t] id(const string&)
         size_t size(cbool)
         uint32_t id_limit()
+        string_view unknown()
         string model_json() except +raise_core
         cbool decodes_bytes()
         cbool char_spans(const int32_t*, size_t, size_t, Align*)
@@ -642,6 +643,13 @@ cdef class CoreTokenizer:
     def section(self, str name):
         cdef const string* found = self.core.section(name.encode())
         return None if found == NULL else to_str(found[0])
+
+    def unknown_id(self):
+        cdef string name = string(self.core.unknown())
+        if name.empty():
+            return -1
+        cdef optional[uint32_t] found = self.core.id(name)
+        return found.value() if found.has_value() else -1
 
     def model_json(self):
         return to_str(self.core.model_json())

@@ -11,7 +11,6 @@ Added tokens of white space only, or of one character, are ordinary text in ever
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,9 +27,9 @@ Int32 = npt.NDArray[np.int32]
 class LiteralText:
     """Which ids are control tokens, and how to spell them out; immutable."""
 
-    def __init__(self, core: Core, unknown: int) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._unknown = unknown
+        self._unknown = core.unknown_id()
         added = core.added_tokens()
         control = [i for i, content, *_ in added if len(content) > 1 and not content.isspace()]
         self.control_ids = frozenset(control)
@@ -87,13 +86,3 @@ class LiteralText:
             found = [core.token_to_id(f"<0x{b:02X}>") for b in char.encode()]
         unknown = self._unknown
         return [i if i is not None else unknown for i in found if i is not None or unknown >= 0]
-
-
-def unknown_id(data: bytes, core: Core) -> int:
-    """The id of the model's unknown token in the file ``data``, or -1. Read without parsing the vocabulary."""
-    named = re.search(rb'"unk_token"\s*:\s*("(?:[^"\\]|\\.)*")', data)
-    if named:
-        id = core.token_to_id(json.loads(named[1]))
-        return -1 if id is None else id
-    numbered = re.search(rb'"unk_id"\s*:\s*(\d+)', data)
-    return int(numbered[1]) if numbered else -1

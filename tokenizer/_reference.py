@@ -40,6 +40,7 @@ class ReferenceCore:
         self._sections = {k: json.dumps(v) for k, v in state.items() if k != "model"}
         model = state["model"]
         self._unk = model.get("unk_token")
+        self._unk_id = model.get("unk_id")
         self._trim_passes = _trim_passes(json.loads(self._sections["post_processor"]))
         whole.no_truncation()
         whole.no_padding()
@@ -134,6 +135,10 @@ class ReferenceCore:
     def token_to_id(self, token: str) -> int | None:
         found: int | None = self._hf.token_to_id(token)
         return found
+
+    def unknown_id(self) -> int:
+        id: int | None = self.token_to_id(self._unk) if self._unk else self._unk_id
+        return -1 if id is None else id
 
     def id_to_token(self, id: int) -> str | None:
         found: str | None = self._hf.id_to_token(id)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from . import components, processors
 from ._arrays import ArrayMethods
 from ._inputs import EncodeInput, batch_inputs, single_input
-from ._literal import LiteralText, unknown_id
+from ._literal import LiteralText
 from ._rungs import load
 from ._sequences import Sequences
 from ._trusted import ControlTokens
@@ -89,12 +89,12 @@ class Tokenizer(ArrayMethods):
     @staticmethod
     def _build(data: bytes, config: FileConfig, source: str) -> Tokenizer:
         made = Tokenizer.__new__(Tokenizer)
-        made._assemble(*load(data), config, data)
+        made._assemble(*load(data), config)
         if config.source:
             warn_contradictions(config, source, made._core.token_to_id, made._around_lists())
         return made
 
-    def _assemble(self, core: Core, backend: str, config: FileConfig, data: bytes) -> None:
+    def _assemble(self, core: Core, backend: str, config: FileConfig) -> None:
         self._core, self._backend, self._config = core, backend, config
         self._processor = processors.parse(self._section("post_processor"))
         self._untrimmed = processors.without_trimming(self._processor)
@@ -102,7 +102,7 @@ class Tokenizer(ArrayMethods):
         self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)
         self._padding = _parsed(self._section("padding"), "padding", Padding.from_json)
         self._encode_special = False
-        self._literal = LiteralText(core, unknown_id(data, core))
+        self._literal = LiteralText(core)
         self._control = ControlTokens(core, self._literal)
         self._sequences = Sequences(core)
         self._settle_entry(*self._sequences.entry(self._frames))
@@ -314,7 +314,7 @@ components.attach(Tokenizer)
 
 def _restored(data: bytes, config: FileConfig, encode_special: bool) -> Tokenizer:
     made = Tokenizer.__new__(Tokenizer)
-    made._assemble(*load(data), config, data)
+    made._assemble(*load(data), config)
     made._encode_special = encode_special
     return made
 

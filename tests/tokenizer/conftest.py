@@ -183,7 +183,7 @@ def file_text(name: str) -> str:
 def reference(text: str) -> Tokenizer:
     """Our tokenizer on the last rung, whatever rung the file would get."""
     made = Tokenizer.__new__(Tokenizer)
-    made._assemble(ReferenceCore(text.encode(), "the test"), "reference", FileConfig(), text.encode())
+    made._assemble(ReferenceCore(text.encode(), "the test"), "reference", FileConfig())
     return made
 
 

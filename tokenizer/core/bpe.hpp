@@ -56,7 +56,8 @@ class Bpe {
  public:
   BpeConfig config;
   MergeTable merges;
-  uint32_t ranks = 0;  // past the highest rank
+  uint32_t ranks = 0;           // past the highest rank
+  std::vector<Merge> in_order;  // all merges by rank, until settle()
 
   // bytes: pieces are raw bytes that stand for the byte-level alphabet.
   void settle(const Vocab& vocab, bool bytes) {
@@ -80,6 +81,7 @@ class Bpe {
     cuts_ = !bytes && plain_ && !config.ignore_merges && may_cut(vocab);
     if (complete_ && plain_) index_spines(vocab);
     index_words(vocab);
+    in_order = {};
   }
 
   // Whether every byte has a token wherever it stands in a word. Only then may pieces be read as bytes:
@@ -199,7 +201,7 @@ class Bpe {
   void index_spines(const Vocab& vocab) {
     std::vector<bool> first(vocab.end());
     for (uint32_t id : byte_ids_[0]) first[id] = true;
-    spines_.build(merges, ranks, vocab.end(), [&](uint32_t id) { return first[id]; });
+    spines_.build(merges, in_order, vocab.end(), [&](uint32_t id) { return first[id]; });
     pages_.assign(code_points / 256, 0);
     ids_.assign(256, none);
     std::string bytes;
@@ -263,6 +265,7 @@ class Bpe {
     short_words_.reserve(vocab.size());
     if (cuts_) spaced_words_.reserve(vocab.size());
     if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
+    WordTable::Filler short_words(short_words_), spaced_words(spaced_words_);
     std::string bytes;
     BpeScratch s;
     for (uint32_t id = 0; id < vocab.end(); ++id) {
@@ -276,24 +279,29 @@ class Bpe {
       if (t.empty()) continue;
       if (config.ignore_merges) {
         if (t.size() <= WordTable::longest)
-          short_words_.add(t, id);
+          short_words.add(t, id);
         else
           words_.add(t, id);
         continue;
       }
       if (t.size() > WordTable::longest || (cuts_ && next_cut(t) != t.size())) continue;
       if (config.wants_unknown && !config.unknown) continue;
-      size_t tokens = 0;
-      uint32_t only = none, length = 0;
-      merge_all(vocab, t, s, [&](uint32_t one, uint32_t n) {
-        ++tokens;
-        only = one;
-        length = n;
-      });
-      if (tokens != 1 || length != t.size()) continue;
-      short_words_.add(t, only);
-      if (cuts_ && t.find(' ') == std::string_view::npos) spaced_words_.add(spaced(t), only);
+      uint32_t only = spines_.known(id) ? id : merged_into_one(vocab, t, s);
+      if (only == none) continue;
+      short_words.add(t, only);
+      if (cuts_ && t.find(' ') == std::string_view::npos) spaced_words.add(spaced(t), only);
     }
+  }
+  // The one token that all of a word merges to, or none.
+  uint32_t merged_into_one(const Vocab& vocab, std::string_view word, BpeScratch& s) const {
+    size_t tokens = 0;
+    uint32_t only = none, length = 0;
+    merge_all(vocab, word, s, [&](uint32_t one, uint32_t n) {
+      ++tokens;
+      only = one;
+      length = n;
+    });
+    return tokens == 1 && length == word.size() ? only : none;
   }
 
   static std::string spaced(std::string_view text) {

@@ -82,9 +82,12 @@ class CharSet {
   CharSet folded() const {
     CharSet out = *this, more;
     auto fold = ucd().fold();
-    for (unsigned i = 0; i < fold.size; ++i)
-      if (has(fold.keys[i]))
-        for (unsigned c : fold.find(fold.keys[i])) more.ranges_.push_back({c, c});
+    for (const Range& r : ranges_) {
+      size_t i = static_cast<size_t>(std::lower_bound(fold.keys, fold.keys + fold.size, r.first) - fold.keys);
+      for (; i < fold.size && fold.keys[i] <= r.last; ++i)
+        for (size_t k = fold.index[i]; k < fold.index[i + 1]; ++k)
+          more.ranges_.push_back({fold.flat[k], fold.flat[k]});
+    }
     out.add(more);
     return out;
   }

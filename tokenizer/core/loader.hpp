@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 #include <string_view>
@@ -72,7 +73,9 @@ class ModelReader {
     model_.vocab.reserve(n, bytes);
     const uint64_t limit = uint64_t{4} * n + (1 << 20);
     at = vocab.first();
+    constexpr uint32_t ahead = 8;
     for (uint32_t i = 0; i < n; ++i, at += 2) {
+      if (i + ahead < n) model_.vocab.prefetch(doc[at + 2 * ahead].s);
       std::string_view digits = doc[at + 1].s;
       uint64_t id = 0;
       for (char c : digits) {
@@ -125,52 +128,92 @@ class ModelReader {
     Json merges = json_.need("merges");
     if (merges.kind() != JsonKind::array) merges.fail("expected an array");
     const JsonDocument& doc = merges.document();
-    uint32_t n = merges.size(), at = merges.first(), rank = 0;
+    uint32_t n = merges.size(), at = merges.first();
     model_.bpe.merges.reserve(n);
+    model_.bpe.in_order.reserve(n);
     JsonKind shape = n ? doc[at].kind : JsonKind::string;
-    std::string joined;
+    auto wrong = [&](uint32_t i, const std::string& what) {
+      throw FileError(merges.path() + "[" + std::to_string(i) + "]", what);
+    };
     for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
       const JsonValue& value = doc[at];
-      auto wrong = [&](const std::string& what) {
-        throw FileError(merges.path() + "[" + std::to_string(i) + "]", what);
-      };
-      if (value.kind != shape) wrong("pairs and strings are mixed");
+      if (value.kind != shape) wrong(i, "pairs and strings are mixed");
       std::string_view a, b;
       if (shape == JsonKind::string) {
         if (value.s.starts_with("#version")) continue;
         size_t space = value.s.find(' ');
         if (space == std::string_view::npos || value.s.find(' ', space + 1) != std::string_view::npos)
-          wrong("expected two tokens and one space");
+          wrong(i, "expected two tokens and one space");
         a = value.s.substr(0, space);
         b = value.s.substr(space + 1);
       } else {
         if (shape != JsonKind::array || value.count != 2 || doc[at + 1].kind != JsonKind::string ||
             doc[at + 2].kind != JsonKind::string)
-          wrong("expected a pair of tokens");
+          wrong(i, "expected a pair of tokens");
         a = doc[at + 1].s;
         b = doc[at + 2].s;
       }
-      add_merge(a, b, rank++, joined, wrong);
+      held_.entry[held_.count] = i;
+      held_.tokens[2 * held_.count] = a;
+      held_.tokens[2 * held_.count + 1] = b;
+      if (++held_.count == Held::most) add_held(wrong);
     }
-    if (rank > Merger::rank_limit) throw Unsupported("more than 33 million merges", "model.merges");
-    model_.bpe.ranks = rank;
+    add_held(wrong);
+    Bpe& bpe = model_.bpe;
+    if (bpe.in_order.size() > Merger::rank_limit) throw Unsupported("more than 33 million merges", "model.merges");
+    bpe.ranks = static_cast<uint32_t>(bpe.in_order.size());
+    if (repeated_)
+      std::erase_if(bpe.in_order, [&](const Merge& m) { return bpe.merges.find(m.a, m.b).rank != m.rank; });
   }
 
+  // Merges read and not yet looked up: the vocabulary is asked for many tokens at once.
+  struct Held {
+    static constexpr size_t most = 16;
+    size_t count = 0;
+    std::array<uint32_t, most> entry;
+    std::array<std::string_view, 2 * most> tokens;
+    std::array<uint32_t, 2 * most> ids;
+  };
+
   template <class Wrong>
-  void add_merge(std::string_view a, std::string_view b, uint32_t rank, std::string& joined, Wrong&& wrong) {
-    auto first = model_.vocab.find(a), second = model_.vocab.find(b);
-    if (!first) wrong("the token " + std::string(a) + " is not in the vocabulary");
-    if (!second) wrong("the token " + std::string(b) + " is not in the vocabulary");
-    size_t prefix = model_.bpe.config.prefix.size();
-    if (b.size() < prefix) wrong("the second token is shorter than the continuing prefix");
-    joined.assign(a).append(b.substr(prefix));
-    auto whole = model_.vocab.find(joined);
-    if (!whole) wrong("their union " + joined + " is not in the vocabulary");
-    model_.bpe.merges.add(*first, *second, rank, *whole);
+  void add_held(Wrong&& wrong) {
+    Bpe& bpe = model_.bpe;
+    model_.vocab.find(held_.tokens, 2 * held_.count, held_.ids);
+    for (size_t k = 0; k < held_.count; ++k) bpe.merges.prefetch(held_.ids[2 * k], held_.ids[2 * k + 1]);
+    for (size_t k = 0; k < held_.count; ++k) {
+      uint32_t i = held_.entry[k], first = held_.ids[2 * k], second = held_.ids[2 * k + 1];
+      std::string_view a = held_.tokens[2 * k], b = held_.tokens[2 * k + 1];
+      if (first == Vocab::hole) wrong(i, "the token " + std::string(a) + " is not in the vocabulary");
+      if (second == Vocab::hole) wrong(i, "the token " + std::string(b) + " is not in the vocabulary");
+      size_t prefix = bpe.config.prefix.size();
+      if (b.size() < prefix) wrong(i, "the second token is shorter than the continuing prefix");
+      uint32_t whole = union_of(a, b.substr(prefix));
+      if (whole == Vocab::hole) wrong(i, "their union " + joined_ + " is not in the vocabulary");
+      uint32_t rank = static_cast<uint32_t>(bpe.in_order.size());
+      repeated_ |= !bpe.merges.add(first, second, rank, whole);
+      bpe.in_order.push_back({first, second, rank, whole});
+    }
+    held_.count = 0;
+  }
+  // Files mostly have the tokens that merges make in the order of the merges.
+  uint32_t union_of(std::string_view a, std::string_view b) {
+    const Vocab& vocab = model_.vocab;
+    if (vocab.has(next_)) {
+      std::string_view t = vocab.text(next_);
+      if (t.size() == a.size() + b.size() && t.starts_with(a) && t.ends_with(b)) return next_++;
+    }
+    joined_.assign(a).append(b);
+    uint32_t whole = vocab.find(joined_).value_or(Vocab::hole);
+    next_ = whole == Vocab::hole ? 0 : whole + 1;
+    return whole;
   }
 
   Json json_;
   Model& model_;
+  Held held_;
+  std::string joined_;
+  uint32_t next_ = 0;  // the id that the next merge's token probably has
+  bool repeated_ = false;
 };
 
 // The added tokens, with the ids HF gives them: what the file says is only a wish.

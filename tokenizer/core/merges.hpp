@@ -32,7 +32,15 @@ class MergeTable {
     direct_.assign(direct * direct, {no_rank, 0});
   }
 
-  void add(uint32_t a, uint32_t b, uint32_t rank, uint32_t id) {
+  // Asks for what add() will read.
+  void prefetch(uint32_t a, uint32_t b) const {
+    uint64_t h = hash(a, b);
+    __builtin_prefetch(&slots_[h & (slots_.size() - 1)], 1);
+    __builtin_prefetch(&filter_[h >> shift_ >> 6], 1);
+  }
+
+  // Whether the pair is new.
+  bool add(uint32_t a, uint32_t b, uint32_t rank, uint32_t id) {
     if ((a | b) < direct) direct_[a * direct + b] = {rank, id};
     uint64_t h = hash(a, b);
     filter_[h >> shift_ >> 6] |= uint64_t{1} << (h >> shift_ & 63);
@@ -40,8 +48,9 @@ class MergeTable {
     for (size_t i = h & mask;; i = (i + 1) & mask) {
       Merge& m = slots_[i];
       if (m.rank == no_rank || (m.a == a && m.b == b)) {
+        bool fresh = m.rank == no_rank;
         m = {a, b, rank, id};
-        return;
+        return fresh;
       }
     }
   }

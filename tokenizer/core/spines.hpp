@@ -23,19 +23,23 @@ namespace fasttoken {
 
 class Spines {
  public:
-  // is_byte(id): whether the token is a first symbol. ranks: past the highest rank.
+  // is_byte(id): whether the token is a first symbol. order: all merges, by rank.
   template <class F>
-  void build(const MergeTable& merges, uint32_t ranks, uint32_t ids, F&& is_byte) {
+  void build(const MergeTable& merges, const std::vector<Merge>& order, uint32_t ids, F&& is_byte) {
     entries_.assign(ids, {0, 0, unknown});
     for (uint32_t id = 0; id < ids; ++id)
       if (is_byte(id)) entries_[id] = {id, id, 0};
-    std::vector<const Merge*> order(ranks, nullptr);
-    for (const Merge& m : merges.slots())
-      if (m.rank != no_rank) order[m.rank] = &m;
-    for (const Merge* m : order) {
-      if (!m || entries_[m->id].made != unknown) continue;
-      if (entries_[m->a].made > m->rank || entries_[m->b].made > m->rank) continue;
-      if (stands(merges, m->a, m->b, m->rank)) entries_[m->id] = {m->a, m->b, m->rank + 1};
+    constexpr size_t ahead = 16;
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (i + ahead < order.size()) {
+        __builtin_prefetch(&entries_[order[i + ahead].a]);
+        __builtin_prefetch(&entries_[order[i + ahead].b]);
+        __builtin_prefetch(&entries_[order[i + ahead].id], 1);
+      }
+      const Merge& m = order[i];
+      if (entries_[m.id].made != unknown) continue;
+      if (entries_[m.a].made > m.rank || entries_[m.b].made > m.rank) continue;
+      if (stands(merges, m.a, m.b, m.rank)) entries_[m.id] = {m.a, m.b, m.rank + 1};
     }
   }
   bool built() const { return !entries_.empty(); }

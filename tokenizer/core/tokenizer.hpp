@@ -8,9 +8,11 @@
 //   words        every piece and every added token has the next number, also if it gives no token
 #pragma once
 
+#include <bitset>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "char_spans.hpp"
@@ -229,6 +231,11 @@ class Tokenizer {
     uint32_t end = model_.vocab.end();
     for (const AddedToken& t : added_.tokens) end = std::max(end, t.id + 1);
     return end;
+  }
+  // The unknown token that the file names, in the vocabulary or not; empty: none.
+  std::string_view unknown() const {
+    return model_.kind == ModelKind::bpe ? std::string_view(model_.bpe.config.unknown_text)
+                                         : std::string_view(model_.word_piece.unknown);
   }
   bool is_special(uint32_t id) const { return id < special_.size() && special_[id]; }
 
@@ -508,6 +515,12 @@ class Tokenizer {
   void index_ids() {
     uint32_t n = id_limit();
     special_.assign(n, false);
+    std::unordered_set<std::string_view> specials;
+    std::bitset<64> lengths;  // of them, to spare most tokens the look-up
+    for (auto& [content, _] : added_.special) {
+      specials.insert(content);
+      lengths.set(std::min<size_t>(content.size(), 63));
+    }
     if (!trim_passes_.empty()) trims_.assign(n, {0, 0});
     if (decodes_bytes()) byte_where_.reserve(n + 1);
     for (uint32_t i = 0; i < n; ++i) {
@@ -517,7 +530,7 @@ class Tokenizer {
         if (t.data() && !byte_level_decode(t, byte_arena_)) byte_arena_.append(t);
       }
       if (!t.data()) continue;
-      if (!added_.special.empty()) special_[i] = added_.special.count(std::string(t)) > 0;
+      if (lengths[std::min<size_t>(t.size(), 63)]) special_[i] = specials.contains(t);
       if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
     }
     if (decodes_bytes()) byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));

@@ -7,6 +7,7 @@
 //   invariants  ids < 4 * tokens + 2^20 (a sparser file is refused); immutable once loaded
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -63,6 +64,27 @@ class Vocab {
     arena_.append(token);
     *slot = {tag(hash_bytes(token)), id};
     return old;
+  }
+
+  // Asks for what add() or find() will read first.
+  void prefetch(std::string_view token) const {
+    if (!slots_.empty()) __builtin_prefetch(&slots_[hash_bytes(token) & (slots_.size() - 1)], 1);
+  }
+  // The ids of n strings, `hole` for what is no token. Each string is looked for in three places far apart, and
+  // all are asked for before the first is needed.
+  template <size_t N>
+  void find(const std::array<std::string_view, N>& tokens, size_t n, std::array<uint32_t, N>& ids) const {
+    if (slots_.empty()) return ids.fill(hole);
+    std::array<size_t, N> at;
+    for (size_t i = 0; i < n; ++i) {
+      at[i] = hash_bytes(tokens[i]) & (slots_.size() - 1);
+      __builtin_prefetch(&slots_[at[i]]);
+    }
+    for (size_t i = 0; i < n; ++i)
+      if (slots_[at[i]].id != hole) __builtin_prefetch(&where_[slots_[at[i]].id]);
+    for (size_t i = 0; i < n; ++i)
+      if (slots_[at[i]].id != hole) __builtin_prefetch(arena_.data() + where_[slots_[at[i]].id].offset);
+    for (size_t i = 0; i < n; ++i) ids[i] = find(tokens[i]).value_or(hole);
   }
 
   std::optional<uint32_t> find(std::string_view token) const {

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 
 #include "big_array.hpp"
@@ -67,13 +68,38 @@ class WordTable {
 
   void reserve(size_t words) { slots_ = BigArray<Slot>(std::bit_ceil(words * 8 / 5 + 8)); }
 
-  // The word has 1 to 15 bytes; the same word again takes the new id. Words added first are found fastest.
-  void add(std::string_view word, uint32_t id) {
-    WordKey key = WordKey::of(word.data(), word.size());
-    size_t mask = slots_.size() - 1, i = key.hash() & mask;
-    while (slots_[i].key.high != 0 && !(slots_[i].key == key)) i = (i + 1) & mask;
-    slots_[i] = {key, id, {}};
-  }
+  // Adds words of 1 to 15 bytes, a few at a time, since the slot of each is far from the last. The same word again
+  // takes the new id; words added first are found fastest.
+  class Filler {
+   public:
+    explicit Filler(WordTable& table) : slots_(table.slots_.data()), mask_(table.slots_.size() - 1) {}
+    Filler(const Filler&) = delete;
+    ~Filler() { flush(); }
+    void add(std::string_view word, uint32_t id) {
+      WordKey key = WordKey::of(word.data(), word.size());
+      held_[count_] = {key, key.hash() & mask_, id};
+      __builtin_prefetch(slots_ + held_[count_].at, 1);
+      if (++count_ == std::size(held_)) flush();
+    }
+
+   private:
+    void flush() {
+      for (size_t n = 0; n < count_; ++n) {
+        auto [key, i, id] = held_[n];
+        while (slots_[i].key.high != 0 && !(slots_[i].key == key)) i = (i + 1) & mask_;
+        slots_[i] = {key, id, {}};
+      }
+      count_ = 0;
+    }
+    struct Held {
+      WordKey key;
+      size_t at;
+      uint32_t id;
+    };
+    Slot* slots_;
+    size_t mask_, count_ = 0;
+    Held held_[16];
+  };
 
   // The table as a caller's loop keeps it in registers.
   struct Probe {

@@ -27,11 +27,12 @@ class WordPiece {
     tokens_.assign(2, none);
     slots_.assign(1 << 16, {empty, 0});
     words_.reserve(vocab.size());
+    WordTable::Filler words(words_);
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
       if (!t.empty()) insert(0, t, id);
-      if (!t.empty() && t.size() <= WordTable::longest && utf8_count(t) <= max_characters) words_.add(t, id);
+      if (!t.empty() && t.size() <= WordTable::longest && utf8_count(t) <= max_characters) words.add(t, id);
       if (t.size() > prefix.size() && t.starts_with(prefix)) insert(1, t.substr(prefix.size()), id);
     }
   }
