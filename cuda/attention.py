@@ -88,7 +88,7 @@ class FlashInferCalls:
     def __init__(self, device: CudaDevice, heads: int, kv_heads: int, head_dim: int, prefill: str = "fa2") -> None:
         import flashinfer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-        self.library = flashinfer
+        self.flashinfer = flashinfer
         self.device = device
         self.heads = heads
         self.kv_heads = kv_heads
@@ -100,7 +100,7 @@ class FlashInferCalls:
         self.types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
 
     def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool) -> LevelCall:
-        wrapper = self.library.BatchPrefillWithRaggedKVCacheWrapper(
+        wrapper = self.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
             self.workspace,
             "NHD",
             use_cuda_graph=buffers is not None,
@@ -111,7 +111,7 @@ class FlashInferCalls:
         return _Ragged(self, wrapper, buffers is not None, causal)
 
     def paged(self, buffers: dict[str, Tensor] | None, page_size: int) -> LevelCall:
-        wrapper = self.library.BatchPrefillWithPagedKVCacheWrapper(
+        wrapper = self.flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             self.workspace,
             "NHD",
             use_cuda_graph=buffers is not None,
@@ -124,7 +124,7 @@ class FlashInferCalls:
         return _Paged(self, wrapper, buffers is not None, page_size)
 
     def decode(self, buffers: dict[str, Tensor] | None, page_size: int) -> LevelCall:
-        wrapper = self.library.BatchDecodeWithPagedKVCacheWrapper(
+        wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self.workspace,
             "NHD",
             use_cuda_graph=buffers is not None,
@@ -136,7 +136,7 @@ class FlashInferCalls:
         return _Decode(self, wrapper, buffers is not None, page_size)
 
     def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-        self.library.merge_state_in_place(out, lse, other, other_lse)
+        self.flashinfer.merge_state_in_place(out, lse, other, other_lse)
 
 
 class _Call:
@@ -187,11 +187,15 @@ class _Ragged(_Call):
         self.wrapper.run(q, k, v, out=out, lse=lse, return_lse=lse is not None)
 
 
-class _Paged(_Call):
+class _OverPages(_Call):
+    """K and V are [pages, page_size, kv_heads, D]."""
+
     def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool, page_size: int) -> None:
         super().__init__(calls, wrapper, graph)
         self.page_size = page_size
 
+
+class _Paged(_OverPages):
     def _plan(self, arrays: dict[str, Tensor]) -> None:
         calls = self.calls
         count = int(arrays["indptr"][-1])
@@ -210,15 +214,10 @@ class _Paged(_Call):
         )
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
-        """k and v [pages, page_size, kv_heads, D]."""
         self.wrapper.run(q, (k, v), out=out, lse=lse, return_lse=lse is not None)
 
 
-class _Decode(_Call):
-    def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool, page_size: int) -> None:
-        super().__init__(calls, wrapper, graph)
-        self.page_size = page_size
-
+class _Decode(_OverPages):
     def _plan(self, arrays: dict[str, Tensor]) -> None:
         calls = self.calls
         count = int(arrays["indptr"][-1])

@@ -120,6 +120,13 @@ PICK = _kernel(
     "f32 int i32 i32 f32 f64 f64 i32?",
     lambda n, logits, vocab, *rest: (vocab, n, n, 1, 1, n, n),
 )
+LABELS = _kernel(
+    "labels",
+    "logits",
+    128,
+    "element element int i32 i32 f64",
+    lambda n, normed, head, width, *rest: (width, width, n, n, n),
+)
 TOP = _kernel(
     "top",
     "logits",
@@ -152,6 +159,7 @@ ALL = (
     ATTEND,
     ROW_STATS,
     PICK,
+    LABELS,
     TOP,
     EDIT,
     SAMPLE,
@@ -212,6 +220,11 @@ def silu_gate(device: Device, gate_up: Tensor, out: Tensor) -> None:
     inner = out.shape[1]
     per_block = SILU_GATE.block * 4
     device.launch(SILU_GATE, (out.shape[0], -(-inner // per_block)), (gate_up, inner, out))
+
+
+def labels(device: Device, normed: Tensor, head: Tensor, rows: Tensor, targets: Tensor, out: Tensor) -> None:
+    """``out[p]`` float64: the product of row ``rows[p]`` of ``normed`` and row ``targets[p]`` of ``head``."""
+    device.launch(LABELS, (out.shape[0],), (normed, head, normed.shape[1], rows, targets, out))
 
 
 def attend(

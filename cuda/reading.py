@@ -44,7 +44,7 @@ Sizes = list[tuple[str, int, str]]
 class Head:
     """What of a readout decides what is recorded: its kind and its sizes."""
 
-    kind: str  # "greedy" | "sample" | "logprobs"
+    kind: str  # "greedy" | "sample" | "logprobs" | "labels"
     rows: int
     pairs: int
 
@@ -59,7 +59,7 @@ class Head:
                 return None
             return cls("sample" if (readout.temperature > 0).any() else "greedy", rows, 0)
         if isinstance(readout, LogprobRows) and not readout.top and not readout.ranks:
-            return cls("logprobs", rows, power_bucket(len(readout.targets)))
+            return cls("labels" if readout.raw else "logprobs", rows, power_bucket(len(readout.targets)))
         return None
 
 
@@ -77,15 +77,24 @@ class Bench:
         for start in range(0, rows, self.chunk_rows):
             yield start, min(start + self.chunk_rows, rows)
 
-    def logits(self, at: Tensor, hidden: Tensor) -> Tensor:
-        """[rows, vocab] float32 of rows ``at`` of ``hidden``; valid until the next call."""
+    @property
+    def lm_head(self) -> Tensor:
         head = self.weights.lm_head
         if head is None:
             raise ValueError("this model has no language-model head, so it has no logits")
+        return head
+
+    def normed(self, at: Tensor, hidden: Tensor) -> Tensor:
+        """[rows, hidden] of rows ``at`` after the final norm; valid until the next call."""
         normed = self.work.final[: at.shape[0]]
         kernels.gather_norm(self.device, at, hidden, self.weights.final_gain, self.config.rms_eps, normed=normed)
+        return normed
+
+    def logits(self, at: Tensor, hidden: Tensor) -> Tensor:
+        """[rows, vocab] float32 of rows ``at`` of ``hidden``; valid until the next call."""
+        head = self.lm_head
         logits = self.work.logits[: at.shape[0]]
-        self.device.matmul(normed, head, logits)
+        self.device.matmul(self.normed(at, hidden), head, logits)
         return logits
 
     def exact(self, at: Tensor, hidden: Tensor, out: Tensor) -> None:
@@ -130,7 +139,7 @@ def reading_of(readout: Readout, bench: Bench, head: Head | None, tokens_at: int
     if isinstance(readout, SampleRows):
         return SampleReading(readout, bench, head, tokens_at)
     if isinstance(readout, LogprobRows):
-        return LogprobReading(readout, bench, head)
+        return (LabelReading if readout.raw else LogprobReading)(readout, bench, head)
     if isinstance(readout, PooledRows):
         return PooledReading(readout, bench)
     if isinstance(readout, HeadRows):
@@ -218,6 +227,48 @@ class LogprobReading:
             top_ids = read("top_ids").reshape(-1, self.top)[:rows].copy()
             top_logprobs = read("top_logprobs").reshape(-1, self.top)[:rows].copy()
         return LogprobOutput(logprobs, ranks, top_ids, top_logprobs), _bad(read("finite")[:rows])
+
+
+class LabelReading:
+    """Logits of given tokens: the head's rows of these alone."""
+
+    lm_head_rows = 0
+
+    def __init__(self, readout: LogprobRows, bench: Bench, head: Head | None) -> None:
+        self.readout = readout
+        self.bench = bench
+        self.rows = len(readout.rows) if head is None else head.rows
+        self.pairs = len(readout.targets) if head is None else head.pairs
+        self.order = np.argsort(readout.target_rows, kind="stable")  # pairs in order of rows, so of chunks
+
+    def inputs(self) -> Sizes:
+        return [("at", self.rows, "i32"), ("pair_rows", self.pairs, "i32"), ("targets", self.pairs, "i32")]
+
+    def write(self, put: Put, at: I32) -> None:
+        put("at", at)
+        put("pair_rows", self.readout.target_rows[self.order] % self.bench.chunk_rows, rest=-1)
+        put("targets", self.readout.targets[self.order])
+
+    def outputs(self) -> Sizes:
+        return [("logits", self.pairs, "f64")]
+
+    def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
+        sorted_rows = self.readout.target_rows[self.order]
+        for start, stop in self.bench.chunks(self.rows):
+            normed = self.bench.normed(get("at")[start:stop], hidden)
+            first, end = np.searchsorted(sorted_rows, [start, stop]).tolist()
+            if stop == self.rows:
+                end = self.pairs  # with the padding of a graph
+            pairs = (get("pair_rows")[first:end], get("targets")[first:end])
+            kernels.labels(self.bench.device, normed, self.bench.lm_head, *pairs, out("logits")[first:end])
+
+    def result(self, read: Take) -> tuple[Output, I32]:
+        rows, pairs = len(self.readout.rows), len(self.readout.targets)
+        logits = np.empty(pairs, np.float64)
+        logits[self.order] = read("logits")[:pairs]
+        finite = np.ones(rows, np.bool_)
+        finite[self.readout.target_rows[~np.isfinite(logits)]] = False
+        return LogprobOutput(logits, None, None, None), _bad(finite)
 
 
 # ------------------------------------------------------------------ samples

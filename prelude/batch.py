@@ -78,6 +78,9 @@ class LogprobRows:
     ``targets[p]`` at row ``target_rows[p]`` (an index into ``rows``). ``top`` > 0 also asks for the ``top``
     best tokens of every row, ``ranks`` for each target's rank (1 = the argmax; ties count as better only
     where the id is smaller).
+
+    ``raw``: the targets' logits instead, which takes a product with their rows of the LM head alone; neither ``top``
+    nor ``ranks`` can be had with it.
     """
 
     rows: I32  # [R]
@@ -85,6 +88,7 @@ class LogprobRows:
     targets: I32  # [P]
     top: int = 0
     ranks: bool = False
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

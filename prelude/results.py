@@ -54,7 +54,8 @@ class RequestStats:
 class Answer:
     """One question's answer. ``probabilities`` are over the labels and sum to 1; ``logprobs`` are the joint
     logprobs of each label's tokens, before ``length_norm``; ``mass`` is the probability the model gave to all the
-    labels together (1: it would have said nothing else; near 0: the question did not fit the model)."""
+    labels together (1: it would have said nothing else; near 0: the question did not fit the model; NaN: not asked
+    for, and then ``logprobs`` are relative to the labels)."""
 
     label: str
     index: int

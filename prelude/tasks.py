@@ -143,6 +143,10 @@ class Decide:
 
     ``length_norm``: "none" compares joint logprobs, "token" divides by the number of tokens, "unconditional"
     subtracts the logprob of the label without the state.
+
+    ``mass=False``: the labels are compared with each other alone. Where every label of every question is one token
+    the LM head is then read for the labels only, and not for the whole vocabulary; ``answer.mass`` is NaN, and
+    ``answer.logprobs`` are the logarithms of ``answer.probabilities``, which are the same either way.
     """
 
     state: Prompt
@@ -152,6 +156,7 @@ class Decide:
     truncation: Truncation = "error"
     cache: CacheMode = "auto"
     salt: str | None = None
+    mass: bool = True
 
 
 @strict_keywords

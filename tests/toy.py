@@ -151,7 +151,7 @@ class ToyExecutor:
         match readout:
             case LogprobRows():
                 table = np.array([logprobs_of(row) for row in rows]).reshape(len(rows), VOCAB)
-                wanted = table[readout.target_rows, readout.targets]
+                wanted = table[readout.target_rows, readout.targets] + (3.0 if readout.raw else 0.0)
                 ranks = None
                 if readout.ranks:
                     ranks = (table[readout.target_rows] > wanted[:, None]).sum(axis=1).astype(np.int32) + 1

@@ -54,6 +54,24 @@ extern "C" __global__ void pick(const float* logits, int vocab, const int* rows,
     if (threadIdx.x == 0) ranks[blockIdx.x] = 1 + better;
 }
 
+// Pair p: the logit of token targets[p] for row rows[p] (-1: skipped) of `normed`, by that token's row of the head alone.
+// One block a pair; widths are multiples of 4.
+extern "C" __global__ void labels(const element* normed, const element* head, int width, const int* rows,
+                                  const int* targets, double* logits) {
+    begin();
+    const int row = rows[blockIdx.x];
+    if (row < 0) return;
+    const element4* x = (const element4*)(normed + (long long)row * width);
+    const element4* w = (const element4*)(head + (long long)targets[blockIdx.x] * width);
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < width / 4; i += blockDim.x) {
+        const element4 a = x[i], b = w[i];
+        sum += widen(a.x) * widen(b.x) + widen(a.y) * widen(b.y) + widen(a.z) * widen(b.z) + widen(a.w) * widen(b.w);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) logits[blockIdx.x] = (double)sum;
+}
+
 // The `count` best of every row, best first, equal ones by id.
 extern "C" __global__ void top(const float* logits, int vocab, int count, const float* largest, const double* rest,
                                int* ids, float* logprobs) {

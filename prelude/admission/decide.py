@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,12 @@ class Layout:
 
 def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layout]:
     norm = checks.one_of(task.length_norm, "length_norm", LENGTH_NORMS)
+    mass = checks.flag(task.mass, "mass")
     layout = lay_out(facts, use, task, unconditional=norm == "unconditional")
     plans = layout.plans
+    readout = layout.readout
+    if not mass and all(plan.trie.depth == 0 for plan in plans):  # labels of more tokens need their normalisers
+        readout = replace(readout, raw=True)
 
     def finish(outcome: Outcome) -> Answers:
         logprobs = logprob_output(outcome).logprobs
@@ -63,16 +67,16 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
             elif norm == "unconditional":
                 pairs = len(logprobs) // 2  # the second half is without the state
                 scores = joint - plan.trie.joint(logprobs[pairs + at : pairs + at + count])
-            answers.append(answer(plan, joint, scores))
+            answers.append(answer(plan, joint, scores, relative=not mass))
             at += count
         return Answers(answers, outcome.stats)
 
-    ready = admitted(facts, use, task, layout.tree, layout.readout, finish, truncated=layout.truncated)
-    return ready, layout
+    ready = admitted(facts, use, task, layout.tree, readout, finish, truncated=layout.truncated)
+    return ready, replace(layout, readout=readout)
 
 
-def answer(plan: QuestionPlan, joint: F64, scores: F64) -> Answer:
-    """``joint`` and ``scores`` are float64[L]. The first label wins a tie."""
+def answer(plan: QuestionPlan, joint: F64, scores: F64, *, relative: bool = False) -> Answer:
+    """``joint`` and ``scores`` are float64[L]. The first label wins a tie. ``relative``: without their mass."""
     # Plain floats: a handful of labels is the rule, and numpy's fixed cost a call would be most of the time.
     values, joints = scores.tolist(), joint.tolist()
     best = max(values)
@@ -81,7 +85,10 @@ def answer(plan: QuestionPlan, joint: F64, scores: F64) -> Answer:
     total = math.fsum(weights)
     shares = [weight / total for weight in weights]
     labels = plan.labels
-    mass = min(1.0, math.fsum([math.exp(joints[i]) for i in plan.trie.counted]))
+    if relative:
+        mass, joints = math.nan, [value - best - math.log(total) for value in values]
+    else:
+        mass = min(1.0, math.fsum([math.exp(joints[i]) for i in plan.trie.counted]))
     expected = None
     if isinstance(plan.question, Score):
         expected = math.fsum(level * share for level, share in enumerate(shares, start=1))

@@ -153,7 +153,7 @@ def readout_key(readout: RequestReadout) -> tuple[object, ...]:
     """Requests share a batch only where this is equal: head and options (model and tokenizer are the engine's)."""
     match readout:
         case LogprobRows():
-            return ("logprobs", readout.top, readout.ranks)
+            return ("logprobs", readout.top, readout.ranks, readout.raw)
         case PooledRows():
             return ("pooled", readout.pooling)
         case HeadRows():
@@ -166,4 +166,4 @@ def logits_rows(readout: RequestReadout | None) -> int:
     """Rows that meet the vocabulary: the unit of a readout's temporary memory."""
     if isinstance(readout, Drawing):
         return 1
-    return len(readout.rows) if isinstance(readout, LogprobRows) else 0
+    return len(readout.rows) if isinstance(readout, LogprobRows) and not readout.raw else 0

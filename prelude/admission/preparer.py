@@ -145,6 +145,8 @@ def describe(readout: RequestReadout | None) -> str:
     count = len(read_rows(readout))
     rows = f"{count} row{'s' * (count != 1)}"
     if isinstance(readout, LogprobRows):
+        if readout.raw:
+            return f"logits of {len(readout.targets)} tokens at {rows} (none meets the vocabulary)"
         best = f", the {readout.top} best tokens of each row" if readout.top else ""
         return (
             f"logprobs of {len(readout.targets)} tokens at {rows} ({logits_rows(readout)} meet the vocabulary){best}"

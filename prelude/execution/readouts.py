@@ -129,7 +129,23 @@ def _ranks(logits: Tensor, rows: I64, targets: I64) -> I32:
     return ranks
 
 
+def read_raw(readout: LogprobRows, rows: HiddenRows) -> tuple[LogprobOutput, I32]:
+    """Logits of the targets alone."""
+    pairs = len(readout.targets)
+    logits = np.empty(pairs, np.float64)
+    normed = rows.normed(readout.rows)
+    for start in range(0, pairs, rows.chunk_rows):
+        some = slice(start, min(start + rows.chunk_rows, pairs))
+        at, targets = (torch.from_numpy(x[some].astype(np.int64)) for x in (readout.target_rows, readout.targets))
+        logits[some] = rows.decoder.logits_of(normed[at], targets).numpy()
+    finite = np.ones(len(readout.rows), np.bool_)
+    finite[readout.target_rows[~np.isfinite(logits)]] = False
+    return LogprobOutput(logits, None, None, None), _bad(finite)
+
+
 def read_logprobs(readout: LogprobRows, rows: HiddenRows) -> tuple[LogprobOutput, I32]:
+    if readout.raw:
+        return read_raw(readout, rows)
     count, pairs = len(readout.rows), len(readout.targets)
     logprobs = np.empty(pairs, np.float64)
     ranks = np.empty(pairs, np.int32) if readout.ranks else None

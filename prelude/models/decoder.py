@@ -87,6 +87,14 @@ class Decoder:
             raise ValueError("this model has no language-model head, so it has no logits")
         return head(normed.to(self.dtype)).to(torch.float32)
 
+    def logits_of(self, normed: Tensor, tokens: Tensor) -> Tensor:
+        """Logit n of token ``tokens[n]`` for row n after the final norm; float64, each sum by itself."""
+        head = self.weights.lm_head
+        if head is None:
+            raise ValueError("this model has no language-model head, so it has no logits")
+        wide = head.weight[tokens].to(torch.float64)
+        return wide.mul_(normed.to(self.dtype)).sum(dim=1)
+
     def scores(self, normed: Tensor) -> Tensor:
         """Logits of the classification head, in float32 whatever the weights are in."""
         head = self.weights.score

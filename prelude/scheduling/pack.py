@@ -143,7 +143,7 @@ def _join(requests: list[Request], shifts: list[int]) -> tuple[Readout, tuple[Sh
             target_rows, pair_starts, pair_ends = _concatenated([part.target_rows for part in logprobs], starts)
             targets = np.concatenate([part.targets for part in logprobs])
             shares = tuple(map(Share, requests, zip(starts, ends), zip(pair_starts, pair_ends)))
-            return LogprobRows(moved, target_rows, targets, first.top, first.ranks), shares
+            return LogprobRows(moved, target_rows, targets, first.top, first.ranks, first.raw), shares
         case PooledRows():
             return PooledRows(moved, np.array([0, *ends], dtype=np.int32), first.pooling), _one_each(requests)
         case HeadRows():

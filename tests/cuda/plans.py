@@ -117,10 +117,11 @@ def random_readout(rng: np.random.Generator, s: PromptSlices, vocab: int) -> Rea
     kind = rng.random()
     if kind < 0.5:
         pairs = int(rng.integers(0, 3 * len(rows)))
+        wanted = (i32(rows), i32(rng.integers(0, len(rows), pairs)), i32(rng.integers(0, vocab, pairs)))
+        if rng.random() < 0.25:
+            return LogprobRows(*wanted, raw=True)
         return LogprobRows(
-            i32(rows),
-            i32(rng.integers(0, len(rows), pairs)),
-            i32(rng.integers(0, vocab, pairs)),
+            *wanted,
             top=int(rng.integers(1, 6)) if rng.random() < 0.3 else 0,
             ranks=bool(rng.random() < 0.3),
         )

@@ -250,6 +250,26 @@ def _logits(rows: int, vocab: int, seed: int) -> Tensor:
 
 
 @emulated
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_logits_of_given_tokens_alone(element: torch.dtype) -> None:
+    width, vocab = 76, 50
+    normed, head = (torch.randn(n, width, generator=torch.Generator().manual_seed(n)) for n in (6, vocab))
+    pairs = torch.tensor([[0, 7], [5, 49], [-1, 0], [3, 0], [0, 8]], dtype=torch.int32)
+    untouched = torch.full((5,), 9.0, dtype=torch.float64)
+    args = [
+        normed.to(element),
+        head.to(element),
+        width,
+        pairs[:, 0].contiguous(),
+        pairs[:, 1].contiguous(),
+        untouched,
+    ]
+    ((ours, theirs),) = both(kernels.LABELS, (5,), args, [5], element)
+    close([(ours, theirs)], torch.float32)
+    assert ours[2] == 9.0 and (ours[[0, 1, 3, 4]] != 9.0).all()
+
+
+@emulated
 def test_statistics_pairs_and_best_tokens() -> None:
     rows, vocab, f32 = 4, 301, torch.float32
     logits = _logits(rows, vocab, 3)

@@ -182,6 +182,16 @@ def pick(
         ranks.at(n)[pair] = 1 + int((line > line[target]).sum() + (line[:target] == line[target]).sum())
 
 
+def labels(n: int, normed: Any, head: Any, width: int, rows: Any, targets: Any, logits: Any) -> None:
+    where, chosen = rows.at(n).long(), targets.at(n).long()
+    pairs = (where >= 0).nonzero()[:, 0]
+    if len(pairs):
+        where, chosen = where[pairs], chosen[pairs]
+        x = normed.at(int(where.max()) + 1, width)[where].double()
+        w = head.at(int(chosen.max()) + 1, width)[chosen].double()
+        logits.at(n)[pairs] = (x * w).sum(1)
+
+
 def top(n: int, logits: Any, vocab: int, count: int, largest: Any, rest: Any, ids: Any, logprobs: Any) -> None:
     lines = logits.at(n, vocab)
     order = np.lexsort((np.broadcast_to(np.arange(vocab), (n, vocab)), -lines.numpy()), axis=1)[:, :count]

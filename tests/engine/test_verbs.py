@@ -23,6 +23,7 @@ from prelude import (
     YesNo,
 )
 from prelude.errors import InvalidRequest
+from prelude.tasks import LengthNorm
 from tests.checkpoints import make_checkpoint
 from tests.engine.conftest import Oracle
 
@@ -59,6 +60,30 @@ def test_decide_equals_brute_force_label_by_label(make_engine: Make, oracle: Ora
         assert answer.label == list(joint)[int(shares.argmax())]
         assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
     assert any(len(ids) > 1 for _, ids in whole(engine, task, 0)[1]), "labels of several tokens are what is tested"
+
+
+@pytest.mark.parametrize("norm", ["none", "token", "unconditional"])
+def test_without_mass_the_vocabulary_is_left_alone(make_engine: Make, norm: LengthNorm) -> None:
+    engine = make_engine()
+    letters = [Choice("Which?", ["a", "b", "c"]), Choice("And now?", ["d", "e"])]
+    labels = engine.explain(Decide(STATE, letters)).labels
+    assert all(len(ids) == 1 for question in labels for _, ids in question)
+    whole_answers = engine.decide(STATE, letters, length_norm=norm)
+    before = engine.stats()["lm_head_rows"]
+    answers = engine.decide(STATE, letters, length_norm=norm, mass=False)
+    assert engine.stats()["lm_head_rows"] == before
+    for answer, other in zip(answers, whole_answers):
+        assert answer.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+        assert answer.label == other.label and np.isnan(answer.mass) and 0 < other.mass <= 1
+        logs = {label: float(np.log(share)) for label, share in other.probabilities.items()}
+        assert answer.logprobs == pytest.approx(logs, abs=1e-4)
+    mixed = engine.decide(STATE, [*letters, *QUESTIONS], length_norm=norm, mass=False)  # labels of several tokens
+    for answer, other in zip(mixed, engine.decide(STATE, [*letters, *QUESTIONS], length_norm=norm)):
+        assert answer.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+        assert np.isnan(answer.mass) and sum(np.exp(list(answer.logprobs.values()))) == pytest.approx(1, abs=1e-6)
+    assert engine.stats()["lm_head_rows"] > before
+    with pytest.raises(InvalidRequest, match="mass"):
+        engine.decide(STATE, letters, mass="no")
 
 
 def test_a_state_with_questions_is_tokenised_and_computed_once(make_engine: Make) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
+from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch
 from prelude.execution.cpu import CpuExecutor
 from tests.execution.helpers import (
     Model,
@@ -17,6 +17,7 @@ from tests.execution.helpers import (
     decode_rows,
     ends,
     hidden,
+    i32,
     last_logprobs,
     prompts,
     random_ids,
@@ -52,6 +53,22 @@ def test_company_and_order(executor: CpuExecutor, alone: Callable[..., np.ndarra
         assert np.array_equal(last, together[ends(s)])
         for n, i in enumerate(order):
             assert np.array_equal(together[s.starts[n] : s.starts[n + 1]], alone(ids[i]))
+
+
+@pytest.mark.fault(74)
+def test_logits_of_given_tokens_in_company(executor: CpuExecutor) -> None:
+    ids = [random_ids(i, n) for i, n in enumerate((5, 17, 64, 80, 33))]
+
+    def read(*some: np.ndarray) -> np.ndarray:
+        s = prompts(*some)
+        rows = ends(s)
+        pairs = np.arange(3 * len(rows))
+        readout = LogprobRows(rows, i32(pairs // 3), i32(np.tile([1, 7, 200], len(rows))), raw=True)
+        return np.asarray(run(executor, OneShotBatch(s, readout)).outputs[0].logprobs).reshape(-1, 3)
+
+    together = read(*ids)
+    for n, one in enumerate(ids):
+        assert np.array_equal(read(one)[0], together[n])
 
 
 @pytest.mark.fault(74)

@@ -37,6 +37,19 @@ from tests.execution.helpers import (
 )
 
 
+def test_raw_logits_are_those_of_the_whole_vocabulary(model: Model) -> None:
+    executor = model.executor(logits_chunk_rows=4)
+    s = prompts(*[random_ids(i, 3 + i) for i in range(6)])
+    rows, vocab = ends(s), model.config.vocab_size
+    every = all_logprobs(rows, vocab)
+    logprobs = run(executor, OneShotBatch(s, every)).outputs[0].logprobs.reshape(len(rows), vocab)
+    raw = run(executor, OneShotBatch(s, replace(every, raw=True)))
+    logits = raw.outputs[0].logprobs.reshape(len(rows), vocab)
+    normalised = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert np.abs(normalised - logprobs).max() < 1e-5 and raw.lm_head_rows == 0
+    assert np.abs(logits - logprobs).max() > 0.1
+
+
 @pytest.mark.feature("A9")
 def test_only_the_three_variants(model: Model) -> None:
     executor = model.executor()
