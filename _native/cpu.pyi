@@ -34,6 +34,22 @@ def rotate_rows(
 ) -> None: ...
 def gate_rows(values: int, stride: int, half: bool, rows: int, inner: int, threads: int) -> None: ...
 
+def write_pool_rows(
+    k: int,
+    k_stride: int,
+    v: int,
+    v_stride: int,
+    pool_k: int,
+    pool_v: int,
+    values: int,
+    num_tokens: int,
+    num_slots: int,
+    tokens: int,
+    slots: int,
+    rows: int,
+    half: bool,
+    threads: int,
+) -> None: ...
 @final
 class Attention:
     def __init__(

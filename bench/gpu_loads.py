@@ -100,6 +100,14 @@ def greedy(rows: Sequence[int]) -> SampleRows:
     return SampleRows(i32(rows), f32, zeros, np.ones(n, np.float32), f32, np.zeros(n, np.uint64), zeros)
 
 
+_WAYS: tuple[tuple[str, dict[str, bool]], ...] = (
+    ("", {}),
+    ("_cublas", {"tune": False}),
+    ("_eager", {"graphs": False}),
+)
+"""As it is served; with cuBLAS's own choice of algorithms; without graphs."""
+
+
 class Bench:
     def __init__(self, repeats: int) -> None:
         self.repeats = repeats
@@ -108,13 +116,20 @@ class Bench:
     # ------------------------------------------------------------------ what is measured
 
     def executor(
-        self, name: str, *, graphs: bool = True, float32: bool = False, deterministic: bool = False, **options: Any
+        self,
+        name: str,
+        *,
+        graphs: bool = True,
+        float32: bool = False,
+        deterministic: bool = False,
+        tune: bool = True,
+        **options: Any,
     ) -> CudaExecutor:
         from prelude.cuda.device import CudaDevice
 
         config = MODELS[name]
         element = torch.float32 if float32 else torch.bfloat16
-        device = CudaDevice(element, head_dim=config.head_dim, deterministic=deterministic)
+        device = CudaDevice(element, head_dim=config.head_dim, deterministic=deterministic, tune=tune)
         with device.scope():
             loaded = weights.load(device, RandomSource(config, "cuda", torch.bfloat16), config, config.max_positions)
         settings: dict[str, Any] = {"num_blocks": 4096, "step_tokens": 16_384, "step_rows": 512}
@@ -209,13 +224,13 @@ class Bench:
     def oneshot(self) -> list[Load]:
         floor = Floor(MODELS["06b"]).prefill(128, 1, causal(128)) * 1e3
         loads = []
-        for name, graphs in (("", True), ("_eager", False)):
-            executor = self.executor("06b", graphs=graphs)
+        for name, options in _WAYS:
+            executor = self.executor("06b", **options)
             engine = self.engine(executor)
             values = [v * 1e3 for v in asyncio.run(lone_requests(engine, 128, self.repeats, 60))]
             key = f"oneshot_06b_128in_1out_c1{name}.p50_ms"
             paper = {"prelude": 5.2, "vllm": 13.5, "sglang": 28.3}
-            loads.append(Load(key, "ms", values, floor, 1.1 if graphs else None, paper))
+            loads.append(Load(key, "ms", values, floor, None if name else 1.1, paper))
             batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
             steps = [v * 1e3 for v in self.timed(lambda e=executor, b=batch: e.wait(e.submit(b)), 30)]
             loads.append(Load(f"oneshot_06b_128in_1out_c1{name}.step_ms", "ms", steps, floor))
@@ -237,11 +252,11 @@ class Bench:
         segments = [(draw(1, 1000), -1), *((draw(2 + i, 8), 0) for i in range(64))]
         batch = OneShotBatch(forest(segments), labels([1000 + 8 * i + 7 for i in range(64)], [11, 12]))
         loads = []
-        for name, graphs in (("", True), ("_eager", False)):
-            executor = self.executor("06b", graphs=graphs)
+        for name, options in _WAYS:
+            executor = self.executor("06b", **options)
             values = [v * 1e3 for v in self.timed(lambda e=executor: e.wait(e.submit(batch)), 10)]
             key = f"questions_06b_64x8_on_1000{name}.batch_ms"
-            loads.append(Load(key, "ms", values, floor, 2.5 if graphs else None))
+            loads.append(Load(key, "ms", values, floor, None if name else 2.5))
             self.release()
         return loads
 

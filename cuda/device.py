@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from prelude.cuda import compiler
-from prelude.cuda.driver import Driver
+from prelude.cuda import compiler, products
+from prelude.cuda.driver import CudaError, Driver
 from prelude.cuda.kernels import FILES, Argument, Kernel, check
+from prelude.cuda.products import Products
 
 if TYPE_CHECKING:
     import torch
@@ -127,8 +128,16 @@ class CudaDevice:
     """One GPU, one stream. ``element`` is bfloat16 or float32."""
 
     def __init__(
-        self, element: torch.dtype, *, head_dim: int, deterministic: bool = False, ordinal: int = 0, pdl: bool = True
+        self,
+        element: torch.dtype,
+        *,
+        head_dim: int,
+        deterministic: bool = False,
+        ordinal: int = 0,
+        pdl: bool = True,
+        tune: bool = True,
     ) -> None:
+        """``tune``: products of recorded steps by the algorithms that ``products.py`` finds fastest."""
         self.driver = Driver(ordinal)
         import torch
 
@@ -143,8 +152,10 @@ class CudaDevice:
         self._functions: dict[tuple[str, int], int] = {}
         self._modules = self._load_kernels(f"sm_{major}{minor}" + ("a" if major >= 9 else ""), head_dim)
         self._pool: Any = None
+        self._searching = False
         with self.scope():
             self.sums_in_float32 = self._adds_in_place()
+            self.products = self._make_products() if tune and not deterministic else None
 
     def _load_kernels(self, arch: str, head_dim: int) -> dict[str, int]:
         import torch
@@ -152,6 +163,20 @@ class CudaDevice:
         flags = compiler.options(arch, float32=self.element == torch.float32, head_dim=head_dim)
         version = compiler.nvrtc_version()
         return {name: self.driver.load(compiler.cubin(name, flags, version=version)) for name in FILES}
+
+    def _make_products(self) -> Products | None:
+        import torch
+        from prelude.cuda import cublaslt
+
+        if self.element != torch.bfloat16:
+            return None
+        try:
+            library = cublaslt.CublasLt(cublaslt.load())
+        except (OSError, AttributeError, CudaError):
+            return None  # torch's own way is always there
+        name = torch.cuda.get_device_name(self.ordinal)
+        room = [self.empty((size,), torch.uint8) for size in (products.WORKSPACE, products.SPOIL)]
+        return Products(library, self.handle, name, room[0], room[1], self.mark)
 
     def _adds_in_place(self) -> bool:
         """Whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
@@ -230,6 +255,18 @@ class CudaDevice:
             self._product(_tile(x, at), weight, _tile(out, at), bias, add)
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
+        if bias is None and self.products is not None:
+            if self._searching:
+
+                def otherwise(x: Tensor, out: Tensor) -> None:
+                    self._by_torch(x, weight, out, None, add)
+
+                self.products.search(x, weight, out, add, otherwise)
+            if self.products.run(x, weight, out, add):
+                return
+        self._by_torch(x, weight, out, bias, add)
+
+    def _by_torch(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
         import torch
 
         across = weight.t()
@@ -258,8 +295,12 @@ class CudaDevice:
     def capture(self, work: Callable[[], None]) -> CudaGraph:
         import torch
 
-        for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
-            work()
+        self._searching = True
+        try:
+            for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
+                work()
+        finally:
+            self._searching = False
         self.driver.synchronize(self.handle)
         recorded = torch.cuda.CUDAGraph(keep_graph=True)
         if self._pool is None:

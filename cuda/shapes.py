@@ -194,7 +194,7 @@ class Writer:
 
     def _device_rows(self, layout: StepLayout) -> I32:
         """The rows that are read, where the bucket puts them: decode rows stand behind the padded prompts."""
-        rows = layout.read.copy()
+        rows: I32 = layout.read.copy()
         rows[layout.read_prompts :] += self.shape.prompts - layout.prompts
         return rows
 

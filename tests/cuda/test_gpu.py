@@ -7,12 +7,14 @@ and deterministic mode go through our own attention kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from prelude.cuda import attention, weights
+from prelude.cuda.device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
@@ -53,8 +55,6 @@ def on_gpu(wide: Model) -> Iterator[Callable[..., CudaExecutor]]:
     made: list[CudaExecutor] = []
 
     def make(element: torch.dtype, *, deterministic: bool = False, **options: Any) -> CudaExecutor:
-        from prelude.cuda.device import CudaDevice
-
         config = wide.config
         device = CudaDevice(element, head_dim=config.head_dim, deterministic=deterministic)
         with device.scope(), Checkpoint.open(wide.path, config) as checkpoint:
@@ -198,3 +198,30 @@ def test_a_bad_row_fails_alone(on_gpu: Callable[..., CudaExecutor]) -> None:
     s = prompts(i32([1, 2, 3]), i32([4, 5, 6]), i32([7, 8]))
     result = run(executor, OneShotBatch(s, sampling(ends(s))))  # type: ignore[arg-type]
     assert result.bad_rows[0].tolist() == [1]
+
+
+def test_searched_products_are_right_and_kept(
+    on_gpu: Callable[..., CudaExecutor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shapes of Qwen3-0.6B at 128 rows, through the real library; nothing may be wrong, whatever is faster."""
+    monkeypatch.setenv("PRELUDE_CACHE", str(tmp_path))
+    device = on_gpu(torch.bfloat16).device
+    assert isinstance(device, CudaDevice) and device.products is not None
+    made = torch.Generator("cuda").manual_seed(1)
+    with device.scope():
+        for outputs, inner, dtype, add in (
+            (4096, 1024, torch.bfloat16, False),
+            (1024, 2048, torch.float32, True),
+            (6144, 1024, torch.bfloat16, False),
+            (1024, 3072, torch.float32, True),
+        ):
+            x, weight = (
+                torch.randn(n, inner, device="cuda", generator=made).bfloat16() / inner**0.25 for n in (128, outputs)
+            )
+            out = torch.ones(128, outputs, device="cuda", dtype=dtype)
+            wanted = x.float() @ weight.float().t() + (1 if add else 0)
+            device._searching = True
+            device.matmul(x, weight, out, add=add)
+            device._searching = False
+            assert (out.float() - wanted).abs().max() < 2e-2 * wanted.abs().max()
+        assert device.products.path.exists() and device.products.path.is_relative_to(tmp_path)
