@@ -177,6 +177,8 @@ def _plan_prefill(
         if request.state is State.PREFILL:
             left -= _chunk(request, pool, ledger, min(left, most), rows, retry)
         elif len(queues.running) < budgets.running and (request.failures or not retry):
+            if policy.takes_turns and not _room_beside_first(request, queues, pool, min(left, most)):
+                continue
             before = len(deferred)
             count = _start(request, queues, pool, budgets, ledger, min(left, most), rows, retry, deferred)
             if not count and len(deferred) == before:
@@ -186,6 +188,17 @@ def _plan_prefill(
             left -= count
         request.turn = queues.arrivals
     return rows
+
+
+def _room_beside_first(request: Request, queues: Queues, pool: KvPool, count: int) -> bool:
+    """Whether the oldest running row can still grow to its end of the prompt when another prompt starts. Where turns
+    put that one first, prompts would else start and be preempted for each other for ever."""
+    if not queues.running:
+        return True
+    first = queues.running[0]
+    lacking = -(-first.num_known // pool.block_size) - first.held.num_blocks
+    taken = -(-min(count, request.num_known) // pool.block_size)
+    return pool.allocator.num_free + pool.allocator.num_cached >= lacking + taken
 
 
 def _in_turn(under_way: list[Request], waiting: Iterator[Request]) -> Iterator[Request]:

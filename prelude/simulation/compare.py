@@ -1,7 +1,8 @@
 """The same trace under different engines: policies, what each mechanism is worth, what rate a policy is worth.
 
 ``TODAY`` is what is compared with: first come, first served, and a prefix cache that is asked when a request is
-scheduled; every request computes what the cache does not have by then.
+scheduled; every request computes what the cache does not have by then, all of it is kept, and the least recently used
+gives way.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from prelude.simulation.machines import Machine
 from prelude.simulation.report import Report
 from prelude.simulation.traces import Arrival
 
-Settings: TypeAlias = "Mapping[str, Any]"  # fields of EngineConfig, and reestimate
+Settings: TypeAlias = "Mapping[str, Any]"  # fields of EngineConfig, reestimate, probation
 Trace: TypeAlias = "Callable[[], Source | Iterable[Arrival]]"  # the same arrivals at every call
 AtRate: TypeAlias = "Callable[[float, int], Iterable[Arrival]]"  # rate, seed
 
-TODAY: Settings = {"policy": "first_come_first_served", "fold": False, "defer_steps": 0}
+TODAY: Settings = {"policy": "first_come_first_served", "fold": False, "defer_steps": 0, "probation": False}
 ABLATIONS: Mapping[str, Settings] = {
     "all of it": {},
     "without attach": {"prefix_cache": False},
@@ -29,6 +30,7 @@ ABLATIONS: Mapping[str, Settings] = {
     "without defer": {"defer_steps": 0},
     "without fold and defer": {"fold": False, "defer_steps": 0},
     "without re-estimation": {"reestimate": False},
+    "without probation": {"probation": False},
     "steps filled up": {"group_tokens": 1 << 30},
     "first come, first served": {"policy": "first_come_first_served"},
     "today's": TODAY,

@@ -24,12 +24,14 @@ class Machine:
     vocab: int
     max_positions: int
     config: EngineConfig
-    reestimate: bool = True  # False: a request is matched once, when it is first ranked. What an ablation turns off
+    # What an ablation turns off:
+    reestimate: bool = True  # False: a request is matched once, when it is first ranked
+    probation: bool = True  # False: all that is computed is kept, and the least recently used gives way to it
 
     def configured(self, **changes: Any) -> Machine:
-        """With fields of ``config`` changed, or ``reestimate``."""
-        reestimate = changes.pop("reestimate", self.reestimate)
-        return replace(self, config=replace(self.config, **changes), reestimate=reestimate)
+        """With fields of ``config`` changed, or ``reestimate``, or ``probation``."""
+        own = {name: changes.pop(name) for name in ("reestimate", "probation") if name in changes}
+        return replace(self, config=replace(self.config, **changes), **own)
 
     def cost_model(self) -> CostModel:
         """Fitted before, as if the engine had been given the file of an earlier run."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -147,10 +147,10 @@ def _bound(policy: Policy) -> Callable[[int], float] | None:
     order inside the layers states no bound."""
     while isinstance(policy, Priority | FairTenants):
         policy = policy.inner
-    if not isinstance(policy, ShortestPrefillFirst) or not policy.ageing:
+    if not isinstance(policy, ShortestPrefillFirst) or policy.half_life == math.inf:
         return None
-    ageing, curvature = policy.ageing, policy.curvature
-    return lambda tokens: tokens * (1 + curvature * tokens / 2) / ageing
+    half_life, curvature = policy.half_life, policy.curvature
+    return lambda tokens: half_life * math.log2(max(2.0, tokens * (1 + curvature * tokens / 2)))
 
 
 class Replica:
@@ -163,10 +163,11 @@ class Replica:
         self.on_end: Callable[[Flight], None] = lambda flight: None
         self.on_plan: Callable[[Plan], None] | None = None
         self.overtaken = 0  # the most tokens after its own coming that another came who was started before it
-        self.starvation = math.nan  # the same over the bound that the policy states, if it does
+        self.starvation = math.nan  # the same over the bound that the policy states, if any
         self.audit = 0  # after how many steps all accounts are held against each other; 0: never
         self.steps = 0
         self._tokens = tokens
+        self._probation = machine.probation
         self._latest = dict.fromkeys(ExecutionClass, 0)  # when, in tokens served, the latest of the started ones came
         limits = machine.limits()
         self.executor = CostedExecutor(machine.cost, limits, self.clock)
@@ -186,8 +187,13 @@ class Replica:
         ready = max(self.clock.now, now)  # later than now while a step is under way
         self.clock.now = now
         flight = Flight(arrival, self, now)
+        if arrival.tenant is not None or arrival.priority:
+            self._bound = None  # an order's bound is one within a priority and a tenant
+            self.starvation = math.nan
         expires = math.inf if arrival.deadline is None else now + arrival.deadline
         try:
+            if not self._probation and arrival.cache == "auto":
+                arrival = replace(arrival, cache="always")
             prepared = self._tokens.prepared(arrival)
             flight.request = self.core.request(prepared, flight, arrival.options(), None, expires)
             self.core.post(flight.request)

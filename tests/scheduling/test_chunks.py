@@ -239,3 +239,22 @@ def test_the_memory_of_readouts_alone_can_end_a_group() -> None:
     assert [len(batch.readout.rows) for batch in executor.batches] == [3, 3, 2]
     check(sink, requests)
     assert is_empty(core)
+
+
+@pytest.mark.feature("F9")
+@pytest.mark.feature("D8")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_taking_turns_over_a_pool_that_is_too_small_does_not_go_round_for_ever(overlap: bool) -> None:
+    """Two prompts fill the pool and neither can go on; what is preempted for them must not take the room again."""
+    core = service_core(
+        toy.ToyExecutor(num_blocks=24),
+        running=3,
+        chunk=16,
+        overlap=overlap,
+        policies=Policies(decode=RoundRobin()),
+    )
+    sink = ById()
+    requests = [post(core, chat(prompt(n, n), 3), sink) for n in (80, 70, 60, 55, 50)]
+    run_steps(core, 400)
+    check(sink, requests)
+    assert is_empty(core)

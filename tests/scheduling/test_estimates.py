@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_figure_5_as_a_golden_schedule() -> None:
     """PrefillOnly, figure 5. A runs; B begins with A's prefix and is longer than C and E. Once A has run, B has the
     least left to do and jumps ahead; any order that does not see it lets C take A's blocks first."""
     seen = {}
-    policies = (ShortestPrefillFirst(0.0), NeverLooksAgain(0.0), FirstComeFirstServed())
+    policies = (ShortestPrefillFirst(math.inf), NeverLooksAgain(math.inf), FirstComeFirstServed())
     for name, policy in zip(("continuous", "static", "arrival"), policies):
         core = service_core(
             toy.ToyExecutor(num_blocks=40), step_tokens=160, running=1, policies=Policies(policy), fold=False

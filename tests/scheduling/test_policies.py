@@ -36,7 +36,7 @@ from tests.service import run_steps, service_core
 
 ORDERS = {
     "first_come_first_served": lambda r, cached, now: 0,
-    "shortest_prefill_first": lambda r, cached, now: Fraction(r.num_known - cached) + Fraction(0.05) * r.queued_at,
+    "shortest_prefill_first": lambda r, cached, now: 2e5 * np.log2(max(1, r.num_known - cached)) + r.queued_at,
     "response_ratio": lambda r, cached, now: Fraction(r.queued_at - now, max(1, r.num_known - cached)),
     "earliest_deadline": lambda r, cached, now: r.expires,
 }
@@ -158,9 +158,9 @@ def test_ten_thousand_are_ranked_as_a_few_are() -> None:
     for order in range(1, 6001):
         request = Request(last_logprob(tokens[: int(rng.integers(1, 64))]), Asked())
         request.order = order
-        line.append(request, int(rng.integers(0, 50)))
+        line.append(request, int(rng.integers(0, 400_000)))
         waiting.append(request)
-    expected = sorted(waiting, key=lambda r: (r.num_known + 0.05 * r.queued_at, r.order))
+    expected = sorted(waiting, key=lambda r: (200_000 * np.log2(r.num_known) + r.queued_at, r.order))
     for request in expected[:700]:
         assert next(line.in_order(0)) is request
         line.serve(request)
@@ -170,7 +170,7 @@ def test_ten_thousand_are_ranked_as_a_few_are() -> None:
 # ------------------------------------------------------------------ starvation
 
 
-def endless(ageing: float, long: int = 200, most: int = 900) -> int | None:
+def endless(half_life: float, long: int = 200, most: int = 900) -> int | None:
     """Tokens served until a long request starts beside endless short ones; ``None``: not within ``most`` steps."""
     core = service_core(
         toy.ToyExecutor(num_blocks=64),
@@ -178,7 +178,7 @@ def endless(ageing: float, long: int = 200, most: int = 900) -> int | None:
         step_requests=4,
         running=2,
         cache=False,
-        policies=Policies(ShortestPrefillFirst(ageing)),
+        policies=Policies(ShortestPrefillFirst(half_life)),
     )
     sink = ById()
     for i in range(40):
@@ -196,18 +196,18 @@ def endless(ageing: float, long: int = 200, most: int = 900) -> int | None:
 
 
 @pytest.mark.feature("G6")
-@pytest.mark.parametrize("ageing", [0.05, 0.2, 1.0])
-def test_a_long_request_starts_within_the_stated_bound(ageing: float) -> None:
-    """Only what comes within (work - its own) / ageing tokens served can overtake it; then come those left."""
-    waited = endless(ageing)
-    overtaking = (200 - 10) / ageing
+@pytest.mark.parametrize("half_life", [40, 200, 1000])
+def test_a_long_request_starts_within_the_stated_bound(half_life: float) -> None:
+    """Only what comes within half_life * log2(work / its own) tokens served can overtake it; then come those left."""
+    waited = endless(half_life)
+    overtaking = half_life * math.log2(200 / 10)
     backlog = 41 * 10
-    assert waited is not None and waited <= overtaking + backlog + 200 + 40
+    assert waited is not None and overtaking < waited <= overtaking + backlog + 200 + 2 * 40
 
 
 @pytest.mark.feature("G6")
 def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> None:
-    assert endless(0.0) is None
+    assert endless(math.inf) is None
     ratio = Line(ResponseRatio())
     ratio.append(waiting_request(60, 1), 0)
     for order in range(2, 30):
@@ -235,7 +235,7 @@ def test_the_shortest_of_what_waits_is_computed_first() -> None:
 
 @pytest.mark.feature("F22")
 def test_layers_compose_in_the_order_they_are_nested() -> None:
-    line = Line(Priority(ShortestPrefillFirst(0.0)))  # no tenants
+    line = Line(Priority(ShortestPrefillFirst(math.inf)))  # no tenants
     for order, (tokens, priority, tenant) in enumerate(
         [(30, 0, "a"), (20, 0, "a"), (10, 0, "b"), (40, 7, "a"), (9, 0, "a")], start=1
     ):
@@ -348,14 +348,16 @@ def test_static_batches_refill_when_all_rows_are_free() -> None:
 @pytest.mark.feature("F24")
 def test_policies_are_chosen_by_name_or_given_as_objects() -> None:
     assert policy_named("shortest_prefill_first") == ShortestPrefillFirst()
-    assert policy_named(PrefillFirst(ShortestPrefillFirst(0.1))).whole_prompts
+    assert policy_named(PrefillFirst(ShortestPrefillFirst(5000))).whole_prompts
     EngineConfig(policy="response_ratio", decode_policy=PrefillFirst())
     for wrong in ("fifo", 3, None, ShortestPrefillFirst):
         with pytest.raises(ConfigError, match="policy"):
             EngineConfig(policy=wrong)  # type: ignore[arg-type]
-    for value in (-1, math.nan, math.inf, True, "0.1"):
-        with pytest.raises(ConfigError, match="ageing"):
-            ShortestPrefillFirst(ageing=value)  # type: ignore[arg-type]
+    for value in (-1, 0, math.nan, True, "0.1"):
+        with pytest.raises(ConfigError, match="half_life"):
+            ShortestPrefillFirst(half_life=value)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="curvature"):
+        ShortestPrefillFirst(curvature=-1)
 
 
 @pytest.mark.feature("N11")

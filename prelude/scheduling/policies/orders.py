@@ -2,15 +2,21 @@
 
 Ageing in tokens served, so that shortest first starves nobody:
 
-    score = work - ageing * waited       waited = tokens served since the request came
+    score = work / 2 ** (waited / half_life)       waited = tokens served since the request came
 
 Both sides of a comparison wait the same tokens, so the order of two requests never changes while neither is matched
-anew, and a request of work W is overtaken only by those that come within W / ageing tokens served after it: that is
-the bound after which it is first. PrefillOnly (arXiv 2505.07203) subtracts lambda * seconds waited in the same place.
+anew. A request of work W is overtaken by one of w only where that comes within half_life * log2(W / w) tokens served
+after it, so by nobody after half_life * log2(W).
+
+PrefillOnly (arXiv 2505.07203) has work - lambda * seconds waited. Long prompts that the cache does not have are then
+far apart from each other before hits of theirs are far ahead of them. Here what counts is the ratio: prompts of about
+one length go by arrival, and what the cache has, a hundredth of the work, goes before them for a long time, which is
+what keeps a cache of use that is too small for all its users.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,21 +46,24 @@ class FirstComeFirstServed(_Usual):
 
 @dataclass(frozen=True, slots=True)
 class ShortestPrefillFirst(_Usual):
-    """The least left to compute first, aged. ``ageing`` 0 is pure shortest first: the best mean, and long requests
-    starve under endless short ones. ``curvature``: seconds a key costs over seconds a token costs
-    (``CostModel.curvature``); 0 counts tokens alone."""
+    """The least left to compute first, aged: what is left counts half after every ``half_life`` tokens served.
+    Infinity is pure shortest first: the best mean, and long requests starve under endless short ones. ``curvature``:
+    seconds a key costs over seconds a token costs (``CostModel.curvature``); 0 counts tokens alone."""
 
-    ageing: float = 0.05
+    half_life: float = 200_000.0
     curvature: float = 0.0
 
     estimates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _share("ageing", self.ageing)
+        life = self.half_life
+        if isinstance(life, bool) or not isinstance(life, int | float) or not life > 0:
+            raise ConfigError(f"half_life={life!r} is not a positive number of tokens")
         _share("curvature", self.curvature)
 
     def keys(self, waiting: Waiting, now: float) -> Keys:
-        return (effort(waiting, self.curvature) + self.ageing * waiting.arrived,)
+        work = effort(waiting, self.curvature)
+        return (work,) if self.half_life == math.inf else (self.half_life * np.log2(work) + waiting.arrived,)
 
 
 @dataclass(frozen=True, slots=True)
