@@ -1,8 +1,8 @@
 """Which algorithm does which product: asked of the device once, kept on disk.
 
 cuBLAS chooses by a model of its own, which for the few rows of a captured step is often far from the best. ``search``
-times every algorithm that cuBLASLt suggests for a shape, on the weight itself and with a cold cache, against torch's own
-way, and keeps the fastest whose numbers are right. It runs before a shape is recorded. What was found lies in
+times every algorithm that cuBLASLt suggests for a shape, on the weight itself and with a cold cache, against torch's
+own way, and keeps the fastest whose numbers are right. It runs before a shape is recorded. What was found lies in
 ``$PRELUDE_CACHE/cuda/products-*.json``, named by GPU and library, and is checked before it is used.
 
     {"128x4096x1024:1024,4096:bf16": {"algorithm": "<128 hex digits>", "workspace": 0, "us": ..., "torch_us": ...}}
