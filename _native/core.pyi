@@ -1,5 +1,6 @@
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -175,3 +176,247 @@ DecodeRow: TypeAlias = tuple[IntsLike, int, IntsLike | None, IntsLike | None]
 def pack_decode(
     rows: Sequence[DecodeRow], block_size: int, out: Sequence[Int32s] | None = None
 ) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...
+
+# ------------------------------------------------------------------ leases
+
+@final
+class Lease:
+    @property
+    def growable(self) -> bool: ...
+    @property
+    def released(self) -> bool: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def promise(self) -> int: ...
+    @property
+    def promised(self) -> int: ...
+    @property
+    def borrowed(self) -> int: ...
+    @property
+    def ahead(self) -> int: ...
+    @property
+    def num_shared(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def shared(self) -> Int32s: ...
+    @property
+    def own(self) -> list[int]: ...
+    def table(self) -> Int32s: ...
+
+class KvPool:
+    allocator: BlockAllocator
+    trie: PrefixTrie
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = True) -> None: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def caching(self) -> bool: ...
+    @property
+    def live_leases(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
+    def begin_plan(self) -> None: ...
+    def attach(self, tokens: IntsLike, salt: int, max_tokens: int, *, growable: bool) -> Lease: ...
+    def grow(self, lease: Lease, num_blocks: int) -> bool: ...
+    def take_for_publishing(self, lease: Lease, num_blocks: int, *, evict_promoted: bool) -> bool: ...
+    def promise(self, lease: Lease, tokens: IntsLike, salt: int) -> None: ...
+    def borrow(self, lease: Lease, tokens: IntsLike, salt: int) -> bool: ...
+    def withdraw(self, lease: Lease) -> None: ...
+    def publish(self, lease: Lease, tokens: IntsLike, salt: int, *, promoted: bool = False) -> None: ...
+    def release(self, lease: Lease) -> None: ...
+    def audit(self, leases: Sequence[Lease]) -> None: ...
+
+# ------------------------------------------------------------------ requests, and what is done to all of a step
+
+@dataclass(slots=True)
+class RequestStats:
+    execution_class: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    deferred_ticks: int = 0
+    chunks: int = 0
+    preemptions: int = 0
+    queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    tokenize_ms: float = 0.0
+    detok_ms: float = 0.0
+    finish_reason: str | None = None
+    truncated_tokens: int = 0
+    estimated_jct: float = 0.0
+    batch_size_seen: int = 0
+    replays: int = 0
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+    request_id: str | None = None
+    timeline: tuple[Any, ...] | None = None
+
+class Record:
+    """The fields whose type is said here are C's; what the others hold is the control plane's business."""
+
+    id: int
+    order: int
+    queued_at: int
+    turn: int
+    account: Any
+    ending: Any
+    execution_class: Any
+    history: Any
+    key: Any
+    known: Int32s
+    options: Any
+    outbox: Any
+    output: Any
+    alike: Any
+    given: Any
+    sink: Any
+    state: Any
+    timeline: Any
+    sampling: Any
+    cache: str
+    stats: RequestStats
+    lease: Lease | None
+    num_known: int
+    cached_len: int
+    staged_len: int
+    queued_tokens: int
+    failures: int
+    deferred: int
+    max_new_tokens: int
+    arrived: float
+    planned: float
+    first_token: float
+    expires: float
+    cancelled: bool
+    def bind(
+        self,
+        tokens: IntsLike,
+        positions: IntsLike | None,
+        starts: IntsLike | None,
+        parents: IntsLike | None,
+        read: int,
+        unread: int,
+        logits_rows: int,
+        salt: int,
+        cache: str,
+    ) -> None: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def trunk(self) -> int: ...
+    @property
+    def unread(self) -> int: ...
+    @property
+    def first_read(self) -> int: ...
+    @property
+    def logits_rows(self) -> int: ...
+    @property
+    def salt(self) -> int: ...
+    @property
+    def reusable(self) -> int: ...
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+def clones(
+    like: RecordT,
+    prompts: list[Int32s],
+    ids: Iterator[int],
+    ending: Any,
+    sink: Any,
+    options: Any,
+    expires: float,
+    outbox: Any,
+    now: float,
+) -> list[RecordT]: ...
+
+@final
+class OneShotRow:
+    def __init__(self, request: Record, skip: int, publish: int = 0) -> None: ...
+    @property
+    def request(self) -> Any: ...
+    @property
+    def skip(self) -> int: ...
+    @property
+    def publish(self) -> int: ...
+
+@final
+class Outcome:
+    def __init__(
+        self,
+        output: Any,
+        token_ids: tuple[int, ...],
+        stats: RequestStats,
+        text: str | None = None,
+        logprobs: tuple[Any, ...] | None = None,
+    ) -> None: ...
+    @property
+    def output(self) -> Any: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def stats(self) -> RequestStats: ...
+    @property
+    def text(self) -> str | None: ...
+    @property
+    def logprobs(self) -> tuple[Any, ...] | None: ...
+
+def number_all(requests: Sequence[Record], order: int, queued_at: int) -> tuple[int, int, bool]: ...
+def totals(requests: Sequence[Record]) -> tuple[int, int, bool]: ...
+def plain(requests: Sequence[Record], oneshot: object) -> bool: ...
+def leave_all(requests: Sequence[Record]) -> tuple[int, int]: ...
+def plan_all(requests: Sequence[RecordT], now: float, coefficients: tuple[float, ...]) -> list[RecordT]: ...
+def admit_group(
+    pool: KvPool,
+    requests: Iterable[Record],
+    limits: tuple[int | bool, ...],
+    waiting: object,
+    planned: object,
+    defer: Callable[[Any, int], None],
+) -> tuple[list[OneShotRow], int, int, int]: ...
+def folds_of(pool: KvPool, rows: list[OneShotRow]) -> list[tuple[tuple[int, ...], int]]: ...
+def keep_all(
+    pool: KvPool,
+    rows: list[OneShotRow],
+    folds: list[tuple[tuple[int, ...], int]],
+    seen: bool,
+    common: Callable[[Any, int], int],
+) -> None: ...
+def pack_step(
+    rows: Sequence[OneShotRow],
+    folds: Sequence[tuple[tuple[int, ...], int]],
+    more: Sequence[PromptRow],
+    block_size: int,
+) -> tuple[tuple[Any, ...], Int32s, Int32s]: ...
+def pack_running(
+    requests: Sequence[Record], block_size: int
+) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...
+def sampling_arrays(settings: list[Any]) -> tuple[Any, Int32s, Any, Any, Any, int, bool, bool]: ...
+def drawn_rows(rows: Sequence[OneShotRow], shifts: Int32s) -> tuple[list[Any], Int32s]: ...
+def settle_group(
+    pool: KvPool,
+    rows: Sequence[OneShotRow],
+    computed: Int32s,
+    row_ends: Int32s | None,
+    pair_ends: Int32s | None,
+    output: object,
+    cut: Callable[[Any, tuple[int, int], tuple[int, int]], Any],
+    token_ids: Int32s | None,
+    bad: frozenset[int],
+    vocab_size: int,
+    forward_ms: float,
+    batch_size: int,
+    planned: object,
+    finished: object,
+) -> tuple[list[Any], list[Outcome], list[tuple[Any, int | None]]]: ...
+def traced(requests: list[RecordT]) -> list[RecordT]: ...
+def end_all(
+    requests: list[RecordT], outcomes: list[Outcome], live: dict[int, Any], now: float
+) -> tuple[list[RecordT], list[Outcome], list[tuple[RecordT, Outcome]]]: ...
+def runs_by_sink(
+    requests: list[RecordT], outcomes: list[Outcome]
+) -> list[tuple[Any, list[RecordT], list[Outcome]]]: ...
+def put_ends(ends: dict[int, Any], requests: Sequence[Record], outcomes: list[Outcome]) -> None: ...

@@ -14,7 +14,9 @@ cimport cython
 cimport numpy as cnp
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
+from libc.math cimport INFINITY
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -42,3 +44,5 @@ include "arrays.pxi"
 include "pool.pxi"
 include "trie.pxi"
 include "packing.pxi"
+include "kv.pxi"
+include "records.pxi"

@@ -187,3 +187,76 @@ cdef extern from "prelude/packer.hpp" namespace "prelude" nogil:
     const char* wrong_decode_row "prelude::wrong_row"(const DecodeRow& row, int64_t block_size)
     void fill_decode "prelude::fill"(const DecodeRow* rows, int64_t count, int32_t block_size,
                                      const DecodeArrays& out)
+
+
+cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
+    cdef cppclass CLease "prelude::Lease":
+        cbool growable, released
+        int32_t node, promise, promised, borrowed, ahead
+        vector[int32_t] shared, own
+        int64_t num_blocks()
+        void table(int32_t* out)
+
+    cdef cppclass CKvPool "prelude::KvPool":
+        CKvPool(CPrefixTrie& trie, cbool caching) except +
+        cbool caching()
+        int32_t block_size()
+        int64_t live_leases()
+        int64_t evictions()
+        Result attach(const int32_t*, int64_t, uint64_t, int64_t, CLease*) except +
+        Result take(CLease&, int64_t, cbool) except +
+        void begin_plan()
+        Result promise(CLease&, const int32_t*, int64_t, uint64_t) except +
+        cbool borrow(CLease&, const int32_t*, int64_t, uint64_t) except +
+        Result withdraw(CLease&) except +
+        Result publish(CLease&, const int32_t*, int64_t, uint64_t, cbool, cbool) except +
+        Result release(CLease&)
+
+
+cdef extern from "prelude/fold_finder.hpp" namespace "prelude" nogil:
+    cdef struct FoldGroup "prelude::FoldFinder::Group":
+        int64_t shared
+        int32_t first, count
+
+    cdef cppclass FoldFinder:
+        const vector[FoldGroup]& groups()
+        int32_t next(int32_t row)
+
+
+cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
+    cdef enum class CacheMode(int32_t):
+        never
+        automatic
+        always
+
+    cdef struct RequestRow:
+        const int32_t* tokens
+        const int32_t* positions
+        const int32_t* starts
+        const int32_t* parents
+        int64_t num_tokens, segments, trunk, unread, read, logits_rows
+        uint64_t salt
+        CacheMode cache
+
+    cdef struct GroupLimits:
+        int64_t tokens, rows, logits_bytes, logits_row_bytes, logits_chunk_rows, group_tokens, allowance
+        int64_t defer_tokens, defer_steps
+        cbool fold, retry, seen
+
+    cdef enum class Verdict "prelude::OneShotGroup::Verdict"(int32_t):
+        admitted
+        deferred
+        full
+
+    cdef cppclass COneShotGroup "prelude::OneShotGroup":
+        COneShotGroup(CKvPool& pool) except +
+        void begin(const GroupLimits& limits) except +
+        void end()
+        const GroupLimits& left()
+        const FoldFinder& folds()
+        cbool done()
+        Verdict admit(const RequestRow&, int64_t, CLease&, int64_t*, int64_t*, Result*) except +
+        cbool keep(const RequestRow&, CLease&, int64_t, int64_t, cbool, cbool, int64_t*, Result*) except +
+
+    PromptRow prompt_row(const RequestRow& r, int64_t begin, int64_t end, int64_t parent, const CLease* lease,
+                         int64_t skip, int64_t publish, int32_t block_size)

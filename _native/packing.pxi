@@ -74,34 +74,42 @@ def pack_prompt(rows, int32_t block_size, out=None):
     ``row_offsets`` and ``row_segments`` say where each row begins. ``out``: ten buffers in this order to fill
     instead of new arrays (``write_slots`` too, whether it is needed or not); views of them are returned.
     """
+    cdef list given = rows if type(rows) is list else list(rows)
+    cdef vector[PromptRow] packed
+    cdef _Borrowed borrowed = _Borrowed()
+    packed.reserve(len(given))
+    for row in given:
+        packed.push_back(_prompt_row(row, packed.size(), borrowed))
+    return _lay_out(packed, block_size, out)
+
+
+cdef PromptRow _prompt_row(tuple row, int64_t i, _Borrowed borrowed) except *:
+    cdef PromptRow r
+    cdef int64_t n
+    if len(row) != 12:
+        raise ValueError(f"row {i}: 12 fields are needed, not {len(row)}")
+    r.tokens = borrowed.take(row[0], "token_ids", &r.num_tokens)
+    r.positions = borrowed.take(row[1], "positions", &n)
+    if r.positions != NULL and n != r.num_tokens:
+        raise ValueError(f"row {i}: {n} positions for {r.num_tokens} tokens")
+    r.starts = borrowed.take(row[2], "starts", &n)
+    r.segments = n - 1 if r.starts != NULL else 1
+    r.parents = borrowed.take(row[3], "parents", &n)
+    if r.starts != NULL and (r.parents == NULL or n != r.segments):
+        raise ValueError(f"row {i}: one parent a segment is needed")
+    r.begin, r.end, r.parent = row[4], row[5], row[6]
+    r.context = borrowed.take(row[7], "context", &r.context_blocks)
+    r.context_len = row[8]
+    r.slots = borrowed.take(row[9], "slot_blocks", &r.slot_blocks)
+    r.slot_start, r.slot_count = row[10], row[11]
+    return r
+
+
+cdef tuple _lay_out(const vector[PromptRow]& packed, int32_t block_size, object out):
+    """The rows end to end, into new arrays or the caller's."""
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
-    cdef list given = rows if type(rows) is list else list(rows)
-    cdef int64_t i, n, count = len(given)
-    cdef vector[PromptRow] packed
-    packed.resize(count)
-    cdef PromptRow* r
-    cdef _Borrowed borrowed = _Borrowed()
-    cdef tuple row
-    for i in range(count):
-        row = given[i]
-        if len(row) != 12:
-            raise ValueError(f"row {i}: 12 fields are needed, not {len(row)}")
-        r = &packed[i]
-        r.tokens = borrowed.take(row[0], "token_ids", &r.num_tokens)
-        r.positions = borrowed.take(row[1], "positions", &n)
-        if r.positions != NULL and n != r.num_tokens:
-            raise ValueError(f"row {i}: {n} positions for {r.num_tokens} tokens")
-        r.starts = borrowed.take(row[2], "starts", &n)
-        r.segments = n - 1 if r.starts != NULL else 1
-        r.parents = borrowed.take(row[3], "parents", &n)
-        if r.starts != NULL and (r.parents == NULL or n != r.segments):
-            raise ValueError(f"row {i}: one parent a segment is needed")
-        r.begin, r.end, r.parent = row[4], row[5], row[6]
-        r.context = borrowed.take(row[7], "context", &r.context_blocks)
-        r.context_len = row[8]
-        r.slots = borrowed.take(row[9], "slot_blocks", &r.slot_blocks)
-        r.slot_start, r.slot_count = row[10], row[11]
+    cdef int64_t count = packed.size()
     cdef PromptSizes sizes = measure(packed.data(), count, block_size)
     if sizes.reason != NULL:
         raise ValueError(f"row {sizes.bad_row}: {sizes.reason.decode()}")
@@ -135,29 +143,33 @@ def pack_decode(rows, int32_t block_size, out=None):
     A row is a tuple ``(tokens, num_known, shared_blocks, own_blocks)``: the last of ``num_known`` tokens is fed,
     and the two lists of blocks, end to end, are its block table. ``out``: six buffers to fill instead.
     """
-    if block_size < 1:
-        raise ValueError(f"block_size: {block_size} is less than 1")
     cdef list given = rows if type(rows) is list else list(rows)
-    cdef int64_t i, count = len(given), blocks = 0
     cdef vector[DecodeRow] packed
-    packed.resize(count)
-    cdef DecodeRow* r
+    cdef DecodeRow r
     cdef _Borrowed borrowed = _Borrowed()
     cdef tuple row
-    cdef const char* wrong
-    for i in range(count):
-        row = given[i]
+    packed.reserve(len(given))
+    for row in given:
         if len(row) != 4:
-            raise ValueError(f"row {i}: 4 fields are needed, not {len(row)}")
-        r = &packed[i]
+            raise ValueError(f"row {packed.size()}: 4 fields are needed, not {len(row)}")
         r.tokens = borrowed.take(row[0], "tokens", &r.num_tokens)
         r.known = row[1]
         r.shared = borrowed.take(row[2], "shared_blocks", &r.shared_blocks)
         r.own = borrowed.take(row[3], "own_blocks", &r.own_blocks)
-        wrong = wrong_decode_row(r[0], block_size)
+        packed.push_back(r)
+    return _lay_out_running(packed, block_size, out)
+
+
+cdef tuple _lay_out_running(const vector[DecodeRow]& packed, int32_t block_size, object out):
+    if block_size < 1:
+        raise ValueError(f"block_size: {block_size} is less than 1")
+    cdef int64_t i, count = packed.size(), blocks = 0
+    cdef const char* wrong
+    for i in range(count):
+        wrong = wrong_decode_row(packed[i], block_size)
         if wrong != NULL:
             raise ValueError(f"row {i}: {wrong.decode()}")
-        blocks += r.shared_blocks + r.own_blocks
+        blocks += packed[i].shared_blocks + packed[i].own_blocks
     if blocks > 2147483647:
         raise ValueError("more blocks in one step than int32 can count")
     cdef DecodeArrays a

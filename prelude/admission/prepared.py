@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from prelude._native.core import Outcome as Outcome
 from prelude.admission.drawing import Drawing, Sampling
-from prelude.batch import I32, HeadRows, LogprobRows, Output, PooledRows, SampleOutput
+from prelude.batch import I32, HeadRows, LogprobRows, PooledRows, SampleOutput
 from prelude.results import RequestStats, SampledLogprob
 from prelude.tasks import CacheMode
 
@@ -95,15 +96,19 @@ class Prepared:
     tokenize_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A request's raw numbers, before they become a public result."""
+@dataclass(slots=True)
+class Alike:
+    """What prompts have in common that are token ids, draw one token each and are asked for in the same words.
+    ``like`` is a request that the engine keeps to copy from."""
 
-    output: Output | None
-    token_ids: tuple[int, ...]  # generated
-    stats: RequestStats
-    text: str | None = None  # where a reader decoded the tokens on their way
-    logprobs: tuple[SampledLogprob, ...] | None = None
+    sampling: Sampling
+    cache: CacheMode
+    salt: int = 0
+    like: Any = None
+
+    def prepared(self, token_ids: I32) -> Prepared:
+        drawing = Drawing(len(token_ids) - 1, self.sampling)
+        return Prepared(TokenTree.single(token_ids), drawing, 1, self.sampling, self.cache, self.salt)
 
 
 class Reader(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from prelude._native.core import sampling_arrays
 from prelude.admission import checks
 from prelude.admission.drawing import Drawing, RowEdits, Sampling
 from prelude.admission.facts import Facts
@@ -155,19 +156,18 @@ def token_ids(value: Any, field: str, rows: int, most: int) -> I32:
 
 def sample_rows(draws: Sequence[Drawing], rows: Sequence[int] | None = None) -> SampleRows:
     """The arrays of one step. ``rows``: where the draws stand in the batch, if not at their own ``row``."""
-    settings = [draw.sampling for draw in draws]
-    return SampleRows(
-        np.array([draw.row for draw in draws] if rows is None else rows, dtype=np.int32),
-        np.array([s.temperature for s in settings], dtype=np.float32),
-        np.array([s.top_k for s in settings], dtype=np.int32),
-        np.array([s.top_p for s in settings], dtype=np.float32),
-        np.array([s.min_p for s in settings], dtype=np.float32),
-        np.array([s.seed for s in settings], dtype=np.uint64),
-        np.array([draw.step for draw in draws], dtype=np.int32),
-        max((s.logprobs or 0 for s in settings), default=0),
-        any(s.logprobs is not None for s in settings),
-        logit_edits(draws),
-    )
+    at = np.array([draw.row for draw in draws] if rows is None else rows, dtype=np.int32)
+    found = sampled_rows([draw.sampling for draw in draws], at, lambda: draws)
+    found.steps[:] = [draw.step for draw in draws]
+    return found
+
+
+def sampled_rows(settings: list[Sampling], rows: I32, draws: Callable[[], Sequence[Drawing]]) -> SampleRows:
+    """The same for first tokens. ``draws`` is asked only where logits are edited."""
+    temperature, top_k, top_p, min_p, seeds, top, logprobs, edited = sampling_arrays(settings)
+    steps = np.zeros(len(rows), dtype=np.int32)
+    edits = logit_edits(draws()) if edited else None
+    return SampleRows(rows, temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, edits)
 
 
 def logit_edits(draws: Sequence[Drawing]) -> LogitEdits | None:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from typing import Protocol
 
+from prelude._native.core import put_ends
 from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
 from prelude.runtime.core import EngineCore
@@ -39,6 +40,11 @@ class BlockingSink(EndSink):
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self.ends[request.id] = (outcome, error)
+        if len(self.ends) >= self.expected:
+            self._done.set()
+
+    def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        put_ends(self.ends, requests, outcomes)
         if len(self.ends) >= self.expected:
             self._done.set()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan
+from prelude.scheduling.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class Flight:
     packed: Packed
     handle: Any  # the executor's
     began: float  # perf_counter
+    requests: list[Request]
     request_ids: frozenset[int]
 
     @property

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 
+from prelude._native.core import leave_all
 from prelude.errors import EngineClosed, QueueFull
 from prelude.scheduling.request import Request
 
@@ -83,6 +84,17 @@ class Inbox:
                 self.requests -= 1
                 self.tokens -= request.queued_tokens
                 request.queued_tokens = -1
+
+    def leave_all(self, requests: list[Request]) -> None:
+        with self._lock:
+            count, tokens = leave_all(requests)
+            self.requests -= count
+            self.tokens -= tokens
+
+    def take(self) -> list[Request]:
+        """What was posted until now. For the holder of the baton."""
+        items = self.items
+        return [items.popleft() for _ in range(len(items))]
 
     def give_back(self, places: int) -> None:
         with self._lock:

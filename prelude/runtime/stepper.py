@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from prelude._native.core import end_all, plain, plan_all, runs_by_sink, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.batch import StepResult
@@ -164,19 +165,13 @@ class Stepper(Forkable):
 
     def _drain(self) -> None:
         """The inbox into the queues; then whoever need not run any more ends: cancelled, expired, loop closed."""
-        items = self.inbox.items
-        while items:
-            request = items.popleft()
-            self.stats.requests[request.execution_class.value] += 1
-            if request.cancelled:
-                request.move(State.FINISHED)
-                self._ended(request, None, RequestCancelled("cancelled before it was queued"))
-                continue
-            self.queues.add(request)
-            self.stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE
-            self.stats.streaming_objects += request.sink.streams
-            if request.expires < math.inf:
-                heapq.heappush(self._expiring, (request.expires, request.id, request))
+        came = self.inbox.take()
+        if plain(came, ExecutionClass.ONESHOT):
+            self.stats.requests["oneshot"] += len(came)
+            self.queues.add_all(came)
+        else:
+            for request in came:
+                self._take_in(request)
         for loop in [loop for loop in self.loops if loop.closed()]:
             self.loops.remove(loop)
             self._cancels.extend(request for request in self.queues if request.outbox is loop)
@@ -189,6 +184,18 @@ class Stepper(Forkable):
         if self._abort:
             for request in list(self.queues):
                 self._end(request, EngineClosed("the engine was closed"))
+
+    def _take_in(self, request: Request) -> None:
+        self.stats.requests[request.execution_class.value] += 1
+        if request.cancelled:
+            request.move(State.FINISHED)
+            self._ended(request, None, RequestCancelled("cancelled before it was queued"))
+            return
+        self.queues.add(request)
+        self.stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE
+        self.stats.streaming_objects += request.sink.streams
+        if request.expires < math.inf:
+            heapq.heappush(self._expiring, (request.expires, request.id, request))
 
     def _end(self, request: Request, error: Exception) -> None:
         if request.id in self._flying:  # when its step is settled: until then the executor reads what it holds
@@ -218,6 +225,27 @@ class Stepper(Forkable):
                 stats=stats,
                 output_tokens=len(request.output),
             )
+        self._deliver(request, outcome, error)
+
+    def _ended_well(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        """``_ended`` of the requests that a step ended without an error."""
+        if self.events:
+            for request, outcome in zip(requests, outcomes):
+                self._ended(request, outcome, None)
+            return
+        told, ends, more = end_all(requests, outcomes, self.live, time.perf_counter())
+        self.stats.finished += len(told)
+        for sink, some, theirs in runs_by_sink(told, ends):
+            deliver_all = getattr(sink, "deliver_all", None)
+            if deliver_all is not None:
+                deliver_all(some, theirs)
+                continue
+            for request, outcome in zip(some, theirs):
+                self._deliver(request, outcome, None)
+        for request, outcome in more:
+            self._ended(request, outcome, None)
+
+    def _deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         try:
             request.sink.deliver(request, outcome, error)
         except BaseException as raised:
@@ -255,6 +283,7 @@ class Stepper(Forkable):
     def _launch(self, plan: Plan) -> None:
         """Packs and submits. Where that fails the rows are settled, and nothing is in flight."""
         began = self._begin(plan)
+        requests = plan.requests()
         try:
             packed = pack(plan, self.pool.block_size)
             entered = time.perf_counter()
@@ -268,9 +297,9 @@ class Stepper(Forkable):
         ids = _NOBODY
         if self.overlap:
             self._blocked += blocked
-            ids = frozenset(request.id for request in plan.requests())
+            ids = frozenset([request.id for request in requests])
             self._flying |= ids
-        self._flights.append(Flight(plan, packed, handle, began, ids))
+        self._flights.append(Flight(plan, packed, handle, began, requests, ids))
 
     def _land(self) -> None:
         """Waits for the first step in flight and settles it."""
@@ -308,11 +337,10 @@ class Stepper(Forkable):
         self.failures_in_a_row = 0
         self.stats.count_step(plan, packed, result)
         self._measure(plan, packed, result)
-        for request in plan.requests():
-            if request.timeline is not None:
-                _mark_run(request, flight.began, result)
+        for request in traced(flight.requests):
+            _mark_run(request, flight.began, result)
         first = [r for r in (*(row.request for row in plan.prefill),) if not r.output] if self.events else []
-        settle(plan, packed, result, self.queues, self.pool, self.limits.vocab_size)
+        settle(plan, packed, result, self.queues, self.pool, self.limits.vocab_size, self._ended_well)
         for request in first:
             if request.output:
                 self.events.emit("first_token", request.options.request_id)
@@ -321,18 +349,14 @@ class Stepper(Forkable):
 
     def _begin(self, plan: Plan) -> float:
         now = time.perf_counter()
-        for request in plan.requests():
-            if not request.planned:
-                request.planned = now
-                self.inbox.leave(request)
-                cached = request.stats.cached_tokens
-                request.stats.estimated_jct = self.cost.estimate(
-                    request.num_known - cached, cached, request.logits_rows
-                )
-                if request.timeline is not None:
-                    request.timeline.mark("schedule", end=now)
-                if self.events:
-                    self.events.emit("scheduled", request.options.request_id)
+        requests = plan.requests()
+        fresh = plan_all(requests, now, self.cost.seconds())
+        if fresh:
+            self.inbox.leave_all(fresh)
+            for request in traced(fresh):
+                request.timeline.mark("schedule", end=now)
+            for request in fresh if self.events else ():
+                self.events.emit("scheduled", request.options.request_id)
         self.step_began = time.monotonic()
         if self._watchdog is not None:
             self._watchdog.step_begins()

@@ -39,8 +39,8 @@ class Accounts:
         self._by_number: list[Account | None] = []
         self._free: list[int] = []  # numbers that nobody has
 
-    def join(self, options: RequestOptions) -> Account:
-        """One more request of this priority and tenant waits; its account is what the other methods take."""
+    def join(self, options: RequestOptions, count: int = 1) -> Account:
+        """``count`` more requests of this priority and tenant wait; their account is what the other methods take."""
         name = (options.priority, options.tenant)
         account = self._accounts.get(name)
         if account is None:
@@ -48,24 +48,26 @@ class Accounts:
         if account.waiting == 0:
             account.served = max(account.served, self._now.get(options.priority, 0))
             self.busy += 1
-        account.waiting += 1
+        account.waiting += count
         return account
 
-    def leave(self, account: Account) -> None:
-        account.waiting -= 1
+    def leave(self, account: Account, count: int = 1) -> None:
+        account.waiting -= count
         if account.waiting == 0:
             self.busy -= 1
             if self.busy == 0:
                 self._now.update(self._latest)
 
-    def serve(self, account: Account, tokens: int) -> None:
+    def serve(self, account: Account, tokens: int, count: int = 1, last: int | None = None) -> None:
+        """``count`` requests one after the other, of ``tokens`` together, of which the ``last`` has so many."""
         priority = account.priority
-        if account.served > self._now.get(priority, 0):
-            self._now[priority] = account.served
+        began = account.served + tokens - (tokens if last is None else last)
+        if began > self._now.get(priority, 0):
+            self._now[priority] = began
         account.served += tokens
         if account.served > self._latest.get(priority, 0):
             self._latest[priority] = account.served
-        self.leave(account)
+        self.leave(account, count)
 
     def take_back(self, options: RequestOptions, tokens: int) -> Account:
         """A served request is back in the line."""

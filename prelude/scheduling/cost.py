@@ -106,12 +106,9 @@ class CostModel:
         """Seconds that this work makes a step longer: without the constant."""
         return self.predict(work) - self._fitted()[0]
 
-    def estimate(self, uncached: int, cached: int, lm_rows: int) -> float:
-        """``predict(request_work(...))``, for every request of every plan."""
-        if self._unfitted >= _REFIT or self.steps <= _TRUSTED:
-            self._fitted()
-        constant, token, key, row = self._coefficients
-        return constant + uncached * (token + key * (cached + (uncached + 1) / 2)) + row * lm_rows
+    def seconds(self) -> tuple[float, ...]:
+        """The coefficients, by term."""
+        return self._fitted()
 
     @property
     def coefficients(self) -> dict[str, float]:

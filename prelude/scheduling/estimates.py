@@ -50,7 +50,7 @@ class PoolEstimates:
         if not pool.caching or limit <= 0:
             return 0
         known = request.known[: request.num_known]
-        watch, blocks = pool.trie.watch(known, request.prepared.salt, limit)
+        watch, blocks = pool.trie.watch(known, request.salt, limit)
         self._waiting[watch] = request
         self._watches[request.id] = watch
         self._settle(watch, request, blocks * pool.block_size)
@@ -71,7 +71,7 @@ class PoolEstimates:
             request = self._waiting[watch]
             known = request.known[: request.num_known]
             limit = request.reusable // pool.block_size
-            cached = pool.trie.rewatch(watch, known, request.prepared.salt, limit) * pool.block_size
+            cached = pool.trie.rewatch(watch, known, request.salt, limit) * pool.block_size
             self._leave(watch)
             self._settle(watch, request, cached)
             yield request, cached
@@ -82,7 +82,7 @@ class PoolEstimates:
 
     def _place(self, request: Request, cached: int) -> _Place:
         lacked = request.known[cached : cached + self._pool.block_size]
-        return (request.prepared.salt, cached, lacked.tobytes())
+        return (request.salt, cached, lacked.tobytes())
 
     def _settle(self, watch: int, request: Request, cached: int) -> None:
         place = self._places[watch] = self._place(request, cached)

@@ -49,10 +49,3 @@ class Ledger:
         self.rows += need.rows
         self.logits_bytes += need.logits_bytes
         self.recurrent_slots += need.recurrent_slots
-
-
-def logits_bytes(rows: int, vocab_size: int, chunk_rows: int) -> int:
-    """Temporary bytes of a readout of ``rows`` rows that meet the vocabulary: the LM head meets ``chunk_rows`` at a
-    time, so rows past that cost nothing more while they run; their gathered results do (counted as one float per row
-    and target, negligible)."""
-    return min(rows, chunk_rows) * vocab_size * LOGITS_BYTES

@@ -14,6 +14,7 @@ from itertools import islice
 
 import numpy as np
 
+from prelude._native.core import totals
 from prelude.scheduling.accounts import Account, Accounts
 from prelude.scheduling.columns import Columns, Slots
 from prelude.scheduling.estimates import Estimates
@@ -53,6 +54,18 @@ class Line:
         self._arrivals[request.order] = request
         self._join(request)
 
+    def extend(self, requests: list[Request], tokens: int, logits_rows: int, now: int) -> None:
+        """Requests with the same options and key, of so many tokens and rows of logits together."""
+        account = self._accounts.join(requests[0].options, len(requests))
+        arrivals = self._arrivals
+        for request in requests:
+            request.account = account
+            arrivals[request.order] = request
+        self._group(requests[0].key)[1] += len(requests)
+        self._tokens += tokens
+        self._logits_rows += logits_rows
+        self._new.extend(requests)
+
     def push_front(self, request: Request) -> None:
         """Back to where it was taken from: it counts as having waited since it first came."""
         request.account = self._accounts.take_back(request.options, max(1, request.num_known))
@@ -69,12 +82,33 @@ class Line:
         self._accounts.serve(_account(request), max(1, request.num_known))
         self._leave(request)
 
-    def _join(self, request: Request) -> None:
-        group = self._groups.get(request.key)
+    def serve_all(self, requests: list[Request]) -> int:
+        """Requests of one key that a step takes; how many tokens they are."""
+        if not requests:
+            return 0
+        tokens, _, alike = totals(requests)
+        if alike and len(requests) == len(self._arrivals) and not len(self._columns):
+            # All that wait go at once, and none was ever ranked.
+            last = requests[-1]
+            self._accounts.serve(_account(last), tokens, len(requests), max(1, last.num_known))
+            self._arrivals.clear()
+            self._groups.clear()
+            self._new.clear()
+            self._tokens = self._logits_rows = 0
+            return tokens
+        for request in requests:
+            self.serve(request)
+        return tokens
+
+    def _group(self, key: Hashable) -> list[int]:
+        group = self._groups.get(key)
         if group is None:
-            group = self._groups[request.key] = [self._group_numbers, 0]
+            group = self._groups[key] = [self._group_numbers, 0]
             self._group_numbers += 1
-        group[1] += 1
+        return group
+
+    def _join(self, request: Request) -> None:
+        self._group(request.key)[1] += 1
         self._tokens += request.num_known
         self._logits_rows += request.logits_rows
         self._new.append(request)
@@ -193,4 +227,5 @@ class Line:
 def _account(request: Request) -> Account:
     if request.account is None:
         raise RuntimeError("the request is in no line")
-    return request.account
+    account: Account = request.account
+    return account

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from prelude._native.core import OneShotRow as OneShotRow
 from prelude.scheduling.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class OneShotRow:
-    """``skip`` trunk tokens come from the cache; ``publish`` blocks of the lease receive the KV of what follows."""
-
-    request: Request
-    skip: int
-    publish: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +56,15 @@ class Plan:
         return "decode" if self.decode and not self.prefill and not self.oneshot else "mixed"
 
     def requests(self) -> list[Request]:
-        return [
-            *(row.request for row in self.oneshot),
-            *(row.request for row in self.prefill),
-            *self.decode,
-        ]
+        requests = [row.request for row in self.oneshot]
+        if self.prefill or self.decode:
+            requests += [row.request for row in self.prefill]
+            requests += self.decode
+        return requests
 
     def __str__(self) -> str:
         shots = ", ".join(
-            f"{row.request.prepared.tree.num_tokens}t skip {row.skip} publish {row.publish}" for row in self.oneshot
+            f"{row.request.prompt_tokens}t skip {row.skip} publish {row.publish}" for row in self.oneshot
         )
         folds = ", ".join(f"{len(fold.members)} rows share {fold.tokens}t" for fold in self.folds)
         chunks = ", ".join(f"[{row.start}, {row.start + row.count})" for row in self.prefill)

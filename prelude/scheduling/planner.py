@@ -13,16 +13,18 @@ them fail by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
 
+import numpy as np
+
+from prelude._native.core import admit_group, folds_of, keep_all
 from prelude.batch import I32
 from prelude.scheduling.estimates import Estimates
-from prelude.scheduling.folding import FoldFinder, common_prefix
 from prelude.scheduling.lease import KvPool, Lease
-from prelude.scheduling.ledger import Ledger, Need, logits_bytes
+from prelude.scheduling.ledger import LOGITS_BYTES, Ledger, Need
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import Deferral, Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
@@ -95,7 +97,7 @@ def _must_wait(request: Request, lease: Lease, tokens: I32, pool: KvPool, budget
     same step that may share read it at once instead."""
     if not lease.ahead or retry:
         return False
-    if budgets.fold and pool.borrow(lease, tokens, request.prepared.salt):
+    if budgets.fold and pool.borrow(lease, tokens, request.salt):
         return False
     return lease.ahead * pool.block_size >= budgets.defer_tokens and request.deferred < budgets.defer_steps
 
@@ -104,7 +106,11 @@ def _defer(request: Request, lease: Lease, pool: KvPool) -> Deferral:
     pool.release(lease)
     request.deferred += 1
     request.stats.deferred_ticks += 1
-    return Deferral(request, f"another is computing the next {lease.ahead * pool.block_size} tokens of its prompt")
+    return _deferral(request, lease.ahead * pool.block_size)
+
+
+def _deferral(request: Request, tokens: int) -> Deferral:
+    return Deferral(request, f"another is computing the next {tokens} tokens of its prompt")
 
 
 # ------------------------------------------------------------------ decode rows
@@ -220,12 +226,12 @@ def _start(
 ) -> int:
     """The first chunk of a prompt that waits; how many tokens it has. 0: it found no room, or is deferred."""
     known = request.known[: request.num_known]
-    lease = pool.attach(known, request.prepared.salt, request.reusable, growable=True)
+    lease = pool.attach(known, request.salt, request.reusable, growable=True)
     if _must_wait(request, lease, known, pool, budgets, retry):
         deferred.append(_defer(request, lease, pool))
         return 0
     request.lease = lease
-    cached = len(lease.shared) * pool.block_size
+    cached = lease.num_shared * pool.block_size
     request.cached_len = request.staged_len = cached
     count = _chunk(request, pool, ledger, left, rows, retry)
     if not count:
@@ -250,9 +256,9 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
     ledger.take(Need(count))
     request.staged_len = request.cached_len + count
     rows.append(PrefillRow(request, request.cached_len, count))
-    if request.prepared.cache != "never" and not retry:
-        prompt = min(request.staged_len, request.prepared.tree.num_tokens)
-        pool.promise(request.held, request.known[:prompt], request.prepared.salt)
+    if request.cache != "never" and not retry:
+        prompt = min(request.staged_len, request.prompt_tokens)
+        pool.promise(request.held, request.known[:prompt], request.salt)
     return count
 
 
@@ -274,133 +280,55 @@ def _plan_oneshot(
     short request is not made to wait for the long one that would fill up its step."""
     if not queues.oneshot or allowance == 0:
         return (), ()
-    finder = FoldFinder(pool.block_size) if budgets.fold else None
-    rows: list[OneShotRow] = []
-    before = ledger.tokens
-    withheld = 0
-    for request in _one_group(queues, budgets, ledger, allowance, retry):
-        if rows and allowance is not None and before - ledger.tokens >= allowance:
-            break
-        seen = not retry and (budgets.overlap or len(queues.oneshot) > 1)
-        row = _admit_oneshot(request, pool, budgets, ledger, finder, len(rows), retry, seen)
-        if row is None:
-            break
-        if isinstance(row, Deferral):
-            deferred.append(row)
-            continue
-        rows.append(row)
-        if len(rows) == 1:
-            withheld = max(0, ledger.tokens - budgets.group_tokens)
-            ledger.tokens -= withheld
-    ledger.tokens += withheld
+
+    def defer(request: Request, tokens: int) -> None:
+        deferred.append(_deferral(request, tokens))
+
+    row_bytes = budgets.vocab_size * LOGITS_BYTES
+    limits = (
+        ledger.tokens,
+        ledger.rows,
+        ledger.logits_bytes,
+        row_bytes,
+        budgets.logits_chunk_rows,
+        budgets.group_tokens,
+        -1 if allowance is None else allowance,
+        budgets.defer_tokens,
+        budgets.defer_steps,
+        budgets.fold,
+        retry,
+        not retry and (budgets.overlap or len(queues.oneshot) > 1),
+    )
+    group = _one_group(queues, budgets, ledger, allowance, retry)
+    rows, *left = admit_group(pool, group, limits, State.WAITING, State.PREFILL, defer)
+    ledger.tokens, ledger.rows, ledger.logits_bytes = left
     queues.take_oneshot([row.request for row in rows])
-    folds = tuple(_publisher_first(fold, rows) for fold in finder.folds()) if finder else ()
+    folds = folds_of(pool, rows)
     # A promise costs a few microseconds a row: only where somebody may come to see it before it is kept.
     seen = (budgets.overlap or bool(queues.decode)) and not retry
-    return _plan_publishing(rows, folds, pool, queues.estimates, seen), folds
+    # The planned requests wait no more: a peer is one that does.
+    keep_all(pool, rows, folds, seen, lambda request, skip: _common(request, skip, queues.estimates))
+    return tuple(rows), tuple([Fold(members, tokens) for members, tokens in folds])
 
 
 def _one_group(
     queues: Queues, budgets: Budgets, ledger: Ledger, allowance: int | None, retry: bool
-) -> Iterator[Request]:
+) -> Iterable[Request]:
     """Who may share a batch, the first one first. Where all that wait do, and fit, any order will do."""
     line = queues.oneshot
     if retry:
         suspects = [request for request in line if request.failures]
         return (request for request in suspects if request.key == suspects[0].key)
     if allowance is None and line.fits(ledger, budgets.vocab_size, budgets.group_tokens):
-        return iter(line)
+        return list(line)
     return line.in_order(queues.served, one_group=True)
-
-
-def _admit_oneshot(
-    request: Request,
-    pool: KvPool,
-    budgets: Budgets,
-    ledger: Ledger,
-    finder: FoldFinder | None,
-    index: int,
-    retry: bool,
-    seen: bool,
-) -> OneShotRow | Deferral | None:
-    """``None``: it does not fit any more. ``seen``: others may want what it computes."""
-    prepared = request.prepared
-    tree = prepared.tree
-    trunk = tree.token_ids[: request.trunk]
-    lease = pool.attach(trunk, prepared.salt, request.reusable, growable=False)
-    if _must_wait(request, lease, trunk, pool, budgets, retry):
-        return _defer(request, lease, pool)
-    skip = len(lease.shared) * pool.block_size
-    uncached = tree.num_tokens - skip
-    # A fold publishes the common part alone: who asked to be kept whole stays apart.
-    folds = finder if prepared.cache != "always" else None
-    offer = folds.offer(_before(lease, prepared.salt), trunk[skip : request.unread], uncached) if folds else None
-    need = Need(
-        offer.tokens if offer else uncached,
-        1,
-        logits_bytes(request.logits_rows, budgets.vocab_size, budgets.logits_chunk_rows),
-    )
-    if not ledger.take(need):
-        pool.release(lease)
-        return None
-    if offer and finder:
-        finder.accept(offer, index)
-    request.lease = lease
-    request.stats.cached_tokens = skip
-    request.move(State.PREFILL)
-    row = OneShotRow(request, skip)
-    return row if folds else _keep(row, request.trunk, pool, seen)
-
-
-def _before(lease: Lease, salt: int) -> Hashable:
-    """What comes before the tokens that a row computes: rows fold only where it is the same."""
-    return (salt, lease.shared.tobytes()) if lease.borrowed else (salt, lease.node)
-
-
-def _publisher_first(fold: Fold, rows: Sequence[OneShotRow]) -> Fold:
-    """The common part is published by the first member: one that may."""
-    members = sorted(fold.members, key=lambda member: rows[member].request.prepared.cache == "never")
-    return Fold(tuple(members), fold.tokens)
-
-
-def _plan_publishing(
-    rows: Sequence[OneShotRow], folds: tuple[Fold, ...], pool: KvPool, estimates: Estimates | None, seen: bool
-) -> tuple[OneShotRow, ...]:
-    """Folded rows publish their common part once, through the first member; others their trunk. The planned requests
-    wait no more: a peer is one that does."""
-    if not pool.caching:
-        return tuple(rows)
-    ends: dict[int, int] = {}
-    for fold in folds:
-        for place, member in enumerate(fold.members):
-            ends[member] = rows[member].skip + fold.tokens if place == 0 else 0
-    return tuple(
-        row if row.publish else _keep(row, ends.get(index, row.request.trunk), pool, seen, estimates)
-        for index, row in enumerate(rows)
-    )
-
-
-def _keep(row: OneShotRow, end: int, pool: KvPool, seen: bool, estimates: Estimates | None = None) -> OneShotRow:
-    """Blocks for the row's tokens up to ``end``, where they are worth keeping and the pool has room; promised at
-    once where others may see it. What a peer waits for is worth as much as what was hit before: for it promoted
-    blocks give way, the coldest first."""
-    request, lease = row.request, row.request.held
-    prepared = request.prepared
-    size = pool.block_size
-    blocks = end // size - row.skip // size
-    if prepared.cache == "never" or blocks <= 0:
-        return row
-    if not pool.take_for_publishing(lease, blocks, evict_promoted=prepared.cache == "always"):
-        end = min(end, _common(request, row.skip, estimates))
-        blocks = end // size - row.skip // size
-        if not pool.take_for_publishing(lease, blocks, evict_promoted=True):
-            return row
-    if seen:
-        pool.promise(lease, prepared.tree.token_ids[:end], prepared.salt)
-    return OneShotRow(request, row.skip, blocks)
 
 
 def _common(request: Request, skip: int, estimates: Estimates | None) -> int:
     """How many tokens a peer that waits has in common with the request; 0 without one."""
     peer = estimates.peer(request, skip) if estimates is not None else None
-    return 0 if peer is None else common_prefix(request.known, peer.known[: peer.num_known])
+    if peer is None:
+        return 0
+    n = min(request.num_known, peer.num_known)
+    differ = np.flatnonzero(request.known[:n] != peer.known[:n])
+    return int(differ[0]) if len(differ) else n

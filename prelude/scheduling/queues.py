@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from prelude._native.core import number_all
 from prelude.admission.classes import ExecutionClass
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lines import Line
@@ -46,6 +47,19 @@ class Queues:
         self._waiting(request).append(request, self.served)
         self.waiting_tokens += request.num_known
 
+    def add_all(self, requests: list[Request]) -> None:
+        """OneShot requests that came together, in order."""
+        if not requests:
+            return
+        tokens, rows, alike = number_all(requests, self.arrivals, self.served)
+        self.arrivals += len(requests)
+        self.waiting_tokens += tokens
+        if alike:
+            self.oneshot.extend(requests, tokens, rows, self.served)
+            return
+        for request in requests:
+            self.oneshot.append(request, self.served)
+
     def look_again(self) -> None:
         """Requests whose match with the prefix cache has changed take their new place in line."""
         if self.estimates is not None:
@@ -54,9 +68,7 @@ class Queues:
 
     def take_oneshot(self, requests: list[Request]) -> None:
         """Out of the line, into a step."""
-        for request in requests:
-            self.oneshot.serve(request)
-            self.waiting_tokens -= request.num_known
+        self.waiting_tokens -= self.oneshot.serve_all(requests)
 
     def start(self, request: Request) -> None:
         """Waiting -> running."""

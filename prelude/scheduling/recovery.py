@@ -83,7 +83,7 @@ def _roll_back(request: Request, pool: KvPool) -> None:
     lease = request.lease
     if lease is not None and (lease.promise >= 0 or lease.borrowed):
         pool.withdraw(lease)
-        request.cached_len = request.staged_len = len(lease.shared) * pool.block_size
+        request.cached_len = request.staged_len = lease.num_shared * pool.block_size
 
 
 def suspects_left(queues: Queues) -> bool:

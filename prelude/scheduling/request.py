@@ -11,15 +11,14 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from prelude._native.core import Record
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.drawing import Drawing, History
 from prelude.admission.prepared import Outcome, Prepared, first_read_token, logits_rows, readout_key
-from prelude.batch import I32, SampleOutput
+from prelude.batch import SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import RequestStats
-from prelude.scheduling.accounts import Account
 from prelude.scheduling.lease import Lease
-from prelude.timeline import Timeline
 
 
 class State(str, Enum):
@@ -53,10 +52,10 @@ class Sink(Protocol):
 
 Ending: TypeAlias = "Callable[[Request, Outcome | None, BaseException | None], None]"
 
-_IDS = itertools.count(1)
+IDS = itertools.count(1)
 
 
-class Request:
+class Request(Record):
     """``id`` is ours and unique; ``order`` says who came first, once the request has left the inbox. ``failures``
     counts failed steps since the last settled one. ``ending`` is called once, by ``finish``.
 
@@ -71,42 +70,7 @@ class Request:
     ``cached_len`` up to it.
     """
 
-    __slots__ = (
-        "account",
-        "arrived",
-        "cached_len",
-        "cancelled",
-        "deferred",
-        "ending",
-        "execution_class",
-        "expires",
-        "failures",
-        "first_read",
-        "first_token",
-        "history",
-        "id",
-        "key",
-        "known",
-        "lease",
-        "logits_rows",
-        "num_known",
-        "options",
-        "order",
-        "outbox",
-        "output",
-        "planned",
-        "prepared",
-        "queued_at",
-        "queued_tokens",
-        "sink",
-        "staged_len",
-        "state",
-        "stats",
-        "timeline",
-        "trunk",
-        "turn",
-        "unread",
-    )
+    __slots__ = ()
 
     def __init__(
         self,
@@ -115,51 +79,58 @@ class Request:
         execution_class: ExecutionClass | None = None,
         options: RequestOptions = NO_OPTIONS,
     ) -> None:
-        self.id = next(_IDS)
+        self.id = next(IDS)
         self.order = 0
-        self.prepared = prepared
+        self.given = prepared
         self.sink = sink
         self.options = options
         self.expires = math.inf  # on the monotonic clock
-        self.ending: Ending = sink.deliver
-        self.failures = 0
+        self.ending = sink.deliver
         self.queued_tokens = -1  # what the inbox counts for it; -1: nothing
-        self.first_token = 0.0
-        self.timeline: Timeline | None = None
-        self.outbox: object = None  # of the event loop that waits, if one does
         self.execution_class = execution_class or classify(prepared)
         self.state = State.WAITING
-        self.lease: Lease | None = None
-        self.cancelled = False
-        self.cached_len = 0
-        self.staged_len = 0
-        self.output: list[int] = []
-        self.history: History | None = None  # made when a step first needs it
         self.arrived = time.perf_counter()
-        self.planned = 0.0
-        tree = prepared.tree
-        self.first_read = first_read_token(prepared.readout)
-        self.trunk = tree.trunk_tokens
-        self.unread = self.trunk - 1 if self.first_read is None else min(self.trunk, self.first_read)
-        self.logits_rows = logits_rows(prepared.readout)
-        self.account: Account | None = None
         self.queued_at = 0
-        self.deferred = 0
         self.turn = 0  # who had come when its last chunk was planned
-        self.key = None if prepared.readout is None else readout_key(prepared.readout)
+        tree, readout = prepared.tree, prepared.readout
+        read = first_read_token(readout)
+        self.sampling = readout.sampling if isinstance(readout, Drawing) else prepared.sampling
+        self.max_new_tokens = prepared.max_new_tokens
+        self.key = None if readout is None else readout_key(readout)
         self.num_known = tree.num_tokens
-        self.known: I32 = tree.token_ids
+        trunk = tree.trunk_tokens
+        unread = trunk - 1 if read is None else min(trunk, read)
+        self.known = tree.token_ids
+        self.output = ()
         if self.execution_class is ExecutionClass.DECODE:
-            self.unread = -1
+            unread = -1
+            self.output = []
             self.known = np.empty(tree.num_tokens + prepared.max_new_tokens, dtype=np.int32)
             self.known[: tree.num_tokens] = tree.token_ids
-        self.stats = RequestStats(
-            execution_class=self.execution_class.value,
-            prompt_tokens=tree.num_tokens,
-            truncated_tokens=prepared.truncated_tokens,
-            tokenize_ms=prepared.tokenize_ms,
-            request_id=options.request_id,
+        self.bind(
+            tree.token_ids,
+            tree.positions,
+            tree.starts,
+            tree.parents,
+            -1 if read is None else read,
+            unread,
+            logits_rows(readout),
+            prepared.salt,
+            prepared.cache,
         )
+        stats = self.stats = RequestStats()
+        stats.execution_class = self.execution_class.value
+        stats.prompt_tokens = tree.num_tokens
+        stats.truncated_tokens = prepared.truncated_tokens
+        stats.tokenize_ms = prepared.tokenize_ms
+        stats.request_id = options.request_id
+
+    @property
+    def prepared(self) -> Prepared:
+        if self.given is None:
+            self.given = self.alike.prepared(self.known)
+        prepared: Prepared = self.given
+        return prepared
 
     @property
     def held(self) -> Lease:
@@ -168,14 +139,6 @@ class Request:
             raise RuntimeError("a planned request holds no lease")
         return self.lease
 
-    @property
-    def reusable(self) -> int:
-        """How many tokens the prefix cache may stand in for. A request that reads nothing still computes a token: it
-        is there to warm the cache, and a step is never empty."""
-        if self.prepared.cache == "never":
-            return 0
-        return self.num_known - 1 if self.unread < 0 else self.unread
-
     # The names of the request's lengths in the field's textbooks.
     @property
     def device_len(self) -> int:
@@ -183,7 +146,7 @@ class Request:
 
     @property
     def max_device_len(self) -> int:
-        return self.prepared.tree.num_tokens + self.prepared.max_new_tokens
+        return self.prompt_tokens + self.max_new_tokens
 
     @property
     def extend_len(self) -> int:
@@ -200,7 +163,7 @@ class Request:
 
     def drawing(self, row: int) -> Drawing:
         """This request as a row that is about to be sampled."""
-        sampling = self.prepared.sampling
+        sampling = self.sampling
         if sampling is None:
             raise RuntimeError("a Decode request has no sampling settings")
         edits = sampling.edits

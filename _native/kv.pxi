@@ -1,0 +1,193 @@
+# Lease and KvPool. Part of core.pyx.
+
+@cython.final
+@cython.freelist(256)
+cdef class Lease:
+    """What a request holds of a pool. ``shared`` are the blocks of the locked path of the trie, and after them
+    ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence order,
+    the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that a leader
+    is filling. A lease that is not ``growable`` is a OneShot row's: its own blocks are what the step publishes.
+    """
+
+    cdef CLease c
+
+    @property
+    def growable(self) -> bool:
+        return self.c.growable
+
+    @property
+    def released(self) -> bool:
+        return self.c.released
+
+    @property
+    def node(self) -> int:
+        return self.c.node
+
+    @property
+    def promise(self) -> int:
+        return self.c.promise
+
+    @property
+    def promised(self) -> int:
+        return self.c.promised
+
+    @property
+    def borrowed(self) -> int:
+        return self.c.borrowed
+
+    @property
+    def ahead(self) -> int:
+        return self.c.ahead
+
+    @property
+    def num_shared(self) -> int:
+        return self.c.shared.size()
+
+    @property
+    def num_blocks(self) -> int:
+        return self.c.num_blocks()
+
+    @property
+    def shared(self):
+        cdef cnp.ndarray out = _new_int32(self.c.shared.size())
+        memcpy(_data(out), self.c.shared.data(), self.c.shared.size() * sizeof(int32_t))
+        return out
+
+    @property
+    def own(self) -> list:
+        return self.c.own
+
+    def table(self):
+        """The block table: shared blocks, then own ones."""
+        cdef cnp.ndarray out = _new_int32(self.c.num_blocks())
+        self.c.table(_data(out))
+        return out
+
+
+cdef class KvPool:
+    """The leases of one engine on one pool. One writer at a time: the holder of the baton."""
+
+    cdef CKvPool* c  # owned; refers to what `trie` and `allocator` keep alive
+    cdef COneShotGroup* group  # owned: the OneShot rows of the step being planned
+    cdef readonly BlockAllocator allocator
+    cdef readonly PrefixTrie trie
+
+    def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True):
+        self.allocator = BlockAllocator(num_blocks, block_size)
+        self.trie = PrefixTrie(self.allocator)
+        self.c = new CKvPool(self.trie.c[0], prefix_cache)
+        self.group = new COneShotGroup(self.c[0])
+
+    def __dealloc__(self):
+        del self.group
+        del self.c
+
+    @property
+    def block_size(self) -> int:
+        return self.c.block_size()
+
+    @property
+    def num_blocks(self) -> int:
+        return self.allocator.c.num_blocks()
+
+    @property
+    def caching(self) -> bool:
+        return self.c.caching()
+
+    @property
+    def live_leases(self) -> int:
+        return self.c.live_leases()
+
+    @property
+    def evictions(self) -> int:
+        """Cached blocks that gave way to others."""
+        return self.c.evictions()
+
+    def begin_plan(self) -> None:
+        """A new step: what earlier ones promised may be waited for, not borrowed."""
+        self.c.begin_plan()
+
+    def attach(self, tokens, uint64_t salt, int64_t max_tokens, *, cbool growable) -> Lease:
+        """A lease on the longest cached prefix of ``tokens`` that is at most ``max_tokens`` long."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Lease lease = Lease.__new__(Lease)
+        lease.c.growable = growable
+        self.allocator.enter()
+        cdef Result r = self.c.attach(_data(t), _len(t), salt, max_tokens, &lease.c)
+        self.allocator.writer.leave()
+        _check(r)
+        return lease
+
+    def grow(self, Lease lease not None, int64_t num_blocks) -> bool:
+        """Takes ``num_blocks`` more for a Decode lease; False, and nothing changed, when the pool cannot."""
+        if not lease.c.growable:
+            raise RuntimeError("a OneShot lease cannot grow")
+        return self._take(lease, num_blocks, False)
+
+    cdef cbool _take(self, Lease lease, int64_t num_blocks, cbool spare_protected) except? False:
+        self.allocator.enter()
+        cdef Result r = self.c.take(lease.c, num_blocks, spare_protected)
+        self.allocator.writer.leave()
+        if r.status != Status.out_of_blocks:
+            _check(r)
+        return r.ok()
+
+    def take_for_publishing(self, Lease lease not None, int64_t num_blocks, *, cbool evict_promoted) -> bool:
+        """Blocks for the part of a OneShot prompt that will be published. Without ``evict_promoted`` what was hit
+        before is never evicted for it: publishing is a favour, not a need."""
+        return num_blocks > 0 and self.c.caching() and self._take(lease, num_blocks, not evict_promoted)
+
+    def promise(self, Lease lease not None, tokens, uint64_t salt) -> None:
+        """The lease's own blocks of ``tokens`` will be written by the step that is being planned."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        self.allocator.enter()
+        cdef Result r = self.c.promise(lease.c, _data(t), _len(t), salt)
+        self.allocator.writer.leave()
+        _check(r)
+
+    def borrow(self, Lease lease not None, tokens, uint64_t salt) -> bool:
+        """The lease reads what a leader of the same step writes: ``ahead`` blocks of it. False: its leader runs in an
+        earlier step."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        return self.c.borrow(lease.c, _data(t), _len(t), salt)
+
+    def withdraw(self, Lease lease not None) -> None:
+        """The step never happened: what it promised or borrowed is gone, and with it what came after. The lease keeps
+        its locked path, all of it computed."""
+        self.allocator.enter()
+        cdef Result r = self.c.withdraw(lease.c)
+        self.allocator.writer.leave()
+        _check(r)
+
+    def publish(self, Lease lease not None, tokens, uint64_t salt, *, cbool promoted=False) -> None:
+        """Full blocks of ``tokens`` whose KV is computed enter the trie, and the lease's lock moves to their end.
+
+        Where another request published the same block first, ours is given back and the lease reads the trie's. What
+        the trie does not take (a leader has promised to fill that place) stays the lease's own.
+        """
+        cdef cnp.ndarray t = _int32(tokens, "tokens")
+        self.allocator.enter()
+        cdef Result r = self.c.publish(lease.c, _data(t), _len(t), salt, promoted, False)
+        self.allocator.writer.leave()
+        _check(r)
+
+    def release(self, Lease lease not None) -> None:
+        """The one place where held blocks and locks are given back."""
+        if lease.c.released:
+            raise RuntimeError("lease released twice")
+        self.allocator.enter()
+        cdef Result r = self.c.release(lease.c)
+        self.allocator.writer.leave()
+        _check(r)
+
+    def audit(self, leases) -> None:
+        """Conservation: free + used + cached == total, and nobody holds what is not on ``leases``."""
+        self.allocator.audit()
+        self.trie.audit()
+        if self.c.live_leases() != len(leases):
+            raise RuntimeError(f"{self.c.live_leases()} leases are out, {len(leases)} are known")
+        held = set()
+        for lease in leases:
+            held.update(lease.own, lease.shared.tolist())
+        if len(held) != self.allocator.num_used:
+            raise RuntimeError(f"{self.allocator.num_used} blocks are used, leases hold {len(held)}")

@@ -1,0 +1,636 @@
+# A request as planning, packing and settling know it, and what they do to all rows of a step in one call. Part of
+# core.pyx.
+
+import dataclasses as _dataclasses
+
+# What a request took: names, types and defaults. The class below has them as fields of C.
+_STATS = (
+    ("execution_class", str, ""), ("prompt_tokens", int, 0), ("cached_tokens", int, 0), ("computed_tokens", int, 0),
+    ("deferred_ticks", int, 0), ("chunks", int, 0), ("preemptions", int, 0), ("queue_ms", float, 0.0),
+    ("forward_ms", float, 0.0), ("tokenize_ms", float, 0.0), ("detok_ms", float, 0.0), ("finish_reason", object, None),
+    ("truncated_tokens", int, 0), ("estimated_jct", float, 0.0), ("batch_size_seen", int, 0), ("replays", int, 0),
+    ("ttft_ms", float, 0.0), ("total_ms", float, 0.0), ("request_id", object, None), ("timeline", object, None),
+)
+
+
+@cython.freelist(256)
+cdef class RequestStats:
+    """What one request took. Times are wall milliseconds.
+
+    ``computed_tokens`` are tokens that went through the layers for this request, ``cached_tokens`` were read from
+    the prefix cache; a state shared by N questions is counted once. ``ttft_ms`` and ``total_ms`` count from when the
+    request was handed to the engine, after tokenising. ``timeline`` is there where it was asked for.
+    ``estimated_jct`` is what the cost model expected when the request was planned: seconds of computing its prompt
+    alone; 0 before a step was measured. ``deferred_ticks`` counts steps spent waiting for another to compute
+    the prefix.
+    """
+
+    cdef public object execution_class, finish_reason, request_id, timeline
+    cdef public int64_t prompt_tokens, cached_tokens, computed_tokens, deferred_ticks, chunks, preemptions
+    cdef public int64_t truncated_tokens, batch_size_seen, replays
+    cdef public double queue_ms, forward_ms, tokenize_ms, detok_ms, estimated_jct, ttft_ms, total_ms
+
+    __dataclass_fields__ = _dataclasses.make_dataclass("RequestStats", _STATS).__dataclass_fields__
+
+    def __cinit__(self, *args, **fields):
+        self.execution_class = ""
+
+    def __init__(self, *args, **fields):
+        names = [name for name, _, _ in _STATS]
+        if len(args) > len(names):
+            raise TypeError(f"{len(args)} values for {len(names)} fields")
+        for name, value in zip(names, args):
+            setattr(self, name, value)
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    def __repr__(self) -> str:
+        return "RequestStats(" + ", ".join(f"{name}={getattr(self, name)!r}" for name, _, _ in _STATS) + ")"
+
+    def __eq__(self, other) -> bool:
+        if not isinstance(other, RequestStats):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name, _, _ in _STATS)
+
+    def __reduce__(self):
+        return RequestStats, tuple([getattr(self, name) for name, _, _ in _STATS])
+
+
+cdef dict _CACHE_MODES = {"never": 0, "auto": 1, "always": 2}
+
+
+cdef class Record:
+    """What every stage of a step knows of a request. ``num_known`` tokens are the prompt and what was sampled;
+    ``cached_len`` of them have their KV in the pool, ``staged_len`` counts tokens in flight as well."""
+
+    cdef RequestRow row
+    cdef object held  # the arrays that the row points into
+    cdef public object id, order, queued_at, turn, account, ending, execution_class, history, key, known, options
+    cdef public object outbox, output, alike, given, sink, state, timeline, sampling, cache
+    cdef public RequestStats stats
+    cdef public Lease lease
+    cdef public int64_t num_known, cached_len, staged_len, queued_tokens, failures, deferred, max_new_tokens
+    cdef public double arrived, planned, first_token, expires
+    cdef public cbool cancelled
+
+    def bind(self, tokens, positions, starts, parents, int64_t read, int64_t unread, int64_t logits_rows,
+             uint64_t salt, str cache) -> None:
+        """The prompt, and what is read of it. ``read`` is the first token that is, -1 for none; ``unread`` tokens of
+        the trunk are only attended to, -1 for a request that decodes."""
+        cdef cnp.ndarray t = _int32(tokens, "tokens"), p, s, u
+        self.row.tokens, self.row.num_tokens = _data(t), _len(t)
+        self.row.segments, self.row.trunk = 1, _len(t)
+        self.row.positions = self.row.starts = self.row.parents = NULL
+        self.held = t
+        if starts is not None and len(parents) > 1:
+            p, s, u = _int32(positions, "positions"), _int32(starts, "starts"), _int32(parents, "parents")
+            self.held = (t, p, s, u)
+            self.row.positions, self.row.starts, self.row.parents = _data(p), _data(s), _data(u)
+            self.row.segments, self.row.trunk = _len(u), _data(s)[1]
+        self.row.read, self.row.unread, self.row.logits_rows = read, unread, logits_rows
+        self.row.salt = salt
+        self.cache = cache
+        self.row.cache = <CacheMode><int>_CACHE_MODES[cache]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """With all branches."""
+        return self.row.num_tokens
+
+    @property
+    def trunk(self) -> int:
+        """Tokens that are common to all branches."""
+        return self.row.trunk
+
+    @property
+    def unread(self) -> int:
+        return self.row.unread
+
+    @property
+    def first_read(self) -> int:
+        return self.row.read
+
+    @property
+    def logits_rows(self) -> int:
+        return self.row.logits_rows
+
+    @property
+    def salt(self) -> int:
+        return self.row.salt
+
+    @property
+    def reusable(self) -> int:
+        """How many tokens the prefix cache may stand in for. A request that reads nothing still computes a token: it
+        is there to warm the cache, and a step is never empty."""
+        if self.row.cache == CacheMode.never:
+            return 0
+        return self.num_known - 1 if self.row.unread < 0 else self.row.unread
+
+
+def clones(Record like not None, list prompts, ids, ending, sink, options, double expires, outbox, double now) -> list:
+    """A request of ``like``'s type a prompt (int32 arrays), alike in all that is not said here. Each reads its last
+    token."""
+    cdef list out = []
+    cdef Record r
+    cdef RequestStats stats
+    cdef cnp.ndarray t
+    cdef int64_t n
+    kind = type(like)
+    request_id = options.request_id
+    for t in prompts:
+        n = _len(t)
+        r = kind.__new__(kind)
+        r.row = like.row
+        r.row.tokens, r.row.num_tokens, r.row.trunk = _data(t), n, n
+        r.row.read = r.row.unread = n - 1
+        r.held = r.known = t
+        r.id, r.order, r.queued_at, r.turn = next(ids), 0, 0, 0
+        r.ending, r.execution_class, r.key = ending, like.execution_class, like.key
+        r.options, r.outbox, r.output, r.alike = options, outbox, like.output, like.alike
+        r.sink, r.state, r.sampling, r.cache = sink, like.state, like.sampling, like.cache
+        r.num_known, r.queued_tokens, r.max_new_tokens = n, -1, like.max_new_tokens
+        r.arrived, r.expires = now, expires
+        stats = r.stats = RequestStats.__new__(RequestStats)
+        stats.execution_class, stats.prompt_tokens, stats.request_id = like.stats.execution_class, n, request_id
+        out.append(r)
+    return out
+
+
+@cython.final
+@cython.freelist(256)
+cdef class OneShotRow:
+    """``skip`` trunk tokens come from the cache; ``publish`` blocks of the lease receive the KV of what follows."""
+
+    cdef readonly Record request
+    cdef readonly int64_t skip, publish
+
+    def __init__(self, Record request not None, int64_t skip, int64_t publish=0):
+        self.request, self.skip, self.publish = request, skip, publish
+
+    def __eq__(self, other) -> bool:
+        if not isinstance(other, OneShotRow):
+            return NotImplemented
+        return (self.request is other.request and self.skip == other.skip and self.publish == other.publish)
+
+    def __repr__(self) -> str:
+        return f"OneShotRow(request={self.request!r}, skip={self.skip}, publish={self.publish})"
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Outcome:
+    """A request's raw numbers, before they become a public result. ``token_ids`` were generated; ``text`` and
+    ``logprobs`` are there where a reader decoded the tokens on their way."""
+
+    cdef object whole, cut
+    cdef int64_t rows[4]
+    cdef readonly object token_ids, text, logprobs
+    cdef readonly RequestStats stats
+
+    def __init__(self, output, token_ids, RequestStats stats not None, text=None, logprobs=None):
+        self.whole, self.token_ids, self.stats, self.text, self.logprobs = output, token_ids, stats, text, logprobs
+
+    @property
+    def output(self):
+        """The request's own part of what its step put out."""
+        if self.cut is not None:
+            self.whole = self.cut(self.whole, (self.rows[0], self.rows[1]), (self.rows[2], self.rows[3]))
+            self.cut = None
+        return self.whole
+
+    def __repr__(self) -> str:
+        return f"Outcome(output={self.output!r}, token_ids={self.token_ids!r}, stats={self.stats!r})"
+
+
+# --- in and out of the queue ----------------------------------------------------------------------------------
+
+def number_all(list requests, order, queued_at):
+    """Says who came when: (known tokens, rows that meet the vocabulary, whether all are alike) of all of them."""
+    cdef Record r, first = requests[0]
+    cdef int64_t tokens = 0, rows = 0
+    cdef bint alike = True
+    for r in requests:
+        order += 1
+        r.order = order
+        r.queued_at = queued_at
+        tokens += r.num_known
+        rows += r.row.logits_rows
+        alike = alike and (r.execution_class is first.execution_class and r.options is first.options
+                           and r.key is first.key)
+    return tokens, rows, alike
+
+
+def totals(list requests):
+    """(known tokens, rows that meet the vocabulary, whether all have one account) of requests in a line."""
+    cdef Record r, first = requests[0]
+    cdef int64_t tokens = 0, rows = 0
+    cdef bint alike = True
+    for r in requests:
+        tokens += r.num_known
+        rows += r.row.logits_rows
+        alike = alike and r.account is first.account
+    return tokens, rows, alike
+
+
+def plain(list requests, oneshot) -> bool:
+    """Whether none of them is out of the ordinary: cancelled, with a deadline, or told of single tokens."""
+    cdef Record r
+    for r in requests:
+        if r.cancelled or r.expires != INFINITY or r.execution_class is not oneshot:
+            return False
+    return True
+
+
+def leave_all(list requests):
+    """(how many, tokens) of those that an inbox counted; it does not count them any more."""
+    cdef Record r
+    cdef int64_t count = 0, tokens = 0
+    for r in requests:
+        if r.queued_tokens >= 0:
+            count += 1
+            tokens += r.queued_tokens
+            r.queued_tokens = -1
+    return count, tokens
+
+
+def charge_all(list requests) -> None:
+    cdef Record r
+    for r in requests:
+        r.queued_tokens = r.num_known
+
+
+def tokens_of(list requests) -> int:
+    cdef Record r
+    cdef int64_t tokens = 0
+    for r in requests:
+        tokens += r.num_known
+    return tokens
+
+
+def plan_all(list requests, double now, tuple coefficients) -> list:
+    """Those that are planned for the first time; each has its expected seconds now."""
+    cdef Record r
+    cdef double constant, token, key, row, uncached
+    cdef list fresh = []
+    constant, token, key, row = coefficients
+    for r in requests:
+        if r.planned == 0.0:
+            r.planned = now
+            uncached = <double>(r.num_known - r.stats.cached_tokens)
+            r.stats.estimated_jct = (constant + row * <double>r.row.logits_rows
+                                     + uncached * (token + key * (<double>r.stats.cached_tokens + (uncached + 1) / 2)))
+            fresh.append(r)
+    return fresh
+
+
+# --- planning -------------------------------------------------------------------------------------------------
+
+def admit_group(KvPool pool not None, requests, tuple limits, waiting, planned, defer):
+    """The OneShot rows of a step, from ``requests`` in order until one does not fit: (rows, what is left of tokens,
+    rows and bytes). ``limits``: the fields of GroupLimits. ``defer(request, tokens)`` hears of one that is
+    to wait for a leader. States go from ``waiting`` to ``planned``."""
+    cdef GroupLimits most
+    (most.tokens, most.rows, most.logits_bytes, most.logits_row_bytes, most.logits_chunk_rows, most.group_tokens,
+     most.allowance, most.defer_tokens, most.defer_steps, most.fold, most.retry, most.seen) = limits
+    cdef COneShotGroup* group = pool.group
+    cdef list rows = []
+    cdef Record r
+    cdef Lease lease = None
+    cdef OneShotRow row
+    cdef int64_t skip = 0, publish = 0
+    cdef Result wrong
+    cdef Verdict verdict
+    group.begin(most)
+    for r in requests:
+        if group.done():
+            break
+        if r.state is not waiting:
+            raise RuntimeError(f"a request that is {r.state} cannot be planned")
+        lease = Lease.__new__(Lease)
+        pool.allocator.enter()
+        verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
+        pool.allocator.writer.leave()
+        _check(wrong)
+        if verdict == Verdict.full:
+            break
+        if verdict == Verdict.deferred:
+            r.deferred += 1
+            r.stats.deferred_ticks += 1
+            defer(r, lease.c.ahead * pool.c.block_size())
+            continue
+        r.lease = lease
+        r.stats.cached_tokens = skip
+        r.state = planned
+        row = OneShotRow.__new__(OneShotRow)
+        row.request, row.skip, row.publish = r, skip, publish
+        rows.append(row)
+    group.end()
+    return rows, group.left().tokens, group.left().rows, group.left().logits_bytes
+
+
+def folds_of(KvPool pool not None, list rows) -> list:
+    """(members, tokens) of the folds of the group that was admitted last. Who may publish for all comes first."""
+    cdef list out = []
+    cdef list first, after
+    cdef int32_t member
+    cdef int64_t k
+    cdef size_t g
+    cdef FoldGroup fold
+    for g in range(pool.group.folds().groups().size()):
+        fold = pool.group.folds().groups()[g]
+        if fold.count < 2:
+            continue
+        first, after = [], []
+        member = fold.first
+        for k in range(fold.count):
+            if (<OneShotRow>rows[member]).request.row.cache == CacheMode.never:
+                after.append(member)
+            else:
+                first.append(member)
+            member = pool.group.folds().next(member)
+        out.append((tuple(first + after), fold.shared))
+    return out
+
+
+def keep_all(KvPool pool not None, list rows, list folds, cbool seen, common) -> None:
+    """Blocks for what the rows publish: folded ones their common part once, through the first member; others their
+    trunk. ``common(request, skip)``: how many tokens a peer that waits shares with one that finds no room; for these
+    what was hit before gives way, the coldest first."""
+    cdef OneShotRow row
+    cdef Record r
+    cdef Result wrong
+    cdef int64_t end, at = 0
+    cdef cbool room
+    cdef dict ends = {}
+    if not pool.c.caching():
+        return
+    for members, tokens in folds:
+        for member in members:
+            ends[member] = 0
+        row = rows[members[0]]
+        ends[members[0]] = row.skip + tokens
+    for row in rows:
+        r = row.request
+        end = ends.get(at, r.row.trunk) if ends else r.row.trunk
+        at += 1
+        if row.publish:
+            continue
+        pool.allocator.enter()
+        room = pool.group.keep(r.row, r.lease.c, row.skip, end, r.row.cache == CacheMode.always, seen,
+                               &row.publish, &wrong)
+        pool.allocator.writer.leave()
+        _check(wrong)
+        if not room:
+            end = min(end, <int64_t>common(r, row.skip))
+            pool.allocator.enter()
+            pool.group.keep(r.row, r.lease.c, row.skip, end, True, seen, &row.publish, &wrong)
+            pool.allocator.writer.leave()
+            _check(wrong)
+
+
+# --- packing --------------------------------------------------------------------------------------------------
+
+def pack_step(rows, folds, more, int32_t block_size):
+    """The arrays of ``pack_prompt`` for OneShot rows, those of ``folds`` ((members, tokens)) computed once, and after
+    them ``more`` rows as ``pack_prompt`` takes them; then, of each OneShot row, what to add to its own token numbers
+    to get the batch's, and how many tokens it brought (a fold's, to its first member)."""
+    cdef int64_t i, begin, n = len(rows)
+    cdef vector[PromptRow] packed
+    cdef vector[int64_t] at, begins
+    cdef OneShotRow row
+    cdef Record r
+    cdef _Borrowed borrowed = _Borrowed()
+    at.resize(n, -1)
+    begins.resize(n)
+    packed.reserve(n + 2 * len(folds) + len(more))
+    shifts, computed = _new_int32(n), _new_int32(n)
+    cdef int32_t* shift = _data(shifts)
+    cdef int32_t* brought = _data(computed)
+    cdef int64_t root
+    for members, tokens in folds:
+        row = rows[members[0]]
+        r = row.request
+        begin = row.skip + <int64_t>tokens
+        root = packed.size()
+        packed.push_back(prompt_row(r.row, row.skip, begin, -1, &r.lease.c, row.skip, row.publish, block_size))
+        for i in members:
+            at[i], begins[i] = packed.size(), begin
+            packed.push_back(prompt_row((<OneShotRow>rows[i]).request.row, begin, -1, root, NULL, 0, 0, block_size))
+    for i in range(n):
+        row = rows[i]
+        r = row.request
+        if at[i] < 0:
+            at[i], begins[i] = packed.size(), row.skip
+            packed.push_back(prompt_row(r.row, row.skip, -1, -1, &r.lease.c, row.skip, row.publish, block_size))
+        brought[i] = <int32_t>(r.row.num_tokens - begins[i])
+    for members, tokens in folds:
+        brought[<int64_t>members[0]] += <int32_t>tokens
+    for given in more:
+        packed.push_back(_prompt_row(given, packed.size(), borrowed))
+    cdef tuple arrays = _lay_out(packed, block_size, None)
+    cdef const int32_t* offsets = _data(arrays[8])
+    for i in range(n):
+        shift[i] = <int32_t>(offsets[at[i]] - begins[i])
+    return arrays, shifts, computed
+
+
+def pack_running(requests, int32_t block_size):
+    """The arrays of ``pack_decode`` for running requests: the last token that each knows."""
+    cdef int64_t i, blocks = 0, count = len(requests)
+    cdef vector[DecodeRow] packed
+    cdef DecodeRow row
+    cdef Record r
+    cdef cnp.ndarray known
+    packed.reserve(count)
+    for r in requests:
+        known = r.known
+        row.tokens, row.num_tokens, row.known = _data(known), _len(known), r.num_known
+        row.shared, row.shared_blocks = r.lease.c.shared.data(), r.lease.c.shared.size()
+        row.own, row.own_blocks = r.lease.c.own.data(), r.lease.c.own.size()
+        packed.push_back(row)
+    return _lay_out_running(packed, block_size, None)
+
+
+cdef object _F32 = np.dtype(np.float32)
+cdef object _U64 = np.dtype(np.uint64)
+
+
+def sampling_arrays(list settings):
+    """One row a set of sampling settings: (temperature, top_k, top_p, min_p, seeds, the most alternatives, whether
+    logprobs are wanted, whether logits are edited). Settings that many rows share are read once."""
+    cdef Py_ssize_t i, n = len(settings)
+    temperature, top_p, min_p = np.empty(n, _F32), np.empty(n, _F32), np.empty(n, _F32)
+    seeds, top_k = np.empty(n, _U64), _new_int32(n)
+    cdef float* t = <float*>cnp.PyArray_DATA(<cnp.ndarray>temperature)
+    cdef float* p = <float*>cnp.PyArray_DATA(<cnp.ndarray>top_p)
+    cdef float* m = <float*>cnp.PyArray_DATA(<cnp.ndarray>min_p)
+    cdef uint64_t* s = <uint64_t*>cnp.PyArray_DATA(<cnp.ndarray>seeds)
+    cdef int32_t* k = _data(top_k)
+    cdef object before = None
+    cdef int64_t top = 0
+    cdef bint logprobs = False, edited = False
+    for i in range(n):
+        one = settings[i]
+        if one is before:
+            t[i], p[i], m[i], s[i], k[i] = t[i - 1], p[i - 1], m[i - 1], s[i - 1], k[i - 1]
+            continue
+        before = one
+        t[i], p[i], m[i], s[i], k[i] = one.temperature, one.top_p, one.min_p, one.seed, one.top_k
+        wanted = one.logprobs
+        if wanted is not None:
+            logprobs, top = True, max(top, <int64_t>wanted)
+        edited = edited or one.edits is not None
+    return temperature, top_k, top_p, min_p, seeds, top, logprobs, edited
+
+
+def drawn_rows(rows, shifts):
+    """Of OneShot rows that draw a token: their sampling settings, and the tokens of the batch that they draw after."""
+    cdef OneShotRow row
+    cdef list settings = []
+    cdef cnp.ndarray s = shifts
+    cdef cnp.ndarray out = _new_int32(_len(s))
+    cdef int64_t i = 0
+    for row in rows:
+        settings.append(row.request.sampling)
+        _data(out)[i] = _data(s)[i] + <int32_t>row.request.row.read
+        i += 1
+    return settings, out
+
+
+# --- settling -------------------------------------------------------------------------------------------------
+
+def settle_group(KvPool pool not None, rows, computed, row_ends, pair_ends, output, cut, token_ids, bad,
+                 int64_t vocab_size, double forward_ms, int64_t batch_size, planned, finished):
+    """Ends the OneShot rows of a step that went well: publishes, gives leases back. (requests, their outcomes,
+    [(request, token)] of those that failed: by numbers that are none, token None, or a token outside the vocabulary;
+    these are not ended). ``row_ends`` and ``pair_ends`` say where each row's part of ``output`` ends, None where it
+    has one row; ``token_ids`` what was drawn, or None."""
+    cdef OneShotRow row
+    cdef Record r
+    cdef RequestStats stats
+    cdef Lease lease
+    cdef Outcome outcome
+    cdef Result wrong
+    cdef int64_t i = 0, k, a, b, c = 0, d = 0, token
+    computed = _int32(computed, "computed")
+    row_ends = None if row_ends is None else _int32(row_ends, "row_ends")
+    pair_ends = None if pair_ends is None else _int32(pair_ends, "pair_ends")
+    token_ids = None if token_ids is None else _int32(token_ids, "token_ids")
+    cdef const int32_t* brought = _data(computed)
+    cdef const int32_t* ends = NULL
+    if row_ends is not None:
+        ends = _data(row_ends)
+    cdef const int32_t* pairs = NULL
+    if pair_ends is not None:
+        pairs = _data(pair_ends)
+    cdef const int32_t* drawn = NULL
+    if token_ids is not None:
+        drawn = _data(token_ids)
+    cdef list requests = [], outcomes = [], failed = []
+    cdef object sampling = None, stops = frozenset(), number
+    cdef bint keep_stop = False, fine, any_bad = bool(bad)
+    b = 0
+    for row in rows:
+        r = row.request
+        stats = r.stats
+        lease = r.lease
+        a, b = b, ends[i] if ends != NULL else i + 1
+        if pairs != NULL:
+            c, d = d, pairs[i]
+        stats.forward_ms += forward_ms
+        stats.batch_size_seen = max(stats.batch_size_seen, batch_size)
+        stats.computed_tokens = brought[i]
+        stats.chunks = 1
+        stats.queue_ms = (r.planned - r.arrived) * 1e3
+        r.failures = 0
+        fine = True
+        if any_bad:
+            for k in range(a, b):
+                fine = fine and k not in bad
+        if not fine:
+            failed.append((r, None))
+            i += 1
+            continue
+        token = 0 if drawn == NULL else drawn[a]
+        if r.state is not planned or lease is None:
+            raise RuntimeError(f"a request that is {r.state} cannot be settled")
+        pool.allocator.enter()
+        if row.publish:
+            wrong = pool.c.publish(lease.c, r.row.tokens, row.skip + row.publish * pool.c.block_size(), r.row.salt,
+                                   r.row.cache == CacheMode.always, True)
+        fine = 0 <= token < vocab_size or drawn == NULL
+        if fine and wrong.ok():
+            wrong = pool.c.release(lease.c)
+        pool.allocator.writer.leave()
+        _check(wrong)
+        if not fine:
+            failed.append((r, token))
+            i += 1
+            continue
+        outcome = Outcome.__new__(Outcome)
+        outcome.token_ids = ()
+        if drawn != NULL:
+            number = token
+            if r.sampling is not sampling:
+                sampling = r.sampling
+                stops = frozenset() if sampling is None else sampling.stop_ids
+                keep_stop = sampling is not None and sampling.include_stop
+            if stops and number in stops:
+                stats.finish_reason = "stop"
+                if keep_stop:
+                    outcome.token_ids = (number,)
+            else:
+                stats.finish_reason = "length"
+                outcome.token_ids = (number,)
+        outcome.whole, outcome.cut, outcome.stats = output, cut, stats
+        outcome.rows[0], outcome.rows[1], outcome.rows[2], outcome.rows[3] = a, b, c, d
+        r.state, r.lease = finished, None
+        requests.append(r)
+        outcomes.append(outcome)
+        i += 1
+    return requests, outcomes, failed
+
+
+def traced(list requests) -> list:
+    """Those that have a timeline."""
+    return [r for r in requests if (<Record?>r).timeline is not None]
+
+
+def end_all(list requests, list outcomes, dict live, double now):
+    """Takes requests that ended well out of ``live`` and says how long they took: (requests, outcomes) of those that
+    were there, and the same of those that want more than that (a timeline, a deadline), left as they are."""
+    cdef Record r
+    cdef RequestStats stats
+    cdef Py_ssize_t i
+    cdef list told = [], ends = [], more = []
+    for i in range(len(requests)):
+        r = requests[i]
+        if r.timeline is not None or r.expires != INFINITY or r.queued_tokens >= 0 or r.first_token != 0.0:
+            more.append((r, outcomes[i]))
+            continue
+        if r.id not in live:
+            continue
+        del live[r.id]
+        stats = r.stats
+        stats.total_ms = stats.ttft_ms = (now - r.arrived) * 1e3
+        told.append(r)
+        ends.append(outcomes[i])
+    return told, ends, more
+
+
+def runs_by_sink(list requests, list outcomes) -> list:
+    """[(sink, requests, outcomes)] of runs that have the same sink."""
+    cdef list out = []
+    cdef Py_ssize_t i, at = 0, n = len(requests)
+    for i in range(1, n + 1):
+        if i == n or (<Record>requests[i]).sink is not (<Record>requests[at]).sink:
+            out.append(((<Record>requests[at]).sink, requests[at:i], outcomes[at:i]))
+            at = i
+    return out
+
+
+def put_ends(dict ends, list requests, list outcomes) -> None:
+    """``ends[request.id] = (outcome, None)`` of each."""
+    cdef Py_ssize_t i
+    for i in range(len(requests)):
+        ends[(<Record>requests[i]).id] = (outcomes[i], None)
