@@ -33,6 +33,20 @@ def rotate_rows(
     threads: int,
 ) -> None: ...
 def gate_rows(values: int, stride: int, half: bool, rows: int, inner: int, threads: int) -> None: ...
+def product_rows(
+    x: int,
+    x_stride: int,
+    weight: int,
+    out: int,
+    out_stride: int,
+    rows: int,
+    width: int,
+    outputs: int,
+    half: bool,
+    out_half: bool,
+    adds: bool,
+    threads: int,
+) -> None: ...
 
 def write_pool_rows(
     k: int,

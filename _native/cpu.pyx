@@ -51,6 +51,19 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         Type type
         int64_t inner
 
+    cdef struct ProductArgs:
+        const void* x
+        const void* weight
+        void* out
+        int64_t x_stride
+        int64_t out_stride
+        int64_t rows
+        int64_t width
+        int64_t outputs
+        Type type
+        Type out_type
+        cbool adds
+
     cdef struct KeyRun:
         int64_t from_ "from"
         int64_t length
@@ -85,10 +98,16 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
         int lanes
 
     const Kernels& best_kernels()
+    const Kernels& product_kernels(const Kernels&)
     cbool rms_norm(const Kernels&, const NormArgs&, int64_t rows, Fork, int threads)
     cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, Fork, int threads)
     cbool silu_gate(const Kernels&, const GateArgs&, int64_t rows, Fork, int threads)
     cbool worth_releasing_gil(int64_t values)
+
+
+cdef extern from "prelude/cpu/product.hpp" namespace "prelude::cpu" nogil:
+    cbool product(const Kernels&, const ProductArgs&, Fork, int threads)
+    cbool product_worth_releasing_gil "prelude::cpu::worth_releasing_gil"(const ProductArgs&)
 
 
 cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
@@ -120,6 +139,7 @@ cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil
 
 
 cdef const Kernels* kernels = &best_kernels()
+cdef const Kernels* for_products = &product_kernels(kernels[0])
 cdef Fork fork = NULL
 
 NAME = kernels.name.decode()
@@ -200,6 +220,28 @@ def gate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t
             done = silu_gate(kernels[0], args, rows, fork, threads)
     else:
         done = silu_gate(kernels[0], args, rows, fork, threads)
+    check(done)
+
+
+def product_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows,
+                 int64_t width, int64_t outputs, bint half, bint out_half, bint adds, int threads):
+    """``out = x @ weight.T`` for a few rows, or ``out += ...`` where it ``adds``. ``weight`` is [outputs, width] of x's
+    type; ``half``: that is bfloat16."""
+    cdef ProductArgs args
+    cdef cbool done
+    if adds and out_half:
+        raise ValueError("sums are added in float32")
+    args.x, args.weight, args.out = <const void*> x, <const void*> weight, <void*> out
+    args.x_stride, args.out_stride = x_stride, out_stride
+    args.rows, args.width, args.outputs = rows, width, outputs
+    args.type = Type.bf16 if half else Type.f32
+    args.out_type = Type.bf16 if out_half else Type.f32
+    args.adds = adds
+    if product_worth_releasing_gil(args):
+        with nogil:
+            done = product(for_products[0], args, fork, threads)
+    else:
+        done = product(for_products[0], args, fork, threads)
     check(done)
 
 

@@ -10,6 +10,7 @@
 #include "check.hpp"
 #include "prelude/cpu/attention_plan.hpp"
 #include "prelude/cpu/pool_rows.hpp"
+#include "prelude/cpu/product.hpp"
 
 using namespace prelude::cpu;
 
@@ -96,6 +97,53 @@ void check_rows(const Kernels& kernels) {
         CHECK(gates[r * 2 * width + width + i] == before[r * 2 * width + width + i]);
       }
   }
+}
+
+void check_products(const Kernels& kernels) {
+  Random random{11};
+  for (int64_t width : {1, 7, 16, 48, 90, 192, 352})
+    for (int64_t outputs : {1, 4, 11, 1500}) {
+      const int64_t rows = 7, stride = width + 3;
+      const auto x = floats(random, rows * stride), weight = floats(random, outputs * width);
+      std::vector<uint16_t> x_half, weight_half, out_half(static_cast<size_t>(rows * outputs));
+      for (float v : x) x_half.push_back(to_bf16(v));
+      for (float v : weight) weight_half.push_back(to_bf16(v));
+      std::vector<float> out(static_cast<size_t>(rows * outputs)), from_half(out.size()), added(out.size(), 2.0f);
+      ProductArgs a{x.data(), weight.data(), out.data(), stride,    outputs, rows,
+                    width,    outputs,       Type::f32,  Type::f32, false};
+      CHECK(product(kernels, a, fork_threads, 3));
+      ProductArgs adding = a;
+      adding.out = added.data(), adding.adds = true;
+      CHECK(product(kernels, adding, nullptr, 1));
+      ProductArgs half{x_half.data(), weight_half.data(), from_half.data(), stride, outputs, rows, width, outputs,
+                       Type::bf16, Type::f32, false};
+      CHECK(product(kernels, half, fork_threads, 2));
+      half.out = out_half.data(), half.out_type = Type::bf16;
+      CHECK(product(kernels, half, nullptr, 1));
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t o = 0; o < outputs; ++o) {
+          const int64_t at = r * outputs + o;
+          double exact = 0, size = 0, exact_half = 0;
+          for (int64_t i = 0; i < width; ++i) {
+            const double one = static_cast<double>(x[r * stride + i]) * weight[o * width + i];
+            exact += one, size += std::fabs(one);
+            const double input = from_bf16(x_half[r * stride + i]);
+            exact_half += input * from_bf16(weight_half[o * width + i]);
+          }
+          CHECK(std::fabs(out[at] - exact) <= 1e-6 * size + 1e-12);
+          CHECK(std::fabs(from_half[at] - exact_half) <= 1e-6 * size + 1e-6);
+          CHECK(added[at] == 2.0f + out[at] && out_half[at] == to_bf16(from_half[at]));
+        }
+      // Any number of rows, and any threads: the bits of a row are its own.
+      for (int64_t few = 1; few < rows; ++few) {
+        std::vector<float> some(static_cast<size_t>(few * outputs));
+        ProductArgs b = a;
+        b.x = x.data() + 2 * stride * (few < 5), b.out = some.data(), b.rows = few;
+        CHECK(product(kernels, b, few % 2 ? fork_threads : nullptr, 4));
+        const float* same = out.data() + 2 * outputs * (few < 5);
+        CHECK(std::memcmp(some.data(), same, sizeof(float) * some.size()) == 0);
+      }
+    }
 }
 
 void check_rotation(const Kernels& kernels) {
@@ -341,6 +389,7 @@ int main() {
     }
     check_exp(*kernels);
     check_rows(*kernels);
+    check_products(*kernels);
     check_rotation(*kernels);
     check_attention(*kernels);
     check_refusals(*kernels);

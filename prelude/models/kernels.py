@@ -94,6 +94,31 @@ def rotate(heads: Tensor, gain: Tensor | None, eps: float, table: Tensor, positi
     )
 
 
+def product(x: Tensor, weight: Tensor, out: Tensor, adds: bool = False) -> None:
+    """``out = x @ weight.T`` for the few rows of ``x`` [T, in], or ``out += ...``; ``weight`` [out, in] without gaps.
+    ``out`` [T, out] is float32 or, where nothing is added to it, bfloat16."""
+    rows, width = x.shape
+    outputs = weight.shape[0]
+    if x.dtype != weight.dtype or weight.shape[1] != width or out.shape != (rows, outputs):
+        raise ValueError(f"{x.dtype} {list(x.shape)} by {weight.dtype} {list(weight.shape)} into {list(out.shape)}")
+    if x.stride(1) != 1 or out.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError(f"values of a row are not side by side: strides {x.stride()}, {out.stride()}")
+    cpu.product_rows(
+        x.data_ptr(),
+        x.stride(0),
+        weight.data_ptr(),
+        out.data_ptr(),
+        out.stride(0),
+        rows,
+        width,
+        outputs,
+        is_half(x),
+        is_half(out),
+        adds,
+        torch.get_num_threads(),
+    )
+
+
 def silu_gate(gate_up: Tensor, inner: int) -> Tensor:
     """``silu(gate) * up`` in the memory of the gate half; a strided view of ``gate_up`` [T, 2 * inner]."""
     rows, threads = gate_up.shape[0], torch.get_num_threads()

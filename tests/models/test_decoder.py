@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from prelude.batch import OneShotBatch
-from prelude.models.kernels import rms_norm, rotate, silu_gate, write_pool
-from prelude.models.ops import Linear, RotaryTable
+from prelude.models.kernels import product, rms_norm, rotate, silu_gate, wide, write_pool
+from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
 from prelude.models.weights import interleave
 from tests.checkpoints import save_model
 from tests.execution.helpers import Model, all_logprobs, hidden, prompts, random_ids, run
@@ -98,6 +98,44 @@ def test_linear_adds_in_place_also_when_padded() -> None:
         linear.add_to(residual, x)
         assert torch.allclose(residual, expected, atol=1e-5)
         assert torch.allclose(linear(x), expected - start, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_and_many_have_the_same_products(dtype: torch.dtype) -> None:
+    """Over the number of rows at which torch's products take over; a row of few has bits of its own."""
+    linear = Linear(torch.randn(50, 70).to(dtype), torch.randn(50).to(dtype))
+    x, start = torch.randn(40, 70).to(dtype), torch.randn(40, 50)
+    expected = x.double() @ linear.weight.double().t() + linear.bias.double()
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    wide_rows = torch.zeros(FEW_ROWS + 2, 90, dtype=dtype)  # a view of some columns, as heads of a token are
+    for rows in (1, 2, 3, FEW_ROWS, FEW_ROWS + 1, 40):
+        out = linear.into(x[:rows], torch.empty(rows, 50, dtype=dtype))
+        assert torch.allclose(out.double(), expected[:rows], atol=tolerance)
+        residual = start[:rows].clone()
+        linear.add_to(residual, x[:rows])
+        assert torch.allclose(residual.double(), start[:rows] + expected[:rows], atol=tolerance)
+        if rows <= FEW_ROWS:
+            linear.into(x[:rows], wide_rows[:rows, 7:57])
+            assert torch.equal(wide_rows[:rows, 7:57], out) and wide_rows[:, 57:].eq(0).all()
+            if wide():
+                assert torch.equal(linear(x[rows - 1 : rows]), out[rows - 1 :])
+
+
+def test_a_product_refuses_what_it_would_misread() -> None:
+    weight, x, out = torch.randn(6, 4), torch.randn(3, 4), torch.empty(3, 6)
+    product(x, weight, out)
+    assert torch.allclose(out, x @ weight.t(), atol=1e-5)
+    for wrong in (
+        (x.bfloat16(), weight, out),
+        (x[:, :3], weight, out),
+        (x, weight, out[:2]),
+        (x, torch.randn(4, 6).t(), out),
+        (x, weight, torch.empty(6, 3).t()),
+    ):
+        with pytest.raises(ValueError):
+            product(*wrong)
+    with pytest.raises(ValueError, match="float32"):
+        product(x, weight, out.bfloat16(), adds=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -22,6 +22,7 @@ inline float as_float(uint16_t bits) {
   std::memcpy(&x, &wide, 4);
   return x;
 }
+inline float as_float(float x) { return x; }
 // Ties to even; NaN stays NaN.
 inline uint16_t as_bf16(float x) {
   uint32_t bits;

@@ -5,6 +5,7 @@ constexpr int kLanes = 8;
 constexpr int kTileRows = 6;
 constexpr int kKeyVectors = 2;
 constexpr int kValueVectors = 2;
+constexpr int kProductRows = 2;
 
 using Vec = __m256;
 
@@ -13,9 +14,18 @@ inline __m256i first_lanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes);
 }
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline Vec load(const uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
 inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
 inline Vec load_some(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 inline void store_some(float* p, Vec v, int n) { _mm256_maskstore_ps(p, first_lanes(n), v); }
+inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline Vec in_register(Vec v) {
+  asm("" : "+x"(v));
+  return v;
+}
 inline Vec same(float x) { return _mm256_set1_ps(x); }
 inline Vec zero() { return _mm256_setzero_ps(); }
 inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
@@ -37,6 +47,10 @@ inline float sum(Vec v) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+inline void four_sums(const Vec* v, float* sums) {
+  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 }
 inline float largest(Vec v) {
   __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

@@ -4,6 +4,10 @@
 //   kLanes                       floats in a vector
 //   kTileRows                    rows of an attention tile: kTileRows * max(kKeyVectors, kValueVectors) sums
 //                                and what feeds them fit in the registers
+//   kProductRows                 rows of a product at a time: four sums each and what feeds them fit too
+//   load                         of floats, or of bfloat16
+//   fetch                        what lies there will be read soon
+//   in_register                  loaded once, where a compiler would rather load again for each use
 //   load_some, store_some        the first n lanes; the others read as 0 and are not written
 //   fma, fnma                    a * b + c and c - a * b
 //   max, min                     the second operand where one of them is NaN
@@ -11,6 +15,7 @@
 //   times_power_of_two           a * 2^n, n an integer in [-126, 127]
 //   zero_where_below             0 where x < edge, else a
 //   sum, largest                 over the lanes, in a fixed order
+//   four_sums                    the sums of four vectors, in another fixed order
 //   turn                         complex products of (even, odd) lanes
 //   transpose                    out[d * kLanes + l] = rows[l][at + d], d and l below kLanes
 
@@ -18,14 +23,24 @@ constexpr int kLanes = 16;
 constexpr int kTileRows = 8;
 constexpr int kKeyVectors = 3;
 constexpr int kValueVectors = 2;
+constexpr int kProductRows = 4;
 
 using Vec = __m512;
 
 inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline Vec load(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
 inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
 inline Vec load_some(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 inline void store_some(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline Vec in_register(Vec v) {
+  asm("" : "+v"(v));
+  return v;
+}
 inline Vec same(float x) { return _mm512_set1_ps(x); }
 inline Vec zero() { return _mm512_setzero_ps(); }
 inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
@@ -41,6 +56,15 @@ inline Vec zero_where_below(Vec a, Vec x, float edge) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, same(edge), _CMP_NLT_UQ), a);
 }
 inline float sum(Vec v) { return _mm512_reduce_add_ps(v); }
+inline void four_sums(const Vec* v, float* sums) {
+  __m256 folded[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v[i]), 1));
+    folded[i] = _mm256_add_ps(_mm512_castps512_ps256(v[i]), upper);
+  }
+  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(folded[0], folded[1]), _mm256_hadd_ps(folded[2], folded[3]));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
 inline float largest(Vec v) { return _mm512_reduce_max_ps(v); }
 inline Vec turn(Vec x, Vec t) {
   const Vec crossed = _mm512_mul_ps(_mm512_permute_ps(x, 0xB1), _mm512_movehdup_ps(t));

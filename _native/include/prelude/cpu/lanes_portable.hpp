@@ -7,6 +7,7 @@ constexpr int kLanes = 8;
 constexpr int kTileRows = 4;
 constexpr int kKeyVectors = 1;
 constexpr int kValueVectors = 1;
+constexpr int kProductRows = 2;
 
 struct Vec {
   float lane[kLanes];
@@ -18,6 +19,14 @@ inline Vec load(const float* p) {
   PRELUDE_EACH_LANE v.lane[l] = p[l];
   return v;
 }
+inline Vec load(const uint16_t* p) {
+  Vec v;
+  PRELUDE_EACH_LANE {
+    const uint32_t wide = static_cast<uint32_t>(p[l]) << 16;
+    std::memcpy(&v.lane[l], &wide, 4);
+  }
+  return v;
+}
 inline void store(float* p, Vec v) { PRELUDE_EACH_LANE p[l] = v.lane[l]; }
 inline Vec load_some(const float* p, int n) {
   Vec v;
@@ -27,6 +36,8 @@ inline Vec load_some(const float* p, int n) {
 inline void store_some(float* p, Vec v, int n) {
   for (int l = 0; l < n; ++l) p[l] = v.lane[l];
 }
+inline void fetch(const void*) {}
+inline Vec in_register(Vec v) { return v; }
 inline Vec same(float x) {
   Vec v;
   PRELUDE_EACH_LANE v.lane[l] = x;
@@ -86,6 +97,9 @@ inline Vec zero_where_below(Vec a, Vec x, float edge) {
 }
 inline float sum(Vec v) {
   return ((v.lane[0] + v.lane[4]) + (v.lane[2] + v.lane[6])) + ((v.lane[1] + v.lane[5]) + (v.lane[3] + v.lane[7]));
+}
+inline void four_sums(const Vec* v, float* sums) {
+  for (int i = 0; i < 4; ++i) sums[i] = sum(v[i]);
 }
 inline float largest(Vec v) {
   float most = v.lane[0];

@@ -29,6 +29,8 @@ struct Kernels {
   // One unit; `runs` are its item's keys, `visible` how many of them each query of the plan sees.
   void (*attend)(const AttentionShape&, const AttentionTensors&, const KeyRun* runs, const int32_t* visible,
                  const AttentionUnit&, float* room);
+  // Outputs [first, last); `x` are the inputs as floats.
+  void (*product)(const ProductArgs&, const float* x, int64_t first, int64_t last);
   int64_t (*unit_floats)(int64_t keys, int64_t width);
   void (*exp)(const float* x, int64_t count, float* out);  // for tests: count is a multiple of `lanes`
 };
@@ -37,13 +39,15 @@ struct Kernels {
   inline void exp_rows(const float* x, int64_t count, float* out) {                  \
     for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i))); \
   }                                                                                  \
-  inline const Kernels kTable{label, kLanes, rms_norm, norm_rotate, silu_gate, attend_unit, unit_floats, exp_rows};
+  inline const Kernels kTable{label,   kLanes,      rms_norm, norm_rotate, silu_gate, attend_unit, \
+                              product, unit_floats, exp_rows};
 
 namespace portable {
 // clang-format off: the order matters
 #include "prelude/cpu/lanes_portable.hpp"
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_product.hpp"
 // clang-format on
 PRELUDE_KERNELS("portable")
 }  // namespace portable
@@ -65,6 +69,7 @@ namespace avx2 {
 #include "prelude/cpu/lanes_avx2.hpp"
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_product.hpp"
 // clang-format on
 PRELUDE_KERNELS("avx2")
 }  // namespace avx2
@@ -81,6 +86,7 @@ namespace avx512 {
 #include "prelude/cpu/lanes_avx512.hpp"
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_product.hpp"
 // clang-format on
 PRELUDE_KERNELS("avx512")
 }  // namespace avx512
@@ -103,6 +109,16 @@ inline const Kernels* kernels_named(const char* name) {
     return &avx2::kTable;
 #endif
   return nullptr;
+}
+
+// Those for products of a few rows, which Zen 4 too runs faster by 512 bits: the sums of four rows fit in the
+// registers (177 us for the packaged model's weights, against 233).
+inline const Kernels& product_kernels(const Kernels& others) {
+#ifdef PRELUDE_X86_TARGETS
+  if (std::getenv("PRELUDE_CPU_KERNELS") == nullptr)
+    if (const Kernels* found = kernels_named("avx512")) return *found;
+#endif
+  return others;
 }
 
 // The fastest that this machine has, or what PRELUDE_CPU_KERNELS names. AMD's 512-bit vectors are two halves on Zen
