@@ -225,8 +225,8 @@ def gate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t
 
 def product_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows,
                  int64_t width, int64_t outputs, bint half, bint out_half, bint adds, int threads):
-    """``out = x @ weight.T`` for a few rows, or ``out += ...`` where it ``adds``. ``weight`` is [outputs, width] of x's
-    type; ``half``: that is bfloat16."""
+    """``out = x @ weight.T`` for a few rows, or ``out += ...`` where it ``adds``. ``weight`` is [outputs, width] and
+    of x's type; ``half``: that is bfloat16."""
     cdef ProductArgs args
     cdef cbool done
     if adds and out_half:

@@ -48,8 +48,8 @@ struct GateArgs {
   int64_t inner;
 };
 
-// out = x * weight^T, or out += x * weight^T, for a few rows. `type` is that of x and weight; sums are float32, and an
-// `out` to which they are added is too.
+// out = x * weight^T, or out += x * weight^T, for a few rows. `type` is that of x and weight; sums are float32, and
+// an `out` to which they are added is too.
 struct ProductArgs {
   const void* x;  // rows of `width` values, `x_stride` apart
   const void* weight;  // [outputs, width]
