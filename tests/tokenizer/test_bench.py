@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,27 @@ def test_among_peers_a_fault_of_ours_leaves_no_figures(tokenizer_file: str) -> N
     done = run()
     assert done.returncode == 0, done.stderr
     assert "geometric mean" in done.stdout and "never seen: README.md" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.feature("K2")
+@pytest.mark.feature("K3")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.timeout(300)
+def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: str, tmp_path: Path) -> None:
+    pytest.importorskip("pybind11", reason="the driver is built with pybind11")
+    command = [sys.executable, "-m", "bench.tokenizer_native", "--tokenizer", tokenizer_file, "--quick"]
+    command += ["--threads", "2", "--json", str(tmp_path / "table.json"), "--flags=-O0"]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=140)
+
+    done = run("--plant-fault")
+    assert done.returncode == 1 and "nothing is timed" in done.stderr, done.stderr
+    assert not (tmp_path / "table.json").exists()
+    done = run()
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    of_one = {row["measure"]: row["value"] for row in rows if row["load"].startswith("medium_prose")}
+    assert set(of_one) == {"one thread", "python", "boundary", "2 threads"}
+    assert of_one["one thread"] > 0 and of_one["2 threads"] > 0
