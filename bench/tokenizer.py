@@ -18,9 +18,11 @@ import argparse
 import random
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,9 +226,11 @@ def time_all(ours: Tokenizer, theirs: Any, texts: dict[str, str], path: Path, qu
     )
     # What a call costs before any text is looked at: Python's share, which users pay.
     table.line("empty text", "encode to a list", lambda: theirs.encode("").ids, lambda: ours.encode("").ids)
-    table.line(
-        "the file", "load", lambda: tokenizers.Tokenizer.from_file(str(path)), lambda: Tokenizer.from_file(path)
-    )
+    theirs_loaded = partial(tokenizers.Tokenizer.from_file, str(path))
+    table.line("the file", "load", theirs_loaded, lambda: Tokenizer.from_file(path, cache=False))
+    with tempfile.TemporaryDirectory() as folder:
+        Tokenizer.from_file(path, cache=folder)
+        table.line("the file", "load, tables kept", theirs_loaded, lambda: Tokenizer.from_file(path, cache=folder))
     return report
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("PRELUDE_TOKENIZER_CACHE", "off")  # nothing is written beside the tests' own folders
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".pytest_cache" / "prelude_shown.json"
 

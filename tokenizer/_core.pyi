@@ -40,6 +40,16 @@ class UnsupportedFeature(ValueError):
     kind: Literal["regex", "component"]
     def __init__(self, feature: str, path: str, kind: str = "component") -> None: ...
 
+class TablesError(ValueError):
+    """A file of tables is not what was written, or was written with another key."""
+
+def digest(data: bytes, key: bytes) -> bytes:
+    """A digest of 16 bytes, as fast as memory is read. ``key``: 64 secret bytes; whoever does not know them cannot
+    make two contents of one digest."""
+
+def digest_file(file: int, key: bytes) -> bytes:
+    """The same of an open file, from where it stands to its end."""
+
 class CoreTokenizer:
     @staticmethod
     def from_json(
@@ -53,6 +63,21 @@ class CoreTokenizer:
         in order and without overlap. Calls then take the GIL while they match. Without it such a file
         raises UnsupportedFeature(kind="regex").
         """
+
+    @staticmethod
+    def from_tables(file: int, size: int, key: bytes, source: bytes) -> CoreTokenizer:
+        """Load what ``tables`` made, from an open file of ``size`` bytes; TablesError if it is anything else."""
+
+    def tables(self, key: bytes, source: bytes) -> bytes:
+        """The loaded tables as a file, for this build, ``key`` and a tokenizer.json of the digest ``source``."""
+
+    @property
+    def table_bytes(self) -> int:
+        """What the tables take in memory."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache of words can grow to; it is asked for as a whole, and given by the page."""
 
     @property
     def external_patterns(self) -> list[str]:

@@ -5,7 +5,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AsStringAndSize, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool
 from libcpp.optional cimport optional
@@ -32,7 +32,9 @@ cdef extern from *:
     namespace {
 
     struct CoreError {
-      int kind;  // 1 file, 2 unsupported component, 3 unsupported regex, 4 text, 5 stream, 6 other, 0 Python's own
+      // 1 file, 2 unsupported component, 3 unsupported regex, 4 text, 5 stream, 6 other, 7 memory, 8 tables,
+      // 0 Python's own
+      int kind;
       std::string path, message;
       size_t position;
     };
@@ -52,6 +54,8 @@ cdef extern from *:
         return {4, "", e.what(), e.position};
       } catch (const fasttoken::StreamError& e) {
         return {5, "", e.what(), 0};
+      } catch (const fasttoken::TablesError& e) {
+        return {8, "", e.what(), 0};
       } catch (const std::bad_alloc&) {
         return {7, "", "", 0};
       } catch (const std::exception& e) {
@@ -70,12 +74,19 @@ cdef extern from *:
     // The caller's scratch: one a thread, but a fresh one where Python code may run in the middle.
     class ScratchFor {
      public:
-      explicit ScratchFor(const fasttoken::Tokenizer& t)
-          : own_(t.externals().patterns.empty() ? nullptr : new fasttoken::Scratch) {}
+      explicit ScratchFor(const fasttoken::Tokenizer& t, size_t text = 0)
+          : own_(t.externals().patterns.empty() ? nullptr : new fasttoken::Scratch), text_(text) {}
+      ScratchFor(const ScratchFor&) = delete;
+      // What a very long text made it take, up to a hundred times its size, is given back.
+      ~ScratchFor() {
+        if (!own_ && text_ > long_text) fasttoken::Tokenizer::scratch() = fasttoken::Scratch();
+      }
       fasttoken::Scratch& get() { return own_ ? *own_ : fasttoken::Tokenizer::scratch(); }
 
      private:
+      static constexpr size_t long_text = size_t{1} << 18;
       std::unique_ptr<fasttoken::Scratch> own_;
+      size_t text_;
     };
 
     // The ids of one call, in the thread's buffer. The call has it for itself while it lives, since making a
@@ -97,7 +108,7 @@ cdef extern from *:
     // Whether the ids say where they lie: fasttoken::Tokenizer::char_spans.
     inline bool core_encode_ids(const fasttoken::Tokenizer& t, std::string_view text, bool special,
                                 CallIds& call) {
-      ScratchFor s(t);
+      ScratchFor s(t, text.size());
       return t.encode_ids(text, special, s.get(), call.ids);
     }
     inline size_t characters_of(std::string_view text) {
@@ -106,7 +117,9 @@ cdef extern from *:
     }
     inline void core_encode_batch(const fasttoken::Tokenizer& t, const std::vector<std::string_view>& texts,
                                   bool special, CallIds& call, std::vector<int64_t>& starts) {
-      ScratchFor s(t);
+      size_t longest = 0;
+      for (std::string_view text : texts) longest = std::max(longest, text.size());
+      ScratchFor s(t, longest);
       starts.push_back(0);
       for (std::string_view text : texts) {
         t.encode_ids(text, special, s.get(), call.ids);
@@ -115,7 +128,7 @@ cdef extern from *:
     }
     inline void core_encode(const fasttoken::Tokenizer& t, std::string_view text, bool special, bool chars,
                             bool trim, fasttoken::Encoded& out) {
-      ScratchFor s(t);
+      ScratchFor s(t, text.size());
       t.encode(text, special, s.get(), out);
       if (chars) t.to_characters(text, out.offsets);
       if (trim) t.trim(out);
@@ -151,12 +164,12 @@ cdef extern from *:
       return t.token_bytes(id, s.get());
     }
     inline std::string core_normalize(const fasttoken::Tokenizer& t, std::string_view text) {
-      ScratchFor s(t);
+      ScratchFor s(t, text.size());
       return t.normalize(text, s.get());
     }
     inline void core_pre_tokenize(const fasttoken::Tokenizer& t, std::string_view text,
                                   std::vector<std::string>& pieces, std::vector<fasttoken::Align>& offsets) {
-      ScratchFor s(t);
+      ScratchFor s(t, text.size());
       t.pre_tokenize(text, s.get(), pieces, offsets);
       t.to_characters(text, offsets);
     }
@@ -178,6 +191,34 @@ cdef extern from *:
     inline std::string core_finish(fasttoken::DecodeStream& d, const fasttoken::Tokenizer& t) {
       ScratchFor s(t);
       return d.finish(s.get());
+    }
+    inline fasttoken::Digest::Key digest_key(const char* raw) {
+      fasttoken::Digest::Key key;
+      std::memcpy(key.data(), raw, sizeof key);
+      return key;
+    }
+    inline std::string digest_text(const fasttoken::Digest::Value& value) {
+      return {reinterpret_cast<const char*>(value.data()), sizeof value};
+    }
+    inline std::string core_digest(std::string_view content, const char* key) {
+      return digest_text(fasttoken::digest_of(content, digest_key(key)));
+    }
+    inline std::string core_digest_file(int file, const char* key) {
+      return digest_text(fasttoken::digest_of(file, digest_key(key)));
+    }
+    inline fasttoken::Digest::Value digest_value(const char* raw) {
+      fasttoken::Digest::Value value;
+      std::memcpy(value.data(), raw, sizeof value);
+      return value;
+    }
+    inline fasttoken::Tokenizer* core_from_tables(int file, uint64_t size, const char* key, const char* source) {
+      fasttoken::TableReader in(file, size, digest_key(key), digest_value(source));
+      return new fasttoken::Tokenizer(in);
+    }
+    inline std::string core_tables(const fasttoken::Tokenizer& t, const char* key, const char* source) {
+      fasttoken::TableWriter out(digest_key(key), digest_value(source));
+      t.write_tables(out);
+      return out.finish();
     }
     inline void core_vocab(const fasttoken::Tokenizer& t, bool added, std::vector<std::string_view>& tokens,
                            std::vector<uint32_t>& ids) {
@@ -222,6 +263,10 @@ class UnsupportedFeature(ValueError):
         return f"{self.path}: {self.feature} is not supported by the native core"
 
 
+class TablesError(ValueError):
+    pass
+
+
 cdef str to_str(const string& s):
     return PyUnicode_DecodeUTF8(s.data(), s.size(), "replace")
 
@@ -242,6 +287,8 @@ cdef int raise_core() except -1 with gil:
         raise ValueError(to_str(e.message))
     if e.kind == 7:
         raise MemoryError()
+    if e.kind == 8:
+        raise TablesError(to_str(e.message))
     raise RuntimeError(to_str(e.message))
 
 
@@ -267,6 +314,8 @@ cdef extern from "tokenizer.hpp" namespace "fasttoken":
         Tokenizer(string_view, cbool) except +raise_core
         const Externals& externals()
         const vector[AddedToken]& added()
+        size_t table_bytes()
+        size_t cache_bytes()
         const vector[cbool]& trim_passes()
         const string* section(const string&)
         string_view token(uint32_t)
@@ -306,6 +355,10 @@ cdef extern from *:
     cbool core_step(DecodeStream&, const Tokenizer&, const vector[uint32_t]&, string&) except +raise_core
     cbool core_step_one(DecodeStream&, const Tokenizer&, uint32_t, string&) except +raise_core
     string core_finish(DecodeStream&, const Tokenizer&) except +raise_core
+    string core_digest(string_view, const char*)
+    string core_digest_file(int, const char*) except +raise_core nogil
+    Tokenizer* core_from_tables(int, uint64_t, const char*, const char*) except +raise_core nogil
+    string core_tables(const Tokenizer&, const char*, const char*) except +raise_core
     void core_vocab(const Tokenizer&, cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
     void core_trim(const Tokenizer&, const vector[int32_t]&, const vector[string]*, cbool,
                    vector[Align]&) except +raise_core
@@ -329,6 +382,10 @@ cdef string_view view_of(object text) except *:
             (<bytes> text).decode()  # raises UnicodeDecodeError where it is not UTF-8
         return string_view(data, size)
     raise TypeError(f"expected str or bytes, not {type(text).__name__}")
+
+
+cdef string_view view_of_bytes(bytes data):
+    return string_view(data, len(data))
 
 
 cdef cnp.ndarray int32_array(const void* data, Py_ssize_t n):
@@ -389,6 +446,39 @@ cdef int self_error(object error) noexcept:
     return 0
 
 
+cdef const char* sized(bytes data, Py_ssize_t n) except NULL:
+    if len(data) != n:
+        raise ValueError(f"{n} bytes are expected, not {len(data)}")
+    return data
+
+
+def digest(data, bytes key):
+    cdef string out = core_digest(view_of_bytes(data), sized(key, 64))
+    return PyBytes_FromStringAndSize(out.data(), out.size())
+
+
+def digest_file(int file, bytes key):
+    cdef const char* raw = sized(key, 64)
+    cdef string out
+    with nogil:
+        out = core_digest_file(file, raw)
+    return PyBytes_FromStringAndSize(out.data(), out.size())
+
+
+# The int objects of ids, which all tokenizers of a process share. A list that is in use is never changed: where a
+# longer one is needed, it is made of the same objects and more.
+_ints = []
+
+
+cdef list ints_below(uint32_t n):
+    global _ints
+    cdef list known = _ints
+    if len(known) < n:
+        known = known + list(range(len(known), n))
+        _ints = known
+    return known
+
+
 @cython.final
 cdef class CoreTokenizer:
     cdef Tokenizer* core
@@ -419,10 +509,39 @@ cdef class CoreTokenizer:
         self.core = new Tokenizer(string_view(raw, size), matcher is not None)
         self._matchers = [matcher(p) for p in self.external_patterns]
         set_matcher(self.core[0], <PyObject*> self, call_matcher)
-        self._int_count = self.core.id_limit()
-        self._ints = list(range(self._int_count))
-        self._int_items = (<PyListPeek*> self._ints).ob_item
+        self.share_ints()
         return self
+
+    @staticmethod
+    def from_tables(int file, uint64_t size, bytes key, bytes source):
+        cdef CoreTokenizer self = CoreTokenizer.__new__(CoreTokenizer)
+        cdef const char* raw = sized(key, 64)
+        cdef const char* of = sized(source, 16)
+        with nogil:
+            self.core = core_from_tables(file, size, raw, of)
+        self._matchers = []
+        self.share_ints()
+        return self
+
+    cdef int share_ints(self) except -1:
+        self._int_count = self.core.id_limit()
+        self._ints = ints_below(self._int_count)
+        self._int_items = (<PyListPeek*> self._ints).ob_item
+        return 0
+
+    def tables(self, bytes key, bytes source):
+        if self.core.externals().patterns.size():
+            raise ValueError("a tokenizer over the regex package has patterns that are no tables")
+        cdef string out = core_tables(self.core[0], sized(key, 64), sized(source, 16))
+        return PyBytes_FromStringAndSize(out.data(), out.size())
+
+    @property
+    def table_bytes(self):
+        return self.core.table_bytes()
+
+    @property
+    def cache_bytes(self):
+        return self.core.cache_bytes()
 
     def __reduce__(self):
         raise TypeError("a CoreTokenizer is not pickled: pickle the JSON it was loaded from")

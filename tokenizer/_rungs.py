@@ -6,12 +6,15 @@ next is tried; what a file means is never changed to make it fit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from ._reference import ReferenceCore
 
 if TYPE_CHECKING:
+    from ._cache import TableCache
     from ._core import CoreTokenizer
 
     Core = CoreTokenizer | ReferenceCore
@@ -19,11 +22,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("prelude.tokenizer")
 
 
-def load(data: bytes) -> tuple[Core, str]:
-    """(core, backend name) for the bytes of a tokenizer.json; one log line when it is not the native rung."""
+def load(data: bytes | Path, cache: TableCache | None = None) -> tuple[Core, str]:
+    """(core, backend name) for a tokenizer.json, its bytes or its path; a log line when it is not the native rung."""
+    if cache is not None:
+        with contextlib.suppress(ImportError):
+            known = cache.of_file(data) if isinstance(data, Path) else cache.of_bytes(data)
+            if known is not None:
+                return known, "native"
+    if isinstance(data, Path):
+        data = data.read_bytes()
     core, backend, reason = _load(data)
     if backend != "native":
         _log.info("backend %s: %s", backend, reason)
+    elif cache is not None:
+        cache.keep(data, cast("CoreTokenizer", core))
     return core, backend
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from . import components, processors
 from ._arrays import ArrayMethods
+from ._cache import at as cache_at
 from ._inputs import EncodeInput, batch_inputs, single_input
 from ._literal import LiteralText
 from ._rungs import load
@@ -29,6 +30,8 @@ from .params import Padding, Truncation, truncate_pair
 if TYPE_CHECKING:
     from ._rungs import Core
 
+Cache = bool | str | os.PathLike[str]
+
 
 class Tokenizer(ArrayMethods):
     """A loaded tokenizer file. Make one with ``from_file``, ``from_str``, ``from_buffer``,
@@ -42,25 +45,30 @@ class Tokenizer(ArrayMethods):
 
     # ---- loading and saving
 
+    # ``cache``: whether tables made of a large file are kept, and where (see ``_cache``): True for the user's cache
+    # directory, a path for another one, False for neither reading nor writing them.
+
     @staticmethod
-    def from_file(path: str | os.PathLike[str]) -> Tokenizer:
+    def from_file(path: str | os.PathLike[str], *, cache: Cache = True) -> Tokenizer:
         """Load a tokenizer.json, with the tokenizer_config.json beside it where there is one."""
         where = Path(os.fspath(path))
-        return Tokenizer._build(where.read_bytes(), beside(where), str(where))
+        return Tokenizer._build(where, beside(where), str(where), cache)
 
     @staticmethod
-    def from_str(json: str) -> Tokenizer:
-        return Tokenizer._build(json.encode(), FileConfig(), "the string")
+    def from_str(json: str, *, cache: Cache = True) -> Tokenizer:
+        return Tokenizer._build(json.encode(), FileConfig(), "the string", cache)
 
     @staticmethod
-    def from_buffer(buffer: bytes) -> Tokenizer:
-        return Tokenizer._build(bytes(buffer), FileConfig(), "the buffer")
+    def from_buffer(buffer: bytes, *, cache: Cache = True) -> Tokenizer:
+        return Tokenizer._build(bytes(buffer), FileConfig(), "the buffer", cache)
 
     @staticmethod
-    def from_pretrained(identifier: str, revision: str = "main", token: str | None = None) -> Tokenizer:
+    def from_pretrained(
+        identifier: str, revision: str = "main", token: str | None = None, *, cache: Cache = True
+    ) -> Tokenizer:
         """Load from a local directory, or from the Hugging Face Hub through ``huggingface_hub``."""
         if os.path.isdir(identifier):
-            return Tokenizer.from_file(Path(identifier) / "tokenizer.json")
+            return Tokenizer.from_file(Path(identifier) / "tokenizer.json", cache=cache)
         try:
             from huggingface_hub import hf_hub_download
             from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -72,7 +80,7 @@ class Tokenizer(ArrayMethods):
                 hf_hub_download(identifier, name, revision=revision, token=token)
             except (EntryNotFoundError, LocalEntryNotFoundError):
                 continue
-        return Tokenizer.from_file(path)
+        return Tokenizer.from_file(path, cache=cache)
 
     @staticmethod
     def from_tiktoken(
@@ -87,9 +95,9 @@ class Tokenizer(ArrayMethods):
         return Tokenizer.from_buffer(tokenizer_json(data, pattern, special_tokens or {}))
 
     @staticmethod
-    def _build(data: bytes, config: FileConfig, source: str) -> Tokenizer:
+    def _build(data: bytes | Path, config: FileConfig, source: str, cache: Cache) -> Tokenizer:
         made = Tokenizer.__new__(Tokenizer)
-        made._assemble(*load(data), config)
+        made._assemble(*load(data, cache_at(cache)), config)
         if config.source:
             warn_contradictions(config, source, made._core.token_to_id, made._around_lists())
         return made

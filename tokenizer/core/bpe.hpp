@@ -96,6 +96,26 @@ class Bpe {
     return true;
   }
 
+  size_t bytes() const {
+    return merges.bytes() + pages_.capacity() * 2 + ids_.capacity() * 4 + spines_.bytes() + words_.bytes() +
+           short_words_.bytes() + spaced_words_.bytes();
+  }
+  // What settle() and the reading of merges make; the configuration is read again from the file's own words.
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    MergeTable::tables(self.merges, io);
+    io.value(self.ranks);
+    io.value(self.byte_ids_);
+    io.value(self.fallback_);
+    io.array(self.pages_);
+    io.array(self.ids_);
+    Spines::tables(self.spines_, io);
+    Vocab::tables(self.words_, io);
+    WordTable::tables(self.short_words_, io);
+    WordTable::tables(self.spaced_words_, io);
+    for (auto* flag : {&self.bytes_, &self.plain_, &self.complete_, &self.cuts_}) io.value(*flag);
+  }
+
   bool reads_bytes() const { return bytes_; }
   // Whether a word is read as bytes that each have a token, whatever stands beside it.
   bool plain_bytes() const { return complete_ && plain_; }

@@ -29,6 +29,11 @@ class CharSpans {
     counts_[id] = static_cast<uint16_t>(count | (inside ? continues : 0));
     return true;
   }
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    io.array(self.counts_);
+  }
+  size_t bytes() const { return counts_.capacity() * sizeof(uint16_t); }
   bool known() const { return !counts_.empty(); }
   void forget() { counts_.clear(); }
 

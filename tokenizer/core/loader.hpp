@@ -12,6 +12,7 @@
 #include "added.hpp"
 #include "bpe.hpp"
 #include "json.hpp"
+#include "json_text.hpp"
 #include "vocab.hpp"
 #include "wordpiece.hpp"
 
@@ -28,7 +29,9 @@ struct Model {
 
 class ModelReader {
  public:
-  ModelReader(const Json& json, Model& model) : json_(json), model_(model) {}
+  // tables_known: the vocabulary and the merges are in the model already.
+  ModelReader(const Json& json, Model& model, bool tables_known)
+      : json_(json), model_(model), tables_known_(tables_known) {}
 
   void read() {
     std::string type = kind();
@@ -50,6 +53,18 @@ class ModelReader {
     }
   }
 
+  // Its members but the two long lists, as JSON.
+  std::string settings() const {
+    std::string out = "{\"type\":\"" + kind() + "\",\"vocab\":{},\"merges\":[]";
+    json_.each_pair([&](std::string_view name, const Json& value) {
+      if (name == "type" || name == "vocab" || name == "merges") return;
+      out += ',';
+      write_json_string(out, name);
+      out.append(":").append(value.source());
+    });
+    return out + "}";
+  }
+
  private:
   std::string kind() const {
     if (auto type = json_.get("type")) return std::string(type->string());
@@ -60,6 +75,7 @@ class ModelReader {
   }
 
   void read_vocab() {
+    if (tables_known_) return;
     Json vocab = json_.need("vocab");
     if (vocab.kind() != JsonKind::object) vocab.fail("expected an object");
     const JsonDocument& doc = vocab.document();
@@ -121,7 +137,7 @@ class ModelReader {
     c.fuse_unknown = json_.flag("fuse_unk", false);
     c.byte_fallback = json_.flag("byte_fallback", false);
     c.ignore_merges = json_.flag("ignore_merges", false);
-    read_merges();
+    if (!tables_known_) read_merges();
   }
 
   void read_merges() {
@@ -214,6 +230,7 @@ class ModelReader {
   std::string joined_;
   uint32_t next_ = 0;  // the id that the next merge's token probably has
   bool repeated_ = false;
+  const bool tables_known_;
 };
 
 // The added tokens, with the ids HF gives them: what the file says is only a wish.

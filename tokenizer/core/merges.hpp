@@ -70,6 +70,16 @@ class MergeTable {
     }
   }
   const BigArray<Merge>& slots() const { return slots_; }
+  size_t bytes() const {
+    return slots_.size() * sizeof(Merge) + filter_.capacity() * 8 + direct_.capacity() * sizeof(Ranked);
+  }
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    io.array(self.slots_);
+    io.array(self.filter_);
+    io.array(self.direct_);
+    io.value(self.shift_);
+  }
 
  private:
   static constexpr uint32_t direct = 256;

@@ -42,6 +42,11 @@ class Spines {
       if (stands(merges, m.a, m.b, m.rank)) entries_[m.id] = {m.a, m.b, m.rank + 1};
     }
   }
+  size_t bytes() const { return entries_.capacity() * sizeof(Entry); }
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    io.array(self.entries_);
+  }
   bool built() const { return !entries_.empty(); }
 
   // Whether the token comes out of its own bytes, as far as is known.

@@ -21,6 +21,7 @@
 #include "loader.hpp"
 #include "model_json.hpp"
 #include "pretokenizers.hpp"
+#include "tables_file.hpp"
 
 namespace fasttoken {
 
@@ -58,6 +59,16 @@ class Tokenizer {
     JsonDocument document(file);
     load(Json(document, 0, ""));
   }
+  // From what write_tables() wrote.
+  explicit Tokenizer(TableReader& in) {
+    std::string file;
+    in.array(file);
+    tables(*this, in);
+    in.finish();
+    tables_known_ = true;
+    JsonDocument document(file);
+    load(Json(document, 0, ""));
+  }
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
@@ -77,6 +88,19 @@ class Tokenizer {
   static Scratch& scratch() {
     static thread_local Scratch s;
     return s;
+  }
+
+  // The tables, and the rest of the file in its own words.
+  void write_tables(TableWriter& out) const {
+    std::string file = "{";
+    for (auto& [name, text] : sections_) file.append("\"").append(name).append("\":").append(text).append(",");
+    out.array(file.append("\"model\":").append(model_settings_).append("}"));
+    tables(*this, out);
+  }
+  // What the tables take, and what the caches grow to at most.
+  size_t table_bytes() const {
+    return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + byte_arena_.capacity() +
+           byte_where_.capacity() * 4 + trims_.capacity() * sizeof(Trim) + special_.capacity() + spans_.bytes();
   }
 
   // ---- encoding
@@ -237,7 +261,7 @@ class Tokenizer {
     return model_.kind == ModelKind::bpe ? std::string_view(model_.bpe.config.unknown_text)
                                          : std::string_view(model_.word_piece.unknown);
   }
-  bool is_special(uint32_t id) const { return id < special_.size() && special_[id]; }
+  bool is_special(uint32_t id) const { return id < special_.size() && special_[id] != 0; }
 
   std::string model_json() const { return write_model(model_); }
 
@@ -450,23 +474,40 @@ class Tokenizer {
     });
     if (auto version = root.find("version"); version && version->string() != "1.0")
       version->fail("version " + std::string(version->string()) + ", only 1.0 is known");
-    ModelReader(root.need("model"), model_).read();
+    ModelReader model(root.need("model"), model_, tables_known_);
+    model.read();
+    model_settings_ = model.settings();
     if (auto n = root.get("normalizer")) normalizer_.read(*n, externals_);
     if (auto p = root.get("pre_tokenizer")) pre_.read(*p, externals_);
     if (auto d = root.get("decoder")) decoder_.read(*d, externals_);
     if (auto p = root.get("post_processor")) read_post(*p);
     if (auto a = root.get("added_tokens")) added_.read(*a, model_.vocab);
     pre_.settle(model_.kind == ModelKind::bpe && model_.bpe.knows_all_bytes(model_.vocab));
-    if (model_.kind == ModelKind::bpe)
-      model_.bpe.settle(model_.vocab, pre_.bytes_ready());
-    else
-      model_.word_piece.settle(model_.vocab);
+    if (!tables_known_) {
+      if (model_.kind == ModelKind::bpe)
+        model_.bpe.settle(model_.vocab, pre_.bytes_ready());
+      else
+        model_.word_piece.settle(model_.vocab);
+    }
     needs_align_ = pre_.needs_shift() && !normalizer_.empty();
     if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
     index_added(root);
     plan();
+    if (tables_known_) return;
     index_ids();
     if (model_.kind == ModelKind::bpe && model_.bpe.plain_bytes()) index_spans();
+  }
+
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    Vocab::tables(self.model_.vocab, io);
+    Bpe::tables(self.model_.bpe, io);
+    WordPiece::tables(self.model_.word_piece, io);
+    io.array(self.trims_);
+    io.array(self.special_);
+    io.array(self.byte_arena_);
+    io.array(self.byte_where_);
+    CharSpans::tables(self.spans_, io);
   }
 
   // How ids alone are made, if the file is of a kind that a kernel knows.
@@ -514,7 +555,7 @@ class Tokenizer {
 
   void index_ids() {
     uint32_t n = id_limit();
-    special_.assign(n, false);
+    special_.assign(n, 0);
     std::unordered_set<std::string_view> specials;
     std::bitset<64> lengths;  // of them, to spare most tokens the look-up
     for (auto& [content, _] : added_.special) {
@@ -570,12 +611,13 @@ class Tokenizer {
   AddedMatcher raw_, normalized_;
   std::vector<bool> trim_passes_;
   std::vector<Trim> trims_;
-  std::vector<bool> special_;
+  std::vector<uint8_t> special_;
   static constexpr size_t byte_slack = 16;  // bytes after the last token's, that copies may read
   std::string byte_arena_;
   std::vector<uint32_t> byte_where_;
   std::map<std::string, std::string> sections_;
-  bool needs_align_ = false;
+  std::string model_settings_;  // the model without vocabulary and merges, as JSON
+  bool needs_align_ = false, tables_known_ = false;
   std::unique_ptr<SplitPlan> plan_;
   CutWords cut_ = nullptr;
   bool spaced_ = false;

@@ -96,6 +96,14 @@ class Vocab {
   std::string_view text(uint32_t id) const { return {arena_.data() + where_[id].offset, where_[id].length}; }
   size_t size() const { return count_; }
   uint32_t end() const { return static_cast<uint32_t>(where_.size()); }  // past the largest id
+  // Calls with all there is, for a file of tables: io is a TableWriter or a TableReader.
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    io.array(self.arena_);
+    io.array(self.where_);
+    io.array(self.slots_);
+    io.value(self.count_);
+  }
   size_t bytes() const {
     return arena_.capacity() + where_.capacity() * sizeof(Where) + slots_.capacity() * sizeof(Slot);
   }

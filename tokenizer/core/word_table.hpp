@@ -66,6 +66,12 @@ class WordTable {
   static constexpr size_t longest = WordKey::longest;
   static constexpr uint32_t none = UINT32_MAX;
 
+  size_t bytes() const { return slots_.size() * sizeof(Slot); }
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    io.array(self.slots_);
+  }
+
   void reserve(size_t words) { slots_ = BigArray<Slot>(std::bit_ceil(words * 8 / 5 + 8)); }
 
   // Adds words of 1 to 15 bytes, a few at a time, since the slot of each is far from the last. The same word again

@@ -37,6 +37,15 @@ class WordPiece {
     }
   }
 
+  size_t bytes() const { return words_.bytes() + tokens_.capacity() * 4 + slots_.capacity() * sizeof(Slot); }
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    WordTable::tables(self.words_, io);
+    io.array(self.tokens_);
+    io.array(self.slots_);
+    io.value(self.unknown_);
+  }
+
   // Appends the tokens of the word, which is not empty.
   void encode(const Vocab& vocab, std::string_view word, std::vector<Token>& out) const {
     size_t before = out.size(), n = word.size();

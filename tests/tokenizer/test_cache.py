@@ -1,0 +1,286 @@
+"""Tables in the cache directory: the same tokenizer from them, and nothing but time lost where they are not right."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prelude.tokenizer import Tokenizer, _cache, _core, _rungs
+
+from tests.tokenizer.shared import families, golden, golden_lines, shared, tokenizer_json
+
+Files = Callable[[], list[Path]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(_cache, "LEAST", 0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def file(tmp_path: Path, json_of: Callable[[str], str]) -> Path:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json_of("byte-level"), encoding="utf-8")
+    return path
+
+
+def tables(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.name != "key")
+
+
+def is_used(path: Path, folder: Path) -> bool:
+    """Whether a load takes the tables in the folder; a fresh look at it, as by another process."""
+    return _cache.TableCache(folder).of_file(path) is not None
+
+
+def assert_works(path: Path, folder: Path) -> None:
+    """However the folder looks, the tokenizer is right; and after that its tables are in the folder again."""
+    _cache._caches.clear()
+    ours, plain = Tokenizer.from_file(path, cache=folder), Tokenizer.from_file(path, cache=False)
+    text = "Hello there, Ünïcödé café <mask> 12345"
+    assert ours.encode(text).ids == plain.encode(text).ids
+    assert is_used(path, folder)
+
+
+def test_tables_give_the_same_tokenizer(
+    folder: Path, name: str, json_of: Callable[[str], str], texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = json_of(name)
+    plain, first = Tokenizer.from_str(made, cache=False), Tokenizer.from_str(made, cache=folder)
+    assert len(tables(folder)) == 1
+    monkeypatch.setattr(_rungs, "_load", lambda data: pytest.fail("the tables are there"))
+    again = Tokenizer.from_str(made, cache=folder)
+    assert again.backend == "native"
+    for ours in (first, again):
+        assert ours.to_str() == plain.to_str()
+        assert ours.get_vocab() == plain.get_vocab()
+        for text in texts:
+            a, b = ours.encode(text), plain.encode(text)
+            assert (a.ids, a.tokens, a.offsets, a.word_ids) == (b.ids, b.tokens, b.offsets, b.word_ids)
+            assert ours.decode(a.ids) == plain.decode(b.ids)
+            for parse in (True, False):
+                assert np.array_equal(
+                    ours.encode_array(text, parse_special=parse), plain.encode_array(text, parse_special=parse)
+                )
+        assert ours._core.unknown_id() == plain._core.unknown_id()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shared() is None, reason="the shared reference material is not here")
+@pytest.mark.parametrize("family", [f for f in families() if f != "t5"])
+def test_real_files_from_tables(family: str, folder: Path) -> None:
+    data = tokenizer_json(family)
+    _rungs.load(data, _cache.TableCache(folder))
+    core = _cache.TableCache(folder).of_bytes(data)
+    assert core is not None
+    for line in golden(family)[::5]:
+        text = line["t"] if "t" in line else golden_lines()[line["k"]]
+        ids, offsets, _ = core.encode_full(text)
+        assert ids.tolist() == line["ids"] == core.encode_ids(text), text
+        assert offsets.reshape(-1).tolist() == line["off"], text
+        assert core.decode(ids, False) == line.get("dec", text)
+
+
+# ---- what is not right is not used
+
+
+def test_any_byte_that_changed_is_noticed(file: Path, folder: Path) -> None:
+    Tokenizer.from_file(file, cache=folder)
+    (path,) = tables(folder)
+    content = path.read_bytes()
+    places = sorted({*range(48), *range(48, len(content), 4099), len(content) - 1})
+    for at in places:
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes(changed)
+        assert not is_used(file, folder), at
+    path.write_bytes(content)
+    assert is_used(file, folder)
+    path.write_bytes(changed)
+    assert_works(file, folder)
+
+
+@pytest.mark.parametrize("length", [0, 1, 39, 40, 100, 5000, -1, None])
+def test_truncated_and_grown(file: Path, folder: Path, length: int | None) -> None:
+    Tokenizer.from_file(file, cache=folder)
+    (path,) = tables(folder)
+    content = path.read_bytes()
+    path.write_bytes(content + b"\0" if length is None else content[:length])
+    assert not is_used(file, folder)
+    assert_works(file, folder)
+
+
+def test_an_array_said_to_be_huge_is_not_made(file: Path, folder: Path) -> None:
+    Tokenizer.from_file(file, cache=folder)
+    (path,) = tables(folder)
+    content = bytearray(path.read_bytes())
+    content[40:48] = (1 << 62).to_bytes(8, "little")
+    path.write_bytes(content)
+    assert not is_used(file, folder)
+
+
+def test_written_with_another_key_or_by_another_build(
+    file: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    for place in (folder, other):
+        Tokenizer.from_file(file, cache=place)
+    (path,), (foreign,) = tables(folder), tables(other)
+    assert path.name != foreign.name
+    path.write_bytes(foreign.read_bytes())  # sound, but made by somebody who has another key
+    assert not is_used(file, folder)
+    assert_works(file, folder)
+    build = tmp_path / "build"
+    build.write_bytes(b"another build")
+    monkeypatch.setattr(_core, "__file__", str(build))
+    assert not is_used(file, folder)
+    assert_works(file, folder)
+    assert len(tables(folder)) == 2
+
+
+def test_a_file_of_another_tokenizer_is_not_taken(file: Path, folder: Path, json_of: Callable[[str], str]) -> None:
+    Tokenizer.from_file(file, cache=folder)
+    (path,) = tables(folder)
+    Tokenizer.from_str(json_of("template"), cache=folder)
+    (other,) = (p for p in tables(folder) if p != path)
+    other.replace(path)
+    assert not is_used(file, folder)
+    assert_works(file, folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner here")
+def test_what_others_may_have_written(file: Path, folder: Path, tmp_path: Path) -> None:
+    Tokenizer.from_file(file, cache=folder)
+    (path,) = tables(folder)
+    path.chmod(0o622)
+    assert not is_used(file, folder)
+    assert_works(file, folder)
+
+    aside = path.rename(tmp_path / "aside")
+    path.symlink_to(aside)
+    assert not is_used(file, folder)
+    assert_works(file, folder)
+    assert not path.is_symlink()
+
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        assert not is_used(file, folder)
+        assert_works(file, folder)
+        os.chown(folder / "key", 12345, -1)
+        assert_works(file, folder)
+
+    (folder / "key").chmod(0o644)
+    assert_works(file, folder)
+    for content in (b"", b"short", b"x" * 33):
+        (folder / "key").write_bytes(content)
+        assert_works(file, folder)
+
+    folder.chmod(0o777)
+    assert not is_used(file, folder)
+    link = tmp_path / "link"
+    folder.chmod(0o700)
+    link.symlink_to(folder)
+    assert not is_used(file, link)
+
+
+def test_a_folder_that_cannot_be_written(file: Path, folder: Path, tmp_path: Path) -> None:
+    for place in (file / "below a file", Path("/proc/none") if sys.platform == "linux" else file):
+        assert Tokenizer.from_file(file, cache=place).encode("Hello").ids
+        assert not is_used(file, place)
+    folder.mkdir(mode=0o500)
+    assert Tokenizer.from_file(file, cache=folder).encode("Hello").ids
+
+
+# ---- many processes, and none
+
+
+def test_concurrent_writers(file: Path, folder: Path) -> None:
+    script = (
+        "import sys; from prelude.tokenizer import Tokenizer, _cache; _cache.LEAST = 0\n"
+        "for _ in range(5): print(Tokenizer.from_file(sys.argv[1], cache=sys.argv[2]).encode('Hello there').ids)"
+    )
+    command = [sys.executable, "-c", script, str(file), str(folder)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    shown = [process.communicate(timeout=120)[0].splitlines() for process in running]
+    expected = str(Tokenizer.from_file(file, cache=False).encode("Hello there").ids)
+    assert shown == [[expected] * 5] * 6
+    assert len(tables(folder)) == 1  # and no temporary file is left
+    assert is_used(file, folder)
+
+
+def test_off_by_argument_and_by_the_environment(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRELUDE_TOKENIZER_CACHE", str(folder))
+    Tokenizer.from_file(file, cache=False)
+    assert not folder.exists()
+    Tokenizer.from_file(file)
+    assert is_used(file, folder)
+    monkeypatch.setenv("PRELUDE_TOKENIZER_CACHE", "off")
+    assert _cache.at(True) is None
+    monkeypatch.delenv("PRELUDE_TOKENIZER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "home"))
+    monkeypatch.setenv("LOCALAPPDATA", str(folder / "home"))
+    found = _cache.at(True)
+    assert found is not None and found._folder == folder / "home" / "prelude" / "tokenizers"
+
+
+def test_small_files_are_not_kept(tmp_path: Path, file: Path) -> None:
+    Tokenizer.from_file(file, cache=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_only_the_native_rung_is_kept(folder: Path) -> None:
+    unigram = '{"version":"1.0","added_tokens":[],"model":{"type":"Unigram","vocab":[["a",0.0]],"unk_id":0}}'
+    assert Tokenizer.from_str(unigram, cache=folder).backend == "reference"
+    assert not folder.exists() or not tables(folder)
+
+
+def test_the_oldest_go_where_there_are_too_many(
+    folder: Path, json_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["byte-level", "template", "sentence pieces"]
+    for i, name in enumerate(names):
+        before = set(tables(folder)) if folder.exists() else set()
+        Tokenizer.from_str(json_of(name), cache=folder)
+        (made,) = set(tables(folder)) - before
+        os.utime(made, (i, i))
+        if name == "template":
+            monkeypatch.setattr(_cache, "_MOST_BYTES", 2 * made.stat().st_size + (4 << 20))
+    sizes = [p.stat().st_size for p in tables(folder)]
+    assert sum(sizes) <= _cache._MOST_BYTES
+
+
+def test_digests_see_every_byte_and_the_length(tmp_path: Path) -> None:
+    key = bytes(range(64))
+    chunk = 1 << 18
+    seen = set()
+    for size in (0, 1, 7, 63, 64, 65, 127, 128, 1000, chunk - 1, chunk, chunk + 1, 2 * chunk):
+        data = bytes(size)
+        path = tmp_path / "data"
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            assert _core.digest_file(file.fileno(), key) == _core.digest(data, key)
+        seen.add(_core.digest(data, key))
+        for at in {0, size // 2, size - 1} if size else ():
+            changed = bytearray(data)
+            changed[at] = 1
+            seen.add(_core.digest(bytes(changed), key))
+        assert _core.digest(data, key) != _core.digest(data, bytes(64))
+    assert len(seen) == 13 + 1 + 3 * 11
+    with pytest.raises(ValueError):
+        _core.digest(b"", b"short")
+
+
+def test_why_tables_are_not_used_is_said(file: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Tokenizer.from_file(file, cache=folder)
+    (path,) = tables(folder)
+    path.write_bytes(b"not tables" * 10)
+    with caplog.at_level(logging.DEBUG, "prelude.tokenizer"):
+        assert not is_used(file, folder)
+    assert "another kind of file" in caplog.text

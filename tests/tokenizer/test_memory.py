@@ -1,0 +1,53 @@
+"""What a loaded tokenizer takes: 40 MB for the tables of a large file, and 32 MB more whatever is encoded with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tokenizer.shared import REPO
+
+SCRIPT = """
+import ctypes, gc, random, sys
+from bench.tokenizer_hostile import hostile_texts
+from prelude.tokenizer import Tokenizer
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon:")) / 1024
+
+small, large = sys.argv[1:]
+first = Tokenizer.from_file(small, cache=False)
+first.encode("once, for what every tokenizer shares: é").offsets
+rng = random.Random(1)
+words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randrange(3, 14))) for _ in range(300_000)]
+hostile = [text.encode() for text in hostile_texts(600_000).values()]  # a str would keep its UTF-8
+begin = resident()
+tokenizer = Tokenizer.from_file(large, cache=False)
+loaded = resident()
+for at in range(0, len(words), 1000):
+    tokenizer.encode(" ".join(words[at : at + 1000])).offsets
+for text in hostile:
+    tokenizer.encode_array(text)
+print(loaded - begin, resident() - loaded, tokenizer._core.table_bytes, tokenizer._core.cache_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("family", ["qwen3", "llama-3.2"])
+def test_memory_is_bounded(shared: Path, family: str) -> None:
+    files = [str(shared / "tokenizers" / name / "tokenizer.json") for name in ("gpt2", family)]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *files], cwd=REPO, check=True, capture_output=True, text=True, timeout=300
+    )
+    tables, more, said, cache = map(float, done.stdout.split())
+    assert tables <= 40 and more <= 32, done.stdout
+    # What the core says of its tables is what they take, but for the int objects of ids and the pages' ends.
+    assert said / 1e6 * 0.8 <= tables <= said / 1e6 * 1.2 + 12, done.stdout
+    assert cache <= 32e6
