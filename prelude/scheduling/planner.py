@@ -183,8 +183,6 @@ def _plan_prefill(
         if request.state is State.PREFILL:
             left -= _chunk(request, pool, ledger, min(left, most), rows, retry)
         elif len(queues.running) < budgets.running and (request.failures or not retry):
-            if policy.takes_turns and not _room_beside_first(request, queues, pool, min(left, most)):
-                continue
             before = len(deferred)
             count = _start(request, queues, pool, budgets, ledger, min(left, most), rows, retry, deferred)
             if not count and len(deferred) == before:
@@ -196,14 +194,16 @@ def _plan_prefill(
     return rows
 
 
-def _room_beside_first(request: Request, queues: Queues, pool: KvPool, count: int) -> bool:
-    """Whether the oldest running row can still grow to its end of the prompt when another prompt starts. Where turns
-    put that one first, prompts would else start and be preempted for each other for ever."""
+def _room_beside_first(request: Request, lease: Lease, queues: Queues, pool: KvPool, count: int) -> bool:
+    """Whether the oldest running row can still grow to its end of the prompt when another prompt starts, whose cached
+    blocks are locked by now. Where turns put that one first, prompts would else start and be preempted for each other
+    for ever."""
     if not queues.running:
         return True
     first = queues.running[0]
     lacking = -(-first.num_known // pool.block_size) - first.held.num_blocks
-    taken = -(-min(count, request.num_known) // pool.block_size)
+    known = min(request.num_known, len(lease.shared) * pool.block_size + count)
+    taken = -(-known // pool.block_size) - len(lease.shared)
     return pool.allocator.num_free + pool.allocator.num_cached >= lacking + taken
 
 
@@ -229,6 +229,9 @@ def _start(
     lease = pool.attach(known, request.salt, request.reusable, growable=True)
     if _must_wait(request, lease, known, pool, budgets, retry):
         deferred.append(_defer(request, lease, pool))
+        return 0
+    if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):
+        pool.release(lease)
         return 0
     request.lease = lease
     cached = lease.num_shared * pool.block_size

@@ -243,18 +243,20 @@ def test_the_memory_of_readouts_alone_can_end_a_group() -> None:
 
 @pytest.mark.feature("F9")
 @pytest.mark.feature("D8")
+@pytest.mark.parametrize("chunk", [4, 16])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_taking_turns_over_a_pool_that_is_too_small_does_not_go_round_for_ever(overlap: bool) -> None:
+def test_taking_turns_over_a_pool_that_is_too_small_does_not_go_round_for_ever(overlap: bool, chunk: int) -> None:
     """Two prompts fill the pool and neither can go on; what is preempted for them must not take the room again."""
     core = service_core(
         toy.ToyExecutor(num_blocks=24),
         running=3,
-        chunk=16,
+        chunk=chunk,
         overlap=overlap,
         policies=Policies(decode=RoundRobin()),
     )
     sink = ById()
-    requests = [post(core, chat(prompt(n, n), 3), sink) for n in (80, 70, 60, 55, 50)]
-    run_steps(core, 400)
+    loads = [(80, "never"), (70, "never"), (60, "auto"), (90, "auto"), (45, "auto"), (55, "auto")]
+    requests = [post(core, chat(prompt(n, n), 3, cache=cache), sink) for n, cache in loads]
+    run_steps(core, 1000)
     check(sink, requests)
     assert is_empty(core)
