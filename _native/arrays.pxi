@@ -32,13 +32,31 @@ cdef cnp.ndarray _int32_sequence(object x, str name):
 
 
 def ids_below(object x, int64_t limit):
-    """A new int32 array of a list or tuple of plain ints in [0, limit), or None where anything else is in it."""
+    """A new int32 array of a list or tuple of plain ints, or of a flat int32 array, all in [0, limit); None where
+    anything else is in it."""
+    cdef Py_ssize_t i, n
+    cdef PyObject** items
+    cdef cnp.ndarray out
+    cdef int32_t* p
+    cdef const int32_t* given
+    cdef bint fine = True
+    if cnp.PyArray_Check(x):
+        out = <cnp.ndarray>x
+        if cnp.PyArray_TYPE(out) != cnp.NPY_INT32 or cnp.PyArray_NDIM(out) != 1 or not cnp.PyArray_ISCARRAY_RO(out):
+            return None
+        given, n = _data(out), _len(out)
+        out = _new_int32(n)
+        p = _data(out)
+        for i in range(n):
+            p[i] = given[i]
+            fine = fine & (0 <= p[i]) & (p[i] < limit)
+        return out if fine else None
     if not isinstance(x, (list, tuple)):
         return None
-    cdef Py_ssize_t i, n = PySequence_Fast_GET_SIZE(x)
-    cdef PyObject** items = PySequence_Fast_ITEMS(x)
-    cdef cnp.ndarray out = _new_int32(n)
-    cdef int32_t* p = _data(out)
+    n = PySequence_Fast_GET_SIZE(x)
+    items = PySequence_Fast_ITEMS(x)
+    out = _new_int32(n)
+    p = _data(out)
     cdef int overflow = 0
     cdef long long value
     for i in range(n):

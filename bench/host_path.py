@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prelude._native.core import ids_below
 
 from bench.common import Report, machine_facts
 from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams
-from prelude.admission.drawing import Drawing
-from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import ForwardBatch, OneShotBatch, SampleOutput, SampleRows, StepResult
 from prelude.execution.executor import ExecutorLimits
 from prelude.loading import load
+from prelude.options import NO_OPTIONS
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.lease import KvPool
@@ -128,8 +129,11 @@ class Bench:
     ) -> None:
         engine = self.engine(rows, tokens)
         core = engine._core
-        sampling = engine._preparer.prepare(Generate([1, 2], PARAMS)).prepared.sampling
-        assert sampling is not None
+        limit = engine._preparer._facts.encoder.id_limit
+        known = engine._preparer.alike([Generate([1, 2], PARAMS)])
+        if known is None:
+            raise RuntimeError("these tasks are not alike")
+        alike, _ = known
 
         def make() -> list[Any]:
             prompts = self.prompts(rows, tokens, shared)
@@ -138,11 +142,8 @@ class Bench:
         def run(prompts: list[Any]) -> None:
             sink = BlockingSink()
             with core.reserve(len(prompts)) as places:
-                requests = []
-                for ids in prompts:
-                    tree = TokenTree.single(np.asarray(ids, np.int32))
-                    prepared = Prepared(tree, Drawing(tokens - 1, sampling), 1, sampling)
-                    requests.append(core.request(prepared, sink, places=places))
+                ids = [ids_below(prompt, limit) for prompt in prompts]
+                requests = core.alike(alike, ids, sink, NO_OPTIONS, places, math.inf)
                 sink.expected = len(requests)
                 core.run_inline(requests, places)
             if len(sink.ends) != rows:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prelude.admission.prepared import Admitted, Outcome
+from prelude.admission.prepared import Admitted, Alike, Outcome
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions, merge_options
 from prelude.runtime.core import EngineCore
@@ -64,6 +64,23 @@ def make_request(
     request.outbox = outbox
     request.timeline = call.timeline
     return request
+
+
+def finish_alike(alike: Alike, requests: Sequence[Request], ends: Mapping[int, Any]) -> list[Any]:
+    """``finish_call`` of all requests of a call, in order."""
+    results: list[Any] = []
+    for request in requests:
+        outcome, error = ends[request.id]
+        results.append(error if outcome is None else caught(alike.finish, outcome))
+    return results
+
+
+def plain_options(options: Options, keywords: Mapping[str, Any]) -> RequestOptions | None:
+    """The options of a call whose requests all have the same and no timeline; ``None`` for any other."""
+    if isinstance(options, Sequence):
+        return None
+    one = merge_options(options, keywords)
+    return None if one.trace else one
 
 
 def finish_call(admitted: Admitted, call: Call, outcome: Outcome | None, error: BaseException | None) -> Any:

@@ -27,11 +27,13 @@ from prelude.calls import (
     Options,
     batches,
     caught,
+    finish_alike,
     finish_call,
     first_error,
     make_calls,
     make_request,
     mark_all,
+    plain_options,
     task_list,
     text_size,
 )
@@ -159,9 +161,14 @@ class AsyncEngine:
         engine = self.engine
         core = engine._core
         tasks = task_list(tasks)
-        calls = make_calls(len(tasks), options, keywords)
+        one = plain_options(options, keywords)
         loop = asyncio.get_running_loop()
         outbox = self._outbox(loop, core)
+        if one is not None:
+            results = await self._run_alike(engine, outbox, tasks, one)
+            if results is not None:
+                return first_error(results, return_exceptions)
+        calls = make_calls(len(tasks), options, keywords)
         mark_all(calls, "prompt")
         with core.reserve(len(tasks)) as places:
             room = places.left
@@ -183,7 +190,7 @@ class AsyncEngine:
                 for one in live:
                     core.cancel(one)
                 raise
-        results: list[Any] = []
+        results = []
         for item, call, request in zip(admitted, calls, requests):
             if isinstance(request, Request):
                 results.append(finish_call(item, call, *sink.ends[request.id]))
@@ -192,6 +199,33 @@ class AsyncEngine:
             if len(results) % _LOOP_TURN == 0:
                 await asyncio.sleep(0)
         return first_error(results, return_exceptions)
+
+    async def _run_alike(
+        self, engine: Engine, outbox: Outbox, tasks: Sequence[Any], options: RequestOptions
+    ) -> list[Any] | None:
+        """As ``Engine._run_alike``."""
+        core, expires = engine._core, options.expires()
+        all_places = core.reserve_all(len(tasks))
+        if all_places is None:
+            return None
+        with all_places as places:
+            many = engine._preparer.alike(tasks)
+            if many is None:
+                return None
+            alike, prompts = many
+            sink = GroupSink(outbox, asyncio.get_running_loop().create_future())
+            requests = core.alike(alike, prompts, sink, options, places, expires, outbox)
+            if requests is None:
+                return None
+            sink.expected = len(requests)
+            core.submit_many(requests, places)
+        try:
+            await sink.future
+        except BaseException:  # cancelled, or the loop went away and closed this coroutine
+            for request in requests:
+                core.cancel(request)
+            raise
+        return finish_alike(alike, requests, sink.ends)
 
     async def warmup(self, *, freeze_gc: bool = False) -> None:
         """As ``Engine.warmup``, on a thread."""

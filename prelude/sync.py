@@ -10,11 +10,13 @@ from prelude.base import EngineBase
 from prelude.calls import (
     Options,
     caught,
+    finish_alike,
     finish_call,
     first_error,
     make_calls,
     make_request,
     mark_all,
+    plain_options,
     task_list,
 )
 from prelude.config import EngineConfig
@@ -87,6 +89,11 @@ class Engine(EngineBase):
         each."""
         core = self._core
         tasks = task_list(tasks)
+        one = plain_options(options, keywords)
+        if one is not None:
+            results = self._run_alike(tasks, one)
+            if results is not None:
+                return first_error(results, return_exceptions)
         calls = make_calls(len(tasks), options, keywords)
         mark_all(calls, "prompt")
         sink = BlockingSink()
@@ -114,6 +121,32 @@ class Engine(EngineBase):
             for item, call, request in zip(admitted, calls, requests)
         ]
         return first_error(results, return_exceptions)
+
+    def _run_alike(self, tasks: Sequence[Any], options: RequestOptions) -> list[Any] | None:
+        """Tasks that differ in their token ids alone, prepared and made requests together. ``None``, and nothing
+        done, where they differ in more, or some would find no place."""
+        core, expires = self._core, options.expires()
+        all_places = core.reserve_all(len(tasks))
+        if all_places is None:
+            return None
+        with all_places as places:
+            many = self._preparer.alike(tasks)
+            if many is None:
+                return None
+            alike, prompts = many
+            sink = BlockingSink()
+            requests = core.alike(alike, prompts, sink, options, places, expires)
+            if requests is None:
+                return None
+            sink.expected = len(requests)
+            try:
+                core.run_inline(requests, places)
+                sink.wait()
+            except BaseException:  # Ctrl-C: nobody waits for these any more
+                for request in requests:
+                    core.cancel(request)
+                raise
+        return finish_alike(alike, requests, sink.ends)
 
     def decide(self, state: Prompt, questions: Sequence[Question], **options: Any) -> Answers:
         mine = split_options(options)

@@ -150,6 +150,9 @@ class ToyPreparer:
     def snapshot(self, task: Any) -> Any:
         return task
 
+    def alike(self, tasks: Any) -> None:
+        """Each is prepared by itself."""
+
     def prepare(self, task: Prepared) -> Admitted:
         if self.delay:
             time.sleep(self.delay)

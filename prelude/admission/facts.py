@@ -46,6 +46,8 @@ class Facts:
     chat: ChatRenderer | None = None
     decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(default_factory=lambda: Memo(PLAN_BYTES, lambda plan: plan.nbytes))
+    alike: Memo[Any, Any] = field(default_factory=lambda: Memo(64))  # what prompts of one wording have in common
+    words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 12))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
 
     def frame(self) -> Frame:
@@ -76,19 +78,26 @@ def admitted(
             "this model has no language-model head: it can embed or classify, and cannot score or write text",
             field=type(task).__name__,
         )
-    checks.one_of(task.cache, "cache", _CACHE_MODES)
-    cache = facts.config.default_cache if task.cache == "auto" else task.cache
     prepared = Prepared(
         tree,
         readout,
         max_new_tokens,
         sampling,
-        cache,
-        0 if task.salt is None else salt_number(checks.salt(task.salt) or ""),
+        cache_of(facts, task),
+        salt_of(task),
         truncated,
         use.close(),
     )
     return Admitted(prepared, finish)
+
+
+def cache_of(facts: Facts, task: Task) -> CacheMode:
+    checks.one_of(task.cache, "cache", _CACHE_MODES)
+    return facts.config.default_cache if task.cache == "auto" else task.cache
+
+
+def salt_of(task: Task) -> int:
+    return 0 if task.salt is None else salt_number(checks.salt(task.salt) or "")
 
 
 @lru_cache(maxsize=4096)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from prelude._native.core import ids_below
 from prelude.admission import checks
 from prelude.admission.drawing import Drawing, History, Sampling
-from prelude.admission.facts import Facts, admitted
+from prelude.admission.facts import Facts, admitted, cache_of, salt_of
 from prelude.admission.logprobs import prompt_readout, top_limit
-from prelude.admission.prepared import Admitted, Outcome, TokenTree
+from prelude.admission.prepared import Admitted, Alike, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.reading import TextReader, sampled_logprob
 from prelude.admission.sampling import resolve
-from prelude.admission.tokenization import Use
-from prelude.batch import SampleOutput
+from prelude.admission.tokenization import Use, token_ids
+from prelude.batch import I32, SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.results import Completion
 from prelude.tasks import Generate, SamplingParams
 
 MAX_TOKENS = (1 << 31) - 1
+_NONE = type(None)
 
 
 def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
@@ -63,6 +69,76 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
         reader=lambda hold_words: TextReader(facts.texts, sampling, hold_words),
         watched=sampling.stops is not None or sampling.logprobs is not None,
     )
+
+
+def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]] | None:
+    """What ``prepare_generate`` makes of tasks that differ in their token ids alone and draw one token each; ``None``
+    where these are other tasks, or one of them has to be told why it is refused."""
+    first = tasks[0]
+    if type(first) is not Generate or not facts.limits.lm_head:
+        return None
+    params = first.params
+    if type(first.truncation) is not str or type(first.cache) is not str or type(first.salt) not in (str, _NONE):
+        return None
+    alike = facts.alike.get((id(params), first.truncation, first.cache, first.salt))
+    if alike is None or alike[0] is not params:
+        made = make_alike(facts, first)
+        if made is None:
+            return None
+        alike = (params, made)
+        facts.alike.put((id(params), first.truncation, first.cache, first.salt), alike)
+    limit, most = facts.encoder.id_limit, min(facts.max_length - 1, facts.max_chars)
+    prompts = []
+    for task in tasks:
+        if (
+            type(task) is not Generate
+            or task.params is not params
+            or task.truncation != first.truncation
+            or task.cache != first.cache
+            or task.salt != first.salt
+        ):
+            return None
+        prompt = ids_below(task.prompt, limit)
+        if prompt is None and isinstance(task.prompt, np.ndarray) and task.prompt.dtype.kind in "iu":
+            prompt = other_ids(facts, task.prompt)
+        if prompt is None or not 0 < len(prompt) <= most:
+            return None
+        prompts.append(prompt)
+    return alike[1], prompts
+
+
+def other_ids(facts: Facts, prompt: Any) -> I32 | None:
+    """Of arrays that are not flat int32."""
+    try:
+        return token_ids(prompt, "prompt", facts.encoder, facts.max_chars)
+    except InvalidRequest:
+        return None
+
+
+def make_alike(facts: Facts, task: Generate) -> Alike | None:
+    """``None`` where a prompt needs more than its ids: another seed for each, edits of the logits, several tokens."""
+    params = task.params
+    if not isinstance(params, SamplingParams) or type(params.max_tokens) is not int or params.max_tokens != 1:
+        return None
+    lists = (params.stop, params.stop_token_ids, params.banned_token_ids)
+    if params.logit_bias is not None or params.allowed_token_ids is not None or any(map(_mutable, lists)):
+        return None
+    if params.prompt_logprobs is not None:
+        return None
+    try:
+        sampling = resolve(facts, params, 1)
+        checks.one_of(task.truncation, "truncation", TRUNCATIONS)
+        cache = cache_of(facts, task)
+        salt = salt_of(task)
+    except Exception:  # prepare says why
+        return None
+    if sampling.edits is not None or (params.seed is None and sampling.temperature > 0):
+        return None
+    return Alike(sampling, cache, salt, lambda outcome: complete(facts, sampling, outcome))
+
+
+def _mutable(value: Any) -> bool:
+    return not isinstance(value, str | tuple)
 
 
 def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Encoded:
@@ -123,12 +199,25 @@ def prepare_prompt_only(facts: Facts, use: Use, task: Generate, params: Sampling
     return admitted(facts, use, task, tree, None if top is None else readout, finish, truncated=prompt.truncated)
 
 
+def decoded(facts: Facts, ids: tuple[int, ...]) -> str:
+    """Of single tokens, which decisions draw by the million, the text is kept."""
+    if len(ids) != 1:
+        return facts.encoder.tokenizer.decode(ids) if ids else ""
+    text = facts.words.get(ids[0])
+    if text is None:
+        text = facts.encoder.tokenizer.decode(ids)
+        facts.words.put(ids[0], text)
+    return text
+
+
 def complete(facts: Facts, sampling: Sampling, outcome: Outcome) -> Completion:
     """The result of a text. A stop id at the end is not part of it (unless ``include_stop``), whether or not it was
     settled; text that no reader followed is decoded and cut here."""
     stats = outcome.stats
     ids, logprobs = outcome.token_ids, outcome.logprobs
-    if isinstance(outcome.output, SampleOutput):
+    if (sampling.logprobs is not None or not (ids or stats.finish_reason)) and isinstance(
+        outcome.output, SampleOutput
+    ):
         ids = ids or tuple(outcome.output.token_ids[:1].tolist())
         first = sampled_logprob(ids[0], outcome.output, 0, sampling.logprobs)
         logprobs = None if first is None else (first,)
@@ -140,7 +229,7 @@ def complete(facts: Facts, sampling: Sampling, outcome: Outcome) -> Completion:
     text = outcome.text
     if text is None:
         started = time.perf_counter()
-        text = facts.encoder.tokenizer.decode(ids) if ids else ""
+        text = decoded(facts, ids)
         if sampling.stops is not None and len(ids) > sampling.min_tokens:
             text, stopped = sampling.stops.cut(text, sampling.include_stop)
             reason = "stop" if stopped else reason

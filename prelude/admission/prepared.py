@@ -99,11 +99,12 @@ class Prepared:
 @dataclass(slots=True)
 class Alike:
     """What prompts have in common that are token ids, draw one token each and are asked for in the same words.
-    ``like`` is a request that the engine keeps to copy from."""
+    ``finish`` is that of ``Admitted``; ``like`` is a request that the engine keeps to copy from."""
 
     sampling: Sampling
     cache: CacheMode
-    salt: int = 0
+    salt: int
+    finish: Callable[[Outcome], Any]
     like: Any = None
 
     def prepared(self, token_ids: I32) -> Prepared:

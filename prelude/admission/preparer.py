@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
 from prelude.admission.decide import Layout, prepare_decide
 from prelude.admission.facts import make_facts
-from prelude.admission.generate import prepare_generate
+from prelude.admission.generate import prepare_alike, prepare_generate
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
 from prelude.admission.pooled import prepare_classify, prepare_embed
-from prelude.admission.prepared import Admitted, RequestReadout, logits_rows, read_rows
+from prelude.admission.prepared import Admitted, Alike, RequestReadout, logits_rows, read_rows
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizerLike, Use
-from prelude.batch import HeadRows, LogprobRows, PooledRows
+from prelude.batch import I32, HeadRows, LogprobRows, PooledRows
 from prelude.config import EngineConfig
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
@@ -99,6 +99,11 @@ class Preparer:
     def prepare(self, task: Task) -> Admitted:
         """Raises ``InvalidRequest`` (or a subclass) for anything the caller has to change, and nothing else."""
         return self._prepare(task)[0]
+
+    def alike(self, tasks: Sequence[Any]) -> tuple[Alike, list[I32]] | None:
+        """What tasks have in common that differ in their token ids alone, and these; ``None`` for all others, which
+        ``prepare`` takes one by one. Copies what the caller could still change."""
+        return prepare_alike(self._facts, tasks) if tasks else None
 
     def explain(self, task: Task) -> Explanation:
         """What ``prepare`` would hand to the engine, in words."""

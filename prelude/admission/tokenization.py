@@ -229,7 +229,7 @@ def refused(text: str, error: Exception) -> InvalidRequest:
 
 
 def len_of(value: Any) -> int:
-    return len(value) if isinstance(value, list | tuple) else 0
+    return len(value) if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim) else 0
 
 
 def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:

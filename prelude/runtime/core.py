@@ -15,15 +15,17 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from prelude._native.core import clones
 from prelude.admission.classes import ExecutionClass
-from prelude.admission.prepared import Outcome, Prepared
+from prelude.admission.prepared import Alike, Outcome, Prepared
+from prelude.batch import I32
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestTooLarge
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.runtime.forks import alive
 from prelude.runtime.inbox import Places
 from prelude.runtime.stats import EngineStats
 from prelude.runtime.stepper import LoopFlush, Stepper
-from prelude.scheduling.request import Request, Sink
+from prelude.scheduling.request import IDS, Request, Sink
 
 log = logging.getLogger("prelude.engine")
 
@@ -62,6 +64,11 @@ class EngineCore(Stepper):
             self.events.emit("rejected", reason="queued_requests", count=count - places.left)
         return places
 
+    def reserve_all(self, count: int) -> Places | None:
+        """``reserve`` of places for all; ``None``, and nobody refused, where there are fewer."""
+        self.check_process()
+        return self.inbox.reserve_all(count)
+
     def request(
         self,
         prepared: Prepared,
@@ -93,6 +100,32 @@ class EngineCore(Stepper):
             raise
         return request
 
+    def alike(
+        self,
+        alike: Alike,
+        prompts: list[I32],
+        sink: Sink,
+        options: RequestOptions,
+        places: Places,
+        expires: float,
+        outbox: object = None,
+    ) -> list[Request] | None:
+        """``request`` of many prompts that have all else in common, made in one native call. ``None``, and nothing
+        done, where one of them could not be taken, or is to hear why."""
+        longest = max(map(len, prompts))
+        if longest > self.budgets.step_tokens - self.budgets.running or self.clock() >= expires:
+            return None
+        if self.force_class is not None:
+            return None
+        like = alike.like
+        if like is None:
+            like = alike.like = Request(alike.prepared(prompts[0]), sink)
+            like.alike = alike
+            like.ending = like.sink = like.given = None
+        now = time.perf_counter()
+        requests = clones(like, prompts, IDS, self._ended, sink, options, expires, outbox, now)
+        return requests if places.take_all(requests) else None
+
     def submit(self, request: Request) -> None:
         """Puts a request in the inbox and wakes the engine thread."""
         self.submit_many([request])
@@ -105,8 +138,7 @@ class EngineCore(Stepper):
         self._wake_thread()
 
     def _post(self, requests: list[Request]) -> None:
-        for request in requests:
-            self.live[request.id] = request
+        self.live.update([(request.id, request) for request in requests])
         try:
             self.inbox.post(requests)
         except EngineClosed:

@@ -67,10 +67,18 @@ class Outbox(LoopFlush):
         self._core = core
         core.loops.append(self)
         self._ends: deque[tuple[Ends, Request, Outcome | None, BaseException | None]] = deque()
+        self._groups: deque[tuple[GroupSink, list[Request], list[Outcome]]] = deque()
         self._queued = False
 
     def put(self, sink: Ends, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._ends.append((sink, request, outcome, error))
+        self._queue()
+
+    def put_all(self, sink: GroupSink, requests: list[Request], outcomes: list[Outcome]) -> None:
+        self._groups.append((sink, requests, outcomes))
+        self._queue()
+
+    def _queue(self) -> None:
         if not self._queued:
             self._queued = True
             self._core.on_step_end.append(self)
@@ -81,11 +89,18 @@ class Outbox(LoopFlush):
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed: nobody is waiting any more
             self._ends.clear()
+            self._groups.clear()
 
     def closed(self) -> bool:
         return self._loop.is_closed()
 
     def _deliver(self) -> None:
+        while self._groups:
+            group, requests, outcomes = self._groups.popleft()
+            try:
+                group.end_all(requests, outcomes)
+            except Exception:  # the others' ends are in the same queue
+                log.exception("handing over the ends of requests failed")
         while self._ends:
             sink, request, outcome, error = self._ends.popleft()
             try:
@@ -106,7 +121,17 @@ class GroupSink(EndSink):
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._outbox.put(self, request, outcome, error)
 
+    def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        self._outbox.put_all(self, requests, outcomes)
+
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self.ends[request.id] = (outcome, error)
+        self._told()
+
+    def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        put_ends(self.ends, requests, outcomes)
+        self._told()
+
+    def _told(self) -> None:
         if len(self.ends) == self.expected and not self.future.done():
             self.future.set_result(None)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 
-from prelude._native.core import leave_all
+from prelude._native.core import charge_all, leave_all, tokens_of
 from prelude.errors import EngineClosed, QueueFull
 from prelude.scheduling.request import Request
 
@@ -40,6 +40,15 @@ class Inbox:
                 self._refused("queued_requests", count - granted)
         return Places(self, granted)
 
+    def reserve_all(self, count: int) -> Places | None:
+        """``count`` places, or none and nobody refused."""
+        with self._lock:
+            self._check_open()
+            if self.requests + count > self.max_requests:
+                return None
+            self.requests += count
+        return Places(self, count)
+
     def charge(self, request: Request) -> None:
         """Counts the tokens of a request that has a place."""
         tokens = request.num_known
@@ -55,6 +64,17 @@ class Inbox:
             f"{waiting} tokens are waiting and the request brings {tokens}; the limit is {self.max_tokens} "
             "(max_queued_tokens); try again later or raise the limit"
         )
+
+    def charge_all(self, requests: list[Request]) -> bool:
+        """``charge`` of requests that all fit; False, and nothing counted, where they do not."""
+        tokens = tokens_of(requests)
+        with self._lock:
+            self._check_open()
+            if self.tokens + tokens > self.max_tokens:
+                return False
+            self.tokens += tokens
+            charge_all(requests)
+        return True
 
     def refused(self, reason: str) -> None:
         """Counts a request that was turned away before it was posted, by one that knows why."""
@@ -126,6 +146,14 @@ class Places:
         self._inbox.charge(request)
         self.left -= 1
         self._unposted.append(request)
+
+    def take_all(self, requests: list[Request]) -> bool:
+        """``take`` of requests that all find room; False, and nothing taken, where they do not."""
+        if self.left < len(requests) or not self._inbox.charge_all(requests):
+            return False
+        self.left -= len(requests)
+        self._unposted.extend(requests)
+        return True
 
     def posted(self) -> None:
         self._unposted.clear()

@@ -238,7 +238,12 @@ class Stepper(Forkable):
         for sink, some, theirs in runs_by_sink(told, ends):
             deliver_all = getattr(sink, "deliver_all", None)
             if deliver_all is not None:
-                deliver_all(some, theirs)
+                try:
+                    deliver_all(some, theirs)
+                except BaseException as raised:
+                    log.exception("a sink raised on the end of its requests")
+                    for request in some:
+                        self._deliver_again(request, raised)
                 continue
             for request, outcome in zip(some, theirs):
                 self._deliver(request, outcome, None)

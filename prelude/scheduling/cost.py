@@ -32,7 +32,7 @@ _TERMS = ("constant", "token", "key", "lm_row")
 _N = len(_TERMS)
 _OUTLIER = 4.0
 _TRUSTED = 32  # steps after which a prediction is good enough to tell an outlier
-_REFIT = 8  # steps between two solutions, from then on
+_REFIT = 32  # steps between two solutions, from then on
 _SCALE = (1.0, 1e2, 1e5, 1e1)  # typical sizes, so that the sums are of one magnitude
 
 

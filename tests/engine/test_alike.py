@@ -1,0 +1,127 @@
+"""Prompts that differ in their token ids alone are made requests together: the same as one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import AsyncEngine, Engine, Generate, RequestOptions, SamplingParams
+from prelude.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull
+
+ONE = SamplingParams(max_tokens=1, temperature=0)
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(count)
+    rubric = rng.integers(5, 200, 40).tolist()
+    return [
+        rubric[: int(rng.integers(0, 40))] + rng.integers(5, 200, int(rng.integers(1, 30))).tolist()
+        for _ in range(count)
+    ]
+
+
+def told(completion: Any) -> tuple[Any, ...]:
+    stats = completion.stats
+    counted = (stats.execution_class, stats.prompt_tokens, stats.chunks, stats.truncated_tokens, stats.request_id)
+    return completion.text, completion.token_ids, completion.finish_reason, completion.logprobs, counted
+
+
+def alone(engine: Engine, tasks: list[Generate]) -> list[Any]:
+    """Each as it is when it has no company: by a preparer that finds nothing alike."""
+    preparer = engine._preparer
+    preparer.alike, found = lambda tasks: None, preparer.alike  # type: ignore[method-assign]
+    try:
+        return engine.run_many(tasks)
+    finally:
+        preparer.alike = found  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("params", [ONE, replace(ONE, logprobs=2), replace(ONE, stop="a", include_stop=True)])
+def test_together_is_the_same_as_one_by_one(make_engine: Callable[..., Engine], params: SamplingParams) -> None:
+    engine = make_engine(deterministic=True)
+    given = prompts(24)
+    expected = alone(engine, [Generate(ids, params) for ids in given])
+    for kind in (list, tuple, np.array, lambda ids: np.array(ids, np.int32)):
+        tasks = [Generate(kind(ids), params) for ids in given]
+        assert engine._preparer.alike(tasks) is not None
+        assert list(map(told, engine.run_many(tasks))) == list(map(told, expected))
+    stop = replace(params, stop_token_ids=tuple({e.token_ids[0] for e in expected if e.token_ids}))
+    tasks = [Generate(ids, stop) for ids in given]
+    assert {result.finish_reason for result in engine.run_many(tasks)} == {"stop"}
+    assert list(map(told, engine.run_many(tasks))) == list(map(told, alone(engine, tasks)))
+
+
+def test_what_is_not_alike_goes_one_by_one(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    first = Generate([5, 6, 7], ONE)
+    others: list[Any] = [
+        Generate([5, 6], replace(ONE)),
+        Generate([5, 6], ONE, salt="a"),
+        Generate([5, 6], ONE, cache="never"),
+        Generate("text", ONE),
+        Generate([], ONE),
+        Generate([5, -1], ONE),
+        Generate([True], ONE),
+        Generate([5] * 5000, ONE),
+        Generate([5, 6], ONE, cache=["auto"]),  # type: ignore[arg-type]
+        "no task",
+    ]
+    assert engine._preparer.alike([first, first]) is not None
+    for other in others:
+        assert engine._preparer.alike([first, other]) is None
+    for params in (
+        SamplingParams(max_tokens=1),
+        SamplingParams(),
+        replace(ONE, logit_bias={1: 2.0}),
+        replace(ONE, stop=["a"]),
+    ):
+        assert engine._preparer.alike([Generate([5], params)]) is None
+    good, negative, long = engine.run_many(
+        [first, Generate([5, -1], ONE), Generate([5] * 5000, ONE)], return_exceptions=True
+    )
+    assert good.token_ids == engine.run(first).token_ids
+    assert type(negative) is InvalidRequest and negative.field == "prompt[1]" and isinstance(long, PromptTooLong)
+
+
+def test_a_full_queue_refuses_as_many_as_it_says(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(max_queued_requests=10)
+    results = engine.run_many([Generate([i + 5], ONE) for i in range(14)], return_exceptions=True)
+    assert [isinstance(r, QueueFull) for r in results] == [False] * 10 + [True] * 4
+    assert engine.stats()["rejected"] == {"queued_requests": 4}
+    few = make_engine(max_queued_tokens=410)
+    results = few.run_many([Generate([7] * 100, ONE) for _ in range(6)], return_exceptions=True)
+    assert sum(isinstance(r, QueueFull) for r in results) == 2 and few.stats()["rejected"] == {"queued_tokens": 2}
+
+
+def test_options_reach_every_request(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    tasks = [Generate([i + 5, 6], ONE) for i in range(3)]
+    heard: list[tuple[str, str | None]] = []
+    forget = engine.on_event(lambda event: heard.append((event.name, event.request_id)))
+    assert [r.stats.request_id for r in engine.run_many(tasks, request_id="mine", deadline=60)] == ["mine"] * 3
+    assert [name for name, who in heard if who == "mine"].count("finished") == 3
+    forget()
+    with pytest.raises(DeadlineExceeded):
+        engine.run_many(tasks, deadline=0.0)
+    traced = engine.run_many(tasks, [RequestOptions(trace=True)] * 3)
+    assert all(r.stats.timeline for r in traced)
+
+
+def test_what_the_caller_changes_afterwards_changes_nothing(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(deterministic=True)
+    given = np.array(prompts(4)[3], np.int32)
+    expected = engine.run(Generate(given.copy(), ONE)).token_ids
+
+    async def main() -> None:
+        outer = AsyncEngine(engine)
+        running = asyncio.create_task(outer.run_many([Generate(given, ONE)] * 3))
+        await asyncio.sleep(0)
+        given[:] = 9
+        assert [result.token_ids for result in await running] == [expected] * 3
+
+    asyncio.run(main())
