@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,16 @@ class Answering:
 
 class Bench:
     def __init__(self, quick: bool) -> None:
-        self.seconds = 0.6 if quick else 3.0
+        self.seconds = 0.4 if quick else 3.0
         self.rng = np.random.default_rng(0)
         self.report = Report(
             "The host's path of a one-token request", "python -m bench.host_path", facts=machine_facts()
         )
         self.us: dict[str, float] = {}
+        # The preparer and the budgets of a real engine; its core is replaced by one without a model.
+        parts = load(None, device="cpu", dtype="auto", config=EngineConfig(max_length=2048, max_step_tokens=4096))
+        self.parts, self.limits, self.budgets = parts, parts.core.limits, parts.core.budgets
+        parts.core.close()
 
     def add(self, key: str, load: str, measure: str, costs: list[float], reach: float | None) -> None:
         p10, median, p90 = np.percentile(costs, [10, 50, 90]).tolist()
@@ -100,22 +104,17 @@ class Bench:
     # --- what is measured -------------------------------------------------------------------------------------
 
     def engine(self, rows: int, tokens: int) -> Engine:
-        config = EngineConfig(
-            max_length=2048, max_step_tokens=max(rows * tokens, 4096) + 64, max_step_requests=max(rows, 64)
-        )
-        parts = load(None, device="cpu", dtype="auto", config=config)
-        core, limits = parts.core, parts.core.limits
+        room = max(rows * tokens, 4096) + 64
         pool = KvPool(2 * rows * -(-tokens // BLOCK), BLOCK)
         quiet = EngineCore(
-            Answering(limits),
+            Answering(self.limits),
             pool,
-            core.budgets,
+            replace(self.budgets, step_tokens=room, group_tokens=room, step_requests=max(rows, 64)),
             max_queued_requests=1 << 20,
             max_queued_tokens=1 << 40,
             unhealthy_after=3,
         )
-        parts.core.close()
-        return Engine(quiet, parts.preparer, parts.path)
+        return Engine(quiet, self.parts.preparer, self.parts.path)
 
     def core(
         self,
@@ -181,12 +180,9 @@ class Bench:
         await outer.aclose()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all rows here")
-    parser.add_argument("--quick", action="store_true", help="shorter, within 30 s")
-    options = parser.parse_args()
-    bench = Bench(options.quick)
+def measured(quick: bool) -> Bench:
+    """Every row."""
+    bench = Bench(quick)
     bench.core(64, 128, "b64_l128", reach=3)
     bench.core(64, 128, "b64_l128_shared75", shared=0.75, reach=3)
     bench.core(256, 128, "b256_l128", reach=3.3)
@@ -198,6 +194,15 @@ def main() -> None:
     bench.front(1, 128, "engine_b1_l128")
     bench.front(64, 128, "engine_b64_l128")
     asyncio.run(bench.loops(64, 128))
+    return bench
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write all rows here")
+    parser.add_argument("--quick", action="store_true", help="shorter, within 30 s")
+    options = parser.parse_args()
+    bench = measured(options.quick)
     bench.report.show()
     if options.json:
         rows = {**asdict(bench.report), "host_path_us": bench.us}

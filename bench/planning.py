@@ -1,4 +1,4 @@
-"""What planning costs next to a forward pass: the native parts by themselves.
+"""What planning costs next to a forward pass: the native parts by themselves, and the host's whole path of a request.
 
     python -m bench.planning [--json FILE] [--quick]
 
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from prelude._native import core
 
+from bench import host_path
 from bench.common import Report, machine_facts
 
 Ints = npt.NDArray[np.int32]
@@ -219,8 +220,15 @@ def main() -> None:
     bench.lists()
     bench.packing()
     bench.report.show()
+    path = host_path.measured(options.quick)
+    path.report.show()
     if options.json:
-        rows = {**asdict(bench.report), "native_us": bench.us}
+        rows = {
+            **asdict(bench.report),
+            "native_us": bench.us,
+            "host_path": asdict(path.report)["rows"],
+            "host_path_us": path.us,
+        }
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
 
 

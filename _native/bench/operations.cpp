@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "../tests/check.hpp"
+#include "prelude/oneshot_group.hpp"
 #include "prelude/packer.hpp"
 #include "prelude/prefix_trie.hpp"
 
@@ -114,9 +115,50 @@ struct Packing {  // 64 rows of 128 tokens on 4 cached blocks
   }
 };
 
+struct Step {  // 64 OneShot rows of 128 tokens, from the first look at them to the last block given back
+  KvPool pool;
+  OneShotGroup group;
+  std::vector<RequestRow> rows = std::vector<RequestRow>(kRows);
+  Ints out = Ints(size_t{1} << 18);
+
+  explicit Step(World& w) : pool(w.trie, true), group(pool) {}
+
+  void whole(World& w) {
+    std::vector<Lease> leases(kRows);
+    std::vector<PromptRow> packed;
+    int64_t skip[kRows], publish[kRows];
+    Result wrong;
+    pool.begin_plan();
+    group.begin({kRows * 128, kRows, int64_t{1} << 30, 4, 64, INT32_MAX, -1, 64, 8, true, false, true});
+    for (size_t i = 0; i < kRows; ++i) {
+      RequestRow& r = rows[i];
+      r.tokens = w.prompts.row(static_cast<int32_t>(i));
+      r.num_tokens = r.trunk = 128, r.read = r.unread = 127, r.logits_rows = 1;
+      CHECK(group.admit(r, 0, leases[i], &skip[i], &publish[i], &wrong) == OneShotGroup::Verdict::admitted);
+    }
+    group.end();
+    for (size_t i = 0; i < kRows; ++i) {
+      CHECK(group.keep(rows[i], leases[i], skip[i], 128, false, false, &publish[i], &wrong));
+      packed.push_back(prompt_row(rows[i], skip[i], -1, -1, &leases[i], skip[i], publish[i], kBlock));
+    }
+    const PromptSizes s = measure(packed.data(), kRows, kBlock);
+    CHECK(s.reason == nullptr);
+    int32_t* at = out.data();
+    auto room = [&at](int64_t n) { return std::exchange(at, at + n); };
+    fill(packed.data(), kRows, kBlock,
+         PromptArrays{room(s.tokens), room(s.tokens), room(kRows + 1), room(kRows), room(kRows), room(kRows + 1),
+                      room(s.context), room(s.tokens), room(kRows), room(kRows)});
+    for (size_t i = 0; i < kRows; ++i) {
+      CHECK(pool.publish(leases[i], rows[i].tokens, skip[i] + publish[i] * kBlock, 0, false, true).ok());
+      CHECK(pool.release(leases[i]).ok());
+    }
+  }
+};
+
 std::vector<Operation> operations() {
   auto know = [](World& w) { w.prompts.renew(), w.insert_new(kKnown); };
   static Packing* packing = nullptr;
+  static Step* step = nullptr;
   auto pack = [](World& w) { packing = new Packing(w.prompts); };  // lives as long as the program
   return {
       {"hash", nothing, nothing,
@@ -173,6 +215,8 @@ std::vector<Operation> operations() {
        }},
       {"pack_prompt", pack, nothing, [](World&) { packing->pack_prompts(); }},
       {"pack_decode", pack, nothing, [](World&) { packing->pack_rows(); }},
+      {"oneshot_step", [](World& w) { step = new Step(w); }, [](World& w) { w.prompts.renew(); },
+       [](World& w) { step->whole(w); }},
   };
 }
 

@@ -36,20 +36,24 @@ class BlockingSink(EndSink):
     def __init__(self) -> None:
         self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
         self.expected = 0
-        self._done = threading.Event()
+        self._done: threading.Event | None = None  # made by whoever has to wait
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self.ends[request.id] = (outcome, error)
-        if len(self.ends) >= self.expected:
-            self._done.set()
+        self._tell()
 
     def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         put_ends(self.ends, requests, outcomes)
-        if len(self.ends) >= self.expected:
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._done is not None and len(self.ends) >= self.expected:
             self._done.set()
 
     def wait(self) -> None:
         if len(self.ends) < self.expected:
+            self._done = threading.Event()
+            self._tell()  # the last end may have come before it was there to be set
             self._done.wait()
 
 
