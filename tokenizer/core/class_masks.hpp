@@ -14,6 +14,16 @@ struct AsciiClasses {
       : low(_mm512_loadu_si512(t.ascii.data())), high(_mm512_loadu_si512(t.ascii.data() + 64)) {}
 };
 
+static inline Leads leads_of(const char* p, const ClassTable& t) {
+  __m512i bytes = _mm512_loadu_si512(p);
+  __m512i kinds = _mm512_permutex2var_epi8(_mm512_loadu_si512(t.leads.data()), bytes,
+                                           _mm512_loadu_si512(t.leads.data() + 64));
+  uint64_t high = _mm512_movepi8_mask(bytes);
+  auto with = [&](int bit) { return _mm512_mask_test_epi8_mask(high, kinds, _mm512_set1_epi8(static_cast<char>(bit))); };
+  uint64_t from_han = _mm512_cmpge_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(0xB8)));
+  return {with(lead_two), with(lead_three) | (with(lead_han) & from_han >> 1)};
+}
+
 static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
   __m512i bytes = _mm512_loadu_si512(p);
   m.high = _mm512_movepi8_mask(bytes);
@@ -70,6 +80,38 @@ static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
   }
 }
 
+static inline Leads leads_of(const char* p, const ClassTable& t) {
+  Leads out{0, 0};
+  uint64_t han = 0, from_han = 0;
+  const __m256i half = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
+  // The bits by low half, for each high half from 8 on.
+  __m256i row[8];
+  for (int i = 0; i < 8; ++i)
+    row[i] = _mm256_broadcastsi128_si256(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(t.leads.data() + 16 * i)));
+  for (int part = 0; part < 2; ++part) {
+    __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
+    __m256i low = _mm256_and_si256(bytes, half), high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), half);
+    __m256i kinds = zero;
+    for (int i = 4; i < 7; ++i)  // C, D and E
+      kinds = _mm256_or_si256(kinds, _mm256_and_si256(_mm256_shuffle_epi8(row[i], low),
+                                                      _mm256_cmpeq_epi8(high, _mm256_set1_epi8(static_cast<char>(8 + i)))));
+    auto with = [&](int bit) {
+      __m256i in = _mm256_and_si256(kinds, _mm256_set1_epi8(static_cast<char>(bit)));
+      return uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(in, zero)))} << (part * 32);
+    };
+    out.two |= with(lead_two);
+    out.three |= with(lead_three);
+    han |= with(lead_han);
+    __m256i least = _mm256_set1_epi8(static_cast<char>(0xB8));
+    from_han |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(
+                    _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, least), bytes)))}
+                << (part * 32);
+  }
+  out.three |= han & from_han >> 1;
+  return out;
+}
+
 static inline WordKey key_of(const char* p, size_t n) { return WordKey::of_readable(p, n); }
 
 #else
@@ -101,13 +143,19 @@ static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
   }
 }
 
+static inline Leads leads_of(const char*, const ClassTable&) { return {0, 0}; }
+
 static inline WordKey key_of(const char* p, size_t n) { return WordKey::of_readable(p, n); }
 
 #endif
 
 // The characters beyond ASCII that begin in these 64 bytes; the last may end behind them.
 static inline void add_others(const char* p, const ClassTable& t, uint64_t valid, Masks& m) {
-  uint64_t left = m.high & valid, leads = 0;
+  const Leads sure = leads_of(p, t);
+  uint64_t leads = (sure.two | sure.three) & valid;
+  uint64_t letters = leads | leads << 1 | (sure.three & valid) << 2;
+  m.letter |= letters & valid;
+  uint64_t left = m.high & valid & ~letters;
   while (left) {
     unsigned at = static_cast<unsigned>(std::countr_zero(left));
     const char* next = p + at;

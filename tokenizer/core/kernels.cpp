@@ -12,6 +12,11 @@ struct Masks {
   uint64_t letter, number, space, newline, blank, quote, upper, special, high, inside;
 };
 
+// Where characters of two and of three bytes begin that are letters whatever comes behind their first byte.
+struct Leads {
+  uint64_t two, three;
+};
+
 }  // namespace fasttoken
 
 #define FASTTOKEN_KERNEL scalar

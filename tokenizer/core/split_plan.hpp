@@ -41,8 +41,13 @@ enum Class : uint8_t {
   class_special = 128  // cased: letters and marks of both cases, left to the table; prefixed: unused
 };
 
+// What the first byte of a character says alone, where all characters that begin with it are letters and nothing
+// else; Han characters (U+4E00 on) share theirs with others.
+enum Lead : uint8_t { lead_two = 1, lead_three = 2, lead_han = 4 };
+
 struct ClassTable {
   std::array<uint8_t, 128> ascii{};
+  std::array<uint8_t, 128> leads{};  // bits of Lead, by the byte less 128
   std::vector<uint16_t> page;
   std::vector<uint8_t> bits;
 
@@ -62,6 +67,17 @@ struct ClassTable {
       if (fresh) bits.insert(bits.end(), one.begin(), one.end());
       page[c >> 8] = at->second;
     }
+    auto letters = [&](uint32_t from, uint32_t to) {
+      for (uint32_t c = from; c < to; ++c)
+        if (of(c) != class_letter) return false;
+      return true;
+    };
+    leads.fill(0);
+    for (uint32_t b = 0xC2; b < 0xE0; ++b)
+      if (letters((b & 31) << 6, ((b & 31) + 1) << 6)) leads[b - 128] = lead_two;
+    for (uint32_t b = 0xE1; b < 0xF0; ++b)
+      if (letters((b & 15) << 12, ((b & 15) + 1) << 12)) leads[b - 128] = lead_three;
+    if (!leads[0xE4 - 128] && letters(0x4E00, 0x5000)) leads[0xE4 - 128] = lead_han;
   }
 };
 

@@ -76,9 +76,9 @@ class Tokenizer {
   const Externals& externals() const { return externals_; }
   const Model& model() const { return model_; }
   const std::vector<AddedToken>& added() const { return added_.tokens; }
-  // Whether ids are made by kernel.hpp, and what its cache can grow to.
+  // Whether ids are made by kernel.hpp, and what its caches can grow to.
   bool cuts_by_kernel() const { return plan_ != nullptr; }
-  size_t cache_bytes() const { return cache_.bytes(); }
+  size_t cache_bytes() const { return caches_.bytes(); }
   const std::vector<bool>& trim_passes() const { return trim_passes_; }
   const std::string* section(const std::string& name) const {
     auto at = sections_.find(name);
@@ -418,14 +418,14 @@ class Tokenizer {
   }
 
   void planned(std::string_view text, Scratch& s, IdBuffer& out) const {
-    WordWriter words(model_.bpe, model_.vocab, cache_, s.bpe, out, false);
+    WordWriter words(model_.bpe, model_.vocab, caches_, s.bpe, out, false);
     cut_(*plan_, text, words);
     words.finish();
   }
 
   // A text without marks, read as if it had one before it and in the place of each space.
   void spaced_words(std::string_view bytes, Scratch& s, IdBuffer& out) const {
-    WordWriter words(model_.bpe, model_.vocab, cache_, s.bpe, out, true);
+    WordWriter words(model_.bpe, model_.vocab, caches_, s.bpe, out, true);
     size_t end = 0;
     while (end < bytes.size() && bytes[end] == ' ') ++end;
     end = std::min(bytes.find(' ', end), bytes.size());
@@ -520,7 +520,7 @@ class Tokenizer {
     if (pattern) plan_ = PlanReader::read(*pattern);
     if (!plan_) return;
     cut_ = cutter(best_isa());
-    cache_.reserve();
+    caches_.reserve();
   }
 
   void read_post(const Json& json) {
@@ -621,7 +621,7 @@ class Tokenizer {
   std::unique_ptr<SplitPlan> plan_;
   CutWords cut_ = nullptr;
   bool spaced_ = false;
-  WordCache cache_;
+  WordCaches caches_;
   CharSpans spans_;
 };
 

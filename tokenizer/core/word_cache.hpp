@@ -1,6 +1,7 @@
 // What words of several tokens came out as, so that a word is merged once.
 //
 //   line    |version|      key: 31 bytes, length      |    six ids     |      64 bytes, one cache line
+//           |version|      key: 127 bytes, length     |    30 ids      |      256 bytes: clauses without spaces
 //   set     two lines, hash(key) says which; the one written less often is written over
 //
 //   threads  any number, none waits. A writer takes a line by making its version odd, and does nothing if it
@@ -10,6 +11,7 @@
 //   exact    the key is the whole word, so an entry is a fact about the model and cannot go stale
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstdint>
@@ -19,34 +21,39 @@
 
 namespace fasttoken {
 
-class WordCache {
+template <size_t key_words, size_t id_words>
+class CacheOfWords {
   struct Line {
-    uint64_t version, key[4], ids[3];
+    uint64_t version, key[key_words], ids[id_words];
   };
-  static_assert(sizeof(Line) == 64);
+  static_assert(std::has_single_bit(sizeof(Line)));
 
  public:
-  static constexpr size_t longest = 31, most_ids = 6;
+  static constexpr size_t longest = key_words * 8 - 1, most_ids = id_words * 2;
   static constexpr size_t usual_bytes = size_t{8} << 20;
 
   struct Key {
-    uint64_t part[4];
+    uint64_t part[key_words];
 
     static Key of(const char* p, size_t n) {
-      char bytes[32] = {};
+      char bytes[key_words * 8] = {};
       std::memcpy(bytes, p, n);
-      bytes[31] = static_cast<char>(n);
+      bytes[longest] = static_cast<char>(n);
       Key key;
-      std::memcpy(&key, bytes, 32);
+      std::memcpy(&key, bytes, sizeof bytes);
       return key;
     }
     uint64_t hash() const {
       WordKey low{part[0] ^ std::rotl(part[2], 23), part[1] ^ std::rotl(part[3], 41)};
-      return low.hash();
+      uint64_t hash = low.hash();
+      for (size_t i = 4; i < key_words && part[i]; i += 4)
+        hash = std::rotl(hash, 29) ^
+               WordKey{part[i] ^ std::rotl(part[i + 2], 23), part[i + 1] ^ std::rotl(part[i + 3], 41)}.hash();
+      return hash;
     }
   };
 
-  // bytes: a power of two, at least 128.
+  // bytes: a power of two, at least that of two lines.
   void reserve(size_t bytes = usual_bytes) {
     memory_ = BigArray<Line>(bytes / sizeof(Line));
     lines_ = memory_.data();
@@ -55,7 +62,7 @@ class WordCache {
   bool ready() const { return lines_ != nullptr; }
   size_t bytes() const { return memory_.size() * sizeof(Line); }
 
-  // How many ids the word has, written to out, which has room for six; 0 when it is not known.
+  // How many ids the word has, written to out, which has room for most_ids; 0 when it is not known.
   size_t find(const Key& key, uint64_t hash, int32_t* out) const {
     Line* set = lines_ + (hash & mask_);
     for (size_t way = 0; way < 2; ++way) {
@@ -63,22 +70,24 @@ class WordCache {
       uint64_t version = std::atomic_ref(line.version).load(std::memory_order_acquire);
       if (version == 0 || (version & 1)) continue;
       uint64_t differ = 0;
-      for (size_t i = 0; i < 4; ++i)
+      for (size_t i = 0; i < key_words; ++i)
         differ |= std::atomic_ref(line.key[i]).load(std::memory_order_relaxed) ^ key.part[i];
       if (differ) continue;
-      uint64_t ids[3];
-      // Acquire: the version is looked at again after these, not before.
-      for (size_t i = 0; i < 3; ++i) ids[i] = std::atomic_ref(line.ids[i]).load(std::memory_order_acquire);
+      // Acquire: the version is looked at again after these, not before. Few words have as many ids as there is room.
+      size_t n = 0;
+      for (size_t i = 0; i < id_words && n == i * 2; ++i) {
+        uint64_t two = std::atomic_ref(line.ids[i]).load(std::memory_order_acquire);
+        std::memcpy(out + n, &two, sizeof two);
+        n += 1 + (out[n + 1] >= 0);
+      }
+      n -= out[n - 1] < 0;
       if (std::atomic_ref(line.version).load(std::memory_order_relaxed) != version) continue;
-      std::memcpy(out, ids, sizeof ids);
-      size_t n = 1;
-      while (n < most_ids && out[n] >= 0) ++n;
       return n;
     }
     return 0;
   }
 
-  // n: 1 to 6.
+  // n: 1 to most_ids.
   void put(const Key& key, uint64_t hash, const int32_t* ids, size_t n) const {
     Line* set = lines_ + (hash & mask_);
     uint64_t versions[2];
@@ -90,13 +99,15 @@ class WordCache {
     if ((version & 1) ||
         !state.compare_exchange_strong(version, version + 1, std::memory_order_acquire, std::memory_order_relaxed))
       return;
-    int32_t row[most_ids] = {-1, -1, -1, -1, -1, -1};
+    int32_t row[most_ids];
+    std::fill(row, row + most_ids, -1);
     std::memcpy(row, ids, n * sizeof *ids);
-    uint64_t words[3];
+    uint64_t words[id_words];
     std::memcpy(words, row, sizeof row);
     // Release: whoever sees one of these sees that the version was odd.
-    for (size_t i = 0; i < 4; ++i) std::atomic_ref(set[way].key[i]).store(key.part[i], std::memory_order_release);
-    for (size_t i = 0; i < 3; ++i) std::atomic_ref(set[way].ids[i]).store(words[i], std::memory_order_release);
+    for (size_t i = 0; i < key_words; ++i)
+      std::atomic_ref(set[way].key[i]).store(key.part[i], std::memory_order_release);
+    for (size_t i = 0; i < id_words; ++i) std::atomic_ref(set[way].ids[i]).store(words[i], std::memory_order_release);
     state.store(version + 2, std::memory_order_release);
   }
 
@@ -104,6 +115,20 @@ class WordCache {
   BigArray<Line> memory_;
   Line* lines_ = nullptr;
   size_t mask_ = 0;  // of the number of a line, even: the first of its set
+};
+
+using WordCache = CacheOfWords<4, 3>;
+using ClauseCache = CacheOfWords<16, 15>;
+
+struct WordCaches {
+  WordCache words;
+  ClauseCache clauses;
+
+  void reserve() {
+    words.reserve();
+    clauses.reserve();
+  }
+  size_t bytes() const { return words.bytes() + clauses.bytes(); }
 };
 
 }  // namespace fasttoken

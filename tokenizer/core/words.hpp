@@ -13,14 +13,14 @@ namespace fasttoken {
 class WordWriter {
  public:
   // spaced: the spaces of a word stand for U+2581.
-  WordWriter(const Bpe& bpe, const Vocab& vocab, const WordCache& cache, BpeScratch& scratch, IdBuffer& ids,
+  WordWriter(const Bpe& bpe, const Vocab& vocab, const WordCaches& caches, BpeScratch& scratch, IdBuffer& ids,
              bool spaced)
       : out(ids.room(0)),
         table(spaced ? bpe.spaced_words() : bpe.words()),
         spaced_(spaced),
         bpe_(bpe),
         vocab_(vocab),
-        cache_(cache),
+        caches_(caches),
         scratch_(scratch),
         ids_(ids) {
     limit_ = ids.limit();
@@ -39,13 +39,14 @@ class WordWriter {
   // A word of at most 15 bytes that is not in the table.
   [[gnu::noinline]] void missed(const char* p, size_t n, const WordKey& word) {
     WordCache::Key key{{word.low, word.high & ~(uint64_t{0xFF} << 56), 0, uint64_t{n} << 56}};
-    cached(key, p, n);
+    cached(caches_.words, key, p, n);
   }
   // A longer one.
   [[gnu::noinline]] void long_word(const char* p, size_t n) {
     room(n);
-    if (n > WordCache::longest) return merged(p, n);
-    cached(WordCache::Key::of(p, n), p, n);
+    if (n <= WordCache::longest && !is_clause(p, n)) return cached(caches_.words, WordCache::Key::of(p, n), p, n);
+    if (n <= ClauseCache::longest) return cached(caches_.clauses, ClauseCache::Key::of(p, n), p, n);
+    merged(p, n);
   }
   void any(const char* p, size_t n) {
     if (n > WordTable::longest) return long_word(p, n);
@@ -57,16 +58,21 @@ class WordWriter {
   }
 
  private:
-  void cached(const WordCache::Key& key, const char* p, size_t n) {
+  // Characters of three bytes are about a token each, too many for a line of the smaller cache.
+  static bool is_clause(const char* p, size_t n) {
+    return n > 3 * WordCache::most_ids && static_cast<unsigned char>(p[n - 3]) >= 0xE0;
+  }
+  template <class Cache>
+  void cached(const Cache& cache, const typename Cache::Key& key, const char* p, size_t n) {
     uint64_t hash = key.hash();
-    if (size_t known = cache_.find(key, hash, out)) {
+    if (size_t known = cache.find(key, hash, out)) {
       out += known;
       return;
     }
     const int32_t* from = out;
     merged(p, n);
     size_t made = static_cast<size_t>(out - from);
-    if (made >= 1 && made <= WordCache::most_ids) cache_.put(key, hash, from, made);
+    if (made >= 1 && made <= Cache::most_ids) cache.put(key, hash, from, made);
   }
   void merged(const char* p, size_t n) {
     std::string_view word{p, n};
@@ -88,7 +94,7 @@ class WordWriter {
   const int32_t* limit_;
   const Bpe& bpe_;
   const Vocab& vocab_;
-  const WordCache& cache_;
+  const WordCaches& caches_;
   BpeScratch& scratch_;
   IdBuffer& ids_;
 };
