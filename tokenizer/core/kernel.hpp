@@ -150,19 +150,54 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
 static inline void put(const char* p, size_t n, const WordTable::Probe& table, WordWriter& out, int32_t*& at) {
   if (n > WordTable::longest) [[unlikely]] {
     out.out = at;
-    out.long_word(p, n);
+    out.long_word(p, n, n);
     at = out.out;
     return;
   }
   WordKey key = key_of(p, n);
-  uint32_t id = table.find(key, key.hash());
+  uint64_t hash = key.hash();
+  uint32_t id = table.find(key, hash);
   if (id == WordTable::none) [[unlikely]] {
     out.out = at;
-    out.missed(p, n, key);
+    out.missed(p, n, key, hash);
     at = out.out;
     return;
   }
   *at++ = static_cast<int32_t>(id);
+}
+
+// Words of which out.far() says yes, found one behind the other and looked up some at a time, so that the lines of
+// the tables are on their way before they are needed.
+constexpr size_t enough_found = 48, most_found = enough_found + 65;  // a block has at most 64 words
+
+// The words between starts[0], starts[1]... and end; 16 bytes can be read from where each starts.
+[[gnu::noinline]] static void put_all(const char** starts, size_t n, const char* end, const WordTable::Probe& table,
+                                      WordWriter& out) {
+  starts[n] = end;
+  auto length = [&](size_t i) { return static_cast<size_t>(starts[i + 1] - starts[i]); };
+  WordKey key[most_found];
+  uint64_t hash[most_found];
+  for (size_t i = 0; i < n; ++i) {
+    key[i] = key_of(starts[i], length(i));
+    hash[i] = key[i].hash();
+    table.fetch(hash[i]);
+  }
+  int32_t ids[most_found];
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t id = length(i) <= WordTable::longest ? table.find(key[i], hash[i]) : WordTable::none;
+    ids[i] = static_cast<int32_t>(id);
+    if (id == WordTable::none) [[unlikely]] out.fetch(hash[i]);
+    out.saw(hash[i]);
+  }
+  out.room(static_cast<size_t>(end - starts[0]));
+  for (size_t i = 0; i < n; ++i) {
+    if (ids[i] >= 0) [[likely]]
+      *out.out++ = ids[i];
+    else if (length(i) > WordTable::longest)
+      out.long_word(starts[i], length(i), static_cast<size_t>(end - starts[i]));
+    else
+      out.missed(starts[i], length(i), key[i], hash[i]);
+  }
 }
 
 template <SplitFamily family>
@@ -170,13 +205,20 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
   const char *p = text.data(), *end = p + text.size();
   const AsciiClasses ascii(plan.classes);
   const WordTable::Probe table = out.table.probe();
+  const char* found[most_found + 1];
+  size_t waiting = 0;
+  auto put_waiting = [&] {
+    if (waiting) put_all(found, waiting, p, table, out);
+    waiting = 0;
+  };
   constexpr size_t block = 64, margin = 16;
   char copy[block + 2 * margin + block];
   bool copied = false;
   while (p < end) {
     size_t left = static_cast<size_t>(end - p);
     if (left < block + margin && !copied) {  // from here on in a copy, so that reading goes past its end
-      std::memset(copy, 0, sizeof copy);     // of a constant size: a few stores
+      put_waiting();
+      std::memset(copy, 0, sizeof copy);  // of a constant size: a few stores
       std::memcpy(copy, p, left);
       p = copy;
       end = copy + left;
@@ -190,16 +232,25 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
     if (family != SplitFamily::spaced && (m.high & valid)) add_others(p, plan.classes, valid, m);
     uint64_t starts, runs;
     if (!starts_of<family>(p, plan, m, valid, starts, runs)) {
+      put_waiting();
       for (const char* until = p + std::min(left, block); p < until;) p = one_by_table(plan, p, end, out);
       continue;
     }
     if (!last) {
       starts &= (uint64_t{2} << (63 - std::countl_zero(runs))) - 1;
       if (starts <= 1) {
+        put_waiting();
         p = one_by_table(plan, p, end, out);
         continue;
       }
     }
+    if (out.far(starts) && !last) {
+      for (starts |= 1; starts; starts &= starts - 1) found[waiting++] = p + std::countr_zero(starts);
+      p = found[--waiting];
+      if (waiting > enough_found) put_waiting();
+      continue;
+    }
+    put_waiting();
     int32_t* at = out.out;
     unsigned from = 0;
     for (starts &= starts - 1; starts; starts &= starts - 1) {
@@ -212,6 +263,7 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
     if (last) return;
     p += from;
   }
+  put_waiting();
 }
 
 static void cut_any(const SplitPlan& plan, std::string_view text, WordWriter& out) {

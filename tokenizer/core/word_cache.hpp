@@ -62,6 +62,8 @@ class CacheOfWords {
   bool ready() const { return lines_ != nullptr; }
   size_t bytes() const { return memory_.size() * sizeof(Line); }
 
+  void fetch(uint64_t hash) const { __builtin_prefetch(lines_ + (hash & mask_)); }
+
   // How many ids the word has, written to out, which has room for most_ids; 0 when it is not known.
   size_t find(const Key& key, uint64_t hash, int32_t* out) const {
     Line* set = lines_ + (hash & mask_);

@@ -111,6 +111,7 @@ class WordTable {
   struct Probe {
     const Slot* slots;
     size_t mask;
+    void fetch(uint64_t hash) const { __builtin_prefetch(slots + (hash & mask)); }
     uint32_t find(const WordKey& key, uint64_t hash) const {
       for (size_t i = hash & mask;; i = (i + 1) & mask) {
         const Slot& s = slots[i];

@@ -1,7 +1,10 @@
 // From a word to ids: the table of single tokens, the cache of the others, and merging for what neither has.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
+#include <iterator>
 
 #include "bpe.hpp"
 #include "id_buffer.hpp"
@@ -29,31 +32,51 @@ class WordWriter {
   int32_t* out;
   const WordTable& table;
 
-  // Room for the ids of n bytes, and for a cached row written whole. A mark may be as many ids as it has bytes.
+  // Room for the ids of n bytes, and for the longest row of a cache: a reader may write one that is not its word's
+  // before it knows. A mark may be as many ids as it has bytes.
   void room(size_t n) {
     if (spaced_) n *= Bpe::mark.size();
-    if (static_cast<size_t>(limit_ - out) < n + WordCache::most_ids) grow(n + WordCache::most_ids);
+    if (static_cast<size_t>(limit_ - out) < n + ClauseCache::most_ids) grow(n + ClauseCache::most_ids);
   }
   void finish() { ids_.finish(out); }
 
-  // A word of at most 15 bytes that is not in the table.
-  [[gnu::noinline]] void missed(const char* p, size_t n, const WordKey& word) {
-    WordCache::Key key{{word.low, word.high & ~(uint64_t{0xFF} << 56), 0, uint64_t{n} << 56}};
-    cached(caches_.words, key, p, n);
+  // Whether the lines of the words with these starts are better asked for ahead of use: not at the beginning of a
+  // text, nor for a while where words come again and again, so that their lines are near.
+  bool far(uint64_t starts) {
+    words_ += static_cast<size_t>(std::popcount(starts));
+    if (words_ >= until_) [[unlikely]] judge();
+    return far_;
   }
-  // A longer one.
-  [[gnu::noinline]] void long_word(const char* p, size_t n) {
-    room(n);
-    if (n <= WordCache::longest && !is_clause(p, n)) return cached(caches_.words, WordCache::Key::of(p, n), p, n);
-    if (n <= ClauseCache::longest) return cached(caches_.clauses, ClauseCache::Key::of(p, n), p, n);
+  // A word of which far() said yes.
+  void saw(uint64_t hash) {
+    uint64_t& row = seen_[hash >> 58];
+    uint64_t bit = uint64_t{1} << (hash >> 52 & 63);
+    fresh_ += (row & bit) == 0;
+    row |= bit;
+    ++looked_;
+  }
+  // Has the line near that the cache may have for a word that is not in the table.
+  void fetch(uint64_t hash) const { caches_.words.fetch(std::rotr(hash, 32)); }
+
+  // A word of at most 15 bytes, of this hash, that is not in the table.
+  [[gnu::noinline]] void missed(const char* p, size_t n, const WordKey& word, uint64_t hash) {
+    WordCache::Key key{{word.low, word.high & ~(uint64_t{0xFF} << 56), 0, uint64_t{n} << 56}};
+    cached(caches_.words, key, std::rotr(hash, 32), p, n);
+  }
+  // A longer one; there is room for `bytes` from where it starts, for itself and what follows.
+  [[gnu::noinline]] void long_word(const char* p, size_t n, size_t bytes) {
+    room(bytes);
+    if (n <= WordCache::longest && !is_clause(p, n)) return cached(caches_.words, p, n);
+    if (n <= ClauseCache::longest) return cached(caches_.clauses, p, n);
     merged(p, n);
   }
   void any(const char* p, size_t n) {
-    if (n > WordTable::longest) return long_word(p, n);
+    if (n > WordTable::longest) return long_word(p, n, n);
     room(n);
     WordKey key = WordKey::of(p, n);
-    uint32_t id = table.find(key, key.hash());
-    if (id == WordTable::none) return missed(p, n, key);
+    uint64_t hash = key.hash();
+    uint32_t id = table.find(key, hash);
+    if (id == WordTable::none) return missed(p, n, key, hash);
     *out++ = static_cast<int32_t>(id);
   }
 
@@ -62,9 +85,19 @@ class WordWriter {
   static bool is_clause(const char* p, size_t n) {
     return n > 3 * WordCache::most_ids && static_cast<unsigned char>(p[n - 3]) >= 0xE0;
   }
+  [[gnu::noinline]] void judge() {
+    far_ = !far_ || fresh_ * 3 > looked_;
+    until_ = words_ + (far_ ? 256 : 8192);
+    fresh_ = looked_ = 0;
+    std::fill(std::begin(seen_), std::end(seen_), 0);
+  }
   template <class Cache>
-  void cached(const Cache& cache, const typename Cache::Key& key, const char* p, size_t n) {
-    uint64_t hash = key.hash();
+  void cached(const Cache& cache, const char* p, size_t n) {
+    auto key = Cache::Key::of(p, n);
+    cached(cache, key, key.hash(), p, n);
+  }
+  template <class Cache>
+  void cached(const Cache& cache, const typename Cache::Key& key, uint64_t hash, const char* p, size_t n) {
     if (size_t known = cache.find(key, hash, out)) {
       out += known;
       return;
@@ -89,6 +122,11 @@ class WordWriter {
     out = ids_.room(n);
     limit_ = ids_.limit();
   }
+
+  bool far_ = false;
+  size_t words_ = 0, until_ = 256;   // counted; when to judge again
+  size_t fresh_ = 0, looked_ = 0;    // of those looked at since then, the new ones
+  uint64_t seen_[64];  // one bit a word, by its hash
 
   const bool spaced_;
   const int32_t* limit_;
