@@ -122,4 +122,5 @@ class PagedRows:
         bfloat16: bool,
         scale: float,
         width: int = 0,
+        threads: int = 1,
     ) -> None: ...

@@ -34,11 +34,11 @@ cdef extern from "prelude/paged_attention.hpp" namespace "prelude::paged" nogil:
     RowsCheck check_rows "prelude::paged::check"(const Rows& rows, int64_t entries)
     int64_t scratch_floats(const Pool& pool, const Queries& io)
     int vector_width(int head_dim)
-    void attend[T](const Rows& rows, const Pool& pool, const Queries& io, int width, float* scratch)
+    void attend_together[T](const Rows&, const Pool&, const Queries&, int width, float* scratch, Fork, int threads)
 
 
 # Products of a float32 key and a query that this machine takes 10 us for, roughly: the measure of when to let go of
-# the GIL (see kReleaseGilNs).
+# the GIL (see kReleaseGilNs), and what another thread is woken for.
 DEF SHORT_CALL = 100_000
 
 
@@ -77,10 +77,12 @@ cdef class PagedRows:
         return self.c.count
 
     def attend(self, uintptr_t q, int64_t q_stride, uintptr_t k, uintptr_t v, uintptr_t out, *, int64_t slots,
-               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, int width=0) -> None:
+               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, int width=0,
+               int threads=1) -> None:
         """Writes ``out`` [rows, heads, head_dim] from queries (``q_stride`` elements a row) and a layer's K and V
         [slots, kv_heads, head_dim]. The five are addresses: the caller vouches for what lies there. All elements are
-        float32, or bfloat16. ``width`` (for tests): vectors of 8, 4 or 1 floats; 0 takes the best."""
+        float32, or bfloat16. ``width`` (for tests): vectors of 8, 4 or 1 floats; 0 takes the best.
+        A row is one thread's."""
         if self.num_slots > slots:
             raise ValueError(f"blocks: slot {self.num_slots - 1} is outside a pool of {slots}")
         if heads < 1 or kv_heads < 1 or head_dim < 1 or heads % kv_heads:
@@ -94,18 +96,20 @@ cdef class PagedRows:
         pool.k, pool.v, pool.kv_heads, pool.head_dim = <const void*>k, <const void*>v, kv_heads, head_dim
         cdef Queries io
         io.q, io.stride, io.out, io.heads, io.scale = <const void*>q, q_stride, <void*>out, heads, scale
-        cdef float* scratch = <float*>PyMem_Malloc(scratch_floats(pool, io) * sizeof(float))
+        cdef int64_t work = self.keys * heads * head_dim
+        threads = max(1, min(threads, self.c.count, work // SHORT_CALL)) if fork != NULL else 1
+        cdef float* scratch = <float*>PyMem_Malloc(threads * scratch_floats(pool, io) * sizeof(float))
         if scratch == NULL:
             raise MemoryError
-        if self.keys * heads * head_dim < SHORT_CALL:
+        if work < SHORT_CALL:
             if bfloat16:
-                attend[uint16_t](self.c, pool, io, width, scratch)
+                attend_together[uint16_t](self.c, pool, io, width, scratch, fork, threads)
             else:
-                attend[float](self.c, pool, io, width, scratch)
+                attend_together[float](self.c, pool, io, width, scratch, fork, threads)
         else:
             with nogil:
                 if bfloat16:
-                    attend[uint16_t](self.c, pool, io, width, scratch)
+                    attend_together[uint16_t](self.c, pool, io, width, scratch, fork, threads)
                 else:
-                    attend[float](self.c, pool, io, width, scratch)
+                    attend_together[float](self.c, pool, io, width, scratch, fork, threads)
         PyMem_Free(scratch)

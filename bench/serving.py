@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bench.common import Report, machine_facts
@@ -49,6 +50,13 @@ class ServingReport(Report):
     http: str = IN_PROCESS
     loads: dict[str, Any] = field(default_factory=dict)
     slo: list[dict[str, Any]] = field(default_factory=list)
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
 
 
 def say(text: str) -> None:
@@ -206,7 +214,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     report = ServingReport("prelude as a service sees it", "python -m bench.serving " + " ".join(given))
     model = (chosen.model or "packaged").rstrip("/").split("/")[-1]
-    facts = [("model", model), ("torch", torch.__version__), ("threads", torch.get_num_threads())]
+    facts: list[tuple[str, Any]] = [("torch", torch.__version__), ("transformers", installed("transformers"))]
+    facts += [("model", model), ("threads", torch.get_num_threads())]
     report.facts = machine_facts([*facts, ("device", chosen.device)])
     asyncio.run(run(chosen, report))
     show(report, chosen.slo.split(","))

@@ -246,4 +246,5 @@ class DecodePart:
             head_dim=width,
             bfloat16=out.dtype == torch.bfloat16,
             scale=1.0 / math.sqrt(width),
+            threads=torch.get_num_threads(),
         )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
+import transformers
 
 from bench import serving
+from bench.serving_compare import Bench
 from bench.serving_load import SHAPES, Job, Sample, closed_loop, judged, make_jobs, open_loop, over_runs, summary
 
 
@@ -84,6 +87,9 @@ def test_presets_pass_and_fail() -> None:
     assert judged("interactive_fast", numbers(0.1, None, 1)) is None
 
 
+@pytest.mark.feature("L7")
+@pytest.mark.feature("L8")
+@pytest.mark.feature("L9")
 def test_the_published_shapes_are_there_by_name() -> None:
     [alone], [decode] = SHAPES["oneshot_128in_1out_c1"], SHAPES["decode_128in_32out_c4"]
     assert (alone.input_tokens, alone.output_tokens, alone.in_flight, alone.requests) == (128, 1, 1, 100)
@@ -96,6 +102,12 @@ def test_the_published_shapes_are_there_by_name() -> None:
     assert [shape.in_flight for shape in named] == [1, 2, 3, 0] and named[-1].rate == 7
 
 
+@pytest.mark.feature("A22")
+@pytest.mark.feature("L2")
+@pytest.mark.feature("L4")
+@pytest.mark.feature("L5")
+@pytest.mark.feature("L8")
+@pytest.mark.feature("L10")
 def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "raw.json"
     names = ["oneshot_128in_1out_c1", "oneshot_512in_1out_sweep", "decode_128in_32out_c4", "open_128in_32out"]
@@ -121,6 +133,8 @@ def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no HTTP is in these figures" in printed and "PASS" in printed
     kept = json.loads(target.read_text())
     assert kept["command"].startswith("python -m bench.serving oneshot_128in_1out_c1") and kept["facts"]["torch"]
+    assert kept["facts"]["cpu"] and kept["facts"]["cores"] == os.cpu_count()
+    assert kept["facts"]["transformers"] == transformers.__version__
     assert "no HTTP" in kept["http"] and len(kept["slo"]) == 10
     assert list(kept["loads"])[1] == "oneshot_512in_1out_c2" and len(kept["loads"]) == 4
     for name, load in kept["loads"].items():
@@ -139,6 +153,15 @@ def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixt
         "naive",
     }
     assert all(row["value"] > 0 for row in kept["rows"]) and (tmp_path / "plot.png").stat().st_size > 1000
+
+
+@pytest.mark.feature("L12")
+def test_start_up_is_import_load_and_first_answer_of_a_new_process() -> None:
+    report = serving.ServingReport("start", "none")
+    serving.start_up(Bench(report, None, "cpu", "auto", 1, True, serving.say))
+    seconds = {row.measure: row.value for row in report.rows}
+    parts = [seconds[name] for name in ("import", "load", "first answer")]
+    assert min(parts) > 0 and seconds["altogether"] == pytest.approx(sum(parts), abs=0.01)
 
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,7 @@ def whole(engine: Engine, task: Decide, question: int) -> tuple[list[int], list[
     return alone.token_ids[:end].tolist(), list(alone.labels[0])
 
 
+@pytest.mark.feature("A19")
 @pytest.mark.fault(14)
 def test_decide_equals_brute_force_label_by_label(make_engine: Make, oracle: Oracle) -> None:
     engine = make_engine()
@@ -117,6 +118,7 @@ def test_length_norms(make_engine: Make, oracle: Oracle) -> None:
     assert apart[0].probabilities != pytest.approx(plain[0].probabilities, abs=1e-3)
 
 
+@pytest.mark.feature("A19")
 def test_loglikelihood(make_engine: Make, oracle: Oracle) -> None:
     engine = make_engine()
     result = engine.loglikelihood(STATE, " Then the fog lifted")
@@ -134,6 +136,7 @@ def test_loglikelihood(make_engine: Make, oracle: Oracle) -> None:
     assert not engine.loglikelihood(ids[:start], [*greedy[:2], (greedy[2] + 1) % 4000]).is_greedy
 
 
+@pytest.mark.feature("A19")
 @pytest.mark.feature("B10")
 @pytest.mark.feature("A4")
 def test_prompt_logprobs_cold_and_over_a_cached_prefix(make_engine: Make, oracle: Oracle) -> None:
@@ -164,6 +167,7 @@ def test_prompt_logprobs_cold_and_over_a_cached_prefix(make_engine: Make, oracle
     assert engine.stats()["decode_tokens"] == before["decode_tokens"]
 
 
+@pytest.mark.feature("A19")
 def test_embeddings(make_engine: Make, oracle: Oracle) -> None:
     engine = make_engine()
     ids = engine.explain(Embed(STATE, pooling="last")).token_ids.tolist()
@@ -179,6 +183,7 @@ def test_embeddings(make_engine: Make, oracle: Oracle) -> None:
     assert engine.stats()["lm_head_rows"] == 0, "an embedding never meets the vocabulary"
 
 
+@pytest.mark.feature("A19")
 def test_completions_equal_transformers_greedy(make_engine: Make, oracle: Oracle) -> None:
     engine = make_engine()
     params = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
@@ -190,6 +195,7 @@ def test_completions_equal_transformers_greedy(make_engine: Make, oracle: Oracle
     assert again.token_ids == done.token_ids and again.stats.cached_tokens > 0
 
 
+@pytest.mark.feature("A19")
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
 def test_classification_head(tmp_path: Path, make_engine: Make, family: str) -> None:
     import torch

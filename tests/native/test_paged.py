@@ -11,7 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prelude._native import cpu
 from prelude._native.cpu import PagedRows
+
+from prelude.models import kernels  # noqa: F401
 
 
 @dataclass
@@ -55,7 +58,7 @@ class Case:
         blocks = [block for r in chosen for block in self.tables[r]]
         return PagedRows(blocks, begins, ends, [self.lengths[r] for r in chosen], self.size)
 
-    def run(self, only: list[int] | None = None, width: int = 0) -> torch.Tensor:
+    def run(self, only: list[int] | None = None, width: int = 0, threads: int = 1) -> torch.Tensor:
         q = self.q if only is None else self.q[only].contiguous()
         out = torch.full_like(q, math.nan)
         heads, dim = q.shape[1:]
@@ -69,6 +72,7 @@ class Case:
             bfloat16=q.dtype == torch.bfloat16,
             scale=1 / math.sqrt(dim),
             width=width,
+            threads=threads,
         )
         return out
 
@@ -84,6 +88,16 @@ class Case:
                 weights = np.exp(scores - scores.max())
                 out[r, h] = weights @ v[slots, h // group] / weights.sum()
         return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_share_rows_and_change_no_bit(dtype: torch.dtype) -> None:
+    if not cpu.has_threads():  # borrowed from torch by prelude.models.kernels
+        pytest.skip("this platform's torch lends no threads")
+    case = Case.make([700, 3, 400, 512, 90, 650, 1], 6, 2, 64, 16, 5, dtype)
+    alone = case.run()
+    for threads in (2, 3, 8):
+        assert torch.equal(case.run(threads=threads), alone)
 
 
 def widths(dim: int) -> list[int]:

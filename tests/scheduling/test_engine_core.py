@@ -402,6 +402,41 @@ def test_mixed_steps_keep_chunks_decisions_and_rows_apart() -> None:
     assert sink.ends[id(shot)][0].output.logprobs[0] == pytest.approx(expected_logprob(prompt(10, 3)))
 
 
+@pytest.mark.feature("A7")
+@pytest.mark.parametrize("seed", range(8))
+def test_every_step_keeps_its_accounts_apart_and_its_budget(seed: int) -> None:
+    """Chats and decisions of random lengths: what each side of a step says it costs is what it was given."""
+    rng = np.random.default_rng(seed)
+    budget = int(rng.integers(40, 90))
+    core = make_core(
+        toy.ToyExecutor(num_blocks=60), step_tokens=budget, chunk=int(rng.integers(3, 20)), running=6, step_requests=8
+    )
+    block, sink, both = core.pool.block_size, Collect(), 0
+    for _ in range(40):
+        for _ in range(int(rng.integers(0, 4))):
+            tokens = prompt(int(rng.integers(1, 30)), int(rng.integers(0, 1000)))
+            prepared = chat(tokens, int(rng.integers(2, 9))) if rng.random() < 0.5 else last_logprob(tokens)
+            core._post([core.request(prepared, sink)])
+        core.step()
+    while core.step():
+        pass
+    for batch in core.executor.batches:
+        prefill = decode = 0
+        if not isinstance(batch, DecodeBatch):
+            prefill = len(batch.slices.token_ids)
+        if not isinstance(batch, OneShotBatch):
+            rows = batch.decode if isinstance(batch, MixedBatch) else batch.rows
+            decode = len(rows.token_ids)
+            assert (np.diff(rows.block_indptr) * block > rows.context_lens).all()  # its own token has a place too
+        if isinstance(batch, MixedBatch):
+            both += decode > 0 and prefill > 0
+            assert (batch.prefill_tokens, batch.decode_tokens) == (prefill, decode)
+            assert batch.num_tokens == prefill + decode and batch.recurrent_slots == 0
+            assert batch.block_table_entries == batch.decode.block_indptr[-1] == len(batch.decode.block_ids)
+        assert prefill + decode <= budget
+    assert both > 0
+
+
 @pytest.mark.feature("A15")
 def test_oneshot_load_does_not_lower_decode_capacity() -> None:
     def capacity(shots: int) -> int:

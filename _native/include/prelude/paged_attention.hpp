@@ -22,6 +22,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "prelude/cpu/parallel.hpp"
+
 #if defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 12)
 #define PRELUDE_VECTORS 1
 #define PRELUDE_INLINE [[gnu::always_inline]] inline
@@ -395,6 +397,21 @@ void attend(const Rows& rows, const Pool& pool, const Queries& io, int width, fl
     default:
       return detail::attend_base<1, T>(rows, pool, io, scratch);
   }
+}
+
+// The same, row by row over threads; `scratch` is scratch_floats() for each of them.
+template <typename T>
+void attend_together(const Rows& rows, const Pool& pool, const Queries& io, int width, float* scratch, cpu::Fork fork,
+                     int threads) {
+  const int64_t room = scratch_floats(pool, io), values = int64_t{io.heads} * pool.head_dim;
+  cpu::run_pieces(fork, threads, rows.count, [&](int64_t row, int thread) {
+    Rows one = rows;
+    one.begins += row, one.ends += row, one.lengths += row, one.count = 1;
+    Queries its = io;
+    its.q = static_cast<const T*>(io.q) + row * io.stride;
+    its.out = static_cast<T*>(io.out) + row * values;
+    attend<T>(one, pool, its, width, scratch + thread * room);
+  });
 }
 
 }  // namespace prelude::paged
