@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="FIELD=VALUE",
-        help="of EngineConfig: fold=false kv_blocks=4096",
+        help="of EngineConfig: fold=false kv_blocks=4096; or reestimate=false, probation=false",
     )
     add("--option", nargs="*", default=[], metavar="NAME=VALUE", help="of the workload: users=200 together=50")
     add("--clients", type=int, default=None, help="a closed loop of so many clients instead of the trace's times")
@@ -51,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--equal-p99",
         action="store_true",
-        help="the rate that carries the P99 which today's has at --rate",
+        help="the rate that carries the P99 which today's has at --rate; by default at what it carries at most",
     )
+    add("--seeds", type=int, default=1, help="--equal-p99: the median of so many seeds, from --seed on")
     add("--audit", type=int, default=0, metavar="STEPS", help="check every account after so many steps")
     add("--json", default=None, metavar="FILE", help="write the reports")
     add("--plot", default=None, metavar="FILE", help="draw them; needs matplotlib")
@@ -68,8 +69,10 @@ def main(chosen: argparse.Namespace) -> int:
         return 0
     at_rate: AtRate = lambda rate, seed: _arrivals(chosen, options, rate, seed)  # noqa: E731
     rate = chosen.rate
+    if rate is None and chosen.equal_p99 and not _is_file(chosen):
+        rate = compare.capacity(engine.configured(**TODAY), at_rate)
     if rate is None:
-        rate = 1.0 if _is_file(chosen) else 0.8 * compare.capacity(engine, at_rate, chosen.seed)
+        rate = 1.0 if _is_file(chosen) else 0.8 * compare.capacity(engine, at_rate)
     began = time.perf_counter()
     title = _title(chosen, rate)
     if chosen.rates:
@@ -116,7 +119,9 @@ def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate, title: st
 
 
 def _equal(chosen: argparse.Namespace, engine: Machine, trace: AtRate, rate: float) -> int:
-    found = compare.equal_p99(engine, trace, rate)
+    if chosen.seeds < 1:
+        raise ConfigError(f"--seeds {chosen.seeds}: at least one")
+    found = compare.equal_p99(engine, trace, rate, seeds=range(chosen.seeds))
     print(
         f"{chosen.workload} on {engine.name}, P99 of {seconds_text(found.bound)}: {found.base} carries "
         f"{found.base_rate:.4g}/s, {found.ours} {found.our_rate:.4g}/s: {found.ratio:.2f} times"
@@ -168,7 +173,7 @@ def _options(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
     settings = dict(_pair(text) for text in texts)
-    known = {field.name for field in fields(EngineConfig)}
+    known = {field.name for field in fields(EngineConfig)} | {"reestimate", "probation"}
     for name in settings:
         if name not in known:
             raise ConfigError(f"EngineConfig has no field {name!r}")

@@ -1,0 +1,93 @@
+"""``prelude simulate``: what it prints, writes and draws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prelude.cli import main
+from prelude.simulation import compare, machine
+from prelude.simulation.compare import ABLATIONS, TODAY
+from prelude.simulation.workloads import rubrics
+
+# Half of the rubrics fit the pool.
+SMALL = ["--set", "kv_blocks=1024", "--option", "requests=150", "rubrics=32", "skew=0"]
+
+
+def ran(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    target = tmp_path / "found.json"
+    assert main(["simulate", "rubrics", *SMALL, "--json", str(target), *arguments]) == 0
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
+
+
+def drawn(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_the_rate_at_an_equal_p99_is_one_that_has_it_and_a_higher_one_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [found] = ran(tmp_path, "--equal-p99", "--rate", "60")["reports"]
+    assert f"{found['ratio']:.2f} times" in capsys.readouterr().out
+    chosen = machine("h200-qwen3-4b", kv_blocks=1024)
+
+    def trace(rate: float, seed: int) -> Any:
+        return rubrics(rate, seed, requests=150, rubrics=32, skew=0)
+
+    assert compare.p99(chosen.configured(**TODAY), trace, 60) == found["bound"]
+    assert compare.p99(chosen, trace, found["our_rate"]) <= found["bound"]
+    assert compare.p99(chosen, trace, 1.05 * found["our_rate"]) > found["bound"]
+    assert found["ratio"] == pytest.approx(found["our_rate"] / 60)
+
+
+def test_without_a_rate_it_is_what_todays_carries_at_most(tmp_path: Path) -> None:
+    [found] = ran(tmp_path, "--equal-p99", "--seeds", "2")["reports"]
+    today = machine("h200-qwen3-4b", kv_blocks=1024).configured(**TODAY)
+    most = compare.capacity(today, lambda rate, seed: rubrics(rate, seed, requests=150, rubrics=32, skew=0))
+    assert found["base_rate"] == most
+
+
+def test_every_mechanism_is_switched_off_in_turn_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    reports = ran(tmp_path, "--rate", "300", "--ablation", "--plot", str(tmp_path / "bars.png"))["reports"]
+    by_label = {report["label"]: report for report in reports}
+    assert list(by_label) == list(ABLATIONS) and drawn(tmp_path / "bars.png")
+    assert by_label["without attach"]["hit_rate"] == 0 < by_label["all of it"]["hit_rate"]
+    assert by_label["without fold"]["folded_rate"] == 0
+    assert by_label["all of it"]["latency"]["mean"] < by_label["today's"]["latency"]["mean"]
+
+
+def test_a_sweep_over_rates_is_drawn_as_curves(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sweeps = ran(tmp_path, "--rates", "50,200", "--plot", str(tmp_path / "curves.png"))["reports"]
+    assert [sweep["rates"] for sweep in sweeps] == [[50, 200], [50, 200]] and drawn(tmp_path / "curves.png")
+    for sweep in sweeps:
+        slow, fast = (report["latency"]["mean"] for report in sweep["reports"])
+        assert slow < fast
+
+
+def test_without_probation_whatever_is_computed_pushes_the_rubrics_out(tmp_path: Path) -> None:
+    """Texts of their own, as long as a rubric: kept on probation they give way to each other alone."""
+    options = ("--rate", "20", "--option", "requests=150", "rubrics=8", "skew=0", "text_tokens=[900,1000]")
+    kept = ran(tmp_path, *options)["reports"][0]
+    lost = ran(tmp_path, *options, "--set", "kv_blocks=1024", "probation=false")["reports"][0]
+    assert kept["hit_rate"] > lost["hit_rate"] + 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seeds", "0", "--equal-p99", "--rate", "10"], "at least one"),
+        (["--set", "nothing=1"], "no field"),
+        (["--rates", "0"], "positive rate"),
+    ],
+)
+def test_what_makes_no_sense_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["simulate", "rubrics", *SMALL, *arguments]) != 0
+    assert said in capsys.readouterr().err
