@@ -381,12 +381,34 @@ class Tokenizer {
     split_added(
         text, raw_, added_.tokens, parse_special,
         [&](uint32_t begin, uint32_t end) {
-          segment(text.substr(begin, end - begin), begin, parse_special, s, align, sink);
+          std::string_view part = text.substr(begin, end - begin);
+          if constexpr (std::is_same_v<Sink, Ids>)
+            if (part.size() < text.size() && may_know(part)) return known_segment(part, parse_special, s, align, sink);
+          segment(part, begin, parse_special, s, align, sink);
         },
         [&](uint32_t begin, uint32_t end, int32_t token) {
           sink.added(nullptr, begin, end, text.substr(begin, end - begin),
                      added_.tokens[static_cast<size_t>(token)].id);
         });
+  }
+
+  // Whether a stretch between control tokens may be in the cache: its ids are then a matter of its bytes alone.
+  bool may_know(std::string_view part) const {
+    return plan_ && normalized_.empty() && part.size() > WordTable::longest && part.size() <= ClauseCache::longest;
+  }
+  void known_segment(std::string_view part, bool parse_special, Scratch& s, bool align, Ids& sink) const {
+    auto key = ClauseCache::Key::of(part.data(), part.size());
+    uint64_t hash = key.hash();
+    int32_t* row = sink.out.room(ClauseCache::most_ids);
+    if (size_t known = caches_.segments.find(key, hash, row)) return sink.out.finish(row + known);
+    size_t from = sink.out.size();
+    bool before = s.rewritten;
+    s.rewritten = false;
+    segment(part, 0, parse_special, s, align, sink);
+    size_t made = sink.out.size() - from;
+    if (!s.rewritten && made >= 1 && made <= ClauseCache::most_ids)
+      caches_.segments.put(key, hash, sink.out.data() + from, made);
+    s.rewritten |= before;
   }
 
   template <class Sink>

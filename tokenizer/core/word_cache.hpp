@@ -125,12 +125,14 @@ using ClauseCache = CacheOfWords<16, 15>;
 struct WordCaches {
   WordCache words;
   ClauseCache clauses;
+  ClauseCache segments;  // not words but stretches between control tokens, which chats repeat
 
   void reserve() {
     words.reserve();
     clauses.reserve();
+    segments.reserve();
   }
-  size_t bytes() const { return words.bytes() + clauses.bytes(); }
+  size_t bytes() const { return words.bytes() + clauses.bytes() + segments.bytes(); }
 };
 
 }  // namespace fasttoken
