@@ -181,12 +181,13 @@ class AsyncEngine:
             requests = [make_request(core, item, call, sink, places, outbox) for item, call in zip(admitted, calls)]
             live = [request for request in requests if isinstance(request, Request)]
             sink.expected = len(live)
-            if live:
-                core.submit_many(live, places)
+            outbox.post(live)
+            places.posted()
         if live:
             try:
                 await sink.future
             except BaseException:  # cancelled, or the loop went away and closed this coroutine
+                outbox.take_back(live)
                 for one in live:
                     core.cancel(one)
                 raise
@@ -218,10 +219,12 @@ class AsyncEngine:
             if requests is None:
                 return None
             sink.expected = len(requests)
-            core.submit_many(requests, places)
+            outbox.post(requests)
+            places.posted()
         try:
             await sink.future
         except BaseException:  # cancelled, or the loop went away and closed this coroutine
+            outbox.take_back(requests)
             for request in requests:
                 core.cancel(request)
             raise

@@ -64,15 +64,44 @@ class Ends(Protocol):
 
 
 class Outbox(LoopFlush):
-    """Ends of requests on their way to one event loop: collected during a step, handed over by one wake-up."""
+    """Between one event loop and the engine: what the tasks of one turn of the loop ask for is posted together, so
+    that a step begins with all of it; ends of requests are collected during a step and handed over by one wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
         self._loop = loop
         self._core = core
         core.loops.append(self)
         self._ends: deque[tuple[Ends, Request, Outcome | None, BaseException | None]] = deque()
+        self._posting: list[Request] = []  # of this turn of the loop; they have their places
         self._groups: deque[tuple[GroupSink, list[Request], list[Outcome]]] = deque()
         self._queued = False
+
+    def post(self, requests: list[Request]) -> None:
+        """In the loop. Whoever gives up before the turn is over takes them back."""
+        if not self._posting:
+            self._loop.call_soon(self._post)
+        self._posting.extend(requests)
+
+    def take_back(self, requests: list[Request]) -> None:
+        """Those that are not posted yet: nobody waits for them."""
+        if self._posting:
+            gone = set(requests)
+            for request in self._posting:
+                if request in gone:
+                    self._core.inbox.leave(request)
+            self._posting = [request for request in self._posting if request not in gone]
+
+    def _post(self) -> None:
+        requests, self._posting = self._posting, []
+        if not requests:
+            return
+        try:
+            self._core.submit_many(requests)
+        except Exception as error:  # closed meanwhile, or in a forked child
+            for request in requests:
+                self._core.inbox.leave(request)
+                request.sink.deliver(request, None, error)
+            self.flush()  # there may be no step any more
 
     def put(self, sink: Ends, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._ends.append((sink, request, outcome, error))

@@ -3,6 +3,12 @@
 What both are, and how promises work, is drawn in ``_native/include/prelude/kv_pool.hpp``.
 """
 
-from prelude._native.core import KvPool, Lease
+from prelude._native import core
+from prelude._native.core import Lease
+
+
+class KvPool(core.KvPool):
+    """Block accounts of one engine. One writer at a time: the holder of the baton."""
+
 
 __all__ = ["KvPool", "Lease"]

@@ -12,6 +12,7 @@ import pytest
 
 from prelude.errors import PreludeError
 from prelude.runtime.delivery import GroupSink
+from prelude.scheduling import planner, settle
 from tests.engine.test_faults import generated
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt
 from tests.service import is_empty, service_core, toy_service
@@ -20,9 +21,11 @@ from tests.service import is_empty, service_core, toy_service
 PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
     "executor.submit": lambda engine, core: (core.executor, "submit"),
     "executor.wait": lambda engine, core: (core.executor, "wait"),
-    "pool.alloc": lambda engine, core: (core.pool, "_allocate"),
+    "pool.alloc": lambda engine, core: (core.pool, "grow"),
     "pool.attach": lambda engine, core: (core.pool, "attach"),
     "trie.insert": lambda engine, core: (core.pool, "publish"),
+    "oneshot.admit": lambda engine, core: (planner, "admit_group"),
+    "oneshot.settle": lambda engine, core: (settle, "settle_group"),
     "tokenise": lambda engine, core: (engine.engine._preparer, "prepare"),
     "deliver": lambda engine, core: (GroupSink, "deliver"),
 }
@@ -33,9 +36,11 @@ class Injected(Exception):
 
 
 @pytest.mark.fault(58)
-@pytest.mark.parametrize("call", [0, 2])
 @pytest.mark.parametrize("what", ["raise", "raise CancelledError", "delay", "cancel"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "call"),
+    [(place, call) for place in PLACES for call in ((0,) if place.startswith("oneshot") else (0, 2))],
+)
 def test_whatever_happens_at_any_place_everybody_is_told(
     place: str, what: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +74,8 @@ def test_whatever_happens_at_any_place_everybody_is_told(
             last_logprob(prompt(20, 2)),
             chat(prompt(6, 3), 6),
             last_logprob(prompt(20, 4)),
+            chat(prompt(6, 5), 6),
+            chat(prompt(6, 6), 6),
         ]
         ends = await asyncio.wait_for(
             asyncio.gather(*(engine.run(task) for task in tasks), return_exceptions=True), timeout=20
