@@ -1,0 +1,94 @@
+"""What the textbooks' figures look like here: chunks, turns, concurrency and reuse, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, machine, simulate
+from prelude.simulation.replica import Flight
+from prelude.simulation.report import Report
+
+TENTH = LinearCost(0.0, 1e-4, 0.0)  # a tenth of a millisecond a token
+
+
+def chat(tokens: int, at: float = 0.0, max_tokens: int = 1, name: str | None = None) -> Arrival:
+    return Arrival(at, ((None, tokens),), task="generate", max_tokens=max_tokens, id=name)
+
+
+def waits(policy: str) -> tuple[float, float]:
+    """Milliseconds until a prompt of 50 tokens just behind one of 2,000 begins, and until it is through."""
+    chosen = machine("h200-qwen3-4b", chunk_tokens=128, decode_policy=policy)
+    fleet = Fleet(replace(chosen, cost=TENTH))
+    seen = {}
+    replica = fleet.replicas[0]
+    ended = replica.on_end
+
+    def note(flight: Flight) -> None:
+        seen[flight.arrival.id] = flight.started - flight.came, flight.first - flight.came
+        ended(flight)
+
+    replica.on_end = note
+    fleet.run([chat(2000, 0, 2, "long"), chat(50, 0.0001, 2, "short")])
+    began, through = seen["short"]
+    return began * 1e3, through * 1e3
+
+
+@pytest.mark.feature("Q2")
+def test_a_short_prompt_waits_for_one_chunk_of_a_long_one() -> None:
+    """Behind all 2,000 tokens it waits 200 ms and is through after 205; with chunks of 128 that take turns it waits
+    13 and is through after one more."""
+    began, through = waits("first_come_first_served")
+    assert began == pytest.approx(200, abs=0.2) and through == pytest.approx(205, abs=0.2)
+    turns_began, turns_through = waits("round_robin")
+    assert turns_began <= 12.8 and turns_through <= 2 * 12.8 + 5
+    assert began / turns_began > 15 and through / turns_through > 6
+
+
+@pytest.mark.feature("F8")
+def test_chunks_cost_the_chunked_prompt_little() -> None:
+    """Beside 16 running chats, a prompt of 4,096 tokens: whole, and in chunks that leave the chats a token each."""
+
+    def report(chunk: int) -> Report:
+        chosen = machine("h200-qwen3-4b", chunk_tokens=chunk)
+        others = [chat(64, 0.0, 400, f"chat-{i}") for i in range(16)]
+        return simulate(chosen, [*others, chat(4096, 0.5, 2, "long")])
+
+    whole, chunked = report(8192), report(1024)
+    longer = chunked.first_token.longest / whole.first_token.longest
+    assert 1.0 < longer < 1.4
+
+
+@pytest.mark.feature("F20")
+def test_throughput_grows_with_concurrency_until_arithmetic_is_what_takes_longer() -> None:
+    """Decoding reads the weights once for all rows: eight clients get nearly eight times the tokens of one; past the
+    point where products take longer than reading, more clients get no more."""
+
+    def throughput(clients: int) -> float:
+        chosen = machine("h200-qwen3-4b", max_running=512, max_step_requests=512)
+        trace = (chat(16, 0.0, 40, f"{i}") for i in range(4 * clients))
+        return simulate(chosen, ClosedLoop(trace, clients)).throughput
+
+    few = [throughput(n) for n in (1, 2, 4, 8)]
+    assert all(1.8 < b / a <= 2.0 for a, b in pairwise(few))
+    assert throughput(512) / throughput(256) < 1.7
+
+
+@pytest.mark.feature("E13")
+@pytest.mark.feature("B11")
+def test_what_the_cache_saves_is_what_the_load_shares() -> None:
+    """Prompts of 400 tokens with a part that one of four known prefixes makes up: nothing with nothing shared, more
+    than twice and three times less to compute at 60 and 75 %."""
+
+    def computed(share: int) -> int:
+        head = 400 * share // 100
+        parts = [((f"known-{i % 4}", head),) if head else () for i in range(64)]
+        trace = [Arrival(0.1 * i, (*part, (None, 400 - head))) for i, part in enumerate(parts)]
+        return simulate(machine("h200-qwen3-4b"), trace).computed_tokens
+
+    found = {share: computed(share) for share in (0, 25, 60, 75, 95)}
+    assert found[0] == 64 * 400
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert 2 < found[0] / found[60] < 3 < found[0] / found[75] < 4 < found[0] / found[95]
