@@ -42,6 +42,16 @@ class EngineBase:
         """What would run for ``task``: final text, ids, rows, labels. Runs nothing."""
         return self._preparer.explain(task)
 
+    def would_hit(self, task: Task) -> int:
+        """How many tokens of ``task``'s prompt the prefix cache has now: what a router in front of several engines
+        asks. A hint, since nothing is held for it; from any thread, and runs nothing."""
+        prepared = self._preparer.prepare(task).prepared
+        if prepared.cache == "never":
+            return 0
+        tree, pool = prepared.tree, self._core.pool
+        blocks = pool.trie.would_hit(tree.token_ids[: tree.trunk_tokens], prepared.salt)
+        return min(int(blocks) * pool.block_size, tree.trunk_tokens - 1)
+
     def stats(self) -> dict[str, Any]:
         """Counters since the engine was made."""
         preparer = self._preparer

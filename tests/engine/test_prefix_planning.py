@@ -64,3 +64,19 @@ def test_the_bits_do_not_depend_on_how_a_prefix_is_shared(made: Made, kind: str)
     folded = made().run_many(tasks(kind, "auto"))
     assert numbers(folded) == alone
     assert tokens["same step"] == tokens["deferred"] <= tokens["refused"] - 5 * 192
+
+
+@pytest.mark.feature("G17")
+def test_an_engine_says_how_much_of_a_prompt_it_has(made: Made) -> None:
+    """What a router compares between engines: it changes nothing, keeps salts apart and is a hint, not a hold."""
+    engine = made()
+    rubric = np.random.default_rng(70).integers(10, 400, 100).tolist()
+    asked = Loglikelihood([*rubric, 11, 12], [7])
+    before = engine.stats()["steps"]
+    assert engine.would_hit(asked) == 0 and engine.stats()["steps"] == before
+    engine.run(Loglikelihood([*rubric, 21, 22], [7]))
+    assert engine.would_hit(asked) == 96  # whole blocks of 16
+    assert engine.run(asked).stats.cached_tokens == 96
+    assert engine.would_hit(Loglikelihood([*rubric, 11], [7], salt="another")) == 0
+    assert engine.would_hit(Loglikelihood([*rubric, 11], [7], cache="never")) == 0
+    assert engine.would_hit(Loglikelihood(rubric[::-1], [7])) == 0

@@ -50,6 +50,33 @@ def check(sink: ById, requests: list[Request]) -> None:
             assert outcome.output.logprobs[0] == pytest.approx(expected_logprob(tokens), abs=1e-12)
 
 
+# ------------------------------------------------------------------ one chat, from the cache to the cache
+
+
+@pytest.mark.feature("N9")
+@pytest.mark.feature("N7")
+def test_a_chat_is_matched_then_given_blocks_then_runs_and_leaves_its_prompt_behind() -> None:
+    """A prompt of 13 tokens, 10 of them known, and 50 to generate. Blocks of 5 tokens, so that the known ones are two
+    whole blocks; with 16 they would be none. Nothing is taken for tokens that do not exist yet."""
+    known, own = prompt(10, 1), prompt(3, 2)
+    core = service_core(toy.ToyExecutor(num_blocks=40, block_size=5))
+    sink = ById()
+    post(core, last_logprob(np.concatenate([known, prompt(1, 3)])), sink)
+    run_steps(core)
+    allocator = core.pool.allocator
+    assert allocator.num_cached == 2 and allocator.num_used == 0
+    request = post(core, chat(np.concatenate([known, own]), 50), sink)
+    core.step()
+    [*_, chunk] = core.executor.batches
+    assert chunk.slices.token_ids.tolist() == own.tolist() and request.cached_len == 13
+    assert len(request.held.shared) == 2 and allocator.num_used == 3  # 13 tokens, not 63
+    run_steps(core)
+    check(sink, [request])
+    assert core.stats.decode_tokens == 49  # the first comes of the prompt
+    assert is_empty(core) and allocator.num_cached >= 2
+    assert core.pool.trie.would_hit(known) == 2
+
+
 # ------------------------------------------------------------------ the leader fills, peers follow
 
 
