@@ -2,7 +2,9 @@
 // bits do not depend on its company, its cut or the threads.
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -11,6 +13,11 @@
 #include "prelude/cpu/attention_plan.hpp"
 #include "prelude/cpu/pool_rows.hpp"
 #include "prelude/cpu/product.hpp"
+
+namespace prelude::cpu::portable {
+#include "prelude/cpu/lanes_portable.hpp"
+#include "prelude/cpu/body_rows.hpp"
+}  // namespace prelude::cpu::portable
 
 using namespace prelude::cpu;
 

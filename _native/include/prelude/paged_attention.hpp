@@ -316,25 +316,21 @@ PRELUDE_INLINE void attend_rows(const Rows& rows, const Pool& pool, const Querie
         if (++in_block == rows.block_size) in_block = 0, ++block;
       }
       for (int head = 0; head < heads;) {
-        const int kv_head = head / group, together = std::min(kHeads, (kv_head + 1) * group - head);
+        // Four together, or two, or one; fewer sizes where vectors are short: each is compiled by itself.
+        const int kv_head = head / group, left = (kv_head + 1) * group - head;
+        const int together = W == 1 || left == 1 ? 1 : W == 4 || left < kHeads ? 2 : kHeads;
         const T* k = static_cast<const T*>(pool.k) + int64_t{kv_head} * D;
         const T* v = static_cast<const T*>(pool.v) + int64_t{kv_head} * D;
         auto run = [&]<int G>() PRELUDE_INLINE_LAMBDA {
           attend_heads<W, G, T>(tile, k, v, D, q + head * D, most + head, sum + head, out + head * D);
         };
-        switch (together) {
-          case 1:
-            run.template operator()<1>();
-            break;
-          case 2:
+        if (together == 1)
+          run.template operator()<1>();
+        else if constexpr (W > 1) {
+          if (together == 2)
             run.template operator()<2>();
-            break;
-          case 3:
-            run.template operator()<3>();
-            break;
-          default:
+          else if constexpr (W > 4)
             run.template operator()<kHeads>();
-            break;
         }
         head += together;
       }
@@ -398,6 +394,10 @@ void attend(const Rows& rows, const Pool& pool, const Queries& io, int width, fl
       return detail::attend_base<1, T>(rows, pool, io, scratch);
   }
 }
+
+// In _native/cpu/paged_attention.cpp.
+extern template void attend<float>(const Rows&, const Pool&, const Queries&, int, float*);
+extern template void attend<uint16_t>(const Rows&, const Pool&, const Queries&, int, float*);
 
 // The same, row by row over threads; `scratch` is scratch_floats() for each of them.
 template <typename T>

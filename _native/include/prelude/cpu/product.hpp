@@ -33,7 +33,7 @@ inline bool product(const Kernels& kernels, const ProductArgs& a, Fork fork, int
         const float* from = static_cast<const float*>(a.x) + row * a.x_stride;
         std::memcpy(to, from, static_cast<size_t>(a.width) * sizeof(float));
       } else {
-        portable::widen(static_cast<const uint16_t*>(a.x) + row * a.x_stride, a.width, to);
+        widen(static_cast<const uint16_t*>(a.x) + row * a.x_stride, a.width, to);
       }
     }
   }

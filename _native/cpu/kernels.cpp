@@ -1,0 +1,116 @@
+// GCC and Clang compile a region for another target than the build's; elsewhere, and on other machines, there is
+// the portable version alone. Nothing of a region is called before the processor was asked.
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+
+#include "prelude/cpu/targets.hpp"
+
+#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#define PRELUDE_X86_TARGETS 1
+#include <immintrin.h>
+#endif
+
+namespace prelude::cpu {
+
+#define PRELUDE_KERNELS(label)                                                       \
+  inline void exp_rows(const float* x, int64_t count, float* out) {                  \
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i))); \
+  }                                                                                  \
+  inline const Kernels kTable{label,   kLanes,      rms_norm, norm_rotate, silu_gate, attend_unit, \
+                              product, unit_floats, exp_rows};
+
+namespace portable {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_portable.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_product.hpp"
+// clang-format on
+PRELUDE_KERNELS("portable")
+}  // namespace portable
+
+#ifdef PRELUDE_X86_TARGETS
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+// GCC 12 takes the undefined vectors of its own intrinsics for a mistake.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+namespace avx2 {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_avx2.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_product.hpp"
+// clang-format on
+PRELUDE_KERNELS("avx2")
+}  // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx2,fma"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx2,fma")
+#endif
+namespace avx512 {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_avx512.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_product.hpp"
+// clang-format on
+PRELUDE_KERNELS("avx512")
+}  // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#pragma GCC diagnostic pop
+#endif
+
+#endif  // PRELUDE_X86_TARGETS
+#undef PRELUDE_KERNELS
+
+void widen(const uint16_t* from, int64_t count, float* to) { portable::widen(from, count, to); }
+
+const Kernels* kernels_named(const char* name) {
+  if (std::strcmp(name, "portable") == 0) return &portable::kTable;
+#ifdef PRELUDE_X86_TARGETS
+  if (std::strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f")) return &avx512::kTable;
+  if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    return &avx2::kTable;
+#endif
+  return nullptr;
+}
+
+const Kernels& product_kernels(const Kernels& others) {
+#ifdef PRELUDE_X86_TARGETS
+  if (std::getenv("PRELUDE_CPU_KERNELS") == nullptr)
+    if (const Kernels* found = kernels_named("avx512")) return *found;
+#endif
+  return others;
+}
+
+const Kernels& best_kernels() {
+  if (const char* chosen = std::getenv("PRELUDE_CPU_KERNELS"))
+    if (const Kernels* named = kernels_named(chosen)) return *named;
+#ifdef PRELUDE_X86_TARGETS
+  if (__builtin_cpu_is("amd"))
+    if (const Kernels* found = kernels_named("avx2")) return *found;
+#endif
+  for (const char* name : {"avx512", "avx2"})
+    if (const Kernels* found = kernels_named(name)) return *found;
+  return portable::kTable;
+}
+
+}  // namespace prelude::cpu
