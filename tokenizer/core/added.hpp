@@ -101,8 +101,7 @@ class AddedMatcher {
         size_t i = at + 1, best_end = i;
         while (node) {
           const Node& here = m_.nodes_[node];
-          if (n - i < here.length || std::memcmp(text_.data() + i, m_.labels_.data() + here.label, here.length))
-            break;
+          if (n - i < here.length || !equal(text_.data() + i, m_.labels_.data() + here.label, here.length)) break;
           i += here.length;
           if (here.token >= 0) {
             best = here.token;

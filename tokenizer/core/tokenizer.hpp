@@ -394,7 +394,7 @@ class Tokenizer {
 
   // Whether a stretch between control tokens may be in the cache: its ids are then a matter of its bytes alone.
   bool may_know(std::string_view part) const {
-    return plan_ && normalized_.empty() && part.size() > WordTable::longest && part.size() <= ClauseCache::longest;
+    return plan_ && normalized_.empty() && part.size() <= ClauseCache::longest;
   }
   void known_segment(std::string_view part, bool parse_special, Scratch& s, bool align, Ids& sink) const {
     auto key = ClauseCache::Key::of(part.data(), part.size());

@@ -67,13 +67,17 @@ class CacheOfWords {
   // How many ids the word has, written to out, which has room for most_ids; 0 when it is not known.
   size_t find(const Key& key, uint64_t hash, int32_t* out) const {
     Line* set = lines_ + (hash & mask_);
+    // Words of one length differ in these, or not at all.
+    const size_t used =
+        key_words == 4 ? 3 : (size_t{reinterpret_cast<const unsigned char*>(key.part)[longest]} + 7) / 8;
     for (size_t way = 0; way < 2; ++way) {
       Line& line = set[way];
       uint64_t version = std::atomic_ref(line.version).load(std::memory_order_acquire);
       if (version == 0 || (version & 1)) continue;
       uint64_t differ = 0;
-      for (size_t i = 0; i < key_words; ++i)
+      for (size_t i = 0; i < used; ++i)
         differ |= std::atomic_ref(line.key[i]).load(std::memory_order_relaxed) ^ key.part[i];
+      differ |= std::atomic_ref(line.key[key_words - 1]).load(std::memory_order_relaxed) ^ key.part[key_words - 1];
       if (differ) continue;
       // Acquire: the version is looked at again after these, not before. Few words have as many ids as there is room.
       size_t n = 0;
