@@ -100,13 +100,13 @@ def show(report: ServingReport, presets: list[str]) -> None:
     if report.loads:
         times = [f"{name} P50 / P95 / P99" for name in ("TTFT ms", "TPOT ms", "end to end ms")]
         head = f"{'requests a minute':>28}  {'in tok/s':>9}  {'out tok/s':>9}"
-        print(f"\n  {'load':<24}" + "".join(f"{title:>29}" for title in times) + head)
+        print(f"\n  {'load':<24}" + "".join(f"{title:>33}" for title in times) + head)
     for name, load in report.loads.items():
         numbers = load["over_runs"]
         cells = ""
         for kind in ("ttft", "tpot", "e2e"):
             them = [numbers.get(f"{kind}_p{p}_ms") for p in (50, 95, 99)]
-            cells += f"{' / '.join('-' if one is None else format(one['median'], '.2f') for one in them):>29}"
+            cells += f"{' / '.join('-' if one is None else format(one['median'], '.2f') for one in them):>33}"
         rpm = numbers["requests_per_minute"]
         spread = f"{rpm['median']:.0f} [{rpm['low']:.0f} .. {rpm['high']:.0f}]"
         rates = [numbers[f"{way}_tokens_per_second"]["median"] for way in ("input", "output")]
