@@ -161,11 +161,11 @@ class AsyncEngine:
         engine = self.engine
         core = engine._core
         tasks = task_list(tasks)
-        one = plain_options(options, keywords)
+        same = plain_options(options, keywords)
         loop = asyncio.get_running_loop()
         outbox = self._outbox(loop, core)
-        if one is not None:
-            results = await self._run_alike(engine, outbox, tasks, one)
+        if same is not None:
+            results = await self._run_alike(engine, outbox, tasks, same)
             if results is not None:
                 return first_error(results, return_exceptions)
         calls = make_calls(len(tasks), options, keywords)

@@ -89,9 +89,9 @@ class Engine(EngineBase):
         each."""
         core = self._core
         tasks = task_list(tasks)
-        one = plain_options(options, keywords)
-        if one is not None:
-            results = self._run_alike(tasks, one)
+        same = plain_options(options, keywords)
+        if same is not None:
+            results = self._run_alike(tasks, same)
             if results is not None:
                 return first_error(results, return_exceptions)
         calls = make_calls(len(tasks), options, keywords)
