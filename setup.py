@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 CHECKS = os.environ.get("PRELUDE_CYTHON_CHECKS") == "1"
-GLUE_LEVELS = {"core": "-O2", "cpu": "-O1"}
+GLUE_LEVELS = {"core": "-O1", "cpu": "-O1"}
 """How what Cython wrote is compiled where it is mostly calls: half of the time, and little of the speed."""
 PACKAGES = {"_native": "prelude._native", "tokenizer": "prelude.tokenizer"}
 
