@@ -351,6 +351,3 @@ class PrefixTrie {
 };
 
 }  // namespace prelude
-
-#include "prelude/prefix_trie_audit.hpp"
-#include "prelude/prefix_trie_impl.hpp"

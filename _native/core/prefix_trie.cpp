@@ -1,9 +1,7 @@
 // The bodies of prefix_trie.hpp, which has the drawing, the invariants and the contracts.
-#pragma once
+#include "prelude/prefix_trie.hpp"
 
 #include <algorithm>
-
-#include "prelude/prefix_trie.hpp"
 
 namespace prelude {
 
@@ -12,7 +10,7 @@ namespace prelude {
 // Follows the prompt from the root, run by run, so that the memory of several blocks is on its way at once: hash them
 // all, then look at their slots, then compare. The hash is a filter: identity of the parent and equality of tokens
 // decide, so by induction the whole prefix is equal, whatever the hash does.
-inline PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, uint64_t salt) {
+PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, uint64_t salt) {
   Walk w;
   w.chain = chain_start(salt, seed_);
   int32_t last = kNil;
@@ -63,7 +61,7 @@ inline PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, 
   return w;
 }
 
-inline bool PrefixTrie::same_tokens_shared(int32_t i, const int32_t* tokens) const {
+bool PrefixTrie::same_tokens_shared(int32_t i, const int32_t* tokens) const {
   auto* mine = const_cast<uint64_t*>(&tokens_[static_cast<size_t>(i) * words_]);
   auto word = [mine](int32_t k) { return std::atomic_ref<uint64_t>(mine[k]).load(std::memory_order_acquire); };
   uint64_t differ = 0;
@@ -76,7 +74,7 @@ inline bool PrefixTrie::same_tokens_shared(int32_t i, const int32_t* tokens) con
   return differ == 0;
 }
 
-inline int32_t PrefixTrie::would_hit(const int32_t* tokens, int64_t n, uint64_t salt) const {
+int32_t PrefixTrie::would_hit(const int32_t* tokens, int64_t n, uint64_t salt) const {
   constexpr auto kAcquire = std::memory_order_acquire;
   const int64_t blocks = clip(n, -1);
   NodeKey k{};
@@ -112,7 +110,7 @@ inline int32_t PrefixTrie::would_hit(const int32_t* tokens, int64_t n, uint64_t 
   return static_cast<int32_t>(blocks);
 }
 
-inline TrieCounters PrefixTrie::counters() const {
+TrieCounters PrefixTrie::counters() const {
   auto get = [](const std::atomic<uint64_t>& c) { return c.load(std::memory_order_relaxed); };
   TrieCounters c;
   c.lookups = get(stats_.lookups), c.looked_up = get(stats_.looked_up), c.hit = get(stats_.hit);
@@ -122,7 +120,7 @@ inline TrieCounters PrefixTrie::counters() const {
   return c;
 }
 
-inline int32_t PrefixTrie::place(int32_t id, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) {
+int32_t PrefixTrie::place(int32_t id, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) {
   const int64_t blocks = clip(n, max_blocks);
   const Walk w = walk(tokens, blocks, salt);
   uint32_t hash = 0;
@@ -139,21 +137,21 @@ inline int32_t PrefixTrie::place(int32_t id, const int32_t* tokens, int64_t n, u
 // --- order --------------------------------------------------------------------------------------------------
 
 // i gained a reason to be covered. What it newly covers leaves its list and counts as used.
-inline void PrefixTrie::cover(int32_t i) {
+void PrefixTrie::cover(int32_t i) {
   int64_t n = 0;
   for (; i != kNil && nodes_[i].cover++ == 0; i = up(i), ++n) list_of(i).remove(i);
   pool_.cached_to_used(n);
 }
 
 // The reverse: deepest first to the hot end, so that parents stay hotter than children.
-inline void PrefixTrie::uncover(int32_t i) {
+void PrefixTrie::uncover(int32_t i) {
   int64_t n = 0;
   for (; i != kNil && --nodes_[i].cover == 0; i = up(i), ++n) list_of(i).append(i);
   pool_.used_to_cached(n);
 }
 
 // Makes the path of i the youngest of its lists.
-inline void PrefixTrie::refresh(int32_t i) {
+void PrefixTrie::refresh(int32_t i) {
   for (; i != kNil && nodes_[i].cover == 0; i = up(i)) {
     list_of(i).remove(i);
     list_of(i).append(i);
@@ -161,7 +159,7 @@ inline void PrefixTrie::refresh(int32_t i) {
 }
 
 // As refresh(), and the path is protected from here on.
-inline void PrefixTrie::hit(int32_t i) {
+void PrefixTrie::hit(int32_t i) {
   int64_t promoted = 0;
   for (; i != kNil && nodes_[i].cover == 0; i = up(i)) {
     list_of(i).remove(i);
@@ -176,7 +174,7 @@ inline void PrefixTrie::hit(int32_t i) {
 // --- in and out ---------------------------------------------------------------------------------------------
 
 // Into the words of a block: each store a release, see same_tokens_shared().
-inline void PrefixTrie::write_tokens(uint64_t* words, const int32_t* tokens, int32_t size) {
+void PrefixTrie::write_tokens(uint64_t* words, const int32_t* tokens, int32_t size) {
   auto write = [words](int32_t k, uint64_t word) {
     std::atomic_ref<uint64_t>(words[k]).store(word, std::memory_order_release);
   };
@@ -191,7 +189,7 @@ inline void PrefixTrie::write_tokens(uint64_t* words, const int32_t* tokens, int
 // Makes nodes of `count` blocks below the end of a walk; returns the last. Ready ones are linked to each other
 // for append_run(), the deepest the coldest. A node's fields are written before its state, its state before
 // its slot: a reader that finds the slot finds the node.
-inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count,
+int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count,
                                 uint64_t salt, NodeState as, bool protect) {
   const bool ready = as == NodeState::ready;
   // In locals: the compiler has to read members again after each of the ordered stores below.
@@ -250,7 +248,7 @@ inline int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const i
 }
 
 // What the table knows node i by, from what it has of the path.
-inline NodeKey PrefixTrie::key_of(int32_t i) const {
+NodeKey PrefixTrie::key_of(int32_t i) const {
   const uint32_t at = NodeTable::place_in_run(nodes_[i].depth);
   int32_t first = i;
   for (uint32_t k = 0; k < at; ++k) first = up(first);
@@ -259,7 +257,7 @@ inline NodeKey PrefixTrie::key_of(int32_t i) const {
 
 // Forgets nodes that are in no list, children before their parents. Their blocks are the caller's to free, which
 // ends their generation.
-inline void PrefixTrie::remove(const int32_t* indices, int32_t count) {
+void PrefixTrie::remove(const int32_t* indices, int32_t count) {
   for (int32_t k = 0; k < count; ++k) {
     Node& n = nodes_[indices[k]];
     if (n.displaced) {
@@ -274,7 +272,7 @@ inline void PrefixTrie::remove(const int32_t* indices, int32_t count) {
   bump(count_, -count);
 }
 
-inline int64_t PrefixTrie::evict(int64_t n) {
+int64_t PrefixTrie::evict(int64_t n) {
   int64_t freed = 0, hot = 0;
   int32_t victims[kAhead];
   while (freed < n) {
@@ -296,7 +294,7 @@ inline int64_t PrefixTrie::evict(int64_t n) {
 // The next victims are known: has their memory on its way before the next request asks for it. Their nodes were
 // fetched by the look ahead before this one, so following them costs little; those after them are taken to
 // lie in a row, as blocks of one prompt mostly do.
-inline void PrefixTrie::look_ahead() const {
+void PrefixTrie::look_ahead() const {
   int32_t i = (probation_.size() != 0 ? probation_ : protected_).coldest();
   for (int32_t k = 0; k < kAhead && i != kNil; ++k) {
     table_.prefetch_slot(nodes_[i].slot);
@@ -306,7 +304,7 @@ inline void PrefixTrie::look_ahead() const {
   for (int32_t k = 0; k < kAhead && i - k >= 0; k += 2) __builtin_prefetch(&nodes_[i - k], 1);
 }
 
-inline Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count,
+Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count,
                                  uint64_t salt, int64_t first, bool protect, TrieInsert* out) {
   if (n / size_ < first + count) return {Status::too_few_tokens, (first + count) * size_};
   const Result marked = pool_.mark_for_trie(blocks, count);
@@ -335,7 +333,7 @@ inline Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t
   return {};
 }
 
-inline Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count,
+Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count,
                                   uint64_t salt, int64_t first, NodeId* out) {
   if (n / size_ < first + count) return {Status::too_few_tokens, (first + count) * size_};
   *out = kNoNode;
@@ -356,7 +354,7 @@ inline Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_
   return {};
 }
 
-inline Result PrefixTrie::fulfil(NodeId node, int64_t blocks) {
+Result PrefixTrie::fulfil(NodeId node, int64_t blocks) {
   int32_t i = index_of(node);
   if (i == kNil) return {Status::stale_node, node};
   if (state(i) != NodeState::promised) return {Status::not_promised, node};
@@ -371,7 +369,7 @@ inline Result PrefixTrie::fulfil(NodeId node, int64_t blocks) {
   return {};
 }
 
-inline Result PrefixTrie::break_promise(NodeId node, int64_t* freed) {
+Result PrefixTrie::break_promise(NodeId node, int64_t* freed) {
   int32_t i = index_of(node);
   if (i == kNil) return {Status::stale_node, node};
   if (state(i) != NodeState::promised) return {Status::not_promised, node};

@@ -1,14 +1,12 @@
 // Looking at all of the trie: audit() and dump(), for tests, idle moments and eyes.
-#pragma once
+#include "prelude/prefix_trie.hpp"
 
 #include <algorithm>
-
-#include "prelude/prefix_trie.hpp"
 
 namespace prelude {
 
 // The place of every node in eviction order; -1 for those in no list.
-inline std::vector<int64_t> PrefixTrie::ranks() const {
+std::vector<int64_t> PrefixTrie::ranks() const {
   std::vector<int64_t> rank(static_cast<size_t>(pool_.num_blocks()), -1);
   int64_t next_rank = 0;
   for (const LruList* list : {&probation_, &protected_}) {
@@ -20,7 +18,7 @@ inline std::vector<int64_t> PrefixTrie::ranks() const {
 }
 
 // The lists: their links, their lengths, and that no node is in two.
-inline void PrefixTrie::audit_lists(TrieAudit& a) const {
+void PrefixTrie::audit_lists(TrieAudit& a) const {
   std::vector<bool> seen(static_cast<size_t>(pool_.num_blocks()));
   for (const LruList* list : {&probation_, &protected_}) {
     int32_t before = kNil;
@@ -38,7 +36,7 @@ inline void PrefixTrie::audit_lists(TrieAudit& a) const {
 }
 
 // One node and its parent.
-inline void PrefixTrie::audit_node(int32_t i, const std::vector<int64_t>& rank, TrieAudit& a) const {
+void PrefixTrie::audit_node(int32_t i, const std::vector<int64_t>& rank, TrieAudit& a) const {
   const Node& n = nodes_[i];
   ++a.nodes;
   ++(state(i) == NodeState::ready ? a.ready : a.promised);
@@ -59,7 +57,7 @@ inline void PrefixTrie::audit_node(int32_t i, const std::vector<int64_t>& rank, 
 }
 
 // The table: every node in it once, reachable from its home, and no two with one parent and equal tokens.
-inline void PrefixTrie::audit_table(TrieAudit& a) const {
+void PrefixTrie::audit_table(TrieAudit& a) const {
   std::vector<bool> found(static_cast<size_t>(pool_.num_blocks()));
   std::vector<uint32_t> passed(table_.size() / NodeTable::kRun);
   for (uint32_t at = 0; at < table_.size(); ++at) {
@@ -97,7 +95,7 @@ inline void PrefixTrie::audit_table(TrieAudit& a) const {
   }
 }
 
-inline TrieAudit PrefixTrie::audit() const {
+TrieAudit PrefixTrie::audit() const {
   TrieAudit a;
   a.pool = pool_.audit();
   if (a.pool.broken != nullptr) a.fail(a.pool.broken, a.pool.at);
@@ -124,7 +122,7 @@ inline TrieAudit PrefixTrie::audit() const {
   return a;
 }
 
-inline std::vector<TrieNodeView> PrefixTrie::dump() const {
+std::vector<TrieNodeView> PrefixTrie::dump() const {
   const std::vector<int64_t> rank = ranks();
   std::vector<TrieNodeView> rows;
   for (int32_t i = 0; i < pool_.num_blocks(); ++i) {
