@@ -148,8 +148,9 @@ def compositions(nfd: dict[int, str]) -> dict[tuple[int, int], int]:
     return pairs
 
 
-def folds() -> list[tuple[int, list[int]]]:
-    """For each code point with case, what a one-character literal of it matches under (?i:)."""
+def folds() -> tuple[list[tuple[int, list[int]]], list[str]]:
+    """For each code point with case, what a one-character literal of it matches under (?i:); and what folds to more
+    than one character."""
     groups: dict[str, set[int]] = {}
     for c in CODES:
         ch = chr(c)
@@ -320,7 +321,9 @@ def main() -> None:
     fold, multi = folds()
 
     def mapping(name: str, table: dict[int, str]) -> str:
-        keys, index, flat = [], [], []
+        keys: list[int] = []
+        index: list[int] = []
+        flat: list[int] = []
         for c in sorted(table):
             keys.append(c)
             index.append(len(flat))
