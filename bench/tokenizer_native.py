@@ -3,9 +3,10 @@
     python -m bench.tokenizer_native --tokenizer tokenizer.json [--threads 2] [--quick] [--json FILE] [--plot FILE]
 
 The rows and their lengths are those of ``bench.tokenizer``. ``bench/native/driver.cpp`` is built for the run
-(pybind11 and a C++ compiler are needed) and times the core from C++: on one thread in CPU time, and on several in
-wall time of all of them together. "python" is the same text through ``encode_array`` in the same process; "boundary" is
-the difference, as a line of its own. Nothing is timed unless the core's ids equal HF's on every input.
+(pybind11 and a C++ compiler are needed) and times the core from C++: on one thread in CPU time, and on several
+in wall time of all of them together. "python" is the same text through ``encode_array`` in the same process;
+"boundary" is the difference, as a line of its own. Nothing is timed unless the core's ids equal HF's on every
+input.
 """
 
 from __future__ import annotations
