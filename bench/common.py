@@ -43,10 +43,14 @@ def paired(variants: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1
     return {name: Measured(name, tuple(times)) for name, times in seconds.items()}
 
 
+def three(values: Sequence[float], scale: float = 1.0) -> tuple[float, float, float]:
+    """Median, minimum and maximum."""
+    return statistics.median(values) * scale, min(values) * scale, max(values) * scale
+
+
 def ratio(base: Measured, ours: Measured) -> tuple[float, float, float]:
     """Median, minimum and maximum of base / ours, pair by pair."""
-    pairs = [b / o for b, o in zip(base.seconds, ours.seconds)]
-    return statistics.median(pairs), min(pairs), max(pairs)
+    return three([b / o for b, o in zip(base.seconds, ours.seconds)])
 
 
 @dataclass(slots=True)

@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from bench.common import Report, machine_facts
+from bench.common import Report, machine_facts, three
 from bench.serving_compare import COMPARISONS, Bench
 from bench.serving_load import PRESETS, SHAPES, Client, InProcess, Shape, judged, measure
 
@@ -77,7 +76,7 @@ def start_up(bench: Bench) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         runs.append(json.loads(done.stdout))
     for name, values in zip(("import", "load", "first answer", "altogether"), zip(*runs)):
-        bench.report.add("startup", name, (statistics.median(values), min(values), max(values)), "s")
+        bench.report.add("startup", name, three(values), "s")
 
 
 async def loads(report: ServingReport, shapes: list[Shape], client: Client, vocabulary: int, repeats: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import Report
+from bench.common import Report, three
 from bench.serving_load import Say, greedy
 from prelude import AsyncEngine, EngineConfig, Generate, YesNo
 
@@ -63,10 +63,6 @@ async def in_turn(
             await run()
             seconds[name].append(time.perf_counter() - began)
     return seconds
-
-
-def three(values: list[float], scale: float = 1.0) -> tuple[float, float, float]:
-    return statistics.median(values) * scale, min(values) * scale, max(values) * scale
 
 
 def times_faster(base: list[float], ours: list[float]) -> tuple[float, float, float]:

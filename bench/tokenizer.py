@@ -29,7 +29,7 @@ from typing import Any
 import tokenizers
 from prelude.tokenizer import DecodeStream, Tokenizer
 
-from bench.common import Report, machine_facts
+from bench.common import Report, machine_facts, three
 
 PLACES = ("encode", "encode without special tokens", "decode", "stream")
 
@@ -173,7 +173,7 @@ class Table:
         before, after = pairs(theirs, ours, self._seconds)
         ratios = [b / max(a, 1e-9) for b, a in zip(before, after)]
         note = f"HF {statistics.median(before) * 1e6:.1f} us, ours {statistics.median(after) * 1e6:.1f} us"
-        self._report.add(load, measure, (statistics.median(ratios), min(ratios), max(ratios)), "x", note=note)
+        self._report.add(load, measure, three(ratios), "x", note=note)
 
 
 def time_all(ours: Tokenizer, theirs: Any, texts: dict[str, str], path: Path, quick: bool) -> Report:

@@ -26,7 +26,7 @@ from typing import Any
 import tokenizers
 from prelude.tokenizer import Tokenizer
 
-from bench.common import Report, machine_facts
+from bench.common import Report, machine_facts, three
 from bench.tokenizer import inputs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,10 +72,6 @@ def in_python(run: Callable[[], Any], loops: int, rounds: int) -> list[float]:
     return taken
 
 
-def three(values: Sequence[float]) -> tuple[float, float, float]:
-    return statistics.median(values), min(values), max(values)
-
-
 def time_all(driver: Any, ours: Tokenizer, texts: dict[str, str], threads: int, quick: bool) -> Report:
     report = Report(
         "fasttoken from C++, and through Python",
@@ -91,12 +87,12 @@ def time_all(driver: Any, ours: Tokenizer, texts: dict[str, str], threads: int, 
             native += driver.alone(text, loops, 1)
             python += in_python(partial(ours.encode_array, text, False), loops, 1)
         note = f"{len(text) / statistics.median(native) / 1e6:.0f} characters a us"
-        report.add(load, "one thread", three([v * 1e6 for v in native]), "us", note=note)
-        report.add(load, "python", three([v * 1e6 for v in python]), "us")
-        report.add(load, "boundary", three([(p - n) * 1e6 for n, p in zip(native, python)]), "us")
+        report.add(load, "one thread", three(native, 1e6), "us", note=note)
+        report.add(load, "python", three(python, 1e6), "us")
+        report.add(load, "boundary", three([p - n for n, p in zip(native, python)], 1e6), "us")
         several = driver.together(text, loops, ROUNDS, threads)
         note = f"{len(text) / statistics.median(several) / 1e6:.0f} characters a us, wall time"
-        report.add(load, f"{threads} threads", three([v * 1e6 for v in several]), "us", note=note)
+        report.add(load, f"{threads} threads", three(several, 1e6), "us", note=note)
     return report
 
 

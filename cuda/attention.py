@@ -194,23 +194,21 @@ class _OverPages(_Call):
         super().__init__(calls, wrapper, graph)
         self.page_size = page_size
 
+    def _paged(self, arrays: dict[str, Tensor]) -> tuple[Any, ...]:
+        """What both wrappers take, in their order."""
+        calls, count = self.calls, int(arrays["indptr"][-1])
+        tables = (arrays["indptr"], arrays["pages"][:count], arrays["last"])
+        return (*tables, calls.heads, calls.kv_heads, calls.head_dim, self.page_size)
+
 
 class _Paged(_OverPages):
     def _plan(self, arrays: dict[str, Tensor]) -> None:
-        calls = self.calls
-        count = int(arrays["indptr"][-1])
         self.wrapper.plan(
             arrays["qo"],
-            arrays["indptr"],
-            arrays["pages"][:count],
-            arrays["last"],
-            calls.heads,
-            calls.kv_heads,
-            calls.head_dim,
-            self.page_size,
+            *self._paged(arrays),
             causal=False,
             disable_split_kv=True,
-            **calls.types,
+            **self.calls.types,
         )
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
@@ -219,18 +217,7 @@ class _Paged(_OverPages):
 
 class _Decode(_OverPages):
     def _plan(self, arrays: dict[str, Tensor]) -> None:
-        calls = self.calls
-        count = int(arrays["indptr"][-1])
-        self.wrapper.plan(
-            arrays["indptr"],
-            arrays["pages"][:count],
-            arrays["last"],
-            calls.heads,
-            calls.kv_heads,
-            calls.head_dim,
-            self.page_size,
-            **calls.types,
-        )
+        self.wrapper.plan(*self._paged(arrays), **self.calls.types)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
         self.wrapper.run(q, (k, v), out=out)

@@ -79,7 +79,7 @@ class Products:
 
     def run(self, x: Tensor, weight: Tensor, out: Tensor, add: bool) -> bool:
         """Enqueues ``out (+)= x @ weight.T`` by the chosen algorithm; False where there is none."""
-        product = _product(x, weight, out, add)
+        product = product_of(x, weight, out, add)
         if product is None:
             return False
         algorithm = self._choice(product)
@@ -92,7 +92,7 @@ class Products:
         self, x: Tensor, weight: Tensor, out: Tensor, add: bool, otherwise: Callable[[Tensor, Tensor], None]
     ) -> None:
         """Choose for this shape, unless that is done. ``otherwise(x, out)``: torch's way."""
-        product = _product(x, weight, out, add)
+        product = product_of(x, weight, out, add)
         if product is None or product.key in self._kept:
             return
         # Numbers of our own: while a shape is recorded, its buffers hold anything. Strides as in the step.
@@ -188,7 +188,7 @@ def _right(work: Callable[[], None], out: Tensor, right: Tensor, add: bool) -> b
     return bool(error <= _TOLERANCE * wanted.abs().max())  # a NaN is not
 
 
-def _product(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> Product | None:
+def product_of(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> Product | None:
     """None for what is not searched: other types, rows that do not lie in one piece, odd addresses."""
     import torch
 

@@ -166,24 +166,42 @@ def _stats(bench: Bench, logits: Tensor, out: Get, start: int, stop: int) -> tup
 # ------------------------------------------------------------------ logprobs
 
 
-class LogprobReading:
+class _Pairs:
+    """(row, target) pairs on their way to the device and back: there they stand in order of rows, so of chunks."""
+
     def __init__(self, readout: LogprobRows, bench: Bench, head: Head | None) -> None:
         self.readout = readout
         self.bench = bench
         self.rows = len(readout.rows) if head is None else head.rows
         self.pairs = len(readout.targets) if head is None else head.pairs
-        self.top = min(readout.top, bench.config.vocab_size)
-        self.lm_head_rows = len(readout.rows)
-        self.order = np.argsort(readout.target_rows, kind="stable")  # pairs in order of rows, so of chunks
+        self.order = np.argsort(readout.target_rows, kind="stable")
+        self.sorted_rows = readout.target_rows[self.order]
 
     def inputs(self) -> Sizes:
         return [("at", self.rows, "i32"), ("pair_rows", self.pairs, "i32"), ("targets", self.pairs, "i32")]
 
     def write(self, put: Put, at: I32) -> None:
         put("at", at)
-        rows = self.readout.target_rows[self.order]
-        put("pair_rows", rows % self.bench.chunk_rows, rest=-1)
+        put("pair_rows", self.sorted_rows % self.bench.chunk_rows, rest=-1)
         put("targets", self.readout.targets[self.order])
+
+    def of_chunk(self, start: int, stop: int) -> tuple[int, int]:
+        """Where the pairs of rows ``[start, stop)`` begin and end; the last chunk's with the padding of a graph."""
+        first, end = np.searchsorted(self.sorted_rows, [start, stop]).tolist()
+        return first, self.pairs if stop == self.rows else end
+
+    def as_asked(self, values: np.ndarray) -> np.ndarray:
+        """A value a pair, without padding, in the readout's order."""
+        found = np.empty(len(self.readout.targets), values.dtype)
+        found[self.order] = values[: len(found)]
+        return found
+
+
+class LogprobReading(_Pairs):
+    def __init__(self, readout: LogprobRows, bench: Bench, head: Head | None) -> None:
+        super().__init__(readout, bench, head)
+        self.top = min(readout.top, bench.config.vocab_size)
+        self.lm_head_rows = len(readout.rows)
 
     def outputs(self) -> Sizes:
         found = [*_stats_sizes(self.rows), ("logprobs", self.pairs, "f64")]
@@ -195,14 +213,11 @@ class LogprobReading:
 
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
         bench, launch = self.bench, self.bench.device.launch
-        sorted_rows = self.readout.target_rows[self.order]
         for start, stop in bench.chunks(self.rows):
             logits = bench.logits(get("at")[start:stop], hidden)
             vocab = logits.shape[1]
             largest, rest = _stats(bench, logits, out, start, stop)
-            first, end = np.searchsorted(sorted_rows, [start, stop]).tolist()
-            if stop == self.rows:
-                end = self.pairs  # with the padding of a graph
+            first, end = self.of_chunk(start, stop)
             if end > first:
                 ranks = out("ranks")[first:end] if self.readout.ranks else None
                 pairs = (get("pair_rows")[first:end], get("targets")[first:end])
@@ -216,57 +231,35 @@ class LogprobReading:
                 launch(kernels.TOP, (stop - start,), (logits, vocab, self.top, largest, rest, *best))
 
     def result(self, read: Take) -> tuple[Output, I32]:
-        rows, pairs = len(self.readout.rows), len(self.readout.targets)
-        logprobs = np.empty(pairs, np.float64)
-        logprobs[self.order] = read("logprobs")[:pairs]
-        ranks = top_ids = top_logprobs = None
-        if self.readout.ranks:
-            ranks = np.empty(pairs, np.int32)
-            ranks[self.order] = read("ranks")[:pairs]
+        rows = len(self.readout.rows)
+        logprobs = self.as_asked(read("logprobs"))
+        ranks = self.as_asked(read("ranks")) if self.readout.ranks else None
+        top_ids = top_logprobs = None
         if self.top:
             top_ids = read("top_ids").reshape(-1, self.top)[:rows].copy()
             top_logprobs = read("top_logprobs").reshape(-1, self.top)[:rows].copy()
         return LogprobOutput(logprobs, ranks, top_ids, top_logprobs), _bad(read("finite")[:rows])
 
 
-class LabelReading:
+class LabelReading(_Pairs):
     """Logits of given tokens: the head's rows of these alone."""
 
     lm_head_rows = 0
-
-    def __init__(self, readout: LogprobRows, bench: Bench, head: Head | None) -> None:
-        self.readout = readout
-        self.bench = bench
-        self.rows = len(readout.rows) if head is None else head.rows
-        self.pairs = len(readout.targets) if head is None else head.pairs
-        self.order = np.argsort(readout.target_rows, kind="stable")  # pairs in order of rows, so of chunks
-
-    def inputs(self) -> Sizes:
-        return [("at", self.rows, "i32"), ("pair_rows", self.pairs, "i32"), ("targets", self.pairs, "i32")]
-
-    def write(self, put: Put, at: I32) -> None:
-        put("at", at)
-        put("pair_rows", self.readout.target_rows[self.order] % self.bench.chunk_rows, rest=-1)
-        put("targets", self.readout.targets[self.order])
 
     def outputs(self) -> Sizes:
         return [("logits", self.pairs, "f64")]
 
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
-        sorted_rows = self.readout.target_rows[self.order]
-        for start, stop in self.bench.chunks(self.rows):
-            normed = self.bench.normed(get("at")[start:stop], hidden)
-            first, end = np.searchsorted(sorted_rows, [start, stop]).tolist()
-            if stop == self.rows:
-                end = self.pairs  # with the padding of a graph
+        bench = self.bench
+        for start, stop in bench.chunks(self.rows):
+            normed = bench.normed(get("at")[start:stop], hidden)
+            first, end = self.of_chunk(start, stop)
             pairs = (get("pair_rows")[first:end], get("targets")[first:end])
-            kernels.labels(self.bench.device, normed, self.bench.lm_head, *pairs, out("logits")[first:end])
+            kernels.labels(bench.device, normed, bench.lm_head, *pairs, out("logits")[first:end])
 
     def result(self, read: Take) -> tuple[Output, I32]:
-        rows, pairs = len(self.readout.rows), len(self.readout.targets)
-        logits = np.empty(pairs, np.float64)
-        logits[self.order] = read("logits")[:pairs]
-        finite = np.ones(rows, np.bool_)
+        logits = self.as_asked(read("logits"))
+        finite = np.ones(len(self.readout.rows), np.bool_)
         finite[self.readout.target_rows[~np.isfinite(logits)]] = False
         return LogprobOutput(logits, None, None, None), _bad(finite)
 

@@ -51,9 +51,8 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
     mass = checks.flag(task.mass, "mass")
     layout = lay_out(facts, use, task, unconditional=norm == "unconditional")
     plans = layout.plans
-    readout = layout.readout
     if not mass and all(plan.trie.depth == 0 for plan in plans):  # labels of more tokens need their normalisers
-        readout = replace(readout, raw=True)
+        layout = replace(layout, readout=replace(layout.readout, raw=True))
 
     def finish(outcome: Outcome) -> Answers:
         logprobs = logprob_output(outcome).logprobs
@@ -71,8 +70,8 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
             at += count
         return Answers(answers, outcome.stats)
 
-    ready = admitted(facts, use, task, layout.tree, readout, finish, truncated=layout.truncated)
-    return ready, replace(layout, readout=readout)
+    ready = admitted(facts, use, task, layout.tree, layout.readout, finish, truncated=layout.truncated)
+    return ready, layout
 
 
 def answer(plan: QuestionPlan, joint: F64, scores: F64, *, relative: bool = False) -> Answer:

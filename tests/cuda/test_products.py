@@ -13,7 +13,7 @@ import pytest
 import torch
 from prelude.cuda.cublaslt import Algorithm, CublasLt
 from prelude.cuda.driver import CudaError
-from prelude.cuda.products import Products
+from prelude.cuda.products import Products, product_of
 from torch import Tensor
 
 SLOW, FAST, WRONG, REFUSED, GREEDY = range(5)
@@ -274,9 +274,7 @@ def test_descriptors_are_given_back() -> None:
     library = HostLibrary()
     lt = CublasLt(library)
     x, weight, out = matrices()
-    from prelude.cuda.products import _product
-
-    product = _product(x, weight, out, False)
+    product = product_of(x, weight, out, False)
     assert product is not None
     assert [a.workspace for a in lt.candidates(product, 64)][:2] == [64, 64]
     with pytest.raises(CudaError, match="status 13"):
