@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy
 from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -32,7 +31,7 @@ def core_sources(folder: str, module: str) -> list[str]:
 def extensions() -> list[Extension]:
     windows = sys.platform == "win32"
     flags = ["/std:c++20", "/O2"] if windows else ["-std=c++20", "-g0", "-fvisibility=hidden"]
-    include = [str(HERE / "_native" / "include"), str(HERE / "tokenizer" / "core"), numpy.get_include()]
+    include = [str(HERE / "_native" / "include"), str(HERE / "tokenizer" / "core")]
     found = []
     for folder, package in PACKAGES.items():
         for pyx in sorted((HERE / folder).glob("*.pyx")):
@@ -41,7 +40,6 @@ def extensions() -> list[Extension]:
                     f"{package}.{pyx.stem}",
                     [str(pyx.relative_to(HERE)), *core_sources(folder, pyx.stem)],
                     include_dirs=include,
-                    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
                     extra_compile_args=flags,
                     language="c++",
                     depends=[str(p) for p in (HERE / folder).rglob("*.hpp")],
@@ -65,6 +63,7 @@ class ParallelBuildExt(build_ext):
         self.distribution.ext_modules = cythonize(
             self.distribution.ext_modules,
             build_dir="build/cython",
+            include_path=[str(HERE / "_native" / "include")],
             nthreads=processors if sys.platform == "linux" else 0,  # forks: others would import this file anew
             compiler_directives={
                 "language_level": 3,

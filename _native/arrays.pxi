@@ -91,7 +91,7 @@ cdef inline int64_t _len(cnp.ndarray a) noexcept:
 
 
 cdef inline cnp.ndarray _new_int32(cnp.npy_intp n):
-    return <cnp.ndarray>cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT32, 0)
+    return <cnp.ndarray>cnp.new_array(1, &n, cnp.NPY_INT32)
 
 
 cdef int64_t _count(int64_t n, str name) except -1:

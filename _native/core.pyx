@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 cimport cython
-cimport numpy as cnp
+cimport ndarray as cnp
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY
@@ -22,7 +22,7 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
-cnp.import_array()
+cnp.import_ndarray()
 
 # One extension in several files, so that a call from one class into the other stays a C call.
 include "declarations.pxi"

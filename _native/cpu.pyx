@@ -7,14 +7,14 @@ the only caller. The headers under ``include/prelude/cpu`` hold the kernels and 
 
 from __future__ import annotations
 
-cimport numpy as cnp
+cimport ndarray as cnp
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 import numpy as np
 
-cnp.import_array()
+cnp.import_ndarray()
 
 
 cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:

@@ -18,9 +18,9 @@ from operator import index
 
 import numpy as np
 
-cimport numpy as cnp
+cimport ndarray as cnp
 
-cnp.import_array()
+cnp.import_ndarray()
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
@@ -390,7 +390,7 @@ cdef string_view view_of_bytes(bytes data):
 
 cdef cnp.ndarray int32_array(const void* data, Py_ssize_t n):
     cdef cnp.npy_intp shape = n
-    cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT32, 0)
+    cdef cnp.ndarray out = cnp.new_array(1, &shape, cnp.NPY_INT32)
     if n:
         memcpy(cnp.PyArray_DATA(out), data, n * 4)
     return out
@@ -400,7 +400,7 @@ cdef cnp.ndarray pair_array(const vector[Align]& offsets):
     cdef cnp.npy_intp[2] shape
     shape[0] = offsets.size()
     shape[1] = 2
-    cdef cnp.ndarray out = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT32, 0)
+    cdef cnp.ndarray out = cnp.new_array(2, shape, cnp.NPY_INT32)
     if offsets.size():
         memcpy(cnp.PyArray_DATA(out), offsets.data(), offsets.size() * 8)
     return out
@@ -408,7 +408,7 @@ cdef cnp.ndarray pair_array(const vector[Align]& offsets):
 
 cdef cnp.ndarray int64_array(const vector[int64_t]& values):
     cdef cnp.npy_intp shape = values.size()
-    cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT64, 0)
+    cdef cnp.ndarray out = cnp.new_array(1, &shape, cnp.NPY_INT64)
     memcpy(cnp.PyArray_DATA(out), values.data(), values.size() * 8)
     return out
 
@@ -602,7 +602,7 @@ cdef class CoreTokenizer:
         cdef cnp.npy_intp[2] shape
         shape[0] = n
         shape[1] = 2
-        cdef cnp.ndarray out = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT32, 0)
+        cdef cnp.ndarray out = cnp.new_array(2, shape, cnp.NPY_INT32)
         cdef size_t characters = (
             PyUnicode_GET_LENGTH(text) if isinstance(text, str) else characters_of(view_of(text))
         )

@@ -166,7 +166,7 @@ cdef class EncodeEntry:
         self.native.ids_into(text, True, ids)
         cdef size_t before = frame.before.size(), after = frame.after.size(), n = ids.size()
         cdef cnp.npy_intp shape = before + n + after
-        cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT32, 0)
+        cdef cnp.ndarray out = cnp.new_array(1, &shape, cnp.NPY_INT32)
         cdef int32_t* to = <int32_t*> cnp.PyArray_DATA(out)
         if before:
             memcpy(to, frame.before.data(), before * 4)

@@ -1,0 +1,30 @@
+# What the wrappers use of numpy's arrays: see prelude/ndarray.hpp. The names are those of numpy's own declarations.
+from libc.stdint cimport uint8_t
+
+cdef extern from "prelude/ndarray.hpp" namespace "prelude::ndarray":
+    ctypedef Py_ssize_t npy_intp
+    const int NPY_INT32, NPY_INT64
+
+cdef extern from "prelude/ndarray.hpp":
+    ctypedef class numpy.ndarray [object PyArrayObject, check_size ignore]:
+        @property
+        cdef inline npy_intp size(self) noexcept nogil:
+            return PyArray_SIZE(self)
+
+        @property
+        cdef inline npy_intp* shape(self) noexcept nogil:
+            return PyArray_DIMS(self)
+
+cdef extern from "prelude/ndarray.hpp" namespace "prelude::ndarray":
+    void* PyArray_DATA(ndarray) noexcept nogil
+    int PyArray_NDIM(ndarray) noexcept nogil
+    npy_intp* PyArray_DIMS(ndarray) noexcept nogil
+    npy_intp PyArray_DIM(ndarray, int) noexcept nogil
+    npy_intp PyArray_SIZE(ndarray) noexcept nogil
+    int PyArray_TYPE(ndarray) noexcept nogil
+    bint PyArray_IS_C_CONTIGUOUS(ndarray) noexcept nogil
+    bint PyArray_ISCARRAY_RO(ndarray) noexcept nogil
+    bint PyArray_ISCARRAY(ndarray) noexcept nogil
+    bint PyArray_Check(object) noexcept
+    object new_array(int, const npy_intp*, int)
+    int import_ndarray() except -1
