@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-
 from prelude._native.core import block_hashes
 
 TOKENS = np.arange(-8, 56, dtype=np.int32)
