@@ -14,8 +14,9 @@ cimport cython
 cimport ndarray as cnp
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.math cimport INFINITY
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -46,3 +47,4 @@ include "trie.pxi"
 include "packing.pxi"
 include "kv.pxi"
 include "records.pxi"
+include "queues.pxi"

@@ -260,3 +260,61 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
 
     PromptRow prompt_row(const RequestRow& r, int64_t begin, int64_t end, int64_t parent, const CLease* lease,
                          int64_t skip, int64_t publish, int32_t block_size)
+
+
+cdef extern from "pythread.h" nogil:
+    ctypedef void* PyThread_type_lock
+    ctypedef enum PyLockStatus:
+        PY_LOCK_FAILURE
+        PY_LOCK_ACQUIRED
+        PY_LOCK_INTR
+    PyThread_type_lock PyThread_allocate_lock()
+    void PyThread_free_lock(PyThread_type_lock)
+    PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock, long long microseconds, int interruptible)
+    void PyThread_release_lock(PyThread_type_lock)
+    unsigned long PyThread_get_thread_ident()
+
+
+cdef extern from "<atomic>" namespace "std" nogil:
+    cdef cppclass AtomicBool "std::atomic<bool>":
+        cbool exchange(cbool)
+        void store(cbool)
+
+
+cdef extern from "prelude/handover.hpp" namespace "prelude" nogil:
+    cdef cppclass Link:
+        Link* next
+
+    cdef cppclass Parcel(Link):
+        void* content
+
+    cdef enum class Pushed(int32_t):
+        closed
+        first
+        more
+
+    cdef cppclass Handover:
+        Pushed push(Link* newest, Link* oldest)
+        Link* take()
+        void close()
+        cbool closed()
+        cbool empty()
+        const Link* newest()
+
+    cdef cppclass Bounded:
+        Bounded(int64_t most)
+        int64_t most()
+        int64_t count()
+        int64_t take(int64_t want, cbool all)
+        void give_back(int64_t n)
+
+    cdef cppclass Admission:
+        Admission(int64_t max_requests, int64_t max_tokens)
+        Bounded requests, tokens
+        int64_t leave(int64_t& charged)
+
+    cdef cppclass CBaton "prelude::Baton":
+        cbool take(uint64_t me)
+        cbool take_or_want(uint64_t me)
+        cbool release()
+        uint64_t holder()

@@ -64,6 +64,7 @@ cdef class Record:
     ``cached_len`` of them have their KV in the pool, ``staged_len`` counts tokens in flight as well."""
 
     cdef RequestRow row
+    cdef Parcel parcel  # in the inbox; has the request in it from post to take
     cdef object held  # the arrays that the row points into
     cdef public object id, order, queued_at, turn, account, ending, execution_class, history, key, known, options
     cdef public object outbox, output, alike, given, sink, state, timeline, sampling, cache
@@ -239,32 +240,6 @@ def plain(list requests, oneshot) -> bool:
         if r.cancelled or r.expires != INFINITY or r.execution_class is not oneshot:
             return False
     return True
-
-
-def leave_all(list requests):
-    """(how many, tokens) of those that an inbox counted; it does not count them any more."""
-    cdef Record r
-    cdef int64_t count = 0, tokens = 0
-    for r in requests:
-        if r.queued_tokens >= 0:
-            count += 1
-            tokens += r.queued_tokens
-            r.queued_tokens = -1
-    return count, tokens
-
-
-def charge_all(list requests) -> None:
-    cdef Record r
-    for r in requests:
-        r.queued_tokens = r.num_known
-
-
-def tokens_of(list requests) -> int:
-    cdef Record r
-    cdef int64_t tokens = 0
-    for r in requests:
-        tokens += r.num_known
-    return tokens
 
 
 def plan_all(list requests, double now, tuple coefficients) -> list:

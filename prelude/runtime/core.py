@@ -166,18 +166,17 @@ class EngineCore(Stepper):
         """Nobody can submit any more (the engine was garbage-collected): what is under way ends, then the thread
         does. Takes no lock."""
         if not self.forked:
-            self.inbox.closed = True
+            self.inbox.close()
             self._wake.ring()
 
     def run_inline(self, requests: list[Request], places: Places | None = None) -> None:
         """The direct path: on an idle engine the caller runs the steps itself, else it waits like everybody."""
-        if self._holder == threading.get_ident():
-            raise ExecutionError("an event listener or a sink must not wait for the engine that calls it")
-        if not self._baton.acquire(blocking=False):
+        if not self._baton.take():
+            if self._baton.mine:
+                raise ExecutionError("an event listener or a sink must not wait for the engine that calls it")
             self.submit_many(requests, places)
             return
         try:
-            self._holder = threading.get_ident()
             self._post(requests)
             if places is not None:
                 places.posted()
@@ -185,10 +184,9 @@ class EngineCore(Stepper):
                 while request.id in self.live and self.step():
                     pass
         finally:
-            self._holder = 0
-            self._baton.release()
+            wanted = self._baton.release()
             if (
-                self.inbox.items or not self.queues.empty or self._flights or self.closed
+                wanted or not self.inbox.empty or not self.queues.empty or self._flights or self.closed
             ):  # others', or left by an interrupt
                 self._wake_thread()
 
@@ -224,14 +222,16 @@ class EngineCore(Stepper):
     def _loop(self) -> None:
         while True:
             self._wake.wait()
-            with self._baton:
-                self._holder = threading.get_ident()
+            if not self._baton.take_or_want():
+                continue  # whoever has it rings when it is done
+            try:
                 while self.step():
                     pass
-                self._holder = 0
                 if self.closed and not self.live:
                     self._finish_close()
                     return
+            finally:
+                self._baton.release()
 
     def _finish_close(self) -> None:
         if self._watchdog is not None:
@@ -251,7 +251,7 @@ class EngineCore(Stepper):
         self._abort = self._abort or not drain
         self.inbox.close()
         self._wake_thread()
-        if threading.get_ident() in (self._holder, self._thread and self._thread.ident):
+        if self._baton.mine or threading.current_thread() is self._thread:
             return  # called back from a step: the loop closes when the step is over
         began = time.monotonic()
         while not self._closed.wait(_CLOSE_LOOKS):
@@ -271,7 +271,7 @@ class EngineCore(Stepper):
         live = list(self.live.values())
         leases = [lease for lease in (request.lease for request in live) if lease is not None]
         allocator = self.pool.allocator
-        stats.rejected = dict(self.inbox.rejected)
+        stats.rejected = self.inbox.rejected
         stats.queued_requests, stats.queued_tokens = self.inbox.requests, self.inbox.tokens
         stats.running_requests = len(self.queues.running)
         stats.live_futures = len(live)

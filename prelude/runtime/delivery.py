@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
-from prelude._native.core import put_ends
+from prelude._native.core import Outlet, put_ends
 from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
 from prelude.runtime.core import EngineCore
@@ -71,10 +70,8 @@ class Outbox(LoopFlush):
         self._loop = loop
         self._core = core
         core.loops.append(self)
-        self._ends: deque[tuple[Ends, Request, Outcome | None, BaseException | None]] = deque()
+        self._ends = Outlet()  # of calls of `_deliver`'s
         self._posting: list[Request] = []  # of this turn of the loop; they have their places
-        self._groups: deque[tuple[GroupSink, list[Request], list[Outcome]]] = deque()
-        self._queued = False
 
     def post(self, requests: list[Request]) -> None:
         """In the loop. Whoever gives up before the turn is over takes them back."""
@@ -104,40 +101,28 @@ class Outbox(LoopFlush):
             self.flush()  # there may be no step any more
 
     def put(self, sink: Ends, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self._ends.append((sink, request, outcome, error))
-        self._queue()
+        self._put((sink.end, request, outcome, error))
 
     def put_all(self, sink: GroupSink, requests: list[Request], outcomes: list[Outcome]) -> None:
-        self._groups.append((sink, requests, outcomes))
-        self._queue()
+        self._put((sink.end_all, requests, outcomes))
 
-    def _queue(self) -> None:
-        if not self._queued:
-            self._queued = True
+    def _put(self, call: tuple[Any, ...]) -> None:
+        if self._ends.put(call):  # else the loop has been told, or will be at the step's end
             self._core.on_step_end.append(self)
 
     def flush(self) -> None:
-        self._queued = False
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed: nobody is waiting any more
-            self._ends.clear()
-            self._groups.clear()
+            self._ends.take()
 
     def closed(self) -> bool:
         return self._loop.is_closed()
 
     def _deliver(self) -> None:
-        while self._groups:
-            group, requests, outcomes = self._groups.popleft()
+        for end, *given in self._ends.take():
             try:
-                group.end_all(requests, outcomes)
-            except Exception:  # the others' ends are in the same queue
-                log.exception("handing over the ends of requests failed")
-        while self._ends:
-            sink, request, outcome, error = self._ends.popleft()
-            try:
-                sink.end(request, outcome, error)
+                end(*given)
             except Exception:  # the others' ends are in the same queue
                 log.exception("handing over a request's end failed")
 

@@ -13,13 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from prelude._native.core import end_all, plain, plan_all, runs_by_sink, traced
+from prelude._native.core import Baton, Doorbell, end_all, plain, plan_all, runs_by_sink, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.batch import StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
-from prelude.runtime.doorbell import Doorbell
 from prelude.runtime.events import Listeners
 from prelude.runtime.flight import Flight
 from prelude.runtime.forks import Forkable
@@ -108,8 +107,7 @@ class Stepper(Forkable):
         self._flying: frozenset[int] = _NOBODY  # ids of the requests in flight
         self._late: list[tuple[Request, Exception]] = []  # ends of requests that came while they were in flight
         self._blocked = 0.0  # seconds of this turn in the executor
-        self._baton = threading.Lock()
-        self._holder = 0
+        self._baton = Baton()
         self._wake = Doorbell()
         self._thread: threading.Thread | None = None
         self._watchdog = Watchdog(self, hang_seconds) if math.isfinite(hang_seconds) else None
@@ -136,7 +134,7 @@ class Stepper(Forkable):
                 raise
             log.exception("the engine's own step failed")
             self._abandon(error)
-            return bool(self.inbox.items)  # what was posted meanwhile has not been looked at
+            return not self.inbox.empty  # what was posted meanwhile has not been looked at
 
     def _step(self) -> bool:
         """Without overlap: plan, submit, wait, settle. With it: plan, submit, then wait for and settle the step

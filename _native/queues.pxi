@@ -1,0 +1,295 @@
+# Between threads: the inbox, the completions' way back, the baton and the doorbell. Part of core.pyx.
+#
+# The queues hold a reference on what is in them, from push to take. Nothing here waits for a lock but Doorbell.wait.
+
+cdef list _contents(Link* link, bint owned):
+    """What a taken chain brings, in order. ``owned``: its parcels are the queue's own, and end here."""
+    cdef list out = []
+    cdef Parcel* parcel
+    while link != NULL:
+        parcel = <Parcel*>link
+        link = link.next
+        out.append(<object>parcel.content)
+        Py_DECREF(<object>parcel.content)
+        parcel.content = NULL
+        if owned:
+            del parcel
+    return out
+
+
+cdef list _seen(const Link* link):
+    """The contents of a chain that stays where it is; ``link`` is the newest, the list begins with the oldest."""
+    cdef list out = []
+    while link != NULL:
+        out.append(<object>(<const Parcel*>link).content)
+        link = link.next
+    out.reverse()
+    return out
+
+
+cdef tuple _REASONS = ("queued_requests", "queued_tokens", "deadline")
+
+
+cdef class Inbox:
+    """The way in. ``reserve`` takes places before anything is made, ``charge`` counts a request's tokens, ``post``
+    hands requests over, all of a call in one piece; ``take`` is for the holder of the baton. ``refusal(reason,
+    tokens)`` makes the error of what is turned away: by a subclass. Any thread, no lock."""
+
+    cdef Handover queue
+    cdef Admission* admission  # owned
+    cdef Bounded* refusals[3]  # owned; counts by reason
+
+    def __cinit__(self, int64_t max_requests, int64_t max_tokens):
+        self.admission = new Admission(max_requests, max_tokens)
+        for i in range(3):
+            self.refusals[i] = new Bounded(INT64_MAX)
+
+    def __dealloc__(self):
+        _contents(self.queue.take(), False)
+        del self.admission
+        for i in range(3):
+            del self.refusals[i]
+
+    @property
+    def max_requests(self) -> int:
+        return self.admission.requests.most()
+
+    @property
+    def max_tokens(self) -> int:
+        return self.admission.tokens.most()
+
+    @property
+    def requests(self) -> int:
+        """Waiting, being tokenised or on their way."""
+        return self.admission.requests.count()
+
+    @property
+    def tokens(self) -> int:
+        return self.admission.tokens.count()
+
+    @property
+    def rejected(self) -> dict:
+        """How many were turned away, by reason."""
+        counts = [(_REASONS[i], self.refusals[i].count()) for i in range(3)]
+        return {reason: count for reason, count in counts if count}
+
+    @property
+    def closed(self) -> bool:
+        return self.queue.closed()
+
+    @property
+    def items(self) -> list:
+        """What was posted and not taken, the oldest first. For the holder of the baton."""
+        return _seen(self.queue.newest())
+
+    @property
+    def empty(self) -> bool:
+        return self.queue.empty()
+
+    cdef int check_open(self) except -1:
+        if self.queue.closed():
+            raise self.refusal("closed", 0)
+        return 0
+
+    def refused(self, reason: str, count: int = 1) -> None:
+        """Counts what was turned away."""
+        self.refusals[_REASONS.index(reason)].take(count, True)
+
+    def reserve(self, int64_t count) -> Places:
+        """Up to ``count`` places; as many as there are."""
+        self.check_open()
+        cdef Places places = Places.__new__(Places)
+        places.inbox, places.unposted = self, []
+        places.left = self.admission.requests.take(count, False)
+        if places.left < count:
+            self.refused("queued_requests", count - places.left)
+        return places
+
+    def reserve_all(self, int64_t count):
+        """``count`` places, or None and nobody refused."""
+        self.check_open()
+        if self.admission.requests.take(count, True) < count:
+            return None
+        cdef Places places = Places.__new__(Places)
+        places.inbox, places.unposted, places.left = self, [], count
+        return places
+
+    def charge(self, Record request not None) -> None:
+        """Counts the tokens of a request that has a place."""
+        self.check_open()
+        if self.admission.tokens.take(request.num_known, True) < request.num_known:
+            self.refused("queued_tokens")
+            raise self.refusal("queued_tokens", request.num_known)
+        request.queued_tokens = request.num_known
+
+    cdef bint charge_all(self, list requests) except -1:
+        """``charge`` of requests that all fit; False, and nothing counted, where they do not."""
+        cdef Record r
+        cdef int64_t tokens = 0
+        for r in requests:
+            tokens += r.num_known
+        self.check_open()
+        if self.admission.tokens.take(tokens, True) < tokens:
+            return False
+        for r in requests:
+            r.queued_tokens = r.num_known
+        return True
+
+    def post(self, list requests not None) -> None:
+        """What is posted will be answered; after ``close`` nothing is. Each request once."""
+        cdef Record r
+        cdef Parcel* newest = NULL
+        cdef Parcel* oldest = NULL
+        for r in requests:
+            if r.parcel.content != NULL:
+                raise RuntimeError("a request is posted once")
+        for r in requests:
+            Py_INCREF(r)
+            r.parcel.content = <void*>r
+            r.parcel.next = newest
+            newest = &r.parcel
+            if oldest == NULL:
+                oldest = newest
+        if oldest != NULL and self.queue.push(newest, oldest) == Pushed.closed:
+            for r in requests:
+                r.parcel.content = NULL
+                Py_DECREF(r)
+            raise self.refusal("closed", 0)
+
+    def take(self) -> list:
+        """What was posted until now. For the holder of the baton."""
+        return _contents(self.queue.take(), False)
+
+    def leave(self, Record request not None) -> None:
+        """The request waits no more: planned for the first time, or ended. Once; further calls do nothing."""
+        self.admission.leave(request.queued_tokens)
+
+    def leave_all(self, list requests not None) -> None:
+        cdef Record r
+        for r in requests:
+            self.admission.leave(r.queued_tokens)
+
+    def give_back(self, int64_t places) -> None:
+        self.admission.requests.give_back(places)
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+@cython.final
+cdef class Places:
+    """Places of one call. Leaving the ``with`` block gives back those that no posted request took."""
+
+    cdef Inbox inbox
+    cdef list unposted
+    cdef readonly int64_t left
+
+    def take(self, Record request not None) -> None:
+        """Makes one place this request's. Raises ``QueueFull`` when there is none, or no room for its tokens."""
+        if self.left == 0:
+            raise self.inbox.refusal("queued_requests", 0)
+        self.inbox.charge(request)
+        self.left -= 1
+        self.unposted.append(request)
+
+    def take_all(self, list requests not None) -> bool:
+        """``take`` of requests that all find room; False, and nothing taken, where they do not."""
+        if self.left < len(requests) or not self.inbox.charge_all(requests):
+            return False
+        self.left -= len(requests)
+        self.unposted.extend(requests)
+        return True
+
+    def posted(self) -> None:
+        self.unposted.clear()
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if self.unposted:
+            self.inbox.leave_all(self.unposted)
+            self.unposted.clear()
+        if self.left:
+            self.inbox.give_back(self.left)
+            self.left = 0
+
+
+@cython.final
+cdef class Outlet:
+    """The way back to one event loop: ``put`` by any thread, ``take`` in the loop. No lock."""
+
+    cdef Handover queue
+
+    def __dealloc__(self):
+        _contents(self.queue.take(), True)
+
+    def put(self, item) -> bool:
+        """Whether it is the first since the last ``take``: then whoever takes has to be told."""
+        cdef Parcel* parcel = new Parcel()
+        Py_INCREF(item)
+        parcel.content = <void*>item
+        return self.queue.push(parcel, parcel) == Pushed.first
+
+    def take(self) -> list:
+        """What was put until now, the oldest first."""
+        return _contents(self.queue.take(), True)
+
+
+@cython.final
+cdef class Baton:
+    """Who may step: one thread at a time. Nobody waits for it: ``take_or_want`` of one that another thread has lets
+    that one hear of it at its ``release``."""
+
+    cdef CBaton c
+
+    def take(self) -> bool:
+        return self.c.take(PyThread_get_thread_ident())
+
+    def take_or_want(self) -> bool:
+        return self.c.take_or_want(PyThread_get_thread_ident())
+
+    def release(self) -> bool:
+        """Whether another wanted it meanwhile, and is to be woken."""
+        return self.c.release()
+
+    @property
+    def mine(self) -> bool:
+        """Whether the calling thread has it."""
+        return self.c.holder() == PyThread_get_thread_ident()
+
+
+@cython.final
+cdef class Doorbell:
+    """Wakes one sleeping thread. ``ring`` after the work is in its place; ``wait`` returns once for any number of
+    rings before it. Ringing waits for nothing and may happen inside a finaliser."""
+
+    cdef AtomicBool rung
+    cdef PyThread_type_lock sleeper  # released by the ring that finds `rung` false; taken again by wait
+
+    def __cinit__(self):
+        self.rung.store(False)
+        self.sleeper = PyThread_allocate_lock()
+        if self.sleeper == NULL:
+            raise MemoryError()
+        PyThread_acquire_lock_timed(self.sleeper, 0, 0)
+
+    def __dealloc__(self):
+        if self.sleeper != NULL:
+            if not self.rung.exchange(True):
+                PyThread_release_lock(self.sleeper)  # some systems mind freeing one that is taken
+            PyThread_free_lock(self.sleeper)
+
+    def ring(self) -> None:
+        if not self.rung.exchange(True):
+            PyThread_release_lock(self.sleeper)
+
+    def wait(self, timeout=None) -> bool:
+        cdef long long microseconds = -1 if timeout is None else <long long>(max(0.0, timeout) * 1e6)
+        cdef PyLockStatus status
+        with nogil:
+            status = PyThread_acquire_lock_timed(self.sleeper, microseconds, 0)
+        if status != PyLockStatus.PY_LOCK_ACQUIRED:
+            return False
+        self.rung.store(False)  # before the work is looked at: what comes from here on rings again
+        return True

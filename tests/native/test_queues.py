@@ -1,0 +1,141 @@
+"""The inbox, the way back, the baton and the doorbell as Python threads use them; their C++ is stressed by
+``_native/tests/test_handover.cpp``."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+
+import pytest
+
+from prelude._native.core import Baton, Doorbell, Outlet
+from prelude.errors import EngineClosed, QueueFull
+from prelude.runtime.inbox import Inbox
+from prelude.scheduling.request import Request
+from tests.scheduling.test_engine_core import last_logprob, prompt
+from tests.engine.test_lifecycle import ById
+
+
+def request(tokens: int = 4) -> Request:
+    return Request(last_logprob(prompt(tokens, 1)), ById())
+
+
+def test_what_is_posted_is_taken_in_order_and_whole_after_close_too() -> None:
+    inbox = Inbox(100, 1000)
+    first, second, third = request(), request(), request()
+    inbox.post([first, second])
+    inbox.post([])
+    inbox.post([third])
+    assert inbox.items == [first, second, third] and not inbox.empty
+    with pytest.raises(RuntimeError, match="posted once"):
+        inbox.post([second])
+    inbox.close()
+    refused = request()
+    references = sys.getrefcount(refused)
+    with pytest.raises(EngineClosed):
+        inbox.post([refused])
+    assert sys.getrefcount(refused) == references
+    assert inbox.take() == [first, second, third] and inbox.take() == [] and inbox.empty
+
+
+def test_places_and_tokens_are_exact_and_given_back_once() -> None:
+    inbox = Inbox(3, 10)
+    with inbox.reserve(5) as places:
+        assert places.left == 3 and inbox.rejected == {"queued_requests": 2}
+        assert inbox.reserve_all(1) is None and inbox.rejected == {"queued_requests": 2}
+        one, two, three = request(4), request(4), request(4)
+        places.take(one)
+        assert not places.take_all([two, three]) and inbox.tokens == 4, "both or none"
+        places.take(two)
+        with pytest.raises(QueueFull, match="8 tokens are waiting and the request brings 4; the limit is 10"):
+            places.take(three)
+        inbox.post([one, two])
+        places.posted()
+    assert (inbox.requests, inbox.tokens) == (2, 8), "the third place went back"
+    inbox.leave(one)
+    inbox.leave(one)
+    inbox.leave_all([one, two])
+    assert inbox.requests == inbox.tokens == 0
+    assert inbox.rejected == {"queued_requests": 2, "queued_tokens": 1}
+    with pytest.raises(ZeroDivisionError), inbox.reserve(3) as places:
+        places.take(three)
+        raise ZeroDivisionError
+    assert inbox.requests == inbox.tokens == 0
+    with inbox.reserve(0) as places, pytest.raises(QueueFull, match="max_queued_requests"):
+        places.take(three)
+
+
+def test_queues_hold_what_is_in_them_and_nothing_after() -> None:
+    class Thing:
+        pass
+
+    outlet, things = Outlet(), [Thing() for _ in range(3)]
+    seen = [weakref.ref(thing) for thing in things]
+    assert [outlet.put(thing) for thing in things] == [True, False, False], "one has to tell the taker"
+    del things
+    assert all(ref() is not None for ref in seen)
+    assert [ref() for ref in seen] == outlet.take() and outlet.take() == []
+    gc.collect()
+    assert all(ref() is None for ref in seen)
+    dropped = Thing()
+    outlet.put(dropped)
+    seen = [weakref.ref(dropped)]
+    del dropped, outlet
+    assert seen[0]() is None
+
+
+def test_many_threads_lose_nothing_and_keep_their_order() -> None:
+    outlet, each = Outlet(), 2000
+    taken: list[tuple[int, int]] = []
+
+    def put(me: int) -> None:
+        for number in range(each):
+            outlet.put((me, number))
+
+    threads = [threading.Thread(target=put, args=(me,)) for me in range(3)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            taken += outlet.take()
+    finally:
+        sys.setswitchinterval(before)
+    taken += outlet.take()
+    for me in range(3):
+        assert [number for who, number in taken if who == me] == list(range(each))
+
+
+def test_the_baton_is_one_threads_and_its_holder_hears_who_wanted_it() -> None:
+    baton = Baton()
+    assert baton.take() and baton.mine and not baton.take()
+    heard: list[bool] = []
+    other = threading.Thread(target=lambda: heard.extend([baton.mine, baton.take(), baton.take_or_want()]))
+    other.start()
+    other.join()
+    assert heard == [False, False, False]
+    assert baton.release() and not baton.mine
+    assert baton.take_or_want() and not baton.release()
+
+
+def test_a_doorbell_wakes_once_for_any_number_of_rings_and_sleeps_without() -> None:
+    bell = Doorbell()
+    assert not bell.wait(0.01)
+    bell.ring()
+    bell.ring()
+    assert bell.wait() and not bell.wait(0.01)
+    woken = threading.Event()
+
+    def sleep() -> None:
+        bell.wait()
+        woken.set()
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    assert not woken.wait(0.1), "it waits without the GIL, and without a ring for ever"
+    bell.ring()
+    assert woken.wait(5)
+    thread.join()
