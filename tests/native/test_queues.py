@@ -9,13 +9,13 @@ import threading
 import weakref
 
 import pytest
-
 from prelude._native.core import Baton, Doorbell, Outlet
+
 from prelude.errors import EngineClosed, QueueFull
 from prelude.runtime.inbox import Inbox
 from prelude.scheduling.request import Request
-from tests.scheduling.test_engine_core import last_logprob, prompt
 from tests.engine.test_lifecycle import ById
+from tests.scheduling.test_engine_core import last_logprob, prompt
 
 
 def request(tokens: int = 4) -> Request:
