@@ -40,6 +40,34 @@ print(loaded - begin, resident() - loaded, tokenizer._core.table_bytes, tokenize
 """
 
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+FAULTS = """
+import resource, sys
+from prelude.tokenizer import Tokenizer
+
+tokenizer = Tokenizer.from_file(sys.argv[1])
+for unit in "\u1100", "a\u0301", "\U0001f600":
+    text, least = unit * 400_000, 1 << 30
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        tokenizer.encode_array(text)
+        least = min(least, resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+    print(least)
+"""
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no transparent huge pages here"
+)
+def test_a_long_text_touches_few_pages(shared: Path) -> None:
+    """What a call takes is given back after it, and taken again in pages of 2 MB."""
+    file = shared / "tokenizers" / "gpt-neox" / "tokenizer.json"
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, str(file)], cwd=REPO, check=True, capture_output=True, text=True, timeout=300
+    )
+    assert [int(line) < 500 for line in done.stdout.split()] == [True] * 3, done.stdout  # thousands of 4 KB
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("family", ["qwen3", "llama-3.2"])

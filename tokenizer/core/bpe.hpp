@@ -38,7 +38,7 @@ struct Token {
 };
 
 struct BpeScratch {
-  std::vector<Symbol> symbols;  // their lengths in bytes
+  ScratchVector<Symbol> symbols;  // their lengths in bytes
   MergeScratch merging;
   std::string text, spaced;
 };
@@ -392,7 +392,7 @@ class Bpe {
     if (unknown.id != none) symbols.push_back(unknown);
   }
 
-  bool fall_back(std::string_view c, int variant, std::vector<Symbol>& symbols) const {
+  bool fall_back(std::string_view c, int variant, ScratchVector<Symbol>& symbols) const {
     std::string text;
     if (bytes_)
       utf8_append(text, byte_level_char(static_cast<unsigned char>(c[0])));

@@ -18,10 +18,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "merges.hpp"
 #include "rank_queue.hpp"
+#include "scratch_vector.hpp"
 
 namespace fasttoken {
 
@@ -33,7 +33,7 @@ struct Symbol {
 class RecentWindows {
  public:
   void clear() { count_ = 0; }
-  const std::vector<Symbol>* find(const Symbol* symbols, size_t n) const {
+  const ScratchVector<Symbol>* find(const Symbol* symbols, size_t n) const {
     auto same = [](const Symbol& a, const Symbol& b) { return a.id == b.id; };
     for (size_t i = 0; i < std::min(count_, kept); ++i)
       if (before_[i].size() == n && std::equal(symbols, symbols + n, before_[i].begin(), same)) return &after_[i];
@@ -41,7 +41,7 @@ class RecentWindows {
   }
   // The place for what comes of these symbols; it holds them, each of length 1. Very wide windows are not known
   // again.
-  std::vector<Symbol>& add(const Symbol* symbols, size_t n) {
+  ScratchVector<Symbol>& add(const Symbol* symbols, size_t n) {
     auto& before = before_[count_ % kept];
     auto& after = after_[count_++ % kept];
     after.resize(n);
@@ -53,13 +53,13 @@ class RecentWindows {
 
  private:
   static constexpr size_t kept = 8, widest = 1 << 14;
-  std::vector<Symbol> before_[kept], after_[kept];
+  ScratchVector<Symbol> before_[kept], after_[kept];
   size_t count_ = 0;
 };
 
 struct MergeScratch {
-  std::vector<uint32_t> next, previous, rank, id;
-  std::vector<Symbol> chain;
+  ScratchVector<uint32_t> next, previous, rank, id;
+  ScratchVector<Symbol> chain;
   RecentWindows windows;
   RankQueue queue;
 };
@@ -216,16 +216,16 @@ class Merger {
     return n;
   }
 
-  const std::vector<Symbol>& merged_window(const Symbol* symbols, size_t n, MergeScratch& s) const {
+  const ScratchVector<Symbol>& merged_window(const Symbol* symbols, size_t n, MergeScratch& s) const {
     if (auto* known = s.windows.find(symbols, n)) return *known;
-    std::vector<Symbol>& out = s.windows.add(symbols, n);
+    ScratchVector<Symbol>& out = s.windows.add(symbols, n);
     out.resize(n <= linear_limit ? linear(out.data(), n) : queue(out.data(), n, s));
     return out;
   }
 
   // Goes on with the window's tokens, of which the first starts where the chain's token `at` does, from the
   // first one that both have.
-  static bool join(std::vector<Symbol>& chain, size_t at, const std::vector<Symbol>& window) {
+  static bool join(ScratchVector<Symbol>& chain, size_t at, const ScratchVector<Symbol>& window) {
     size_t i = at, j = 0;
     if (at > 0) {
       for (size_t left = 0, right = 0; left != right || chain[i].length != window[j].length;) {

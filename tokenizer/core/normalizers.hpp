@@ -21,7 +21,7 @@ class Normalizer {
  public:
   struct Scratch {
     RegexScratch regex;
-    std::vector<Changed> changed;
+    ScratchVector<Changed> changed;
     Matches matches;
   };
 

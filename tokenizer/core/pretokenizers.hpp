@@ -22,7 +22,7 @@ class PreTokenizer {
   struct Scratch {
     Normalizer::Scratch normalizer;
     Spans spans;
-    std::vector<Piece> pieces, cut;
+    ScratchVector<Piece> pieces, cut;
   };
 
   void read(const Json& json, Externals& externals) { read_one(json, externals); }
@@ -245,7 +245,7 @@ class PreTokenizer {
   // Pieces straight from the matches, where what becomes of a match does not depend on the next one.
   struct Cutter {
     const Text& text;
-    std::vector<Piece>& out;
+    ScratchVector<Piece>& out;
     const bool matches, gaps;  // which of the two are kept
     Piece piece{};
     uint32_t at = 0;

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "scratch_vector.hpp"
+
 namespace fasttoken {
 
 class RankQueue {
@@ -75,7 +77,7 @@ class RankQueue {
  private:
   static constexpr uint32_t none = UINT32_MAX;
   struct Bucket {
-    std::vector<uint32_t> positions;
+    ScratchVector<uint32_t> positions;
     size_t next = 0;
     bool sorted = true;
   };

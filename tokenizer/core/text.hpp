@@ -15,10 +15,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <string>
 #include <string_view>
-#include <vector>
 
+#include "scratch_vector.hpp"
 #include "utf8.hpp"
 
 namespace fasttoken {
@@ -28,8 +27,9 @@ struct Align {
 };
 
 struct Layer {
-  std::string text;
-  std::vector<Align> align;
+  ScratchVector<char> text;
+  ScratchVector<Align> align;
+  std::string_view view() const { return {text.data(), text.size()}; }
   void clear() {
     text.clear();
     align.clear();
@@ -55,9 +55,9 @@ class Text {
     std::string_view part = other.view().substr(piece.begin, piece.end - piece.begin);
     start(part, piece.shift, other.want_);
     if (!other.touched_) return;
-    layer_.text.assign(part);
+    layer_.text.assign(part.begin(), part.end());
     if (want_) layer_.align.assign(other.layer_.align.begin() + piece.begin, other.layer_.align.begin() + piece.end);
-    view_ = layer_.text;
+    view_ = layer_.view();
     touched_ = true;
   }
 
@@ -83,7 +83,7 @@ class Text {
   // Replace the current text by the layer under construction.
   void adopt() {
     std::swap(layer_, next_);
-    view_ = layer_.text;
+    view_ = layer_.view();
     touched_ = true;
   }
   Layer& next() {

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "scratch_vector.hpp"
 #include "unicode_tables.hpp"
 #include "utf8.hpp"
 
@@ -193,7 +194,7 @@ class Unicode {
   }
 
   // Append the decomposition of text, each run of marks in canonical order.
-  void decomposed(std::string_view text, bool compatible, std::vector<Changed>& out) const {
+  void decomposed(std::string_view text, bool compatible, ScratchVector<Changed>& out) const {
     uint32_t parts[32];
     size_t run = out.size();  // where the marks began that stand last
     uint8_t last = 0;
@@ -226,7 +227,7 @@ class Unicode {
   }
 
   // Compose what decomposed() gave, in place.
-  void compose(std::vector<Changed>& all) const {
+  void compose(ScratchVector<Changed>& all) const {
     constexpr size_t none = SIZE_MAX;
     size_t base = none, to = 0;
     int last = -1;  // class of the last mark that stayed between base and here
@@ -283,7 +284,7 @@ class Unicode {
       std::array<size_t, 257> next{};
       for (const Changed& m : marks) ++next[m.k + 1u];
       for (size_t k = 0; k < 256; ++k) next[k + 1] += next[k];
-      std::vector<Changed> before(marks.begin(), marks.end());
+      ScratchVector<Changed> before(marks.begin(), marks.end());
       for (const Changed& m : before) marks[next[m.k]++] = m;
       return;
     }

@@ -78,14 +78,14 @@ void merging_three_ways() {
     }
     Merger merger(merges, ranks);
     size_t n = 1 + random() % (round % 4 ? 64 : 2000), period = 1 + random() % (round % 3 ? n : 5);
-    std::vector<Symbol> word;
+    ScratchVector<Symbol> word;
     for (size_t i = 0; i < n; ++i)
       word.push_back({i < period || random() % 200 == 0 ? random() % letters : word[i - period].id, 1});
-    auto equal = [](const std::vector<Symbol>& x, const std::vector<Symbol>& y) {
+    auto equal = [](const ScratchVector<Symbol>& x, const ScratchVector<Symbol>& y) {
       return std::equal(x.begin(), x.end(), y.begin(), y.end(),
                         [](Symbol a, Symbol b) { return a.id == b.id && a.length == b.length; });
     };
-    std::vector<Symbol> whole = word;
+    ScratchVector<Symbol> whole = word;
     whole.resize(merger.queue(whole.data(), n, scratch));
     for (size_t narrow : {2, 3, 8, 16, 64}) {
       merger.windows(word.data(), n, scratch, narrow);

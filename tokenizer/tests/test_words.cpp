@@ -345,7 +345,7 @@ void neighbours_as_merging_has_them() {
     Spines spines;
     spines.build(merges, order, static_cast<uint32_t>(texts.size()), [&](uint32_t id) { return id < letters; });
     auto merged = [&](std::vector<uint32_t> symbols) {
-      std::vector<Symbol> word;
+      ScratchVector<Symbol> word;
       for (uint32_t id : symbols) word.push_back({id, 1});
       word.resize(merger.queue(word.data(), word.size(), scratch));
       std::vector<uint32_t> out;
