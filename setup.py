@@ -18,8 +18,10 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 CHECKS = os.environ.get("PRELUDE_CYTHON_CHECKS") == "1"
-GLUE_LEVELS = {"core": "-O1", "cpu": "-O1"}
-"""How what Cython wrote is compiled where it is mostly calls: half of the time, and little of the speed."""
+GLUE_LEVEL = "-O1"
+"""How what Cython wrote is compiled: it is mostly calls, so that this is half of the time and little of the speed."""
+LEVELS = {"tokenizer/core/components.cpp": "-O2", "tokenizer/core/loading.cpp": "-O2"}
+"""How sources are compiled that run once a file, or once a text; the others are compiled at -O3."""
 PACKAGES = {"_native": "prelude._native", "tokenizer": "prelude.tokenizer"}
 
 
@@ -85,7 +87,7 @@ class ParallelBuildExt(build_ext):
 
         def compile_at_level(obj: str, source: str, ext: str, args: list[str], more: list[str], *rest: Any) -> None:
             glue = Path(source).parts[:2] == ("build", "cython")
-            level = GLUE_LEVELS.get(Path(source).stem, "-O3") if glue else "-O3"
+            level = GLUE_LEVEL if glue else LEVELS.get(Path(source).as_posix(), "-O3")
             compile_one(obj, source, ext, args, [*more, level], *rest)
 
         if sys.platform != "win32":

@@ -25,224 +25,20 @@ cnp.import_ndarray()
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
 
-cdef extern from *:
-    """
-    #include "stream.hpp"
-
-    namespace {
-
-    struct CoreError {
-      // 1 file, 2 unsupported component, 3 unsupported regex, 4 text, 5 stream, 6 other, 7 memory, 8 tables,
-      // 0 Python's own
-      int kind;
-      std::string path, message;
-      size_t position;
-    };
-    struct PythonRaised {};
-
-    // Inside a catch block.
-    inline CoreError current_error() {
-      try {
-        throw;
-      } catch (const PythonRaised&) {
-        return {0, "", "", 0};
-      } catch (const fasttoken::FileError& e) {
-        return {1, e.path, e.message, 0};
-      } catch (const fasttoken::Unsupported& e) {
-        return {e.regex ? 3 : 2, e.path, e.feature, 0};
-      } catch (const fasttoken::TextError& e) {
-        return {4, "", e.what(), e.position};
-      } catch (const fasttoken::StreamError& e) {
-        return {5, "", e.what(), 0};
-      } catch (const fasttoken::TablesError& e) {
-        return {8, "", e.what(), 0};
-      } catch (const std::bad_alloc&) {
-        return {7, "", "", 0};
-      } catch (const std::exception& e) {
-        return {6, "", e.what(), 0};
-      }
-    }
-
-    using ExternalCall = int (*)(PyObject*, size_t, const char*, size_t, fasttoken::Matches*);
-
-    inline void set_matcher(fasttoken::Tokenizer& t, PyObject* owner, ExternalCall call) {
-      t.externals().match = [owner, call](size_t n, std::string_view text, fasttoken::Matches& out) {
-        if (call(owner, n, text.data(), text.size(), &out) < 0) throw PythonRaised();
-      };
-    }
-
-    // The caller's scratch: one a thread, but a fresh one where Python code may run in the middle.
-    class ScratchFor {
-     public:
-      explicit ScratchFor(const fasttoken::Tokenizer& t, size_t text = 0)
-          : own_(t.externals().patterns.empty() ? nullptr : new fasttoken::Scratch), text_(text) {}
-      ScratchFor(const ScratchFor&) = delete;
-      // What a very long text made it take, up to a hundred times its size, is given back.
-      ~ScratchFor() {
-        if (!own_ && text_ > long_text) fasttoken::Tokenizer::scratch() = fasttoken::Scratch();
-      }
-      fasttoken::Scratch& get() { return own_ ? *own_ : fasttoken::Tokenizer::scratch(); }
-
-     private:
-      static constexpr size_t long_text = size_t{1} << 18;
-      std::unique_ptr<fasttoken::Scratch> own_;
-      size_t text_;
-    };
-
-    // The ids of one call, in the thread's buffer. The call has it for itself while it lives, since making a
-    // list or an array may run a collection, and that anything at all, an encode too.
-    class CallIds {
-     public:
-      CallIds() { std::swap(ids, fasttoken::Tokenizer::scratch().ids); }
-      CallIds(const CallIds&) = delete;
-      ~CallIds() {
-        ids.clear();
-        std::swap(ids, fasttoken::Tokenizer::scratch().ids);
-      }
-      const int32_t* data() const { return ids.data(); }
-      size_t size() const { return ids.size(); }
-
-      fasttoken::IdBuffer ids;
-    };
-
-    // Whether the ids say where they lie: fasttoken::Tokenizer::char_spans.
-    inline bool core_encode_ids(const fasttoken::Tokenizer& t, std::string_view text, bool special,
-                                CallIds& call) {
-      ScratchFor s(t, text.size());
-      return t.encode_ids(text, special, s.get(), call.ids);
-    }
-    inline size_t characters_of(std::string_view text) {
-      return static_cast<size_t>(
-          std::count_if(text.begin(), text.end(), [](char b) { return (b & 0xC0) != 0x80; }));
-    }
-    inline void core_encode_batch(const fasttoken::Tokenizer& t, const std::vector<std::string_view>& texts,
-                                  bool special, CallIds& call, std::vector<int64_t>& starts) {
-      size_t longest = 0;
-      for (std::string_view text : texts) longest = std::max(longest, text.size());
-      ScratchFor s(t, longest);
-      starts.push_back(0);
-      for (std::string_view text : texts) {
-        t.encode_ids(text, special, s.get(), call.ids);
-        starts.push_back(static_cast<int64_t>(call.size()));
-      }
-    }
-    inline void core_encode(const fasttoken::Tokenizer& t, std::string_view text, bool special, bool chars,
-                            bool trim, fasttoken::Encoded& out) {
-      ScratchFor s(t, text.size());
-      t.encode(text, special, s.get(), out);
-      if (chars) t.to_characters(text, out.offsets);
-      if (trim) t.trim(out);
-    }
-    inline void core_encode_full_batch(const fasttoken::Tokenizer& t,
-                                       const std::vector<std::string_view>& texts, bool special, bool chars,
-                                       bool trim, fasttoken::Encoded& out, std::vector<int64_t>& starts) {
-      starts.push_back(0);
-      fasttoken::Encoded one;
-      for (std::string_view text : texts) {
-        one.ids.clear();
-        one.words.clear();
-        one.offsets.clear();
-        one.added.clear();
-        core_encode(t, text, special, chars, trim, one);
-        out.ids.insert(out.ids.end(), one.ids.begin(), one.ids.end());
-        out.words.insert(out.words.end(), one.words.begin(), one.words.end());
-        out.offsets.insert(out.offsets.end(), one.offsets.begin(), one.offsets.end());
-        starts.push_back(static_cast<int64_t>(out.ids.size()));
-      }
-    }
-    inline std::string core_decode(const fasttoken::Tokenizer& t, const std::vector<uint32_t>& ids,
-                                   bool skip) {
-      ScratchFor s(t);
-      return t.decode(ids, skip, s.get());
-    }
-    inline std::string core_decode_tokens(const fasttoken::Tokenizer& t, std::vector<std::string>& tokens) {
-      ScratchFor s(t);
-      return t.decode_tokens(std::move(tokens), s.get());
-    }
-    inline std::string core_token_bytes(const fasttoken::Tokenizer& t, uint32_t id) {
-      ScratchFor s(t);
-      return t.token_bytes(id, s.get());
-    }
-    inline std::string core_normalize(const fasttoken::Tokenizer& t, std::string_view text) {
-      ScratchFor s(t, text.size());
-      return t.normalize(text, s.get());
-    }
-    inline void core_pre_tokenize(const fasttoken::Tokenizer& t, std::string_view text,
-                                  std::vector<std::string>& pieces, std::vector<fasttoken::Align>& offsets) {
-      ScratchFor s(t, text.size());
-      t.pre_tokenize(text, s.get(), pieces, offsets);
-      t.to_characters(text, offsets);
-    }
-    inline bool core_step(fasttoken::DecodeStream& d, const fasttoken::Tokenizer& t,
-                          const std::vector<uint32_t>& ids, std::string& out) {
-      ScratchFor s(t);
-      auto text = d.step(ids, s.get());
-      if (text) out = std::move(*text);
-      return text.has_value();
-    }
-    inline bool core_step_one(fasttoken::DecodeStream& d, const fasttoken::Tokenizer& t, uint32_t id,
-                              std::string& out) {
-      ScratchFor s(t);
-      const uint32_t ids[] = {id};
-      auto text = d.step(ids, s.get());
-      if (text) out = std::move(*text);
-      return text.has_value();
-    }
-    inline std::string core_finish(fasttoken::DecodeStream& d, const fasttoken::Tokenizer& t) {
-      ScratchFor s(t);
-      return d.finish(s.get());
-    }
-    inline fasttoken::Digest::Key digest_key(const char* raw) {
-      fasttoken::Digest::Key key;
-      std::memcpy(key.data(), raw, sizeof key);
-      return key;
-    }
-    inline std::string digest_text(const fasttoken::Digest::Value& value) {
-      return {reinterpret_cast<const char*>(value.data()), sizeof value};
-    }
-    inline std::string core_digest(std::string_view content, const char* key) {
-      return digest_text(fasttoken::digest_of(content, digest_key(key)));
-    }
-    inline std::string core_digest_file(int file, const char* key) {
-      return digest_text(fasttoken::digest_of(file, digest_key(key)));
-    }
-    inline fasttoken::Digest::Value digest_value(const char* raw) {
-      fasttoken::Digest::Value value;
-      std::memcpy(value.data(), raw, sizeof value);
-      return value;
-    }
-    inline fasttoken::Tokenizer* core_from_tables(int file, uint64_t size, const char* key, const char* source) {
-      fasttoken::TableReader in(file, size, digest_key(key), digest_value(source));
-      return new fasttoken::Tokenizer(in);
-    }
-    inline std::string core_tables(const fasttoken::Tokenizer& t, const char* key, const char* source) {
-      fasttoken::TableWriter out(digest_key(key), digest_value(source));
-      t.write_tables(out);
-      return out.finish();
-    }
-    inline void core_vocab(const fasttoken::Tokenizer& t, bool added, std::vector<std::string_view>& tokens,
-                           std::vector<uint32_t>& ids) {
-      t.each_token(added, [&](std::string_view token, uint32_t id) {
-        tokens.push_back(token);
-        ids.push_back(id);
-      });
-    }
-    inline void core_trim(const fasttoken::Tokenizer& t, const std::vector<int32_t>& ids,
-                          const std::vector<std::string>* tokens, bool add_prefix_space,
-                          std::vector<fasttoken::Align>& offsets) {
-      fasttoken::Tokenizer::trim(offsets.data(), offsets.size(), add_prefix_space, [&](uint32_t i) {
-        return tokens ? t.trim_of((*tokens)[i]) : t.trim_of(static_cast<uint32_t>(ids[i]));
-      });
-    }
-
-    }  // namespace
-    """
+cdef extern from "bridge.hpp" namespace "fasttoken":
     cppclass CoreError:
         int kind
         string path
         string message
-        size_t position
     CoreError current_error()
+    int RAISED "fasttoken::CoreError::raised"
+    int FILE "fasttoken::CoreError::file"
+    int COMPONENT "fasttoken::CoreError::component"
+    int REGEX "fasttoken::CoreError::regex"
+    int TEXT "fasttoken::CoreError::text"
+    int STREAM "fasttoken::CoreError::stream"
+    int MEMORY "fasttoken::CoreError::memory"
+    int TABLES "fasttoken::CoreError::tables"
 
 
 class TokenizerFileError(ValueError):
@@ -277,22 +73,22 @@ cdef str view_str(string_view s):
 
 cdef int raise_core() except -1 with gil:
     cdef CoreError e = current_error()
-    if e.kind == 0:
+    if e.kind == RAISED:
         return -1  # a Python exception is already set
-    if e.kind == 1:
+    if e.kind == FILE:
         raise TokenizerFileError(to_str(e.path), to_str(e.message))
-    if e.kind == 2 or e.kind == 3:
-        raise UnsupportedFeature(to_str(e.message), to_str(e.path), "regex" if e.kind == 3 else "component")
-    if e.kind == 4 or e.kind == 5:
+    if e.kind == COMPONENT or e.kind == REGEX:
+        raise UnsupportedFeature(to_str(e.message), to_str(e.path), "regex" if e.kind == REGEX else "component")
+    if e.kind == TEXT or e.kind == STREAM:
         raise ValueError(to_str(e.message))
-    if e.kind == 7:
+    if e.kind == MEMORY:
         raise MemoryError()
-    if e.kind == 8:
+    if e.kind == TABLES:
         raise TablesError(to_str(e.message))
     raise RuntimeError(to_str(e.message))
 
 
-cdef extern from "tokenizer.hpp" namespace "fasttoken":
+cdef extern from "bridge.hpp" namespace "fasttoken":
     cppclass Matches:
         void push_back(pair[uint32_t, uint32_t])
     cppclass Align:
@@ -308,15 +104,33 @@ cdef extern from "tokenizer.hpp" namespace "fasttoken":
         uint32_t id
         string content
         cbool single_word, lstrip, rstrip, normalized, special
-    cppclass Externals:
-        vector[string] patterns
-    cppclass Tokenizer:
-        Tokenizer(string_view, cbool) except +raise_core
-        const Externals& externals()
-        const vector[AddedToken]& added()
+    cppclass CallIds:
+        const int32_t* data() const
+        size_t size() const
+    ctypedef int (*ExternalCall "fasttoken::Core::ExternalCall")(void*, size_t, const char*, size_t, Matches*)
+    cppclass Core:
+        Core(string_view, cbool) except +raise_core
+        Core(int, uint64_t, const char*, const char*) except +raise_core nogil
+        void set_matcher(void*, ExternalCall)
+        const vector[string]& external_patterns()
+        string tables(const char*, const char*) except +raise_core
         size_t table_bytes()
         size_t cache_bytes()
+        cbool encode_ids(string_view, cbool, CallIds&) except +raise_core nogil
+        cbool char_spans(const int32_t*, size_t, size_t, Align*)
+        void encode_ids_batch(const vector[string_view]&, cbool, CallIds&, vector[int64_t]&) except +raise_core nogil
+        void encode(string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
+        void encode_batch(const vector[string_view]&, cbool, cbool, cbool, Encoded&,
+                          vector[int64_t]&) except +raise_core nogil
         const vector[cbool]& trim_passes()
+        void trim(const vector[int32_t]&, const vector[string]*, cbool, vector[Align]&) except +raise_core
+        string normalize(string_view) except +raise_core nogil
+        void pre_tokenize(string_view, vector[string]&, vector[Align]&) except +raise_core
+        string decode(const vector[uint32_t]&, cbool) except +raise_core nogil
+        string decode_tokens(vector[string]&) except +raise_core
+        string token_bytes(uint32_t) except +raise_core
+        cbool decodes_bytes()
+        const vector[AddedToken]& added()
         const string* section(const string&)
         string_view token(uint32_t)
         string_view model_token(uint32_t)
@@ -325,43 +139,16 @@ cdef extern from "tokenizer.hpp" namespace "fasttoken":
         uint32_t id_limit()
         string_view unknown()
         string model_json() except +raise_core
-        cbool decodes_bytes()
-        cbool char_spans(const int32_t*, size_t, size_t, Align*)
-
-cdef extern from "stream.hpp" namespace "fasttoken":
-    cppclass DecodeStream:
-        DecodeStream(const Tokenizer*, vector[uint32_t], cbool) except +raise_core
-        DecodeStream(const DecodeStream&)
+        void vocab(cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
+    cppclass Stream:
+        Stream(const Core*, const vector[uint32_t]&, cbool) except +raise_core
+        Stream(const Stream&)
         cbool step_whole(uint32_t, string_view&)
-
-cdef extern from *:
-    ctypedef int (*ExternalCall)(PyObject*, size_t, const char*, size_t, Matches*)
-    void set_matcher(Tokenizer&, PyObject*, ExternalCall)
-    cppclass CallIds:
-        const int32_t* data() const
-        size_t size() const
-    cbool core_encode_ids(const Tokenizer&, string_view, cbool, CallIds&) except +raise_core nogil
+        cbool step(const uint32_t*, size_t, string&) except +raise_core
+        string finish() except +raise_core
     size_t characters_of(string_view)
-    void core_encode_batch(const Tokenizer&, const vector[string_view]&, cbool, CallIds&,
-                           vector[int64_t]&) except +raise_core nogil
-    void core_encode(const Tokenizer&, string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
-    void core_encode_full_batch(const Tokenizer&, const vector[string_view]&, cbool, cbool, cbool, Encoded&,
-                                vector[int64_t]&) except +raise_core nogil
-    string core_decode(const Tokenizer&, const vector[uint32_t]&, cbool) except +raise_core nogil
-    string core_decode_tokens(const Tokenizer&, vector[string]&) except +raise_core
-    string core_token_bytes(const Tokenizer&, uint32_t) except +raise_core
-    string core_normalize(const Tokenizer&, string_view) except +raise_core nogil
-    void core_pre_tokenize(const Tokenizer&, string_view, vector[string]&, vector[Align]&) except +raise_core
-    cbool core_step(DecodeStream&, const Tokenizer&, const vector[uint32_t]&, string&) except +raise_core
-    cbool core_step_one(DecodeStream&, const Tokenizer&, uint32_t, string&) except +raise_core
-    string core_finish(DecodeStream&, const Tokenizer&) except +raise_core
-    string core_digest(string_view, const char*)
-    string core_digest_file(int, const char*) except +raise_core nogil
-    Tokenizer* core_from_tables(int, uint64_t, const char*, const char*) except +raise_core nogil
-    string core_tables(const Tokenizer&, const char*, const char*) except +raise_core
-    void core_vocab(const Tokenizer&, cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
-    void core_trim(const Tokenizer&, const vector[int32_t]&, const vector[string]*, cbool,
-                   vector[Align]&) except +raise_core
+    string content_digest(string_view, const char*)
+    string file_digest(int, const char*) except +raise_core nogil
 
 # Below this many bytes a call keeps the GIL: getting it back costs more than the work.
 cdef enum:
@@ -416,7 +203,7 @@ cdef cnp.ndarray int64_array(const vector[int64_t]& values):
 include "_decode.pxi"
 
 
-cdef int call_matcher(PyObject* owner, size_t n, const char* data, size_t size, Matches* out) noexcept with gil:
+cdef int call_matcher(void* owner, size_t n, const char* data, size_t size, Matches* out) noexcept with gil:
     cdef CoreTokenizer self = <CoreTokenizer> owner
     cdef bytes raw
     cdef Py_ssize_t at = 0, byte = 0
@@ -453,7 +240,7 @@ cdef const char* sized(bytes data, Py_ssize_t n) except NULL:
 
 
 def digest(data, bytes key):
-    cdef string out = core_digest(view_of_bytes(data), sized(key, 64))
+    cdef string out = content_digest(view_of_bytes(data), sized(key, 64))
     return PyBytes_FromStringAndSize(out.data(), out.size())
 
 
@@ -461,7 +248,7 @@ def digest_file(int file, bytes key):
     cdef const char* raw = sized(key, 64)
     cdef string out
     with nogil:
-        out = core_digest_file(file, raw)
+        out = file_digest(file, raw)
     return PyBytes_FromStringAndSize(out.data(), out.size())
 
 
@@ -481,7 +268,7 @@ cdef list ints_below(uint32_t n):
 
 @cython.final
 cdef class CoreTokenizer:
-    cdef Tokenizer* core
+    cdef Core* core
     cdef list _matchers
     cdef list _ints
     cdef PyObject** _int_items
@@ -506,9 +293,9 @@ cdef class CoreTokenizer:
         if not isinstance(data, bytes):
             data = bytes(data)
         PyBytes_AsStringAndSize(data, &raw, &size)
-        self.core = new Tokenizer(string_view(raw, size), matcher is not None)
+        self.core = new Core(string_view(raw, size), matcher is not None)
         self._matchers = [matcher(p) for p in self.external_patterns]
-        set_matcher(self.core[0], <PyObject*> self, call_matcher)
+        self.core.set_matcher(<void*> self, call_matcher)
         self.share_ints()
         return self
 
@@ -518,7 +305,7 @@ cdef class CoreTokenizer:
         cdef const char* raw = sized(key, 64)
         cdef const char* of = sized(source, 16)
         with nogil:
-            self.core = core_from_tables(file, size, raw, of)
+            self.core = new Core(file, size, raw, of)
         self._matchers = []
         self.share_ints()
         return self
@@ -530,9 +317,9 @@ cdef class CoreTokenizer:
         return 0
 
     def tables(self, bytes key, bytes source):
-        if self.core.externals().patterns.size():
+        if self.core.external_patterns().size():
             raise ValueError("a tokenizer over the regex package has patterns that are no tables")
-        cdef string out = core_tables(self.core[0], sized(key, 64), sized(source, 16))
+        cdef string out = self.core.tables(sized(key, 64), sized(source, 16))
         return PyBytes_FromStringAndSize(out.data(), out.size())
 
     @property
@@ -549,7 +336,7 @@ cdef class CoreTokenizer:
     @property
     def external_patterns(self):
         cdef size_t i
-        cdef const vector[string]* patterns = &self.core.externals().patterns
+        cdef const vector[string]* patterns = &self.core.external_patterns()
         return [to_str(patterns[0][i]) for i in range(patterns.size())]
 
     cdef list list_of(self, const int32_t* ids, Py_ssize_t n):
@@ -560,10 +347,10 @@ cdef class CoreTokenizer:
         cdef string_view view = view_of(text)
         cdef int known
         if view.size() < RELEASE_AT:
-            known = core_encode_ids(self.core[0], view, special, ids)
+            known = self.core.encode_ids(view, special, ids)
         else:
             with nogil:
-                known = core_encode_ids(self.core[0], view, special, ids)
+                known = self.core.encode_ids(view, special, ids)
         return known
 
     def encode_ids(self, text, bint parse_special=True):
@@ -582,10 +369,10 @@ cdef class CoreTokenizer:
         cdef string_view view = view_of(text)
         cdef cbool chars = offsets == "char"
         if view.size() < RELEASE_AT:
-            core_encode(self.core[0], view, special, chars, trim, out)
+            self.core.encode(view, special, chars, trim, out)
         else:
             with nogil:
-                core_encode(self.core[0], view, special, chars, trim, out)
+                self.core.encode(view, special, chars, trim, out)
         return 0
 
     def encode_full(self, text, bint parse_special=True, offsets="char", bint trim=True):
@@ -654,7 +441,7 @@ cdef class CoreTokenizer:
         if tokens is not None:
             for token in tokens:
                 texts.push_back((<str> token).encode())
-        core_trim(self.core[0], column, &texts if tokens is not None else NULL, add_prefix_space, pairs)
+        self.core.trim(column, &texts if tokens is not None else NULL, add_prefix_space, pairs)
         return pair_array(pairs)
 
     @property
@@ -671,7 +458,7 @@ cdef class CoreTokenizer:
             views.push_back(view_of(text))
         cdef cbool special = parse_special
         with nogil:
-            core_encode_batch(self.core[0], views, special, ids, starts)
+            self.core.encode_ids_batch(views, special, ids, starts)
         return int32_array(ids.data(), ids.size()), int64_array(starts)
 
     def encode_batch_ids(self, texts, bint parse_special=True):
@@ -684,7 +471,7 @@ cdef class CoreTokenizer:
             views.push_back(view_of(text))
         cdef cbool special = parse_special
         with nogil:
-            core_encode_batch(self.core[0], views, special, ids, starts)
+            self.core.encode_ids_batch(views, special, ids, starts)
         return [
             self.list_of(ids.data() + starts[i], starts[i + 1] - starts[i]) for i in range(len(texts))
         ]
@@ -700,7 +487,7 @@ cdef class CoreTokenizer:
         for text in texts:
             views.push_back(view_of(text))
         with nogil:
-            core_encode_full_batch(self.core[0], views, special, chars, trimmed, e, starts)
+            self.core.encode_batch(views, special, chars, trimmed, e, starts)
         return (
             int32_array(e.ids.data(), e.ids.size()),
             pair_array(e.offsets),
@@ -709,13 +496,13 @@ cdef class CoreTokenizer:
         )
 
     def normalize(self, text):
-        return to_str(core_normalize(self.core[0], view_of(text)))
+        return to_str(self.core.normalize(view_of(text)))
 
     def pre_tokenize(self, text):
         cdef vector[string] pieces
         cdef vector[Align] offsets
         cdef size_t i
-        core_pre_tokenize(self.core[0], view_of(text), pieces, offsets)
+        self.core.pre_tokenize(view_of(text), pieces, offsets)
         return [(to_str(pieces[i]), (offsets[i].begin, offsets[i].end)) for i in range(pieces.size())]
 
     def token_to_id(self, str token):
@@ -737,7 +524,7 @@ cdef class CoreTokenizer:
     def token_bytes(self, id):
         if self.token_or_none(id) is None:
             return None
-        cdef string out = core_token_bytes(self.core[0], id)
+        cdef string out = self.core.token_bytes(id)
         return PyBytes_FromStringAndSize(out.data(), out.size())
 
     def vocab_size(self, bint with_added=True):
@@ -747,7 +534,7 @@ cdef class CoreTokenizer:
         cdef vector[string_view] tokens
         cdef vector[uint32_t] ids
         cdef size_t i
-        core_vocab(self.core[0], with_added, tokens, ids)
+        self.core.vocab(with_added, tokens, ids)
         return {view_str(tokens[i]): ids[i] for i in range(tokens.size())}
 
     def added_tokens(self):
@@ -781,10 +568,10 @@ cdef class CoreTokenizer:
         if self.core.decodes_bytes():
             return text_of_bytes(self.core[0], column, skip)
         if column.size() < RELEASE_AT // 8:
-            out = core_decode(self.core[0], column, skip)
+            out = self.core.decode(column, skip)
         else:
             with nogil:
-                out = core_decode(self.core[0], column, skip)
+                out = self.core.decode(column, skip)
         return to_str(out)
 
     def decode_batch(self, rows, bint skip_special_tokens=True):
@@ -794,12 +581,12 @@ cdef class CoreTokenizer:
         cdef vector[string] texts
         for token in tokens:
             texts.push_back((<str> token).encode())
-        return to_str(core_decode_tokens(self.core[0], texts))
+        return to_str(self.core.decode_tokens(texts))
 
 
 @cython.final
 cdef class CoreStream:
-    cdef DecodeStream* stream
+    cdef Stream* stream
     cdef CoreTokenizer tokenizer
 
     def __cinit__(self):
@@ -814,18 +601,18 @@ cdef class CoreStream:
             ids_of(ids, column)
         del self.stream
         self.tokenizer = tokenizer
-        self.stream = new DecodeStream(tokenizer.core, column, skip_special_tokens)
+        self.stream = new Stream(tokenizer.core, column, skip_special_tokens)
 
     cdef object advance(self, const vector[uint32_t]& ids):
         cdef string out
-        return to_str(out) if core_step(self.stream[0], self.tokenizer.core[0], ids, out) else None
+        return to_str(out) if self.stream.step(ids.data(), ids.size(), out) else None
 
     cdef object step_small(self, uint32_t id):
         cdef string_view whole
         cdef string out
         if self.stream.step_whole(id, whole):
             return PyUnicode_DecodeUTF8(whole.data(), whole.size(), "strict")
-        return to_str(out) if core_step_one(self.stream[0], self.tokenizer.core[0], id, out) else None
+        return to_str(out) if self.stream.step(&id, 1, out) else None
 
     def step(self, id):
         cdef vector[uint32_t] column
@@ -841,12 +628,12 @@ cdef class CoreStream:
         return self.advance(column)
 
     def finish(self):
-        return to_str(core_finish(self.stream[0], self.tokenizer.core[0]))
+        return to_str(self.stream.finish())
 
     def copy(self):
         cdef CoreStream other = CoreStream.__new__(CoreStream)
         other.tokenizer = self.tokenizer
-        other.stream = new DecodeStream(self.stream[0])
+        other.stream = new Stream(self.stream[0])
         return other
 
 

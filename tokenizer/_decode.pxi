@@ -2,6 +2,9 @@
 
 cdef extern from *:
     """
+    #include "bridge.hpp"
+    #include "utf8.hpp"
+
     namespace {
 
     // The value of a Python int of one digit (2^30 and more has two), or -1.
@@ -33,7 +36,7 @@ cdef extern from *:
 
     // What byte-level ids decode to. The bytes are put where an ASCII str has them; invalid ones become U+FFFD, as
     // many as Rust makes of them: Python's "replace" has the same rule.
-    inline PyObject* text_of_bytes(const fasttoken::Tokenizer& t, const std::vector<uint32_t>& ids, bool skip) {
+    inline PyObject* text_of_bytes(const fasttoken::Core& t, const std::vector<uint32_t>& ids, bool skip) {
       size_t n = t.byte_count(ids, skip);
       PyObject* text = PyUnicode_New(static_cast<Py_ssize_t>(n), 127);
       if (!text || n == 0) return text;
@@ -82,7 +85,7 @@ cdef extern from *:
     """
     int64_t small_int(PyObject*)
     size_t small_ints(PyObject** items, size_t n, vector[uint32_t]& out)
-    object text_of_bytes(const Tokenizer&, const vector[uint32_t]&, cbool)
+    object text_of_bytes(const Core&, const vector[uint32_t]&, cbool)
     object list_of_pairs(const int32_t*, size_t)
 
 cdef extern from "Python.h":

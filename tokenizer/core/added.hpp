@@ -20,15 +20,10 @@
 #include <string_view>
 #include <vector>
 
+#include "encoded.hpp"
 #include "unicode.hpp"
 
 namespace fasttoken {
-
-struct AddedToken {
-  uint32_t id;
-  std::string content;
-  bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
-};
 
 class AddedMatcher {
  public:

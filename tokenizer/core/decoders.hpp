@@ -19,48 +19,7 @@ class Decoder {
  public:
   using Tokens = std::vector<std::string>;
 
-  void read(const Json& json, Externals& externals) {
-    present_ = true;
-    std::string_view type = json.need("type").string();
-    Step step;
-    if (type == "Sequence") {
-      json.need("decoders").each([&](const Json& one) { read(one, externals); });
-      return;
-    }
-    if (type == "ByteLevel") {
-      step.kind = Kind::byte_level;
-    } else if (type == "ByteFallback") {
-      step.kind = Kind::byte_fallback;
-    } else if (type == "Fuse") {
-      step.kind = Kind::fuse;
-    } else if (type == "Strip") {
-      step.kind = Kind::strip;
-      step.character = json.need("content").character();
-      step.start = limit(json.need("start"));
-      step.stop = limit(json.need("stop"));
-    } else if (type == "Replace") {
-      step.kind = Kind::replace;
-      step.pattern = Pattern::read(json.need("pattern"), externals);
-      step.content = json.need("content").string();
-    } else if (type == "Metaspace") {
-      read_metaspace(json, step);
-    } else if (type == "WordPiece") {
-      step.kind = Kind::word_piece;
-      step.content = json.need("prefix").string();
-      step.cleanup = json.need("cleanup").boolean();
-    } else if (type == "BPEDecoder") {
-      step.kind = Kind::bpe;
-      step.content = json.need("suffix").string();
-    } else if (type == "CTC") {
-      step.kind = Kind::ctc;
-      step.content = json.need("pad_token").string();
-      step.delimiter = json.need("word_delimiter_token").string();
-      step.cleanup = json.need("cleanup").boolean();
-    } else {
-      throw Unsupported("the decoder " + std::string(type), json.path());
-    }
-    steps_.push_back(std::move(step));
-  }
+  void read(const Json& json, Externals& externals);
 
   bool present() const { return present_; }
   bool only_byte_level() const { return steps_.size() == 1 && steps_[0].kind == Kind::byte_level; }
@@ -107,69 +66,9 @@ class Decoder {
     return n > max_text ? max_text : static_cast<size_t>(n);
   }
 
-  void read_metaspace(const Json& json, Step& step) {
-    step.kind = Kind::metaspace;
-    utf8_append(step.content, json.need("replacement").character());
-    std::string_view scheme = "always";
-    if (auto s = json.get("prepend_scheme")) scheme = s->string();
-    if (scheme != "always" && scheme != "first" && scheme != "never") json.fail("not a scheme of Metaspace");
-    if (!json.flag("add_prefix_space", true)) {
-      if (scheme != "always") json.fail("add_prefix_space does not match prepend_scheme");
-      scheme = "never";
-    }
-    step.keep_first = scheme == "never";
-  }
+  void read_metaspace(const Json& json, Step& step);
 
-  void apply(const Step& step, Tokens& tokens, RegexScratch& scratch) const {
-    switch (step.kind) {
-      case Kind::byte_level: {
-        std::string bytes, text;
-        for (const std::string& t : tokens)
-          if (!byte_level_decode(t, bytes)) bytes += t;
-        utf8_append_lossy(text, bytes);
-        tokens.assign(1, text);
-        break;
-      }
-      case Kind::byte_fallback:
-        byte_fallback(tokens);
-        break;
-      case Kind::fuse: {
-        std::string all;
-        for (const std::string& t : tokens) all += t;
-        tokens.assign(1, all);
-        break;
-      }
-      case Kind::strip:
-        for (std::string& t : tokens) strip(step, t);
-        break;
-      case Kind::replace:
-        for (std::string& t : tokens) t = replaced(step, t, scratch);
-        break;
-      case Kind::metaspace:
-        for (size_t i = 0; i < tokens.size(); ++i)
-          tokens[i] = replace_all(tokens[i], step.content, i == 0 && !step.keep_first ? "" : " ");
-        break;
-      case Kind::word_piece:
-        for (size_t i = 0; i < tokens.size(); ++i) {
-          std::string& t = tokens[i];
-          if (i > 0) {
-            if (t.starts_with(step.content))
-              t.erase(0, step.content.size());
-            else
-              t.insert(0, " ");
-          }
-          if (step.cleanup) clean(t);
-        }
-        break;
-      case Kind::bpe:
-        for (size_t i = 0; i < tokens.size(); ++i)
-          tokens[i] = replace_all(tokens[i], step.content, i + 1 == tokens.size() ? "" : " ");
-        break;
-      case Kind::ctc:
-        ctc(step, tokens);
-        break;
-    }
-  }
+  void apply(const Step& step, Tokens& tokens, RegexScratch& scratch) const;
 
   // The byte of "<0xHH>", or -1; read as Rust reads a hexadecimal number, a plus sign included.
   static int fallback_byte(std::string_view t) {

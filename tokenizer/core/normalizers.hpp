@@ -25,45 +25,7 @@ class Normalizer {
     Matches matches;
   };
 
-  void read(const Json& json, Externals& externals) {
-    std::string_view type = json.need("type").string();
-    Step step;
-    if (type == "Sequence") {
-      json.need("normalizers").each([&](const Json& one) { read(one, externals); });
-      return;
-    }
-    if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
-      step.kind = type == "NFC" ? Kind::nfc : type == "NFD" ? Kind::nfd : Kind::nfk;
-      step.compose = type == "NFKC";
-    } else if (type == "Lowercase") {
-      step.kind = Kind::lowercase;
-    } else if (type == "Strip") {
-      step.kind = Kind::strip;
-      step.left = json.need("strip_left").boolean();
-      step.right = json.need("strip_right").boolean();
-    } else if (type == "StripAccents") {
-      step = filter(combining_mark, 0);
-    } else if (type == "Nmt") {
-      step = filter(nmt_removed, nmt_space);
-    } else if (type == "Replace") {
-      step.kind = Kind::replace;
-      step.pattern = Pattern::read(json.need("pattern"), externals);
-      step.content = json.need("content").string();
-      // HF aligns what it inserts at the very start to nothing, and later steps then work on a part of the text.
-      if (step.pattern.matches_empty() && !step.content.empty())
-        throw Unsupported("a Replace that inserts text at empty matches", json.path());
-    } else if (type == "Prepend") {
-      step.kind = Kind::prepend;
-      step.content = json.need("prepend").string();
-    } else if (type == "ByteLevel") {
-      step.kind = Kind::byte_level;
-    } else if (type == "BertNormalizer") {
-      return read_bert(json);
-    } else {
-      throw Unsupported("the normalizer " + std::string(type), json.path());
-    }
-    steps_.push_back(std::move(step));
-  }
+  void read(const Json& json, Externals& externals);
 
   bool empty() const { return steps_.empty(); }
   // Whether all that is done is to put a mark before the text and in the place of each space.
@@ -99,54 +61,7 @@ class Normalizer {
   }
   static bool composed(std::string_view v) { return first_dirty(v) == v.size(); }
 
-  void apply(Text& text, Scratch& scratch) const {
-    constexpr unsigned unknown = UINT32_MAX;
-    unsigned seen = unknown;  // at least what Quick says of the characters there are, once someone has asked
-    auto has = [&](unsigned any) {
-      if (seen == unknown) seen = quick_of(text.view());
-      return (seen & any) != 0;
-    };
-    for (const Step& step : steps_) {
-      if (text.view().empty()) return;
-      switch (step.kind) {
-        case Kind::nfc:
-          nfc(text, scratch);
-          break;
-        case Kind::nfd:
-          if (!has(quick_canonical | quick_mark)) continue;
-          nfd(text, scratch);
-          break;
-        case Kind::nfk:
-          nfk(text, scratch, step.compose);
-          break;
-        case Kind::lowercase:
-          if (!has(quick_lower)) continue;
-          lowercase(text);
-          break;
-        case Kind::strip:
-          strip(text, step.left, step.right);
-          break;
-        case Kind::filter:
-          if (step.quick && !has(step.quick)) continue;
-          filter(text, step.remove, step.space);
-          if (step.quick) continue;  // nothing new has come in
-          break;
-        case Kind::replace:
-          replace(text, step.pattern, step.content, scratch);
-          break;
-        case Kind::prepend:
-          prepend(text, text.whole(), step.content);
-          break;
-        case Kind::byte_level:
-          byte_level(text);
-          break;
-        case Kind::chinese:
-          if (has(quick_cjk)) chinese(text);
-          continue;
-      }
-      seen = unknown;
-    }
-  }
+  void apply(Text& text, Scratch& scratch) const;
 
   static void replace(Text& text, const Pattern& pattern, std::string_view content, Scratch& scratch) {
     Matches& found = scratch.matches;
@@ -209,25 +124,7 @@ class Normalizer {
     return all;
   }
 
-  void read_bert(const Json& json) {
-    bool lower = json.need("lowercase").boolean();
-    auto accents = json.get("strip_accents");
-    if (json.need("clean_text").boolean()) steps_.push_back(filter(bert_removed, bert_space));
-    Step step;
-    if (json.need("handle_chinese_chars").boolean()) {
-      step.kind = Kind::chinese;
-      steps_.push_back(step);
-    }
-    if (accents ? accents->boolean() : lower) {
-      step.kind = Kind::nfd;
-      steps_.push_back(step);
-      steps_.push_back(filter(mark_nonspacing, 0));
-    }
-    if (lower) {
-      step.kind = Kind::lowercase;
-      steps_.push_back(step);
-    }
-  }
+  void read_bert(const Json& json);
 
   static void put_all(Rewrite& out, std::string_view content, int32_t change) {
     for (const char *p = content.data(), *end = p + content.size(); p < end;) out.put(utf8_next(p), change);

@@ -51,56 +51,7 @@ class PreTokenizer {
   }
 
   // pieces holds the pieces to begin with and then the result; none is empty.
-  void apply(Text& text, Scratch& s) const {
-    for (const Step& step : steps_) {
-      switch (step.kind) {
-        case Kind::split:
-          split(text, s, step, [&](std::string_view v, auto& spans) {
-            step.pattern.each(v, s.normalizer.regex, [&](uint32_t b, uint32_t e) { spans.match(b, e); });
-          });
-          break;
-        case Kind::chars:
-          split(text, s, step, [&](std::string_view v, auto& spans) {
-            each_char(v, [&](uint32_t c) { return ucd().is(c, step.flag); }, spans);
-          });
-          break;
-        case Kind::cut_chars:
-          cut_chars(text, s, step.dropped, step.flag);
-          break;
-        case Kind::delimiter:
-          split(text, s, step, [&](std::string_view v, auto& spans) {
-            each_char(v, [&](uint32_t c) { return c == step.character; }, spans);
-          });
-          break;
-        case Kind::words:
-          split(text, s, step, [](std::string_view v, auto& spans) { words(v, spans); });
-          break;
-        case Kind::scripts:
-          split(text, s, step, [](std::string_view v, auto& spans) { scripts(v, spans); });
-          break;
-        case Kind::fixed_length:
-          split(text, s, step, [&](std::string_view v, auto& spans) {
-            const char *p = v.data(), *from = p, *end = p + v.size();
-            for (uint32_t n = 0; p < end;) {
-              utf8_next(p);
-              if (++n % step.length && p < end) continue;
-              spans.match(static_cast<uint32_t>(from - v.data()), static_cast<uint32_t>(p - v.data()));
-              from = p;
-            }
-          });
-          break;
-        case Kind::prefix_space:
-          prefix_space(text, s);
-          break;
-        case Kind::bytes:
-          bytes(text, s);
-          break;
-        case Kind::metaspace:
-          metaspace(text, s, step);
-          break;
-      }
-    }
-  }
+  void apply(Text& text, Scratch& s) const;
 
  private:
   enum class Kind : uint8_t {
@@ -158,89 +109,9 @@ class PreTokenizer {
     steps_.push_back(step);
   }
 
-  void read_one(const Json& json, Externals& externals) {
-    std::string_view type = json.need("type").string();
-    Step step;
-    if (type == "Sequence") {
-      json.need("pretokenizers").each([&](const Json& one) { read_one(one, externals); });
-      return;
-    }
-    if (type == "ByteLevel") {
-      if (json.need("add_prefix_space").boolean()) {
-        step.kind = Kind::prefix_space;
-        steps_.push_back(step);
-      }
-      if (json.flag("use_regex", true)) {
-        step.kind = Kind::split;
-        step.pattern = Pattern::expression(gpt2, json.path(), externals);
-        steps_.push_back(step);
-      }
-      step.kind = Kind::bytes;
-    } else if (type == "Split") {
-      step.kind = Kind::split;
-      step.pattern = Pattern::read(json.need("pattern"), externals);
-      step.behavior = behavior(json.need("behavior"));
-      step.invert = json.flag("invert", false);
-    } else if (type == "Digits") {
-      return chars(rust_numeric,
-                   json.need("individual_digits").boolean() ? Behavior::isolated : Behavior::contiguous);
-    } else if (type == "Punctuation") {
-      auto how = json.get("behavior");
-      return chars(punctuation, how ? behavior(*how) : Behavior::isolated);
-    } else if (type == "WhitespaceSplit") {
-      return chars(rust_space, Behavior::removed);
-    } else if (type == "BertPreTokenizer") {
-      return cut_chars(rust_space, punctuation);
-    } else if (type == "Whitespace") {
-      step.kind = Kind::words;
-      step.behavior = Behavior::removed;
-      step.invert = true;
-    } else if (type == "UnicodeScripts") {
-      step.kind = Kind::scripts;
-      step.behavior = Behavior::removed;
-      step.invert = true;
-    } else if (type == "CharDelimiterSplit") {
-      step.kind = Kind::delimiter;
-      step.character = json.need("delimiter").character();
-      step.behavior = Behavior::removed;
-    } else if (type == "FixedLength") {
-      step.kind = Kind::fixed_length;
-      auto length = json.get("length");
-      uint64_t n = length ? length->integer() : 5;
-      if (n == 0 || n > max_text) throw Unsupported("FixedLength of this length", json.path());
-      step.length = static_cast<uint32_t>(n);
-    } else if (type == "Metaspace") {
-      read_metaspace(json, step);
-    } else {
-      throw Unsupported("the pre-tokenizer " + std::string(type), json.path());
-    }
-    steps_.push_back(std::move(step));
-  }
+  void read_one(const Json& json, Externals& externals);
 
-  void read_metaspace(const Json& json, Step& step) {
-    step.kind = Kind::metaspace;
-    step.character = json.need("replacement").character();
-    step.content.clear();
-    utf8_append(step.content, step.character);
-    step.split = json.flag("split", true);
-    if (auto scheme = json.get("prepend_scheme")) {
-      std::string_view name = scheme->string();
-      if (name == "always")
-        step.prepend = Prepend::always;
-      else if (name == "first")
-        step.prepend = Prepend::first;
-      else if (name == "never")
-        step.prepend = Prepend::never;
-      else
-        scheme->fail("not a scheme of Metaspace");
-    }
-    if (!json.flag("add_prefix_space", true)) {
-      if (step.prepend != Prepend::always) json.fail("add_prefix_space does not match prepend_scheme");
-      step.prepend = Prepend::never;
-    }
-    step.pattern = Pattern::fixed(step.content);
-    needs_shift_ |= step.prepend == Prepend::first;
-  }
+  void read_metaspace(const Json& json, Step& step);
 
   // Pieces straight from the matches, where what becomes of a match does not depend on the next one.
   struct Cutter {

@@ -17,14 +17,11 @@
 #include <cstring>
 #include <string_view>
 
+#include "encoded.hpp"
 #include "scratch_vector.hpp"
 #include "utf8.hpp"
 
 namespace fasttoken {
-
-struct Align {
-  uint32_t begin, end;
-};
 
 struct Layer {
   ScratchVector<char> text;

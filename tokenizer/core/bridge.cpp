@@ -1,0 +1,217 @@
+#include "bridge.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "stream.hpp"
+
+namespace fasttoken {
+
+namespace {
+
+struct CallerRaised {};
+
+// The caller's scratch: one a thread, but a fresh one where the caller's code may run in the middle.
+class ScratchFor {
+ public:
+  explicit ScratchFor(const Tokenizer& t, size_t text = 0)
+      : own_(t.externals().patterns.empty() ? nullptr : new Scratch), text_(text) {}
+  ScratchFor(const ScratchFor&) = delete;
+  // What a very long text made it take, up to a hundred times its size, is given back.
+  ~ScratchFor() {
+    if (!own_ && text_ > long_text) Tokenizer::scratch() = Scratch();
+  }
+  Scratch& get() { return own_ ? *own_ : Tokenizer::scratch(); }
+
+ private:
+  static constexpr size_t long_text = size_t{1} << 18;
+  std::unique_ptr<Scratch> own_;
+  size_t text_;
+};
+
+template <class T>
+T read_raw(const char* raw) {
+  T value;
+  std::memcpy(value.data(), raw, sizeof value);
+  return value;
+}
+std::string raw_of(const Digest::Value& value) { return {reinterpret_cast<const char*>(value.data()), sizeof value}; }
+
+}  // namespace
+
+CoreError current_error() {
+  try {
+    throw;
+  } catch (const CallerRaised&) {
+    return {CoreError::raised, "", ""};
+  } catch (const FileError& e) {
+    return {CoreError::file, e.path, e.message};
+  } catch (const Unsupported& e) {
+    return {e.regex ? CoreError::regex : CoreError::component, e.path, e.feature};
+  } catch (const TextError& e) {
+    return {CoreError::text, "", e.what()};
+  } catch (const StreamError& e) {
+    return {CoreError::stream, "", e.what()};
+  } catch (const TablesError& e) {
+    return {CoreError::tables, "", e.what()};
+  } catch (const std::bad_alloc&) {
+    return {CoreError::memory, "", ""};
+  } catch (const std::exception& e) {
+    return {CoreError::other, "", e.what()};
+  }
+}
+
+CallIds::CallIds() { std::swap(ids, Tokenizer::scratch().ids); }
+CallIds::~CallIds() {
+  ids.clear();
+  std::swap(ids, Tokenizer::scratch().ids);
+}
+
+// ---- a tokenizer
+
+Core::Core(std::string_view file, bool allow_external)
+    : tokenizer_(std::make_unique<Tokenizer>(file, allow_external)) {}
+Core::Core(int file, uint64_t size, const char* key, const char* source) {
+  TableReader in(file, size, read_raw<Digest::Key>(key), read_raw<Digest::Value>(source));
+  tokenizer_ = std::make_unique<Tokenizer>(in);
+}
+Core::~Core() = default;
+
+void Core::set_matcher(void* owner, ExternalCall call) {
+  tokenizer_->externals().match = [owner, call](size_t n, std::string_view text, Matches& out) {
+    if (call(owner, n, text.data(), text.size(), &out) < 0) throw CallerRaised();
+  };
+}
+const std::vector<std::string>& Core::external_patterns() const { return tokenizer_->externals().patterns; }
+std::string Core::tables(const char* key, const char* source) const {
+  TableWriter out(read_raw<Digest::Key>(key), read_raw<Digest::Value>(source));
+  tokenizer_->write_tables(out);
+  return out.finish();
+}
+size_t Core::table_bytes() const { return tokenizer_->table_bytes(); }
+size_t Core::cache_bytes() const { return tokenizer_->cache_bytes(); }
+
+bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call) const {
+  ScratchFor s(*tokenizer_, text.size());
+  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids);
+}
+bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
+  return tokenizer_->char_spans(ids, n, characters, out);
+}
+void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
+                            std::vector<int64_t>& starts) const {
+  size_t longest = 0;
+  for (std::string_view text : texts) longest = std::max(longest, text.size());
+  ScratchFor s(*tokenizer_, longest);
+  starts.push_back(0);
+  for (std::string_view text : texts) {
+    tokenizer_->encode_ids(text, parse_special, s.get(), call.ids);
+    starts.push_back(static_cast<int64_t>(call.size()));
+  }
+}
+void Core::encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const {
+  ScratchFor s(*tokenizer_, text.size());
+  tokenizer_->encode(text, parse_special, s.get(), out);
+  if (chars) Tokenizer::to_characters(text, out.offsets);
+  if (trim) tokenizer_->trim(out);
+}
+void Core::encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,
+                        Encoded& out, std::vector<int64_t>& starts) const {
+  starts.push_back(0);
+  Encoded one;
+  for (std::string_view text : texts) {
+    one.ids.clear();
+    one.words.clear();
+    one.offsets.clear();
+    one.added.clear();
+    encode(text, parse_special, chars, trim, one);
+    out.ids.insert(out.ids.end(), one.ids.begin(), one.ids.end());
+    out.words.insert(out.words.end(), one.words.begin(), one.words.end());
+    out.offsets.insert(out.offsets.end(), one.offsets.begin(), one.offsets.end());
+    starts.push_back(static_cast<int64_t>(out.ids.size()));
+  }
+}
+const std::vector<bool>& Core::trim_passes() const { return tokenizer_->trim_passes(); }
+void Core::trim(const std::vector<int32_t>& ids, const std::vector<std::string>* tokens, bool add_prefix_space,
+                std::vector<Align>& offsets) const {
+  Tokenizer::trim(offsets.data(), offsets.size(), add_prefix_space, [&](uint32_t i) {
+    return tokens ? tokenizer_->trim_of((*tokens)[i]) : tokenizer_->trim_of(static_cast<uint32_t>(ids[i]));
+  });
+}
+std::string Core::normalize(std::string_view text) const {
+  ScratchFor s(*tokenizer_, text.size());
+  return tokenizer_->normalize(text, s.get());
+}
+void Core::pre_tokenize(std::string_view text, std::vector<std::string>& pieces, std::vector<Align>& offsets) const {
+  ScratchFor s(*tokenizer_, text.size());
+  tokenizer_->pre_tokenize(text, s.get(), pieces, offsets);
+  Tokenizer::to_characters(text, offsets);
+}
+
+std::string Core::decode(const std::vector<uint32_t>& ids, bool skip_special) const {
+  ScratchFor s(*tokenizer_);
+  return tokenizer_->decode(ids, skip_special, s.get());
+}
+std::string Core::decode_tokens(std::vector<std::string>& tokens) const {
+  ScratchFor s(*tokenizer_);
+  return tokenizer_->decode_tokens(std::move(tokens), s.get());
+}
+std::string Core::token_bytes(uint32_t id) const {
+  ScratchFor s(*tokenizer_);
+  return tokenizer_->token_bytes(id, s.get());
+}
+bool Core::decodes_bytes() const { return tokenizer_->decodes_bytes(); }
+size_t Core::byte_count(const std::vector<uint32_t>& ids, bool skip_special) const {
+  return tokenizer_->byte_count(ids, skip_special);
+}
+void Core::put_bytes(const std::vector<uint32_t>& ids, bool skip_special, char* out, size_t size) const {
+  tokenizer_->put_bytes(ids, skip_special, out, size);
+}
+
+const std::vector<AddedToken>& Core::added() const { return tokenizer_->added(); }
+const std::string* Core::section(const std::string& name) const { return tokenizer_->section(name); }
+std::string_view Core::token(uint32_t id) const { return tokenizer_->token(id); }
+std::string_view Core::model_token(uint32_t id) const { return tokenizer_->model_token(id); }
+std::optional<uint32_t> Core::id(const std::string& token) const { return tokenizer_->id(token); }
+size_t Core::size(bool with_added) const { return tokenizer_->size(with_added); }
+uint32_t Core::id_limit() const { return tokenizer_->id_limit(); }
+std::string_view Core::unknown() const { return tokenizer_->unknown(); }
+std::string Core::model_json() const { return tokenizer_->model_json(); }
+void Core::vocab(bool with_added, std::vector<std::string_view>& tokens, std::vector<uint32_t>& ids) const {
+  tokenizer_->each_token(with_added, [&](std::string_view token, uint32_t id) {
+    tokens.push_back(token);
+    ids.push_back(id);
+  });
+}
+
+// ---- a stream
+
+Stream::Stream(const Core* core, const std::vector<uint32_t>& ids, bool skip_special)
+    : core_(core), stream_(std::make_unique<DecodeStream>(core->tokenizer_.get(), ids, skip_special)) {}
+Stream::Stream(const Stream& other) : core_(other.core_), stream_(std::make_unique<DecodeStream>(*other.stream_)) {}
+Stream::~Stream() = default;
+
+bool Stream::step_whole(uint32_t id, std::string_view& out) const { return stream_->step_whole(id, out); }
+bool Stream::step(const uint32_t* ids, size_t n, std::string& out) {
+  ScratchFor s(*core_->tokenizer_);
+  auto text = stream_->step(std::span(ids, n), s.get());
+  if (text) out = std::move(*text);
+  return text.has_value();
+}
+std::string Stream::finish() {
+  ScratchFor s(*core_->tokenizer_);
+  return stream_->finish(s.get());
+}
+
+// ---- beside both
+
+size_t characters_of(std::string_view text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char b) { return (b & 0xC0) != 0x80; }));
+}
+std::string content_digest(std::string_view content, const char* key) {
+  return raw_of(digest_of(content, read_raw<Digest::Key>(key)));
+}
+std::string file_digest(int file, const char* key) { return raw_of(digest_of(file, read_raw<Digest::Key>(key))); }
+
+}  // namespace fasttoken

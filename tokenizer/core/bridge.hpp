@@ -1,0 +1,130 @@
+// What the Python wrapper is written against. It names nothing of how a tokenizer works, so that compiling the
+// wrapper compiles no line of that: bridge.cpp does, once, and at the level that hot code wants.
+//
+//   Core      a loaded tokenizer: any number of threads, with a Scratch that belongs to the thread or to the call
+//   Stream    decoding token by token: one thread at a time; the Core outlives it
+//   CallIds   the ids of one call, in a buffer that the thread lends to it
+//
+// No Python here either: a matcher is an address and a function.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "encoded.hpp"
+#include "id_buffer.hpp"
+
+namespace fasttoken {
+
+class DecodeStream;
+class Tokenizer;
+
+// Where a regular expression that the caller runs matched, in bytes.
+using Matches = std::vector<std::pair<uint32_t, uint32_t>>;
+
+struct CoreError {
+  enum Kind : int { raised, file, component, regex, text, stream, other, memory, tables };
+  Kind kind;
+  std::string path, message;
+};
+// Of the exception that is being handled; what is thrown to pass on the caller's own error is `raised`.
+CoreError current_error();
+
+// The ids of one call. The call has the thread's buffer for itself while it lives, since making a list or an array of
+// it may run a collection, and that anything at all, an encode too.
+class CallIds {
+ public:
+  CallIds();
+  CallIds(const CallIds&) = delete;
+  ~CallIds();
+  const int32_t* data() const { return ids.data(); }
+  size_t size() const { return ids.size(); }
+
+  IdBuffer ids;
+};
+
+class Core {
+ public:
+  // 0, or -1 with an error of the caller's own, which then comes out as `raised`.
+  using ExternalCall = int (*)(void* owner, size_t pattern, const char* text, size_t size, Matches*);
+
+  Core(std::string_view file, bool allow_external);
+  // From tables() as they lie in an open file of this size.
+  Core(int file, uint64_t size, const char* key, const char* source);
+  Core(const Core&) = delete;
+  ~Core();
+
+  void set_matcher(void* owner, ExternalCall call);
+  const std::vector<std::string>& external_patterns() const;
+  std::string tables(const char* key, const char* source) const;
+  size_t table_bytes() const;
+  size_t cache_bytes() const;
+
+  // Whether the ids say where they lie: char_spans() may be asked.
+  bool encode_ids(std::string_view text, bool parse_special, CallIds& call) const;
+  bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const;
+  void encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
+                        std::vector<int64_t>& starts) const;
+  // chars: offsets in code points; trim: as the post-processor trims them.
+  void encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const;
+  void encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,
+                    Encoded& out, std::vector<int64_t>& starts) const;
+  const std::vector<bool>& trim_passes() const;
+  // tokens: null where they are the ids' own.
+  void trim(const std::vector<int32_t>& ids, const std::vector<std::string>* tokens, bool add_prefix_space,
+            std::vector<Align>& offsets) const;
+  std::string normalize(std::string_view text) const;
+  void pre_tokenize(std::string_view text, std::vector<std::string>& pieces, std::vector<Align>& offsets) const;
+
+  std::string decode(const std::vector<uint32_t>& ids, bool skip_special) const;
+  std::string decode_tokens(std::vector<std::string>& tokens) const;
+  std::string token_bytes(uint32_t id) const;
+  // Whether ids are just bytes, and then how many and which; out has room for just as many.
+  bool decodes_bytes() const;
+  size_t byte_count(const std::vector<uint32_t>& ids, bool skip_special) const;
+  void put_bytes(const std::vector<uint32_t>& ids, bool skip_special, char* out, size_t size) const;
+
+  const std::vector<AddedToken>& added() const;
+  const std::string* section(const std::string& name) const;
+  std::string_view token(uint32_t id) const;
+  std::string_view model_token(uint32_t id) const;
+  std::optional<uint32_t> id(const std::string& token) const;
+  size_t size(bool with_added) const;
+  uint32_t id_limit() const;
+  std::string_view unknown() const;
+  std::string model_json() const;
+  void vocab(bool with_added, std::vector<std::string_view>& tokens, std::vector<uint32_t>& ids) const;
+
+ private:
+  friend class Stream;
+  std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+class Stream {
+ public:
+  Stream(const Core* core, const std::vector<uint32_t>& ids, bool skip_special);
+  Stream(const Stream& other);
+  ~Stream();
+
+  // The id is whole characters, which lie in the tokenizer. False: nothing was done, and step() has to.
+  bool step_whole(uint32_t id, std::string_view& out) const;
+  // False while a character is open.
+  bool step(const uint32_t* ids, size_t n, std::string& out);
+  std::string finish();
+
+ private:
+  const Core* core_;
+  std::unique_ptr<DecodeStream> stream_;
+};
+
+size_t characters_of(std::string_view text);
+// 16 bytes; the key has 64. Of a content, and of an open file from where it stands.
+std::string content_digest(std::string_view content, const char* key);
+std::string file_digest(int file, const char* key);
+
+}  // namespace fasttoken

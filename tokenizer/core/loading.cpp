@@ -1,0 +1,175 @@
+// From a tokenizer.json, or from the tables that one became, to a Tokenizer.
+#include <algorithm>
+#include <bitset>
+#include <iterator>
+#include <unordered_set>
+
+#include "model_json.hpp"
+#include "tokenizer.hpp"
+
+namespace fasttoken {
+
+template <class Self, class Io>
+void Tokenizer::tables(Self& self, Io& io) {
+  Vocab::tables(self.model_.vocab, io);
+  Bpe::tables(self.model_.bpe, io);
+  WordPiece::tables(self.model_.word_piece, io);
+  io.array(self.trims_);
+  io.array(self.special_);
+  io.array(self.byte_arena_);
+  io.array(self.byte_where_);
+  CharSpans::tables(self.spans_, io);
+}
+
+Tokenizer::Tokenizer(std::string_view file, bool allow_external) {
+  externals_.allowed = allow_external;
+  JsonDocument document(file);
+  load(Json(document, 0, ""));
+}
+
+Tokenizer::Tokenizer(TableReader& in) {
+  std::string file;
+  in.array(file);
+  tables(*this, in);
+  in.finish();
+  tables_known_ = true;
+  JsonDocument document(file);
+  load(Json(document, 0, ""));
+}
+
+void Tokenizer::write_tables(TableWriter& out) const {
+  std::string file = "{";
+  for (auto& [name, text] : sections_) file.append("\"").append(name).append("\":").append(text).append(",");
+  out.array(file.append("\"model\":").append(model_settings_).append("}"));
+  tables(*this, out);
+}
+
+std::string Tokenizer::model_json() const { return write_model(model_); }
+
+void Tokenizer::load(const Json& root) {
+  if (root.kind() != JsonKind::object) throw FileError("$", "expected an object");
+  static constexpr std::string_view known[] = {"version",        "truncation", "padding",
+                                               "added_tokens",   "normalizer", "pre_tokenizer",
+                                               "post_processor", "decoder",    "model"};
+  root.each_pair([&](std::string_view name, const Json& value) {
+    if (std::find(std::begin(known), std::end(known), name) == std::end(known))
+      throw FileError(value.path(), "an unknown member");
+    if (name != "model" && !value.is_null()) sections_[std::string(name)] = value.source();
+  });
+  if (auto version = root.find("version"); version && version->string() != "1.0")
+    version->fail("version " + std::string(version->string()) + ", only 1.0 is known");
+  ModelReader model(root.need("model"), model_, tables_known_);
+  model.read();
+  model_settings_ = model.settings();
+  if (auto n = root.get("normalizer")) normalizer_.read(*n, externals_);
+  if (auto p = root.get("pre_tokenizer")) pre_.read(*p, externals_);
+  if (auto d = root.get("decoder")) decoder_.read(*d, externals_);
+  if (auto p = root.get("post_processor")) read_post(*p);
+  if (auto a = root.get("added_tokens")) added_.read(*a, model_.vocab);
+  pre_.settle(model_.kind == ModelKind::bpe && model_.bpe.knows_all_bytes(model_.vocab));
+  if (!tables_known_) {
+    if (model_.kind == ModelKind::bpe)
+      model_.bpe.settle(model_.vocab, pre_.bytes_ready());
+    else
+      model_.word_piece.settle(model_.vocab);
+  }
+  needs_align_ = pre_.needs_shift() && !normalizer_.empty();
+  if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
+  index_added(root);
+  plan();
+  if (tables_known_) return;
+  index_ids();
+  if (model_.kind == ModelKind::bpe && model_.bpe.plain_bytes()) index_spans();
+}
+
+// How ids alone are made, if the file is of a kind that a kernel knows.
+void Tokenizer::plan() {
+  if (model_.kind != ModelKind::bpe) return;
+  spaced_ = normalized_.empty() && pre_.empty() && !pre_.bytes_ready() && model_.bpe.cuts() &&
+            normalizer_.only_marks_spaces(Bpe::mark);
+  const Regex* pattern = model_.bpe.plain_bytes() ? pre_.only_pattern() : nullptr;
+  if (spaced_) plan_ = PlanReader::spaced();
+  if (pattern) plan_ = PlanReader::read(*pattern);
+  if (!plan_) return;
+  cut_ = cutter(best_isa());
+  caches_.reserve();
+}
+
+void Tokenizer::read_post(const Json& json) {
+  auto type = json.get("type");
+  if (!type) return;
+  if (type->string() == "Sequence")
+    json.need("processors").each([&](const Json& one) { read_post(one); });
+  else if ((type->string() == "ByteLevel" || type->string() == "RobertaProcessing") &&
+           json.flag("trim_offsets", true))
+    trim_passes_.push_back(json.flag("add_prefix_space", true));
+}
+
+void Tokenizer::index_added(const Json& root) {
+  std::vector<std::pair<std::string, int32_t>> raw, normalized;
+  Scratch s;
+  for (auto [index, is_normalized] : added_.special_order) {
+    const AddedToken& t = added_.tokens[index];
+    if (!is_normalized) {
+      raw.push_back({t.content, static_cast<int32_t>(index)});
+      continue;
+    }
+    std::string content = normalize(t.content, s);
+    if (content.empty())
+      throw Unsupported("an added token that normalizes to nothing: " + t.content, root.need("added_tokens").path());
+    normalized.push_back({content, static_cast<int32_t>(index)});
+    shown_[t.id] = content;
+  }
+  raw_.build(raw);
+  normalized_.build(normalized);
+}
+
+void Tokenizer::index_ids() {
+  uint32_t n = id_limit();
+  special_.assign(n, 0);
+  std::unordered_set<std::string_view> specials;
+  std::bitset<64> lengths;  // of them, to spare most tokens the look-up
+  for (auto& [content, _] : added_.special) {
+    specials.insert(content);
+    lengths.set(std::min<size_t>(content.size(), 63));
+  }
+  if (!trim_passes_.empty()) trims_.assign(n, {0, 0});
+  if (decodes_bytes()) byte_where_.reserve(n + 1);
+  for (uint32_t i = 0; i < n; ++i) {
+    std::string_view t = token(i);
+    if (decodes_bytes()) {
+      byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));
+      if (t.data() && !byte_level_decode(t, byte_arena_)) byte_arena_.append(t);
+    }
+    if (!t.data()) continue;
+    if (lengths[std::min<size_t>(t.size(), 63)]) special_[i] = specials.contains(t);
+    if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
+  }
+  if (decodes_bytes()) byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));
+  byte_arena_.append(byte_slack, '\0');
+}
+
+// What each id stands for in a text. Nothing is known where an id stands for two things, or trimming reads an
+// added token's own text.
+void Tokenizer::index_spans() {
+  uint32_t n = id_limit();
+  spans_.reserve(n);
+  std::string bytes;
+  for (uint32_t id = 0; id < n; ++id) {
+    auto added = added_.by_id.find(id);
+    bytes.clear();
+    bool made = model_.vocab.has(id) && byte_level_decode(model_.vocab.text(id), bytes), fits = true;
+    if (added != added_.by_id.end()) {
+      std::string_view content = added_.tokens[added->second].content;
+      fits = !made || bytes == content;
+      bytes = token(id);
+      if (!trims_.empty()) {
+        Trim known = trims_[id], found = trim_of(content);
+        fits &= known.lead == found.lead && known.trail == found.trail;
+      }
+    }
+    if (!fits || !spans_.add(id, bytes)) return spans_.forget();
+  }
+}
+
+}  // namespace fasttoken
