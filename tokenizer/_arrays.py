@@ -50,7 +50,8 @@ class ArrayMethods(EncodeEntry):
     _encode_special: bool
     _sequences: Sequences
 
-    # encode_array() is EncodeEntry's: what is more than one text between the tokens of a frame comes here.
+    # encode_array() and encode_with_offsets() are EncodeEntry's: what is more than one text between the tokens of a
+    # frame comes here.
 
     def _array_general(self, text: str | bytes, add_special_tokens: bool, parse_special: bool) -> Int32:
         ids = self._core.encode_array(text, True) if parse_special else self._literal.ids(text)
@@ -62,15 +63,9 @@ class ArrayMethods(EncodeEntry):
         ids = self._control.encode(segments)
         return self._frame().ids(ids) if add_special_tokens else ids
 
-    def encode_with_offsets(
-        self,
-        text: str | bytes,
-        add_special_tokens: bool = True,
-        *,
-        parse_special: bool = True,
-        offsets: Offsets = "char",
+    def _offsets_general(
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets
     ) -> tuple[Int32, Int32]:
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
         if parse_special and offsets == "char":
             ids, spans = self._core.encode_spans(text, True)
         elif parse_special:

@@ -220,8 +220,8 @@ class FreshEncoding:
 class EncodeEntry:
     """What ``Tokenizer`` is built on: the settings a call reads, and the calls that read nothing else.
 
-    What is more than one text without truncation and padding goes to ``_encode_general`` and
-    ``_array_general``, which the subclass has.
+    What is more than plain texts without truncation and padding goes to ``_encode_general``, ``_batch_general``,
+    ``_array_general`` and ``_offsets_general``, which the subclass has.
     """
 
     _truncation: Any
@@ -237,6 +237,21 @@ class EncodeEntry:
         add_special_tokens: bool = True,
     ) -> Encoding:
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+
+    def encode_batch(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Encoding]:
+        """Encode each input, then pad them together if padding is on."""
+
+    def encode_batch_fast(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Encoding]:
+        """``encode_batch`` for the ids: offsets are all (0, 0), words None, tokens empty, as in HF."""
+
+    def encode_with_offsets(
+        self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True, offsets: Offsets = "char"
+    ) -> tuple[Int32, Int32]:
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
 
     def encode_array(self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True) -> Int32:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a

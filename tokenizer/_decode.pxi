@@ -48,35 +48,45 @@ cdef extern from *:
       return decoded;
     }
 
-    // [begin, end) columns as a list of tuples; a number that two neighbours share is one object.
-    inline PyObject* list_of_pairs(const int32_t* pairs, size_t n) {
+    // [begin, end) columns as a list of tuples. numbers: shared int objects, of 0, 1, 2 and so on; of what is past
+    // them, a number that two neighbours share is one object.
+    inline PyObject* list_of_pairs(const int32_t* pairs, size_t n, PyObject* const* numbers, size_t shared) {
       PyObject* list = PyList_New(static_cast<Py_ssize_t>(n));
       if (!list) return nullptr;
       PyObject* last = nullptr;
       int32_t last_value = -1;
-      for (size_t i = 0; i < n; ++i) {
-        PyObject* tuple = PyTuple_New(2);
-        for (int side = 0; tuple && side < 2; ++side) {
-          int32_t value = pairs[2 * i + static_cast<size_t>(side)];
+      auto number = [&](int32_t value) {
+        PyObject* out;
+        if (static_cast<uint32_t>(value) < shared) {
+          out = numbers[value];
+        } else {
           if (value != last_value || !last) {
             Py_XDECREF(last);
             last = PyLong_FromLong(value);
             last_value = value;
           }
-          if (!last) Py_CLEAR(tuple);
-          if (tuple) {
-            Py_INCREF(last);
-            PyTuple_SET_ITEM(tuple, side, last);
-          }
+          out = last;
         }
-        if (!tuple) {
-          Py_XDECREF(last);
-          Py_DECREF(list);
-          return nullptr;
+        Py_XINCREF(out);
+        return out;
+      };
+      // No other code runs until the list is there, and nothing in it has anything for the collector to find.
+      bool collecting = PyGC_Disable();
+      for (size_t i = 0; i < n; ++i) {
+        PyObject* tuple = PyTuple_New(2);
+        PyObject *begin = tuple ? number(pairs[2 * i]) : nullptr, *end = begin ? number(pairs[2 * i + 1]) : nullptr;
+        if (!end) {
+          Py_XDECREF(begin);
+          Py_XDECREF(tuple);
+          Py_CLEAR(list);
+          break;
         }
+        PyTuple_SET_ITEM(tuple, 0, begin);
+        PyTuple_SET_ITEM(tuple, 1, end);
         PyObject_GC_UnTrack(tuple);  // as the collector does with tuples of numbers, only at once
         PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), tuple);
       }
+      if (collecting) PyGC_Enable();
       Py_XDECREF(last);
       return list;
     }
@@ -86,7 +96,7 @@ cdef extern from *:
     int64_t small_int(PyObject*)
     size_t small_ints(PyObject** items, size_t n, vector[uint32_t]& out)
     object text_of_bytes(const Core&, const vector[uint32_t]&, cbool)
-    object list_of_pairs(const int32_t*, size_t)
+    object list_of_pairs(const int32_t*, size_t, PyObject**, size_t)
 
 cdef extern from "Python.h":
     ctypedef struct PyListPeek "PyListObject":
@@ -134,4 +144,7 @@ def pair_list(cnp.ndarray pairs):
     """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
     if cnp.PyArray_TYPE(pairs) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(pairs) or pairs.size % 2:
         raise TypeError("expected a C-contiguous int32 array of pairs")
-    return list_of_pairs(<const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2)
+    cdef list numbers = _ints
+    return list_of_pairs(
+        <const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2, (<PyListPeek*> numbers).ob_item, len(numbers)
+    )

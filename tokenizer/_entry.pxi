@@ -3,7 +3,7 @@
 #   Tokenizer (Python) --is a--> EncodeEntry   the settings a call reads, and encode() and encode_array()
 #   Encoding  (Python) --is a--> FreshEncoding   the ids, and what the other columns can be made from
 #
-#   Anything but one text, no truncation and no padding goes on to _encode_general and _array_general.
+#   Anything but plain texts, no truncation and no padding goes on to _encode_general and its like.
 
 cdef extern from *:
     """
@@ -63,6 +63,26 @@ cdef class QuickFrame:
         self.before = frame.before.ids
         self.after = frame.after.ids
 
+    cdef size_t around(self, size_t n):
+        return self.before.size() + n + self.after.size()
+
+    cdef int put(self, int32_t* to, const CallIds& ids) except -1:
+        """The ids of a text with what stands around it; there is room for all of them."""
+        cdef size_t before = self.before.size(), after = self.after.size(), n = ids.size()
+        if before:
+            memcpy(to, self.before.data(), before * 4)
+        if n:
+            memcpy(to + before, ids.data(), n * 4)
+        if after:
+            memcpy(to + before + n, self.after.data(), after * 4)
+        return 0
+
+    cdef cnp.ndarray array(self, const CallIds& ids):
+        cdef cnp.npy_intp shape = self.around(ids.size())
+        cdef cnp.ndarray out = cnp.new_array(1, &shape, cnp.NPY_INT32)
+        self.put(<int32_t*> cnp.PyArray_DATA(out), ids)
+        return out
+
 
 cdef class FreshEncoding:
     """The ids of one text; the columns of its subclass are made at the first that is asked for."""
@@ -72,6 +92,7 @@ cdef class FreshEncoding:
     cdef bint fresh
     cdef bint parse_special
     cdef bint placed  # the ids say where they lie
+    cdef bint bare  # nothing but the ids is known of the text's tokens, as in HF's fast encodings
     cdef CoreTokenizer core
     cdef QuickFrame frame
     cdef object text
@@ -107,7 +128,8 @@ cdef class FreshEncoding:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # Another thread may do the same at the same time, with the same result; the ids stay where they are.
         self.frame.sequences.settle(
-            self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special, self.placed
+            self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special, self.placed,
+            self.bare,
         )
         self.fresh = False
         return getattr(self, name)
@@ -129,32 +151,56 @@ cdef class EncodeEntry:
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
-    def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
-        """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
-        cdef QuickFrame frame = self.special if add_special_tokens else self.plain
-        cdef FreshEncoding made
-        if (
-            frame is None or pair is not None or is_pretokenized is not False
-            or not PyUnicode_CheckExact(sequence) or self._truncation is not None or self._padding is not None
-        ):
-            return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
+    cdef QuickFrame frame_for(self, bint special):
+        """What stands around one text; None where truncation or padding, or more than a frame, is asked for."""
+        if self._truncation is not None or self._padding is not None:
+            return None
+        return self.special if special else self.plain
+
+    cdef FreshEncoding fresh(self, QuickFrame frame, object text, cbool parse_special, bint bare):
         cdef CallIds ids
-        cdef cbool parse_special = self._encode_special is False
-        cdef bint placed = self.native.ids_into(sequence, parse_special, ids)
-        made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
-        cdef size_t before = frame.before.size(), after = frame.after.size(), n = ids.size()
-        made.raw = <int32_t*> PyMem_Malloc((before + n + after) * 4 + 4)
+        cdef bint placed = self.native.ids_into(text, parse_special, ids)
+        cdef FreshEncoding made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
+        made.count = frame.around(ids.size())
+        made.raw = <int32_t*> PyMem_Malloc(made.count * 4 + 4)
         if made.raw == NULL:
             raise MemoryError()
-        if before:
-            memcpy(made.raw, frame.before.data(), before * 4)
-        memcpy(made.raw + before, ids.data(), n * 4)
-        if after:
-            memcpy(made.raw + before + n, frame.after.data(), after * 4)
-        made.count = before + n + after
-        made.core, made.frame, made.text = self.native, frame, sequence
-        made.parse_special, made.placed, made.fresh = parse_special, placed, True
+        frame.put(made.raw, ids)
+        made.core, made.frame, made.text = self.native, frame, text
+        made.parse_special, made.placed, made.bare, made.fresh = parse_special, placed and not bare, bare, True
         return made
+
+    def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
+        """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+        cdef QuickFrame frame = self.frame_for(add_special_tokens)
+        if frame is None or pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
+            return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
+        return self.fresh(frame, sequence, self._encode_special is False, False)
+
+    cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):
+        """None where a text is not a plain string, or settings want more than a frame around it."""
+        cdef QuickFrame frame = self.frame_for(special)
+        cdef list texts, out = []
+        cdef cbool parse_special = self._encode_special is False  # once: other threads may set it
+        if frame is None or is_pretokenized is not False or type(given) is not list:
+            return None
+        texts = (<list> given)[:]  # making an encoding may run a collection, and that anything at all
+        for text in texts:
+            if not PyUnicode_CheckExact(text):
+                return None
+        for text in texts:
+            out.append(self.fresh(frame, text, parse_special, bare))
+        return out
+
+    def encode_batch(self, input, is_pretokenized=False, add_special_tokens=True):
+        """Encode each input, then pad them together if padding is on."""
+        made = self.fresh_batch(input, is_pretokenized, add_special_tokens, False)
+        return self._batch_general(input, is_pretokenized, add_special_tokens, False) if made is None else made
+
+    def encode_batch_fast(self, input, is_pretokenized=False, add_special_tokens=True):
+        """``encode_batch`` for the ids: offsets are all (0, 0), words None, tokens empty, as in HF."""
+        made = self.fresh_batch(input, is_pretokenized, add_special_tokens, True)
+        return self._batch_general(input, is_pretokenized, add_special_tokens, True) if made is None else made
 
     def encode_array(self, text, add_special_tokens=True, *, parse_special=True):
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
@@ -164,14 +210,25 @@ cdef class EncodeEntry:
             return self._array_general(text, add_special_tokens, parse_special)
         cdef CallIds ids
         self.native.ids_into(text, True, ids)
-        cdef size_t before = frame.before.size(), after = frame.after.size(), n = ids.size()
-        cdef cnp.npy_intp shape = before + n + after
-        cdef cnp.ndarray out = cnp.new_array(1, &shape, cnp.NPY_INT32)
-        cdef int32_t* to = <int32_t*> cnp.PyArray_DATA(out)
-        if before:
-            memcpy(to, frame.before.data(), before * 4)
-        if n:
-            memcpy(to + before, ids.data(), n * 4)
-        if after:
-            memcpy(to + before + n, frame.after.data(), after * 4)
-        return out
+        return frame.array(ids)
+
+    def encode_with_offsets(self, text, add_special_tokens=True, *, parse_special=True, offsets="char"):
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
+        cdef QuickFrame frame = self.special if add_special_tokens else self.plain
+        cdef cnp.npy_intp[2] shape
+        cdef cnp.ndarray rows
+        cdef Align* out
+        cdef size_t before, n, characters
+        cdef CallIds ids
+        if frame is None or not parse_special or offsets != "char" or not self.native.ids_into(text, True, ids):
+            return self._offsets_general(text, add_special_tokens, parse_special, offsets)
+        before, n = frame.before.size(), ids.size()
+        shape[0], shape[1] = frame.around(n), 2
+        rows = cnp.new_array(2, shape, cnp.NPY_INT32)
+        out = <Align*> cnp.PyArray_DATA(rows)
+        characters = PyUnicode_GET_LENGTH(text) if isinstance(text, str) else characters_of(view_of(text))
+        if not self.native.core.char_spans(ids.data(), n, characters, out + before):
+            return self._offsets_general(text, add_special_tokens, parse_special, offsets)
+        memset(out, 0, before * sizeof(Align))
+        memset(out + before + n, 0, frame.after.size() * sizeof(Align))
+        return frame.array(ids), rows

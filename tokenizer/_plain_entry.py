@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+Offsets = Literal["char", "byte"]
 
 
 class FreshEncoding:
@@ -66,6 +68,16 @@ class EncodeEntry:
     ) -> npt.NDArray[np.int32]:
         raise NotImplementedError
 
+    def _batch_general(
+        self, input: Sequence[Any], is_pretokenized: bool, add_special_tokens: bool, fast: bool
+    ) -> list[Any]:
+        raise NotImplementedError
+
+    def _offsets_general(
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        raise NotImplementedError
+
     def encode(
         self,
         sequence: Any,
@@ -75,6 +87,29 @@ class EncodeEntry:
     ) -> Any:
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
         return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
+
+    def encode_batch(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Any]:
+        """Encode each input, then pad them together if padding is on."""
+        return self._batch_general(input, is_pretokenized, add_special_tokens, False)
+
+    def encode_batch_fast(
+        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    ) -> list[Any]:
+        """``encode_batch`` for the ids: offsets are all (0, 0), words None, tokens empty, as in HF."""
+        return self._batch_general(input, is_pretokenized, add_special_tokens, True)
+
+    def encode_with_offsets(
+        self,
+        text: str | bytes,
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        offsets: Offsets = "char",
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
+        return self._offsets_general(text, add_special_tokens, parse_special, offsets)
 
     def encode_array(
         self, text: str | bytes, add_special_tokens: bool = True, *, parse_special: bool = True

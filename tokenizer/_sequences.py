@@ -7,6 +7,7 @@ white space or match normalized text: there HF's token is what was found.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -103,15 +104,22 @@ class Sequences:
         plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
         return core, plain, special
 
-    def settle(self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool, placed: bool) -> None:
+    def settle(
+        self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool, placed: bool, bare: bool
+    ) -> None:
         """The columns of a fresh encoding; offsets and words are made when they are asked for. placed: whether
-        ``char_spans`` may be asked about its ids."""
+        ``char_spans`` may be asked about its ids. bare: as ``encode_fast`` has them."""
         start, n = len(frame.before), len(ids) - len(frame.before) - len(frame.after)
         found = ids[start : start + n]
-        columns = _Columns(self._core, text, frame, parse_special, found if placed else None)
-        tokens = self._tokens(found, [text], parse_special)
         fresh._ids = ids
-        fresh._pending_offsets, fresh._pending_words = columns.offsets, columns.words
+        tokens: Callable[[], list[str]]
+        if bare:
+            fresh._known_offsets = fresh._known_words = fresh._pending_offsets = fresh._pending_words = None
+            tokens = partial(list, [""] * n)
+        else:
+            tokens = self._tokens(found, [text], parse_special)
+            columns = _Columns(self._core, text, frame, parse_special, found if placed else None)
+            fresh._pending_offsets, fresh._pending_words = columns.offsets, columns.words
         fresh._types, fresh._attention, fresh._overflowing = frame.types(n), 1, []
         fresh._special = 0 if frame.is_empty else frame.rows(np.zeros(n, np.int32), 1)
         fresh._ranges = {0: (start, start + n)} if frame.sequenced else {}

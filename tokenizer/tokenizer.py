@@ -155,24 +155,17 @@ class Tokenizer(ArrayMethods):
 
     # ---- encoding
 
-    # encode() is EncodeEntry's: what is more than one text between the tokens of a frame comes here.
+    # encode() and encode_batch() are EncodeEntry's: what is more than texts between the tokens of a frame comes here.
 
     def _encode_general(
         self, sequence: Any, pair: Any | None, is_pretokenized: bool, add_special_tokens: bool
     ) -> Encoding:
         return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
 
-    def encode_batch(
-        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
+    def _batch_general(
+        self, input: Sequence[Any], is_pretokenized: bool, add_special_tokens: bool, fast: bool
     ) -> list[Encoding]:
-        """Encode each input, then pad them together if padding is on."""
-        return self._encoded(batch_inputs(input, is_pretokenized), add_special_tokens)
-
-    def encode_batch_fast(
-        self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
-    ) -> list[Encoding]:
-        """``encode_batch`` for the ids: offsets are all (0, 0), words None, tokens empty, as in HF."""
-        return self._encoded(batch_inputs(input, is_pretokenized), add_special_tokens, fast=True)
+        return self._encoded(batch_inputs(input, is_pretokenized), add_special_tokens, fast)
 
     async def async_encode(
         self,

@@ -64,6 +64,27 @@ def test_batch(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> 
             assert_same(mine, other, batch)
 
 
+def test_a_batch_is_given_as_any_sequence(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> None:
+    """Lists of plain strings take a way of their own; nobody sees which way a text went."""
+
+    class Text(str):
+        pass
+
+    ours, theirs = pair_of(name)
+    for method in ("encode_batch", "encode_batch_fast"):
+        for add in (True, False):
+            expected = getattr(theirs, method)(texts, add_special_tokens=add)
+            for batch in (list(texts), tuple(texts), [Text(text) for text in texts]):
+                made = getattr(ours, method)(batch, add_special_tokens=add)
+                for mine, other in zip(made, expected, strict=True):
+                    assert_same(mine, other, (method, add, type(batch)))
+            for mine, other in zip(getattr(ours, method)(list(texts), add_special_tokens=add), expected):
+                for one in (mine, other):
+                    one.pad(9, pad_id=3)
+                    one.truncate(4)
+                assert_same(mine, other, (method, add, "changed"))
+
+
 def test_batch_of_words(name: str, pair_of: Pair, assert_same: Any) -> None:
     ours, theirs = pair_of(name)
     batch = [["Hello", "there"], (["a", "b"], ["c"]), ("x", "y", "z"), []]

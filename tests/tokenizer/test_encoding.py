@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -153,3 +154,22 @@ def test_copies_are_equal_and_apart(pair_of: Pair, assert_same: Any, duplicate: 
     made.set_sequence_id(1)
     assert_same(encoding, theirs.encode(ONE, TWO))
     assert_same(duplicate(encoding), theirs.encode(ONE, TWO))
+
+
+def test_offsets_past_the_numbers_that_tokenizers_share(pair_of: Pair) -> None:
+    """Offsets are int objects shared with ids, up to the size of the vocabulary; here the text is longer than that,
+    and the collector is as it was before, whether it was on or off."""
+    ours, theirs = pair_of("byte-level")
+    long = "ab " * 120_000
+    expected = theirs.encode(long).offsets
+    assert len(long) > ours.get_vocab_size()
+    assert expected[-1][1] > 256  # past the numbers that Python itself shares
+    assert ours.encode(long).offsets == expected
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        assert ours.encode(long).offsets == expected
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert not any(gc.is_tracked(pair) for pair in ours.encode(long).offsets)
