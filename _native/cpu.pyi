@@ -121,6 +121,5 @@ class PagedRows:
         head_dim: int,
         bfloat16: bool,
         scale: float,
-        width: int = 0,
         threads: int = 1,
     ) -> None: ...

@@ -1,11 +1,10 @@
-# Attention of decode rows over block tables; the drawing is in include/prelude/paged_attention.hpp.
+# Attention of decode rows over block tables; the drawing is in include/prelude/cpu/paged_attention.hpp.
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport uint16_t
 
 
-cdef extern from "prelude/paged_attention.hpp" namespace "prelude::paged" nogil:
-    cdef struct Rows:
+cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
+    cdef struct BlockTables:
         const int32_t* blocks
         const int32_t* begins
         const int32_t* ends
@@ -13,28 +12,29 @@ cdef extern from "prelude/paged_attention.hpp" namespace "prelude::paged" nogil:
         int64_t count
         int32_t block_size
 
-    cdef struct Pool:
+    cdef struct PagedArgs:
+        BlockTables tables
+        const void* q
         const void* k
         const void* v
-        int32_t kv_heads
-        int32_t head_dim
-
-    cdef struct Queries:
-        const void* q
-        int64_t stride
         void* out
+        int64_t q_stride
         int32_t heads
+        int32_t kv_heads
+        int32_t width
         float scale
+        Type type
 
-    cdef struct RowsCheck:
+
+cdef extern from "prelude/cpu/paged_attention.hpp" namespace "prelude::cpu" nogil:
+    cdef struct TablesCheck:
         const char* wrong
         int64_t row
         int64_t slots
 
-    RowsCheck check_rows "prelude::paged::check"(const Rows& rows, int64_t entries)
-    int64_t scratch_floats(const Pool& pool, const Queries& io)
-    int vector_width(int head_dim)
-    void attend_together[T](const Rows&, const Pool&, const Queries&, int width, float* scratch, Fork, int threads)
+    TablesCheck check_tables "prelude::cpu::check"(const BlockTables& tables, int64_t entries)
+    int64_t paged_room(const PagedArgs& args)
+    void attend_paged(const Kernels&, const PagedArgs&, float* room, Fork, int threads)
 
 
 # Products of a float32 key and a query that this machine takes 10 us for, roughly: the measure of when to let go of
@@ -45,7 +45,7 @@ DEF SHORT_CALL = 100_000
 cdef class PagedRows:
     """Block tables of rows, checked once: row r reads ``lengths[r]`` keys of table ``blocks[begins[r]:ends[r]]``."""
 
-    cdef Rows c
+    cdef BlockTables c
     cdef int64_t keys
     cdef readonly int64_t num_slots
     cdef tuple owned
@@ -65,7 +65,7 @@ cdef class PagedRows:
         self.c.count = first.shape[0]
         self.c.block_size = block_size
         self.c.ends = <const int32_t*>cnp.PyArray_DATA(last)
-        cdef RowsCheck seen = check_rows(self.c, b.shape[0])
+        cdef TablesCheck seen = check_tables(self.c, b.shape[0])
         if seen.wrong != NULL:
             told = f"{count[seen.row]} tokens in {last[seen.row] - first[seen.row]} blocks of {block_size}"
             raise ValueError(f"row {seen.row}, {told}: {seen.wrong.decode()}")
@@ -77,39 +77,27 @@ cdef class PagedRows:
         return self.c.count
 
     def attend(self, uintptr_t q, int64_t q_stride, uintptr_t k, uintptr_t v, uintptr_t out, *, int64_t slots,
-               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, int width=0,
-               int threads=1) -> None:
+               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, int threads=1) -> None:
         """Writes ``out`` [rows, heads, head_dim] from queries (``q_stride`` elements a row) and a layer's K and V
         [slots, kv_heads, head_dim]. The five are addresses: the caller vouches for what lies there. All elements are
-        float32, or bfloat16. ``width`` (for tests): vectors of 8, 4 or 1 floats; 0 takes the best.
-        A row is one thread's."""
+        float32, or bfloat16."""
         if self.num_slots > slots:
             raise ValueError(f"blocks: slot {self.num_slots - 1} is outside a pool of {slots}")
         if heads < 1 or kv_heads < 1 or head_dim < 1 or heads % kv_heads:
             raise ValueError(f"heads: {heads} of {head_dim} do not share {kv_heads}")
-        cdef int best = vector_width(head_dim)
-        if width == 0:
-            width = best
-        if width not in (1, 4, 8) or width > best:
-            raise ValueError(f"width: {width} is not 1, 4 or 8, or this machine has none")
-        cdef Pool pool
-        pool.k, pool.v, pool.kv_heads, pool.head_dim = <const void*>k, <const void*>v, kv_heads, head_dim
-        cdef Queries io
-        io.q, io.stride, io.out, io.heads, io.scale = <const void*>q, q_stride, <void*>out, heads, scale
+        cdef PagedArgs args
+        args.tables = self.c
+        args.q, args.k, args.v, args.out = <const void*>q, <const void*>k, <const void*>v, <void*>out
+        args.q_stride, args.heads, args.kv_heads, args.width = q_stride, heads, kv_heads, head_dim
+        args.scale, args.type = scale, Type.bf16 if bfloat16 else Type.f32
         cdef int64_t work = self.keys * heads * head_dim
-        threads = max(1, min(threads, self.c.count, work // SHORT_CALL)) if fork != NULL else 1
-        cdef float* scratch = <float*>PyMem_Malloc(threads * scratch_floats(pool, io) * sizeof(float))
-        if scratch == NULL:
+        threads = max(1, min(threads, self.c.count * kv_heads, work // SHORT_CALL)) if fork != NULL else 1
+        cdef float* room = <float*>PyMem_Malloc(threads * paged_room(args) * sizeof(float))
+        if room == NULL:
             raise MemoryError
         if work < SHORT_CALL:
-            if bfloat16:
-                attend_together[uint16_t](self.c, pool, io, width, scratch, fork, threads)
-            else:
-                attend_together[float](self.c, pool, io, width, scratch, fork, threads)
+            attend_paged(kernels[0], args, room, fork, threads)
         else:
             with nogil:
-                if bfloat16:
-                    attend_together[uint16_t](self.c, pool, io, width, scratch, fork, threads)
-                else:
-                    attend_together[float](self.c, pool, io, width, scratch, fork, threads)
-        PyMem_Free(scratch)
+                attend_paged(kernels[0], args, room, fork, threads)
+        PyMem_Free(room)

@@ -16,18 +16,19 @@
 
 namespace prelude::cpu {
 
-#define PRELUDE_KERNELS(label)                                                       \
-  inline void exp_rows(const float* x, int64_t count, float* out) {                  \
-    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i))); \
-  }                                                                                  \
-  inline const Kernels kTable{label,   kLanes,      rms_norm, norm_rotate, silu_gate, attend_unit, \
-                              product, unit_floats, exp_rows};
+#define PRELUDE_KERNELS(label)                                                           \
+  inline void exp_rows(const float* x, int64_t count, float* out) {                      \
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));     \
+  }                                                                                      \
+  inline const Kernels kTable{label,       kLanes,     rms_norm, norm_rotate, silu_gate, \
+                              attend_unit, attend_row, product,  unit_floats, exp_rows};
 
 namespace portable {
 // clang-format off: the order matters
 #include "prelude/cpu/lanes_portable.hpp"
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_paged.hpp"
 #include "prelude/cpu/body_product.hpp"
 // clang-format on
 PRELUDE_KERNELS("portable")
@@ -50,6 +51,7 @@ namespace avx2 {
 #include "prelude/cpu/lanes_avx2.hpp"
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_paged.hpp"
 #include "prelude/cpu/body_product.hpp"
 // clang-format on
 PRELUDE_KERNELS("avx2")
@@ -67,6 +69,7 @@ namespace avx512 {
 #include "prelude/cpu/lanes_avx512.hpp"
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
+#include "prelude/cpu/body_paged.hpp"
 #include "prelude/cpu/body_product.hpp"
 // clang-format on
 PRELUDE_KERNELS("avx512")

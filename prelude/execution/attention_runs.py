@@ -2,7 +2,7 @@
 
 A segment's queries are one item, and its keys are runs that lie in a row: its context in the pool, block by block,
 each ancestor, itself. A decode row is an item of one query. The bits of a row are those of its sequence alone:
-this is the plan of deterministic mode, and of the default mode wherever the machine has vectors for it.
+this is the plan of deterministic mode, and of the default mode's prompts wherever the machine has vectors for it.
 
 A shared state is walked by each of its branches: the products are the same as if they shared one walk, only the
 keys are brought into the kernel's order once a branch, which is a few percent for branches of a dozen tokens.
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from prelude._native.cpu import Attention
 from prelude.batch import DecodeRows
+from prelude.execution.attention import DecodePart
 from prelude.execution.layout import I64, Forest, StepTokens
 from prelude.models.config import ModelConfig
 from prelude.models.kernels import is_half
@@ -26,9 +27,12 @@ Runs = npt.NDArray[np.int64]
 
 
 class RunsPlan:
-    """See ``CascadePlan`` for the arguments."""
+    """See ``CascadePlan`` for the arguments. ``paged``: decode rows read their block tables themselves, which is
+    planned in no time and twice as fast, with other bits than the rows of a prompt."""
 
-    def __init__(self, step: StepTokens, block_size: int, config: ModelConfig, rows: I64 | None = None) -> None:
+    def __init__(
+        self, step: StepTokens, block_size: int, config: ModelConfig, rows: I64 | None = None, paged: bool = False
+    ) -> None:
         self.num_queries = step.num_tokens if rows is None else len(rows)
         items, lengths, runs = list[Runs](), list[npt.NDArray[np.int64]](), list[Runs]()
         visible = list[I64]()
@@ -41,7 +45,10 @@ class RunsPlan:
             visible.append(seen)
             items.append(counts)
             runs.append(found)
-        if step.decode is not None:
+        self._paged: DecodePart | None = None
+        if step.decode is not None and paged:
+            self._paged = DecodePart.of(step.decode, step.prompt_tokens, block_size, rows)
+        elif step.decode is not None:
             at = wanted[np.searchsorted(wanted, step.prompt_tokens) :] - step.prompt_tokens
             counts, found = _decode_runs(step.decode, at, block_size)
             lengths.append(np.ones(len(at), np.int64))
@@ -86,6 +93,8 @@ class RunsPlan:
             is_half(q),
             torch.get_num_threads(),
         )
+        if self._paged is not None:
+            self._paged.run(q, pool_k, pool_v, out.view(queries, heads, width))
         return out
 
 

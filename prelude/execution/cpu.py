@@ -43,8 +43,6 @@ _LOGITS_BYTES = 64 << 20
 _TOKEN_CHUNK = 256
 """Tokens between two attentions at a time. What they need beside the weights stays in the second-level cache: longer
 runs of the packaged model's products reach 65 Gflop/s on a core where these reach 97."""
-_FEW_KEYS = 8192
-"""Decode rows alone that read fewer keys are planned faster as block tables, and then need one thread only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +187,8 @@ class CpuExecutor:
         )
 
     def _plan(self, step: StepTokens, rows: I64 | None) -> AttentionPlan:
-        if self.deterministic or (wide() and (step.forest is not None or step.attended() > _FEW_KEYS)):
-            return RunsPlan(step, self.block_size, self.config, rows)
+        if self.deterministic or (wide() and step.forest is not None):
+            return RunsPlan(step, self.block_size, self.config, rows, paged=not self.deterministic)
         return CascadePlan(step, self.block_size, self.dtype, rows)
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:

@@ -5,6 +5,8 @@ constexpr int kLanes = 8;
 constexpr int kTileRows = 6;
 constexpr int kKeyVectors = 2;
 constexpr int kValueVectors = 2;
+constexpr int kPagedHeads = 3;
+constexpr int kPagedVectors = 4;
 constexpr int kProductRows = 2;
 
 using Vec = __m256;

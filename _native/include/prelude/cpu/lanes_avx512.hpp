@@ -4,6 +4,9 @@
 //   kLanes                       floats in a vector
 //   kTileRows                    rows of an attention tile: kTileRows * max(kKeyVectors, kValueVectors) sums
 //                                and what feeds them fit in the registers
+//   kPagedHeads                  query heads that meet four keys at a time: so many times four sums, the queries and
+//                                a key fit in the registers
+//   kPagedVectors                of a value at a time: that many sums a head, a weight a head and a value fit too
 //   kProductRows                 rows of a product at a time: four sums each and what feeds them fit too
 //   load                         of floats, or of bfloat16
 //   fetch                        what lies there will be read soon
@@ -23,6 +26,8 @@ constexpr int kLanes = 16;
 constexpr int kTileRows = 8;
 constexpr int kKeyVectors = 3;
 constexpr int kValueVectors = 2;
+constexpr int kPagedHeads = 4;
+constexpr int kPagedVectors = 2;
 constexpr int kProductRows = 4;
 
 using Vec = __m512;

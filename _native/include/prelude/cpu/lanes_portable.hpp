@@ -7,6 +7,8 @@ constexpr int kLanes = 8;
 constexpr int kTileRows = 4;
 constexpr int kKeyVectors = 1;
 constexpr int kValueVectors = 1;
+constexpr int kPagedHeads = 2;
+constexpr int kPagedVectors = 2;
 constexpr int kProductRows = 2;
 
 struct Vec {

@@ -18,6 +18,8 @@ struct Kernels {
   // One unit; `runs` are its item's keys, `visible` how many of them each query of the plan sees.
   void (*attend)(const AttentionShape&, const AttentionTensors&, const KeyRun* runs, const int32_t* visible,
                  const AttentionUnit&, float* room);
+  // Query heads [first, last) of one decode row, all of one or several KV heads; `room` holds paged_room() floats.
+  void (*attend_row)(const PagedArgs&, int64_t row, int first, int last, float* room);
   // Outputs [first, last); `x` are the inputs as floats.
   void (*product)(const ProductArgs&, const float* x, int64_t first, int64_t last);
   int64_t (*unit_floats)(int64_t keys, int64_t width);

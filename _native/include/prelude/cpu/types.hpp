@@ -51,7 +51,7 @@ struct GateArgs {
 // out = x * weight^T, or out += x * weight^T, for a few rows. `type` is that of x and weight; sums are float32, and
 // an `out` to which they are added is too.
 struct ProductArgs {
-  const void* x;  // rows of `width` values, `x_stride` apart
+  const void* x;       // rows of `width` values, `x_stride` apart
   const void* weight;  // [outputs, width]
   void* out;
   int64_t x_stride;
@@ -93,6 +93,31 @@ struct AttentionTensors {
   int64_t v_stride;
   int64_t pool_stride;
   int64_t out_stride;
+  Type type;
+};
+
+// Block tables of decode rows: key t of row r is slot  blocks[begins[r] + t / size] * size + t % size  of a pool.
+struct BlockTables {
+  const int32_t* blocks;   // the tables, end to end
+  const int32_t* begins;   // where in them each row's begins,
+  const int32_t* ends;     // and ends
+  const int32_t* lengths;  // keys of each row, its own token among them
+  int64_t count;
+  int32_t block_size;
+};
+
+// One layer of decode rows: a query per row and head over a pool of [slots, kv_heads, width].
+struct PagedArgs {
+  BlockTables tables;
+  const void* q;  // rows of [heads, width], `q_stride` values apart
+  const void* k;
+  const void* v;
+  void* out;  // [rows, heads, width]
+  int64_t q_stride;
+  int32_t heads;  // a multiple of kv_heads
+  int32_t kv_heads;
+  int32_t width;
+  float scale;
   Type type;
 };
 
