@@ -284,6 +284,8 @@ class Record:
     num_known: int
     cached_len: int
     staged_len: int
+    ahead: int
+    in_flight: int
     queued_tokens: int
     failures: int
     deferred: int

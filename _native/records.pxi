@@ -61,7 +61,9 @@ cdef dict _CACHE_MODES = {"never": 0, "auto": 1, "always": 2}
 
 cdef class Record:
     """What every stage of a step knows of a request. ``num_known`` tokens are the prompt and what was sampled;
-    ``cached_len`` of them have their KV in the pool, ``staged_len`` counts tokens in flight as well."""
+    ``cached_len`` of them have their KV in the pool, ``staged_len`` counts tokens in flight as well. ``ahead`` tokens
+    are being drawn by steps in flight; behind the known ones stands, for each, -1 minus its place among what its step
+    draws. ``in_flight`` steps that hold a row of a Decode request are not settled."""
 
     cdef RequestRow row
     cdef Parcel parcel  # in the inbox; has the request in it from post to take
@@ -71,6 +73,7 @@ cdef class Record:
     cdef public RequestStats stats
     cdef public Lease lease
     cdef public int64_t num_known, cached_len, staged_len, queued_tokens, failures, deferred, max_new_tokens
+    cdef public int64_t ahead, in_flight
     cdef public double arrived, planned, first_token, expires
     cdef public cbool cancelled
 
@@ -410,7 +413,7 @@ def pack_step(rows, folds, more, int32_t block_size):
 
 
 def pack_running(requests, int32_t block_size):
-    """The arrays of ``pack_decode`` for running requests: the last token that each knows."""
+    """The arrays of ``pack_decode`` for running requests: the last token that each knows, or is about to."""
     cdef int64_t i, blocks = 0, count = len(requests)
     cdef vector[DecodeRow] packed
     cdef DecodeRow row
@@ -419,7 +422,7 @@ def pack_running(requests, int32_t block_size):
     packed.reserve(count)
     for r in requests:
         known = r.known
-        row.tokens, row.num_tokens, row.known = _data(known), _len(known), r.num_known
+        row.tokens, row.num_tokens, row.known = _data(known), _len(known), r.num_known + r.ahead
         row.shared, row.shared_blocks = r.lease.c.shared.data(), r.lease.c.shared.size()
         row.own, row.own_blocks = r.lease.c.own.data(), r.lease.c.own.size()
         packed.push_back(row)

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from prelude.batch import ForwardBatch, StepResult
 from prelude.errors import EngineClosed
+from prelude.execution.drawn import num_drawn
 from prelude.execution.executor import ExecutorLimits
 from prelude.models.config import ModelConfig
 
@@ -162,6 +163,7 @@ class CudaExecutor:
         except TypeError:
             raise
         except Exception as error:  # the step's own failure belongs to whoever waits for it
+            self._drawn_count = num_drawn(batch) or self._drawn_count  # named by a step that nobody will read
             return Failed(error)
 
     def wait(self, handle: Ticket | Failed) -> StepResult:
@@ -240,18 +242,25 @@ class CudaExecutor:
         return ticket
 
     def _program(self, layout: StepLayout) -> tuple[Program, Readings]:
-        """What runs this step, and its readings: replay first, eager where no graph fits."""
+        """What runs this step, and its readings: replay first, eager where no graph fits. One readout of a simple
+        kind is part of the graph; others are enqueued behind it, their arrays behind the body's in the same copy."""
         keys = 0 if self.calls is not None else max(1, len(layout.key_lists(self.block_size).keys))
         exact = Shape.exact(layout, keys)
         readouts = [read.readout for read in layout.reads]
         head = Head.of(readouts[0], self._bench.chunk_rows) if len(readouts) == 1 else None
-        if head is not None or not readouts:
-            readings = Readings.of(readouts, self._bench, head, self._drawn_rows)
-            program = self._recorded(exact.bucket(head), readings)
+        readings = Readings.of(readouts, self._bench, head, self._drawn_rows)
+        shape = exact.bucket(head)
+        if head is not None:
+            program = self._recorded(shape, readings)
             if program is not None:
                 return program, readings
-        readings = Readings.of(readouts, self._bench, None, self._drawn_rows)
-        return Program(exact, Fields([*exact.sizes(), *readings.inputs()]), readings.output_fields()), readings
+            readings = Readings.of(readouts, self._bench, None, self._drawn_rows)
+        inputs, outputs = Fields([*shape.sizes(), *readings.inputs()]), readings.output_fields()
+        if head is None and inputs.nbytes <= _STAGING:
+            body = self._recorded(shape, Readings.of([], self._bench, None, self._drawn_rows))
+            if body is not None:
+                return Program(shape, inputs, outputs, body.attention, body.graph), readings
+        return Program(exact, Fields([*exact.sizes(), *readings.inputs()]), outputs), readings
 
     def _recorded(self, bucket: Shape, readings: Readings) -> Program | None:
         try:

@@ -182,8 +182,9 @@ class OneShotBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """B running sequences, one token each. ``context_lens`` counts the tokens before this one; the block table
-    (CSR) covers the token that is written now as well."""
+    """B running sequences, one token each. ``context_lens`` counts the tokens before this one; the block table (CSR)
+    covers the token that is written now as well. An id below 0 names a token that the host has not seen: -1 - j is
+    the j-th that the last sampling step drew, its sample readouts one after another."""
 
     token_ids: I32  # [B]
     positions: I32  # [B]

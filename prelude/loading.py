@@ -90,6 +90,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
         raise ModelError(
             "torch is not installed: the engine needs the extra, pip install 'prelude-engine[engine]'"
         ) from error
+    from prelude.execution.beside import BesideExecutor
     from prelude.execution.cpu import CpuExecutor, resolve_dtype
     from prelude.models.checkpoint import Checkpoint
     from prelude.models.memory import available_memory
@@ -120,7 +121,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
             logits_chunk_rows=rows,
         )
         checkpoint.check_unchanged()
-        return executor
+        return BesideExecutor(executor) if config.overlap else executor
 
 
 def _cuda_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:

@@ -58,6 +58,9 @@ class FaultyExecutor(toy.ToyExecutor):
         for fault in due:
             self.errors += 1
             match fault.kind:
+                case "raise" | "memory" | "cancel" if site == "wait":
+                    self.lose(batch)
+            match fault.kind:
                 case "raise":
                     raise RuntimeError("injected")
                 case "memory":

@@ -33,10 +33,12 @@ from prelude.batch import (
     SampleRows,
     StepResult,
 )
+from prelude.execution.drawn import Drawn
 from prelude.execution.executor import ExecutorLimits
 
 VOCAB = 97
 UNWRITTEN = -7
+UNDEFINED = -8  # what a step that failed may have left
 
 
 def logits_of(sequence: list[int]) -> np.ndarray:
@@ -75,6 +77,7 @@ class ToyExecutor:
         self.batches: list[ForwardBatch] = []
         self.fail_next: BaseException | None = None
         self.closed = False
+        self._drawn = Drawn()
 
     def limits(self) -> ExecutorLimits:
         return ExecutorLimits(VOCAB, 4096, 8, 3, self.block_size, self.num_blocks, 8, 64, 0, "toy", "float64")
@@ -88,6 +91,7 @@ class ToyExecutor:
             time.sleep(self.delay)
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
+            self.lose(handle)
             raise error
         match handle:
             case OneShotBatch(slices=slices, readout=readout):
@@ -102,11 +106,22 @@ class ToyExecutor:
                     outputs.append(self._read(handle.decode_readout, rows_seen))
             case _:
                 raise TypeError(f"not a ForwardBatch: {type(handle).__name__}")
+        self._drawn.keep(tuple(outputs))
         empty = np.zeros(0, dtype=np.int32)
         return StepResult(tuple(outputs), tuple(empty for _ in outputs), 1e-6, lm_head_rows=0)
 
     def close(self) -> None:
         self.closed = True
+
+    def lose(self, batch: ForwardBatch) -> None:
+        """The step fails: nobody knows what stands where it should have written."""
+        self._drawn.lose(batch)
+        slices = getattr(batch, "slices", None)
+        rows = getattr(batch, "decode", None) or getattr(batch, "rows", None)
+        if slices is not None and slices.write_slots is not None:
+            self.pool[slices.write_slots[slices.write_slots >= 0]] = UNDEFINED
+        if rows is not None:
+            self.pool[rows.write_slots] = UNDEFINED
 
     # -------------------------------------------------------------- sequences
 
@@ -134,7 +149,7 @@ class ToyExecutor:
         return sequences
 
     def _rows(self, rows: DecodeRows) -> list[list[int]]:
-        self.pool[rows.write_slots] = rows.token_ids
+        self.pool[rows.write_slots] = self._drawn.resolve(rows.token_ids.astype(np.int64))
         sequences = []
         for b in range(rows.num_rows):
             blocks = rows.block_ids[rows.block_indptr[b] : rows.block_indptr[b + 1]]

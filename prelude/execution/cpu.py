@@ -30,6 +30,7 @@ from prelude.errors import EngineClosed
 from prelude.execution.attention import AttentionPlan, CascadePlan
 from prelude.execution.attention_runs import RunsPlan
 from prelude.execution.bits import rows_needed
+from prelude.execution.drawn import Drawn
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.layout import I64, StepTokens
 from prelude.execution.readouts import HiddenRows, read
@@ -103,6 +104,7 @@ class CpuExecutor:
         default_rows = max(16, min(256, _LOGITS_BYTES // (4 * config.vocab_size)))
         self._chunk_rows = default_rows if logits_chunk_rows is None else max(1, logits_chunk_rows)
         self._num_blocks = num_blocks
+        self._drawn = Drawn()
         self._closed = False
 
     def limits(self) -> ExecutorLimits:
@@ -130,6 +132,7 @@ class CpuExecutor:
             with torch.inference_mode():
                 return Finished(self._run(batch, readouts), None)
         except Exception as error:  # the step's own failure, whatever it is, belongs to whoever waits for it
+            self._drawn.lose(batch)
             return Finished(None, error)
 
     def wait(self, handle: Finished) -> StepResult:
@@ -156,6 +159,7 @@ class CpuExecutor:
             output, bad = read(readout, reading)
             outputs.append(output)
             bad_rows.append(bad)
+        self._drawn.keep(tuple(outputs))
         peak = self._peak_bytes(step, len(hidden), reading.lm_head_rows)
         return StepResult(
             tuple(outputs),
@@ -181,7 +185,8 @@ class CpuExecutor:
             return (last_plan if layer == last else plan).run(q, k, v, pool_k, pool_v)
 
         highest = int(step.positions.max(initial=-1))
-        ids, positions = torch.from_numpy(step.token_ids), torch.from_numpy(step.positions)
+        token_ids = step.token_ids if step.decode is None else self._drawn.resolve(step.token_ids)
+        ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)
         return self.decoder.forward(
             ids, positions, highest, attention, None if rows is None else torch.from_numpy(rows)
         )

@@ -28,12 +28,13 @@ class ExecutorLimits:
 
 @runtime_checkable
 class Executor(Protocol):
-    """Runs batches in the order they were submitted. It never sees a request.
+    """Runs batches in the order they were submitted. It never sees a request. A step may be submitted before the one
+    before it was waited for, and may name tokens that it draws (``DecodeRows.token_ids``).
 
     ``submit`` raises ``TypeError`` for anything but a ``ForwardBatch`` variant. ``wait`` returns the result of
     that handle or raises what the step raised; after a failed step the executor takes the next one as if
-    nothing had happened (its pool contents for that step's write slots are undefined). One thread at a time
-    submits; any thread may wait.
+    nothing had happened (its pool contents for that step's write slots are undefined, and so are the numbers of rows
+    that name a token which it should have drawn). One thread at a time submits; any thread may wait.
     """
 
     def submit(self, batch: ForwardBatch) -> Any: ...

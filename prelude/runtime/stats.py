@@ -30,6 +30,7 @@ class EngineStats:
     rejected: dict[str, int] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=lambda: {"oneshot": 0, "mixed": 0, "decode": 0})
     failed_steps: int = 0
+    discarded_rows: int = 0  # decode rows that were run before it was known that their request had ended
     replays: int = 0  # rows that ran again after a failed step
     hangs: int = 0  # steps that passed the watchdog's limit
     prefill_tokens: int = 0

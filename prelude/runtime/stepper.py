@@ -104,8 +104,9 @@ class Stepper(Forkable):
         self._withdrawn = False
         self.overlap = overlap
         self._flights: deque[Flight] = deque()  # one at most, two while the first is waited for
-        self._flying: frozenset[int] = _NOBODY  # ids of the requests in flight
-        self._late: list[tuple[Request, Exception]] = []  # ends of requests that came while they were in flight
+        self._flying: frozenset[int] = _NOBODY  # ids of the OneShot requests in flight
+        self._late: list[tuple[Request, Exception]] = []  # their ends that came meanwhile
+        self._lingering: dict[int, Request] = {}  # Decode requests that ended, and hold what a step in flight writes
         self._blocked = 0.0  # seconds of this turn in the executor
         self._baton = Baton()
         self._wake = Doorbell()
@@ -138,16 +139,19 @@ class Stepper(Forkable):
 
     def _step(self) -> bool:
         """Without overlap: plan, submit, wait, settle. With it: plan, submit, then wait for and settle the step
-        before, which ran meanwhile. A step whose rows go on after it is settled before the next one is planned; what
-        overlaps then is the hand-over of its results and the inbox."""
+        before, which ran meanwhile; rows that it draws a token for are planned as if they went on. Settled before the
+        next is planned is a step that comes first (penalties, half a prompt), one that runs again what failed, one
+        beside which somebody would have to give way."""
         began, self._blocked = time.perf_counter(), 0.0
         self._drain()
-        landed = bool(self._flights) and not self._flights[0].alone
-        if landed:
-            self._land()
-        launched = False
+        landed = launched = False
+        if self._flights and (self._limit is not None or self._flights[-1].comes_first):
+            landed = self._land_all()
         if not self.queues.empty:
-            plan = plan_step(self.queues, self.pool, self.budgets, self.pacer, self._limit)
+            plan = self._plan()
+            if plan.settle_first:
+                landed = self._land_all()
+                plan = self._plan()
             self._note_waiting(plan)
             if not plan.empty:
                 launched = True
@@ -155,11 +159,17 @@ class Stepper(Forkable):
         if self._flights and (len(self._flights) > 1 or not launched or not self.overlap):
             self._land()
             landed = True
+            if self._limit is not None:  # what went on from a step that failed, or beside it
+                self._land_all()
         self.stats.host_seconds += time.perf_counter() - began - self._blocked
         self._flush()
         if launched or landed:
             return True
         return not self.queues.empty and self._stuck(plan)
+
+    def _plan(self) -> Plan:
+        in_flight = bool(self._flights)
+        return plan_step(self.queues, self.pool, self.budgets, self.pacer, self._limit, in_flight=in_flight)
 
     def _drain(self) -> None:
         """The inbox into the queues; then whoever need not run any more ends: cancelled, expired, loop closed."""
@@ -196,7 +206,7 @@ class Stepper(Forkable):
             heapq.heappush(self._expiring, (request.expires, request.id, request))
 
     def _end(self, request: Request, error: Exception) -> None:
-        if request.id in self._flying:  # when its step is settled: until then the executor reads what it holds
+        if request.id in self._flying:  # when its step is settled, which ends it anyway
             self._late.append((request, error))
             return
         if request.order and request.state is not State.FINISHED:
@@ -204,6 +214,8 @@ class Stepper(Forkable):
 
     def _ended(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         """Tells a request's end, unless it has been told: the one place that does."""
+        if request.lease is not None and request.state is State.FINISHED:
+            self._lingering[request.id] = request
         self.inbox.leave(request)
         if self.live.pop(request.id, None) is None:
             return
@@ -284,7 +296,8 @@ class Stepper(Forkable):
                 self.events.emit("preempted", request.options.request_id)
 
     def _launch(self, plan: Plan) -> None:
-        """Packs and submits. Where that fails the rows are settled, and nothing is in flight."""
+        """Packs and submits. Where that fails the steps before it are settled, then its own rows, and nothing is in
+        flight."""
         began = self._begin(plan)
         requests = plan.requests()
         try:
@@ -294,56 +307,99 @@ class Stepper(Forkable):
             blocked = time.perf_counter() - entered
         except BaseException as error:
             self.step_began = 0.0
-            self._interrupted(error, [plan, *(flight.plan for flight in self._flights)])
-            self._failed(plan, error)
+            self._interrupted(error, plan)
+            void: set[int] = set()
+            self._land_all(void)
+            self._failed(plan.without(void), error)
             return
-        ids = _NOBODY
+        flight = Flight(plan, packed, began, requests, handle)
         if self.overlap:
             self._blocked += blocked
-            ids = frozenset([request.id for request in requests])
-            self._flying |= ids
-        self._flights.append(Flight(plan, packed, handle, began, requests, ids))
+            flight.request_ids = frozenset([row.request.id for row in plan.oneshot])
+            self._flying |= flight.request_ids
+            flight.leave()
+        self._flights.append(flight)
 
-    def _land(self) -> None:
-        """Waits for the first step in flight and settles it."""
+    def _land_all(self, void: set[int] | None = None) -> bool:
+        """Settles all that is in flight; whether anything was. ``void`` gets the ids of Decode requests in steps that
+        failed."""
+        landed = bool(self._flights)
+        while self._flights:
+            flight = self._flights[0]
+            if not self._land() and void is not None:
+                void.update([request.id for request in flight.rows()])
+        return landed
+
+    def _land(self) -> bool:
+        """Waits for the first step in flight and settles it. Whether it succeeded."""
         flight = self._flights.popleft()
+        succeeded = False
         entered = time.perf_counter()
         try:
             result = self.executor.wait(flight.handle)
             check_result(flight.packed, result)
         except BaseException as error:
             self.step_began = 0.0
-            self._interrupted(error, [*(later.plan for later in self._flights), flight.plan])
-            self._flying -= flight.request_ids
-            self._failed(flight.plan, error)
+            self._flights.appendleft(flight)
+            self._interrupted(error)
+            self._flights.popleft()
+            self._arrive(flight)
+            for later in self._flights:
+                later.void.update([request.id for request in flight.rows()])
+            self._failed(flight.plan.without(flight.void), error)
         else:
+            succeeded = True
             self._blocked += time.perf_counter() - entered if self.overlap else result.seconds
             self.step_began = time.monotonic() if self._flights else 0.0
-            self._flying -= flight.request_ids
+            self._arrive(flight)
             self._settle(flight, result)
+        if self._lingering:
+            self._let_go_of_ended()
         late, self._late = self._late, []
         for request, ended in late:
             self._end(request, ended)
+        return succeeded
 
-    def _interrupted(self, error: BaseException, plans: list[Plan]) -> None:
-        """Ctrl-C while the executor was at work: everybody in flight again. ``plans``: the latest first."""
+    def _arrive(self, flight: Flight) -> None:
+        self._flying -= flight.request_ids
+        if self.overlap:
+            flight.arrive()
+
+    def _let_go_of_ended(self) -> None:
+        """What ended requests hold goes back once no step in flight writes it."""
+        for request in [request for request in self._lingering.values() if not request.in_flight]:
+            del self._lingering[request.id]
+            self.pool.release(request.held)
+            request.lease = None
+
+    def _interrupted(self, error: BaseException, launching: Plan | None = None) -> None:
+        """Ctrl-C while the executor was at work: everybody in flight again, and those of a step that was being
+        submitted. The latest step first."""
         if isinstance(error, KeyboardInterrupt | SystemExit) and _in_main_thread():
-            for plan in plans:
-                withdraw_all(plan, self.queues, self.pool)
-            self._flights.clear()
+            if launching is not None:
+                withdraw_all(launching, self.queues, self.pool)
+            while self._flights:
+                flight = self._flights.pop()
+                self._arrive(flight)
+                withdraw_all(flight.plan, self.queues, self.pool)
+            self._let_go_of_ended()
             self._flying = _NOBODY
             self._withdrawn = True
             raise error
 
     def _settle(self, flight: Flight, result: StepResult) -> None:
         plan, packed = flight.plan, flight.packed
-        self.failures_in_a_row = 0
+        living = plan if not self.overlap else plan.without(flight.void)
+        self.stats.discarded_rows += len(plan.decode) - len(living.decode)
+        if not living.empty:  # else it says nothing that the step before has not said
+            self.failures_in_a_row = 0
         self.stats.count_step(plan, packed, result)
         self._measure(plan, packed, result)
         for request in traced(flight.requests):
             _mark_run(request, flight.began, result)
-        first = [r for r in (*(row.request for row in plan.prefill),) if not r.output] if self.events else []
-        settle(plan, packed, result, self.queues, self.pool, self.limits.vocab_size, self._ended_well)
+        first = [r for r in (*(row.request for row in living.prefill),) if not r.output] if self.events else []
+        limit = self.limits.vocab_size
+        settle(plan, packed, result, self.queues, self.pool, limit, self._ended_well, flight.void)
         for request in first:
             if request.output:
                 self.events.emit("first_token", request.options.request_id)
@@ -382,6 +438,8 @@ class Stepper(Forkable):
             )
 
     def _failed(self, plan: Plan, error: BaseException) -> None:
+        if plan.empty:  # all of its rows went on from a step that has failed, or have ended
+            return
         self.last_error = error
         self.failures_in_a_row += 1
         self.stats.failed_steps += 1
@@ -428,8 +486,13 @@ class Stepper(Forkable):
         self.last_error = error
         self.failures_in_a_row = self.unhealthy_after
         self._limit = None
-        self._flights.clear()
+        while self._flights:
+            self._arrive(self._flights.pop())
         self._flying, self._late = _NOBODY, []
+        for request in self._lingering.values():
+            self.pool.release(request.held)
+            request.lease = None
+        self._lingering.clear()
         self.queues = self._new_queues()
         posted = set(map(id, self.inbox.items))
         for request in list(self.live.values()):

@@ -50,6 +50,15 @@ class Packed:
     row_ends: I32 | None = None
     pair_ends: I32 | None = None
 
+    @property
+    def first_drawn(self) -> int:
+        """Where, among all tokens that the step draws, those of ``prefill`` begin; ``decode``'s follow."""
+        batch = self.batch
+        if not isinstance(batch, MixedBatch) or not len(self.computed):
+            return 0
+        first = batch.readouts[0]
+        return len(first.rows) if isinstance(first, SampleRows) else 0
+
 
 # ------------------------------------------------------------------ OneShot
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from prelude._native.core import OneShotRow as OneShotRow
-from prelude.scheduling.request import Request
+from prelude.scheduling.request import Request, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,24 @@ class Deferral:
     reason: str
 
 
+def lives(request: Request, void: Collection[int]) -> bool:
+    """Whether a row of a step that was in flight still is its request's next: that has not ended meanwhile, and the
+    step it goes on from did not fail."""
+    return request.state is not State.FINISHED and request.id not in void
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """``settle_first``: nothing is planned, because somebody would have to give way while a step in flight has a row
+    of it."""
+
     oneshot: tuple[OneShotRow, ...] = ()
     folds: tuple[Fold, ...] = ()
     prefill: tuple[PrefillRow, ...] = ()
     decode: tuple[Request, ...] = ()
     preempted: tuple[Request, ...] = ()
     deferred: tuple[Deferral, ...] = field(default=())
+    settle_first: bool = False
 
     @property
     def empty(self) -> bool:
@@ -61,6 +72,15 @@ class Plan:
             requests += [row.request for row in self.prefill]
             requests += self.decode
         return requests
+
+    def without(self, void: Collection[int]) -> Plan:
+        """The rows that still mean something: not those of Decode requests that have ended, or whose id is in
+        ``void``."""
+        return replace(
+            self,
+            prefill=tuple([row for row in self.prefill if lives(row.request, void)]),
+            decode=tuple([request for request in self.decode if lives(request, void)]),
+        )
 
     def __str__(self) -> str:
         shots = ", ".join(

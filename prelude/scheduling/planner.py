@@ -54,15 +54,24 @@ class Budgets:
 
 
 def plan_step(
-    queues: Queues, pool: KvPool, budgets: Budgets, pacer: Pacer | None = None, limit: int | None = None
+    queues: Queues,
+    pool: KvPool,
+    budgets: Budgets,
+    pacer: Pacer | None = None,
+    limit: int | None = None,
+    *,
+    in_flight: bool = False,
 ) -> Plan:
-    """``limit``: only rows of failed steps, so many at most."""
+    """``limit``: only rows of failed steps, so many at most. ``in_flight``: another step is not settled; rows that it
+    draws a token for go on from there, and nobody is preempted beside it."""
     ledger = budgets.ledger(limit)
     retry = limit is not None
     pool.begin_plan()
     queues.look_again()
     deferred: list[Deferral] = []
-    decode, preempted = _plan_decode(queues, pool, ledger, retry)
+    decode, preempted = _plan_decode(queues, pool, ledger, retry, in_flight)
+    if decode is None:
+        return Plan(settle_first=True)
     allowance = pacer.allowance(len(decode)) if pacer and not retry else None
     if _oneshot_first(queues):
         rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
@@ -70,7 +79,7 @@ def plan_step(
     else:
         prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry, deferred)
         rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
-    if not (rows or prefill or decode or preempted or retry) and len(queues.running) > 1:
+    if not (rows or prefill or decode or preempted or retry or in_flight) and len(queues.running) > 1:
         # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
         preempted.append(queues.running[-1])
         preempt(queues.running[-1], queues, pool)
@@ -83,9 +92,14 @@ def _oneshot_first(queues: Queues) -> bool:
     Within its class another may go first; between classes age decides, so neither starves the other."""
     if not queues.oneshot:
         return False
-    prompts = [r for r in queues.running if r.state is State.PREFILL]
+    prompts = [r for r in queues.running if _has_prompt_left(r)]
     first = queues.oneshot.oldest()
     return (not queues.decode or first <= queues.decode.oldest()) and all(first <= _rank(r) for r in prompts)
+
+
+def _has_prompt_left(request: Request) -> bool:
+    """Whether tokens of its prompt are in no step so far; a step with half a prompt is settled before the next."""
+    return request.state is State.PREFILL and request.staged_len < request.num_known
 
 
 def _rank(request: Request) -> tuple[int, int]:
@@ -116,15 +130,23 @@ def _deferral(request: Request, tokens: int) -> Deferral:
 # ------------------------------------------------------------------ decode rows
 
 
-def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger, retry: bool) -> tuple[list[Request], list[Request]]:
-    """Running rows, oldest first. A row that cannot grow preempts the last running request, itself at worst."""
+def _plan_decode(
+    queues: Queues, pool: KvPool, ledger: Ledger, retry: bool, in_flight: bool
+) -> tuple[list[Request] | None, list[Request]]:
+    """Running rows, oldest first. A row that cannot grow preempts the last running request, itself at worst; beside a
+    step in flight nobody is preempted and there is no plan. Rows that are being drawn a token go on from it, as if
+    it did not end them; those that end with it by their budget do not."""
     planned: list[Request] = []
     preempted: list[Request] = []
     for request in list(queues.running):
-        if request.state is not State.DECODE or (retry and not request.failures):
+        if (request.state is not State.DECODE and not request.ahead) or (retry and not request.failures):
+            continue
+        if request.ends_ahead:
             continue
         lease = request.held
-        while not _grow_to(pool, lease, request.num_known):
+        while not _grow_to(pool, lease, request.num_known + request.ahead):
+            if in_flight:
+                return None, []
             victim = queues.running[-1]
             preempt(victim, queues, pool)
             preempted.append(victim)
@@ -135,8 +157,9 @@ def _plan_decode(queues: Queues, pool: KvPool, ledger: Ledger, retry: bool) -> t
                 ledger.give_back(Need(1))
         else:
             if ledger.take(Need(1)):
-                request.staged_len = request.num_known
                 planned.append(request)
+    for request in planned:
+        request.staged_len = request.num_known + request.ahead
     return planned, preempted
 
 
@@ -172,7 +195,7 @@ def _plan_prefill(
     policy = queues.decode.policy
     chunked = beside_rows and not policy.whole_prompts
     left = min(ledger.tokens, budgets.chunk_tokens) if chunked else ledger.tokens
-    under_way = [r for r in queues.running if r.state is State.PREFILL and (r.failures or not retry)]
+    under_way = [r for r in queues.running if _has_prompt_left(r) and (r.failures or not retry)]
     waiting: Iterator[Request] = iter(())
     if queues.decode and len(queues.running) < budgets.running and (policy.refills or not queues.running):
         waiting = queues.decode.in_order(queues.served)

@@ -33,7 +33,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> int | None:
-    """Settles a failed step. Returns how many of its rows the next step may have, ``None`` where none is left."""
+    """Settles a failed step. Returns how many of its rows the next step may have, ``None`` where none is left.
+    ``plan`` has no rows of requests that have ended."""
     lack = out_of_memory(error)
     decode = [*(row.request for row in plan.prefill), *plan.decode]
     oneshot = [row.request for row in plan.oneshot]
@@ -74,13 +75,16 @@ def withdraw_all(plan: Plan, queues: Queues, pool: KvPool) -> None:
     for row in reversed(plan.oneshot):
         if row.request.state is State.PREFILL:
             withdraw(row.request, queues, pool)
-    for chunk in plan.prefill:
-        _roll_back(chunk.request, pool)
+    for request in (*(chunk.request for chunk in plan.prefill), *plan.decode):
+        if request.state is not State.FINISHED:
+            _roll_back(request, pool)
 
 
 def _roll_back(request: Request, pool: KvPool) -> None:
-    """A Decode row whose chunk was promised, or stood on a promise: back to what the trie has of it."""
+    """Back to the last settled token; one whose chunk was promised, or stood on a promise, to what the trie has of
+    it."""
     lease = request.lease
+    request.staged_len = request.cached_len
     if lease is not None and (lease.promise >= 0 or lease.borrowed):
         pool.withdraw(lease)
         request.cached_len = request.staged_len = lease.num_shared * pool.block_size

@@ -67,7 +67,8 @@ class Request(Record):
     ``known`` tokens are the prompt and what was sampled; ``cached_len`` of them have their KV in the pool.
 
     ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, settling moves
-    ``cached_len`` up to it.
+    ``cached_len`` up to it. Of a Decode request ``in_flight`` steps are not settled, which draw ``ahead`` tokens for
+    it; both stay 0 where steps do not overlap.
     """
 
     __slots__ = ()
@@ -171,7 +172,12 @@ class Request(Record):
             self.history = History.of(edits, self.prepared.tree.token_ids)
             for token_id in self.output:
                 self.history.add(token_id)
-        return Drawing(row, sampling, len(self.output), self.history)
+        return Drawing(row, sampling, len(self.output) + self.ahead, self.history)
+
+    @property
+    def ends_ahead(self) -> bool:
+        """Whether it ends, whatever they are, with the tokens that steps in flight are drawing."""
+        return len(self.output) + self.ahead >= self.max_new_tokens
 
     def move(self, state: State) -> None:
         """The one place where a request's state changes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from prelude._native.core import settle_group
@@ -12,7 +12,7 @@ from prelude.errors import ExecutionError
 from prelude.scheduling.check import bad_rows, readouts_of
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
-from prelude.scheduling.plan import Plan
+from prelude.scheduling.plan import Plan, lives
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 
@@ -49,10 +49,11 @@ def finish(
     outcome: Outcome | None,
     error: BaseException | None,
 ) -> None:
-    """The end of a request, whatever it is: lease back, out of the queues, delivered. Called once per request."""
+    """The end of a request, whatever it is: lease back, out of the queues, delivered. Called once per request. What a
+    step in flight still writes is given back when that step is over."""
     queues.discard(request)
     request.move(State.FINISHED)
-    if request.lease is not None:
+    if request.lease is not None and not request.in_flight:
         pool.release(request.lease)
         request.lease = None
     request.ending(request, outcome, error)
@@ -62,9 +63,17 @@ Ended: TypeAlias = "Callable[[list[Request], list[Outcome]], None]"
 
 
 def settle(
-    plan: Plan, packed: Packed, result: StepResult, queues: Queues, pool: KvPool, vocab_size: int, ended: Ended
+    plan: Plan,
+    packed: Packed,
+    result: StepResult,
+    queues: Queues,
+    pool: KvPool,
+    vocab_size: int,
+    ended: Ended,
+    void: Collection[int] = (),
 ) -> None:
-    """``ended`` hears of the OneShot requests that ended well, all at once; of others their own ``ending``."""
+    """``ended`` hears of the OneShot requests that ended well, all at once; of others their own ``ending``. ``void``:
+    ids of Decode requests whose rows mean nothing, since the step they go on from failed."""
     batch_size = len(plan.oneshot) + len(plan.prefill) + len(plan.decode)
     if plan.oneshot:
         _settle_oneshot(plan, packed, result, queues, pool, vocab_size, batch_size, ended)
@@ -72,15 +81,19 @@ def settle(
         return
     forward_ms = result.seconds * 1e3
     for request in [*(row.request for row in plan.prefill), *plan.decode]:
+        if not lives(request, void):
+            continue
         request.stats.forward_ms += forward_ms
         request.stats.batch_size_seen = max(request.stats.batch_size_seen, batch_size)
         request.failures = 0
-    _settle_prefill(plan, packed, result, queues, pool, vocab_size)
+    _settle_prefill(plan, packed, result, queues, pool, vocab_size, void)
     if packed.decode:
         output = result.outputs[packed.outputs[2]]
         bad = _bad_rows(packed, result, packed.outputs[2])
         for row, request in enumerate(packed.decode):
-            request.cached_len = request.staged_len = request.num_known
+            if not lives(request, void):
+                continue
+            request.cached_len = request.num_known
             request.stats.computed_tokens += 1
             _settle_token(request, row, output, bad, queues, pool, vocab_size)
 
@@ -130,11 +143,20 @@ def _out_of_vocabulary(token: int, vocab_size: int) -> ExecutionError:
 
 
 def _settle_prefill(
-    plan: Plan, packed: Packed, result: StepResult, queues: Queues, pool: KvPool, vocab_size: int
+    plan: Plan,
+    packed: Packed,
+    result: StepResult,
+    queues: Queues,
+    pool: KvPool,
+    vocab_size: int,
+    void: Collection[int],
 ) -> None:
     for row in plan.prefill:
         request = row.request
-        request.cached_len = request.staged_len = row.start + row.count
+        if request.id in void:
+            continue
+        request.cached_len = row.start + row.count
+        # Also where the request ended meanwhile: others of this step may stand on what it promised.
         request.stats.computed_tokens += row.count
         request.stats.chunks += 1
         if request.cache != "never" and request.lease is not None:
@@ -145,6 +167,8 @@ def _settle_prefill(
         output = result.outputs[packed.outputs[1]]
         bad = _bad_rows(packed, result, packed.outputs[1])
         for place, request in enumerate(packed.prefill):
+            if not lives(request, void):
+                continue
             if not request.output:
                 request.stats.queue_ms = (request.planned - request.arrived) * 1e3
             request.move(State.DECODE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.shapes import Shape
 
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
-from tests.cuda.plans import BLOCKS
+from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows
+from tests.cuda.plans import BLOCKS, random_edits
 from tests.cuda.test_parity import same
 from tests.execution.helpers import (
     BLOCK,
@@ -57,13 +58,38 @@ def test_a_shape_is_recorded_at_its_second_sighting_and_replayed_from_then_on(
 def test_what_fits_no_graph_runs_eagerly_and_is_counted(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
     executor, reference = on_device(model, policy=GraphPolicy(after=1, max_rows=64)), model.executor()
     large, small = last_token(random_ids(1, 300)), last_token(random_ids(2, 40))
-    s = prompts(random_ids(3, 30))
-    ranked = OneShotBatch(s, all_logprobs(ends(s), ranks=True, top=3))
-    for batch, eager in ((large, True), (small, False), (ranked, True), (small, False)):
+    for batch, eager in ((large, True), (small, False), (large, True), (small, False)):
         result = run(executor, batch)  # type: ignore[arg-type]
         assert result.eager == eager
         same(result, run(reference, batch), 1e-4)
     assert (executor.graphs.eager, executor.graphs.replays) == (2, 2)
+
+
+@pytest.mark.feature("A29")
+def test_readouts_that_no_graph_has_are_read_behind_a_replayed_body(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    """Ranks and best tokens, vectors, edits and logprobs of drawn tokens, two readouts: one recorded body for all."""
+    executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
+    rng = np.random.default_rng(3)
+    s = prompts(random_ids(3, 30), random_ids(4, 28))
+    rows = decode_rows([5, 7], [0, 3], [[1], [2]])
+    edited = replace(sampling(ends(s)), edits=random_edits(rng, 2, VOCAB), logprobs=True, top=2)
+    steps = [
+        OneShotBatch(s, all_logprobs(ends(s), ranks=True, top=3)),
+        OneShotBatch(s, PooledRows(ends(s), np.arange(3, dtype=np.int32))),
+        OneShotBatch(s, edited),
+        OneShotBatch(s, all_logprobs(ends(s), ranks=True, top=5)),
+        MixedBatch(s, (all_logprobs(ends(s)), sampling(ends(s))), rows, sampling([0, 1])),
+    ]
+    for batch in steps:
+        result = run(executor, batch)  # type: ignore[arg-type]
+        assert not result.eager
+        same(result, run(reference, batch), 1e-4)
+    assert (executor.graphs.replays, executor.graphs.captures, executor.graphs.eager) == (5, 2, 0)
+    drawn = int(run(reference, steps[-1]).outputs[2].token_ids[1])
+    following = [DecodeBatch(decode_rows([token], [4], [[2]]), sampling([0])) for token in (-4, drawn)]
+    same(run(executor, following[0]), run(reference, following[1]), 1e-4)  # type: ignore[arg-type]
 
 
 @pytest.mark.feature("H10")

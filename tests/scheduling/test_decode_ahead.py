@@ -1,0 +1,468 @@
+"""A decode step is submitted before the one it goes on from is waited for: what is sent, what is thrown away, what is
+held how long, and that nobody can tell from the tokens."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prelude.admission.drawing import Drawing, RowEdits, Sampling
+from prelude.admission.prepared import Prepared, TokenTree
+from prelude.batch import DecodeBatch, DecodeRows, MixedBatch
+from prelude.errors import DeadlineExceeded, ExecutionError, RequestCancelled
+from prelude.options import RequestOptions
+from prelude.scheduling import planner
+from prelude.scheduling.request import Request, State
+from tests import toy
+from tests.engine.test_faults import ById, text
+from tests.engine.test_limits import post
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.test_overlap import Beside
+from tests.scheduling.test_shared_prefixes import check
+from tests.service import Fault, FaultyExecutor, is_empty, play, run_steps, service_core
+
+
+def rows_of(batch: Any) -> DecodeRows:
+    return batch.rows if isinstance(batch, DecodeBatch) else batch.decode
+
+
+def named(core: Any) -> list[list[int]]:
+    """The token ids of every step's decode rows."""
+    steps = [batch for batch in core.executor.batches if isinstance(batch, DecodeBatch | MixedBatch)]
+    return [rows_of(batch).token_ids.tolist() for batch in steps]
+
+
+def until_stop(tokens: np.ndarray, count: int, stop: frozenset[int]) -> list[int]:
+    drawn = toy.generate(tokens.tolist(), count)
+    ends = [i for i, token in enumerate(drawn) if token in stop]
+    return drawn[: ends[0]] if ends else drawn
+
+
+def stopping(tokens: np.ndarray, at: int, count: int = 30) -> Prepared:
+    """A chat whose token number ``at`` ends it."""
+    drawn = toy.generate(tokens.tolist(), at + 1)
+    assert drawn[at] not in drawn[:at]
+    return chat(tokens, count, frozenset([drawn[at]]))
+
+
+def dated(core: Any, prepared: Prepared, sink: ById, expires: float | None) -> Request:
+    """A request with a deadline on the core's own clock."""
+    options = RequestOptions(deadline=expires)
+    return core.request(prepared, sink, options, expires=math.inf if expires is None else expires)
+
+
+# ------------------------------------------------------------------ time, and what is sent
+
+
+@pytest.mark.feature("H13")
+@pytest.mark.parametrize("latency,work", [(5.0, 3.0), (3.0, 5.0)])
+def test_a_decode_step_takes_the_longer_of_device_and_host_not_their_sum(latency: float, work: float) -> None:
+    taken, texts = {}, {}
+    for overlap in (True, False):
+        executor = Beside(latency, work, num_blocks=256)
+        core = service_core(executor, running=6, chunk=64, overlap=overlap)
+        sink = ById()
+        requests = [post(core, chat(prompt(9, i), 20), sink) for i in range(6)]
+        run_steps(core)
+        check(sink, requests)
+        assert len(executor.batches) == 20
+        taken[overlap] = executor.host
+        texts[overlap] = [text(sink, request) for request in requests]
+        assert is_empty(core) and core.stats.discarded_rows == 0
+    assert taken[False] == 20 * (latency + work)
+    assert taken[True] <= 20 * max(latency, work) + latency + work
+    assert texts[True] == texts[False]
+
+
+@pytest.mark.feature("H13")
+@pytest.mark.feature("H14")
+def test_the_next_step_names_tokens_that_are_still_being_drawn() -> None:
+    for overlap in (True, False):
+        executor = Beside(1, 1, num_blocks=256)
+        core = service_core(executor, chunk=64, overlap=overlap)
+        sink = ById()
+        requests = [post(core, chat(prompt(9, i), 4), sink) for i in range(3)]
+        run_steps(core)
+        check(sink, requests)
+        if overlap:
+            assert executor.order == ["submit", "submit", "wait", "submit", "wait", "submit", "wait", "wait"]
+            assert named(core) == [[], [-1, -2, -3], [-1, -2, -3], [-1, -2, -3]]
+        else:
+            assert executor.order == ["submit", "wait"] * 4
+            assert min(map(min, named(core)[1:])) >= 0
+
+
+@pytest.mark.feature("H13")
+def test_places_count_through_all_that_a_mixed_step_draws() -> None:
+    """Decisions that draw a token, prompts that end and running rows: one step, one after another."""
+    core = service_core(Beside(1, 1, num_blocks=256), chunk=64, overlap=True)
+    sink = ById()
+    first = post(core, chat(prompt(9, 0), 9), sink)
+    core.step()
+    core.step()
+    drawn = Prepared(TokenTree.single(prompt(7, 5)), Drawing(6, Sampling(0.0, 0, 1.0, 0.0, 0, frozenset())), 1)
+    shots = [post(core, drawn, sink) for _ in range(2)]
+    second = post(core, chat(prompt(9, 1), 9), sink)
+    core.pacer.share = 1.0
+    core.step()
+    mixed = core.executor.batches[-1]
+    assert isinstance(mixed, MixedBatch) and [len(r.rows) for r in mixed.readouts] == [2, 1]
+    core.step()
+    assert named(core)[-1] == [-4, -3], "the running row's behind the two decisions' and the prompt's"
+    run_steps(core)
+    check(sink, [first, second])
+    best = toy.next_token(prompt(7, 5).tolist())
+    assert [sink.ends[r.id][0].output.token_ids.tolist() for r in shots] == [[best]] * 2
+
+
+# ------------------------------------------------------------------ rows that ended
+
+
+@pytest.mark.feature("H13")
+def test_who_ended_is_told_at_once_and_its_extra_row_thrown_away() -> None:
+    core = service_core(Beside(2, 1, num_blocks=256), chunk=64, overlap=True)
+    sink = ById()
+    ending = post(core, stopping(prompt(9, 1), 3), sink)
+    going = post(core, chat(prompt(9, 2), 12), sink)
+    while ending.id not in sink.ends:
+        core.step()
+        core.audit()
+    assert text(sink, ending) == toy.generate(prompt(9, 1).tolist(), 3)
+    assert len(rows_of(core._flights[0].packed.batch).token_ids) == 2, "its row is under way"
+    assert ending.lease is not None and not ending.lease.released, "which writes what it holds"
+    stats = repr(ending.stats)
+    core.step()
+    core.audit()
+    assert ending.lease is None and not core._lingering
+    assert repr(ending.stats) == stats and core.stats.discarded_rows == 1
+    run_steps(core)
+    check(sink, [going])
+    assert is_empty(core) and core.stats.discarded_rows == 1
+
+
+@pytest.mark.feature("H13")
+def test_a_budget_that_ends_with_the_token_in_flight_is_known_ahead() -> None:
+    core = service_core(Beside(2, 1, num_blocks=256), chunk=64, overlap=True)
+    sink = ById()
+    requests = [post(core, chat(prompt(9, n), n), sink) for n in (2, 3, 5, 9)]
+    run_steps(core)
+    check(sink, requests)
+    assert core.stats.discarded_rows == 0
+    assert core.stats.decode_tokens == sum((2, 3, 5, 9)) - 4
+
+
+@pytest.mark.feature("H13")
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+def test_who_is_cancelled_or_late_in_flight_ends_at_once_and_holds_until_it_lands(how: str) -> None:
+    now = [0.0]
+    core = service_core(Beside(2, 1, num_blocks=64), chunk=64, overlap=True, clock=lambda: now[0])
+    sink = ById()
+    chats = [
+        dated(core, chat(prompt(9, i), 30), sink, 5.0 if i < 2 and how == "deadline" else None) for i in range(3)
+    ]
+    core._post(chats)
+    for _ in range(3):
+        core.step()
+    held = chats[0].lease
+    if how == "cancel":
+        for request in chats[:2]:
+            core.cancel(request)
+    now[0] = 10.0 if how == "deadline" else 0.0
+    core._drain()
+    core.audit()
+    wanted = RequestCancelled if how == "cancel" else DeadlineExceeded
+    assert [type(sink.ends[r.id][1]) for r in chats[:2]] == [wanted] * 2
+    assert not held.released and len(core._lingering) == 2
+    run_steps(core)
+    assert held.released and is_empty(core)
+    check(sink, chats[2:])
+
+
+@pytest.mark.feature("H13")
+def test_a_leader_that_is_cancelled_in_flight_leaves_its_peers_what_it_wrote() -> None:
+    """Rows of one step stand on each other's promises; the promise is kept though nobody wants the leader's text."""
+    core = service_core(Beside(2, 1, num_blocks=256), step_tokens=512, chunk=256, overlap=True)
+    sink = ById()
+    head = prompt(40, 9)
+    chats = [post(core, chat(np.concatenate([head, prompt(5, i)]), 8), sink) for i in range(3)]
+    core.step()
+    assert core.executor.batches[0].num_tokens == 40 + 3 * 5
+    core.cancel(chats[0])
+    run_steps(core)
+    check(sink, chats[1:])
+    assert core.stats.prefill_tokens == 40 + 3 * 5 and is_empty(core)
+
+
+@pytest.mark.feature("H13")
+def test_a_sink_that_ends_its_text_or_raises_ends_it_one_row_late() -> None:
+    class Ends(ById):
+        streams = True
+
+        def token(self, request: Any, token_id: int, output: Any, row: int) -> bool:
+            if request is chats[1] and len(request.output) == 4:
+                raise ValueError("not mine")
+            return request is chats[0] and len(request.output) == 3
+
+    core = service_core(Beside(2, 1, num_blocks=256), chunk=64, overlap=True)
+    sink = Ends()
+    chats: list[Request] = []
+    chats += [post(core, chat(prompt(9, i), 12), sink) for i in range(3)]
+    run_steps(core)
+    assert text(sink, chats[0]) == toy.generate(prompt(9, 0).tolist(), 3)
+    assert isinstance(sink.ends[chats[1].id][1], ExecutionError)
+    check(sink, chats[2:])
+    assert core.stats.discarded_rows == 2 and is_empty(core)
+
+
+# ------------------------------------------------------------------ what is settled first
+
+
+def penalised(tokens: np.ndarray, count: int) -> Prepared:
+    nothing = np.zeros(0, dtype=np.int32)
+    edits = RowEdits(1.3, 0.0, 0.0, nothing, nothing.astype(np.float32), nothing, nothing, nothing)
+    sampling = Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), edits)
+    return Prepared(TokenTree.single(tokens), Drawing(len(tokens) - 1, sampling), count, sampling)
+
+
+@pytest.mark.feature("H13")
+def test_penalties_are_counted_on_the_host_so_their_steps_are_settled_first() -> None:
+    core = service_core(Beside(2, 1, num_blocks=256), chunk=64, overlap=True)
+    sink = ById()
+    ahead = post(core, chat(prompt(9, 0), 20), sink)
+    counted = post(core, penalised(prompt(9, 1), 5), sink)
+    run_steps(core)
+    assert len(text(sink, counted)) == 5
+    check(sink, [ahead])
+    rows = named(core)
+    assert all(min(ids) >= 0 for ids in rows if len(ids) == 2)
+    assert sum(ids == [-1] for ids in rows) == 14, "alone again it is ahead"
+    for batch in core.executor.batches[1:5]:
+        edits = batch.readout.edits
+        seen = edits.seen_ids[edits.seen_indptr[1] : edits.seen_indptr[2]]
+        step = int(batch.readout.steps[1])
+        assert set(seen.tolist()) == {*prompt(9, 1).tolist(), *text(sink, counted)[:step]}
+
+
+@pytest.mark.feature("H13")
+def test_half_a_prompt_is_settled_before_the_other_half_is_planned() -> None:
+    core = service_core(Beside(1, 1, num_blocks=256), step_tokens=48, chunk=16, overlap=True)
+    sink = ById()
+    running = post(core, chat(prompt(9, 0), 14), sink)
+    core.step()
+    core.step()
+    late = post(core, chat(prompt(40, 1), 6), sink)
+    run_steps(core)
+    check(sink, [running, late])
+    assert late.stats.chunks == 3
+    halves = [i for i, batch in enumerate(core.executor.batches) if isinstance(batch, MixedBatch)][1:3]
+    ids = named(core)
+    assert [ids[i] for i in halves[:1]] == [[-1]], "what came before was in flight"
+    assert all(ids[i + 1][0] >= 0 for i in halves), "they were not"
+
+
+@pytest.mark.feature("H13")
+def test_nobody_gives_way_to_others_while_it_is_in_flight() -> None:
+    """A pool for two and a half of four: steps that need somebody's blocks are planned once those are settled."""
+    gave_way: list[int] = []
+    core = service_core(Beside(2, 1, num_blocks=20), chunk=64, overlap=True)
+    before = planner.preempt
+
+    def preempt(request: Request, *rest: Any) -> None:
+        gave_way.append(request.in_flight)
+        before(request, *rest)
+
+    sink = ById()
+    requests = [post(core, chat(prompt(9, i), 24), sink) for i in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "preempt", preempt)
+        run_steps(core)
+    check(sink, requests)
+    assert gave_way and not any(gave_way) and is_empty(core)
+
+
+# ------------------------------------------------------------------ steps that fail
+
+
+@pytest.mark.feature("H13")
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    "site,kind", [("submit", "raise"), ("wait", "raise"), ("wait", "outputs"), ("wait", "memory")]
+)
+def test_what_went_on_from_a_step_that_failed_is_run_again(site: str, kind: str, at: int) -> None:
+    core = service_core(FaultyExecutor(Fault(kind, site=site, at=at), num_blocks=256), chunk=64, overlap=True)
+    sink = ById()
+    requests = [post(core, chat(prompt(9, i), 9), sink) for i in range(4)]
+    run_steps(core)
+    check(sink, requests)
+    assert core.stats.failed_steps == 1 and core.healthy and is_empty(core)
+    assert core.stats.replays == 4, "each row once, not once more for the step that was in flight behind"
+
+
+@pytest.mark.feature("H13")
+def test_a_step_behind_one_that_failed_keeps_what_does_not_depend_on_it() -> None:
+    core = service_core(FaultyExecutor(Fault("raise", at=1), num_blocks=256), chunk=64, overlap=True)
+    core.pacer.share = 1.0
+    sink = ById()
+    chats = [post(core, chat(prompt(9, i), 9), sink) for i in range(2)]
+    core.step()
+    core.step()
+    shot = post(core, last_logprob(prompt(12, 7)), sink)
+    late = post(core, chat(prompt(9, 8), 9), sink)
+    core.step()  # waits for the step that fails; theirs is behind it
+    core.audit()
+    assert shot.id in sink.ends and late.stats.replays == 0 and len(late.output) == 1
+    assert [r.stats.replays for r in chats] == [1, 1] and not core._flights
+    run_steps(core)
+    check(sink, [*chats, shot, late])
+    assert core.stats.failed_steps == 1 and is_empty(core)
+
+
+@pytest.mark.feature("H13")
+def test_a_token_that_is_none_fails_its_request_alone() -> None:
+    for kind in ("token", "nan"):
+        core = service_core(FaultyExecutor(Fault(kind, at=2), num_blocks=256), chunk=64, overlap=True)
+        sink = ById()
+        requests = [post(core, chat(prompt(9, i), 9), sink) for i in range(3)]
+        run_steps(core)
+        assert isinstance(sink.ends[requests[0].id][1], ExecutionError)
+        check(sink, requests[1:])
+        assert core.stats.discarded_rows == 1 and is_empty(core)
+
+
+def test_ctrl_c_while_two_steps_are_in_flight_takes_everybody_back() -> None:
+    class Interrupted(toy.ToyExecutor):
+        left = 4
+
+        def wait(self, handle: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super().wait(handle)
+
+    assert threading.current_thread() is threading.main_thread()
+    core = service_core(Interrupted(num_blocks=256), chunk=64, overlap=True)
+    sink = ById()
+    requests = [post(core, stopping(prompt(9, i), 5), sink) for i in range(1, 3)]
+    with pytest.raises(KeyboardInterrupt):
+        run_steps(core)
+    core.audit()
+    assert not core._flights and not core._lingering
+    assert all(r.ahead == r.in_flight == 0 for r in requests)
+    run_steps(core)
+    for i, request in enumerate(requests, 1):
+        assert text(sink, request) == toy.generate(prompt(9, i).tolist(), 5)
+    assert is_empty(core)
+
+
+def test_an_engine_that_fails_itself_gives_back_what_was_in_flight() -> None:
+    core = service_core(Beside(1, 1, num_blocks=256), chunk=64, overlap=True)
+    sink = ById()
+    requests = [post(core, chat(prompt(9, i), 9), sink) for i in range(3)]
+    for _ in range(3):
+        core.step()
+    core.cancel(requests[0])
+    core._drain()
+    assert core._lingering
+    core._plan = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    core.step()
+    assert all(r.id in sink.ends for r in requests)
+    assert is_empty(core) and not core._flights and not core._lingering
+
+
+# ------------------------------------------------------------------ anything at all
+
+
+item = st.tuples(
+    st.sampled_from(["shot", "chat", "chat", "chat", "stops", "penalised"]),
+    st.integers(0, 2),  # whose prefix
+    st.integers(0, 30),  # how much of it
+    st.integers(1, 12),  # own tokens
+    st.integers(2, 9),  # tokens to draw
+    st.sampled_from(["auto", "always", "never"]),
+    st.integers(0, 6),  # comes after so many steps
+    st.sampled_from([None, None, 0, 1, 2, 4]),  # is cancelled so many steps later
+)
+FAMILIES = [prompt(30, seed) for seed in (71, 72, 73)]
+
+
+def made(kind: str, tokens: np.ndarray, count: int, cache: str) -> Prepared:
+    if kind == "shot":
+        return last_logprob(tokens, cache=cache)
+    if kind == "penalised":
+        return penalised(tokens, count)
+    stop = frozenset(range(0, 97, 4)) if kind == "stops" else frozenset[int]()
+    return chat(tokens, count, stop, cache=cache)
+
+
+def endings(core: Any, items: list[Any], failing: set[int], deadlines: bool) -> Iterator[tuple[str, Request, Any]]:
+    sink = ById()
+    now = [0.0]
+    core.clock = lambda: now[0]
+
+    def tick(core: Any) -> None:
+        now[0] += 1.0
+
+    waiting = []
+    for i, (kind, family, shared, own, count, cache, at, cancel) in enumerate(items):
+        tokens = np.concatenate([FAMILIES[family][:shared], prompt(own, i)])
+        expires = 3.0 + i if deadlines and i % 3 == 0 else None
+        request = dated(core, made(kind, tokens, count, cache), sink, expires)
+        waiting.append((at, cancel, request))
+    play(core, waiting, failing=failing, after_step=tick)
+    assert is_empty(core) and not core._flights and not core._lingering
+    assert core.pool.trie.num_promised == 0
+    assert core.last_error is None or str(core.last_error) == "injected"
+    for (kind, *_), (_, cancel, request) in zip(items, waiting):
+        assert request.state is State.FINISHED and request.ahead == request.in_flight == 0
+        outcome, error = sink.ends[request.id]
+        if isinstance(error, DeadlineExceeded):
+            assert deadlines
+        elif error is not None:
+            wanted = ExecutionError if failing and cancel is None else (RequestCancelled, ExecutionError)
+            assert isinstance(error, wanted)
+        yield kind, request, (outcome, error, sink)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    items=st.lists(item, min_size=1, max_size=20),
+    num_blocks=st.integers(14, 60),
+    chunk=st.integers(2, 24),
+    running=st.integers(1, 6),
+    fold=st.booleans(),
+    cache=st.booleans(),
+    deadlines=st.booleans(),
+    failing=st.sets(st.integers(0, 25), max_size=3),
+)
+@pytest.mark.feature("H13")
+@pytest.mark.fault(52)
+def test_a_storm_of_ends_cancels_deadlines_and_failures_over_a_small_pool(
+    items: list[Any],
+    num_blocks: int,
+    chunk: int,
+    running: int,
+    fold: bool,
+    cache: bool,
+    deadlines: bool,
+    failing: set[int],
+) -> None:
+    """Audited after every step; who ended well has the text that it has alone."""
+    core = service_core(
+        toy.ToyExecutor(num_blocks=num_blocks), step_tokens=96, running=running, chunk=chunk, fold=fold, cache=cache,
+        overlap=True, unhealthy=100,
+    )  # fmt: skip
+    for kind, request, (_, error, sink) in endings(core, items, failing, deadlines):
+        if error is not None:
+            continue
+        tokens = request.prepared.tree.token_ids
+        if kind == "stops":
+            assert text(sink, request) == until_stop(tokens, request.max_new_tokens, frozenset(range(0, 97, 4)))
+        else:
+            check(sink, [request])
