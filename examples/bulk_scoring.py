@@ -17,8 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from contextlib import aclosing
 from typing import Any, TextIO, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tqdm import tqdm
 
 from prelude import AsyncEngine, Choice, YesNo
 from prelude.errors import PreludeError
@@ -77,7 +76,7 @@ async def score_all(
     *,
     rubric: str = "",
     in_flight: int = 256,
-    advance: Callable[[], None] = lambda: None,
+    advance: Callable[[], object] = lambda: None,
 ) -> int:
     """Writes a line a row; how many."""
     count = 0
@@ -95,14 +94,10 @@ async def run(chosen: argparse.Namespace, source: TextIO, out: TextIO) -> int:
     if chosen.input != "-":
         with open(chosen.input, encoding="utf-8") as lines:
             total = sum(1 for row in read(lines))
-    columns = (TextColumn("scored"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("scored", total=total)
+    with tqdm(desc="scored", total=total, unit=" lines") as progress:
         async with AsyncEngine.from_pretrained(chosen.model) as engine:
             options: dict[str, Any] = {"rubric": chosen.rubric, "in_flight": chosen.in_flight}
-            return await score_all(
-                engine, read(source), question, out, advance=lambda: progress.advance(task), **options
-            )
+            return await score_all(engine, read(source), question, out, advance=progress.update, **options)
 
 
 def main(arguments: list[str] | None = None) -> None:

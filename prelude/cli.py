@@ -7,16 +7,17 @@ import asyncio
 import json
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from prelude import __version__
 from prelude.errors import PreludeError
 from prelude.simulation import command
+from prelude.tables import text_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from prelude.engine import AsyncEngine
     from prelude.results import Answers
 
@@ -45,15 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _demo(chosen: argparse.Namespace) -> int:
-    try:
-        from rich.console import Console
-    except ImportError:
+    if find_spec("torch") is None:
         print("prelude: the demo needs the engine extra: pip install 'prelude-engine[engine]'", file=sys.stderr)
         return 2
     from prelude import AsyncEngine, EngineConfig, SamplingParams
     from prelude.default_model import path as default_path
 
-    console = Console()
     script = json.loads((default_path() / "demo.json").read_text(encoding="utf-8"))
     began = time.perf_counter()
     config = EngineConfig(deterministic=chosen.deterministic)
@@ -63,11 +61,9 @@ async def _demo(chosen: argparse.Namespace) -> int:
         decided = time.perf_counter()
         vectors = [await engine.embed(text, pooling="last") for text in script["texts"][:4]]
         completion = await engine.complete(_PROMPT, SamplingParams(max_tokens=32, temperature=0))
-        _show_decisions(console, script, decisions)
-        _show_rest(console, script, vectors, completion)
-        _show_account(
-            console, engine, str(chosen.model or Path(default_path()).name), loaded - began, decided - loaded
-        )
+        _show_decisions(script, decisions)
+        _show_rest(script, vectors, completion)
+        _show_account(engine, str(chosen.model or Path(default_path()).name), loaded - began, decided - loaded)
     return 0
 
 
@@ -90,37 +86,32 @@ async def _decisions(engine: AsyncEngine, script: dict[str, Any]) -> list[Answer
     return await engine.run_many([Decide(state, questions) for state in states])
 
 
-def _show_decisions(console: Console, script: dict[str, Any], decisions: list[Answers]) -> None:
-    from rich.table import Table
-
+def _show_decisions(script: dict[str, Any], decisions: list[Answers]) -> None:
     asked = " / ".join(question["question"] for question in script["questions"])
-    table = Table(title=f"{asked}  (one rubric, {len(decisions)} texts)", title_justify="left", expand=True)
-    table.add_column("text", ratio=1, no_wrap=True)
+    header = ["text"]
     for question in script["questions"]:
-        longest = max(map(len, question["labels"]))
-        table.add_column(question["key"].replace("_", " "), no_wrap=True, min_width=longest)
-        table.add_column("p", justify="right", no_wrap=True, min_width=5)
+        header += [question["key"].replace("_", " "), "p"]
+    rows = []
     for text, answers in zip(script["texts"], decisions):
-        cells = [text]
+        row = [text]
         for answer in answers:
-            cells += [answer.label, f"{answer.probabilities[answer.label]:.3f}"]
-        table.add_row(*cells)
-    console.print(table)
+            row += [answer.label, f"{answer.probabilities[answer.label]:.3f}"]
+        rows.append(row)
+    title = f"{asked}  (one rubric, {len(decisions)} texts)"
+    width = get_terminal_size().columns
+    print(text_table(rows, header=header, right=range(2, len(header), 2), title=title, elastic=0, width=width))
 
 
-def _show_rest(console: Console, script: dict[str, Any], vectors: list[Any], completion: Any) -> None:
+def _show_rest(script: dict[str, Any], vectors: list[Any], completion: Any) -> None:
     near = " ".join(f"{float(vectors[0] @ other):+.2f}" for other in vectors[1:])
-    console.print(f"\n[bold]Embeddings[/]  {len(vectors[0])} dimensions; cosine of text 1 with texts 2 to 4: {near}")
-    console.print(f"[bold]Completion[/]  {_PROMPT!r} -> {completion.text!r} ({completion.finish_reason})\n")
+    print(f"\nEmbeddings  {len(vectors[0])} dimensions; cosine of text 1 with texts 2 to 4: {near}")
+    print(f"Completion  {_PROMPT!r} -> {completion.text!r} ({completion.finish_reason})\n")
 
 
-def _show_account(console: Console, engine: AsyncEngine, model: str, load_s: float, decide_s: float) -> None:
-    from rich.table import Table
-
+def _show_account(engine: AsyncEngine, model: str, load_s: float, decide_s: float) -> None:
     stats = engine.stats()
     computed = stats["prefill_tokens"] + stats["decode_tokens"]
     folded, cached = stats["folded_tokens"], stats["prefix_hit_tokens"]
-    table = Table(title="What happened", title_justify="left", show_header=False)
     rows = {
         "model": model,
         "requests": ", ".join(f"{count} {name}" for name, count in stats["requests"].items()),
@@ -130,9 +121,7 @@ def _show_account(console: Console, engine: AsyncEngine, model: str, load_s: flo
         "milliseconds": f"{load_s * 1e3:.0f} loading, {decide_s * 1e3:.0f} for the decisions, "
         f"{stats['forward_seconds'] * 1e3:.0f} in the model altogether",
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    console.print(table)
+    print(text_table(list(rows.items()), title="What happened"))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def fresh(code: str) -> str:
 def test_importing_the_package_and_the_tokenizer_imports_no_torch() -> None:
     code = (
         "import sys, json, prelude, prelude.tokenizer; prelude.EngineConfig; prelude.SamplingParams;"
-        "heavy = ('torch', 'transformers', 'tokenizers', 'jinja2', 'rich');"
+        "heavy = ('torch', 'transformers', 'tokenizers', 'jinja2');"
         "print(json.dumps([m for m in heavy if m in sys.modules]))"
     )
     assert json.loads(fresh(code)) == []

@@ -211,14 +211,7 @@ def _title(chosen: argparse.Namespace, rate: float) -> str:
 
 
 def _show(reports: Sequence[Report], title: str) -> None:
-    try:
-        from rich.console import Console
-    except ImportError:
-        for report in reports:
-            print(title, report.label, json.dumps(report.json()))
-        return
-    width = None if sys.stdout.isatty() else 160
-    Console(width=width).print(table(reports, title))
+    print(table(reports, title))
 
 
 def _write(chosen: argparse.Namespace, reports: Sequence[Mapping[str, Any]], rate: float | None) -> None:

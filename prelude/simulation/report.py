@@ -14,10 +14,9 @@ import numpy.typing as npt
 from prelude.errors import DeadlineExceeded, QueueFull, RequestCancelled, RequestTooLarge
 from prelude.simulation.costs import StepWork
 from prelude.simulation.machines import Machine
+from prelude.tables import text_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from prelude.simulation.replica import Flight, Replica
 
 _ENDS: tuple[tuple[type[BaseException], str], ...] = (
@@ -197,27 +196,25 @@ def _end_name(error: BaseException | None) -> str:
     return next((name for kind, name in _ENDS if isinstance(error, kind)), "failed")
 
 
-def table(reports: Iterable[Report], title: str = "") -> Table:
-    from rich.table import Table
-
-    shown = Table(title=title, title_justify="left")
-    columns = ("", "mean", "P50", "P99", "longest", "done/s", "hit", "folded", "overtaken", "starved", "fair", "busy")
-    for name in columns:
-        shown.add_column(name, justify="left" if not name else "right", no_wrap=True)
+def table(reports: Iterable[Report], title: str = "") -> str:
+    header = ("", "mean", "P50", "P99", "longest", "done/s", "hit", "folded", "overtaken", "starved", "fair", "busy")
+    rows = []
     for report in reports:
         latency = report.latency
-        shown.add_row(
-            report.label,
-            *(seconds_text(value) for value in (latency.mean, latency.p50, latency.p99, latency.longest)),
-            f"{report.throughput:.4g}",
-            f"{report.hit_rate:.1%}",
-            f"{report.folded_rate:.1%}",
-            f"{report.overtaken:,}",
-            "-" if math.isnan(report.starvation) else f"{report.starvation:.2f}",
-            f"{report.fairness:.3f}",
-            f"{report.busy:.0%}",
+        rows.append(
+            (
+                report.label,
+                *(seconds_text(value) for value in (latency.mean, latency.p50, latency.p99, latency.longest)),
+                f"{report.throughput:.4g}",
+                f"{report.hit_rate:.1%}",
+                f"{report.folded_rate:.1%}",
+                f"{report.overtaken:,}",
+                "-" if math.isnan(report.starvation) else f"{report.starvation:.2f}",
+                f"{report.fairness:.3f}",
+                f"{report.busy:.0%}",
+            )
         )
-    return shown
+    return text_table(rows, header=header, right=range(1, len(header)), title=title)
 
 
 def seconds_text(seconds: float) -> str:
