@@ -37,7 +37,7 @@ def text_table(
     elastic: int | None = None,
     width: int = 80,
 ) -> str:
-    """``rows`` as lines, every cell on one. ``right``: the columns that are aligned there. ``elastic``: the column that
+    """``rows`` as lines, every cell on one. ``right``: columns that are aligned there. ``elastic``: the column that
     is shortened where a line would take more than ``width`` places."""
     lines = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
     for line in lines:
