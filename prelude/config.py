@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prelude.errors import ConfigError
+from prelude.execution.backends import NAMES as ATTENTION
 from prelude.scheduling.policies import Policy, policy_named
 from prelude.tasks import CacheMode, strict_keywords
 
@@ -36,6 +37,8 @@ class EngineConfig:
                               they cannot run together; 0: it never waits
     ``defer_tokens``          a shorter shared prefix is not waited for
     ``overlap``               plan and pack the next step while the executor runs this one; ``None``: on CUDA
+    ``attention``             the backend by name: runs or cascade on a CPU, flashinfer or keys on CUDA; auto: the
+                              environment's PRELUDE_ATTENTION, else the fastest that serves
     ``deterministic``         the bits of a row do not depend on its company
     ``max_prompt_chars``      refused before tokenising; ``None``: 16 characters per token of ``max_length``
     ``prepare_threads``       threads for tokenising long prompts off the caller's loop
@@ -64,6 +67,7 @@ class EngineConfig:
     defer_steps: int = 8
     defer_tokens: int = 64
     overlap: bool | None = None
+    attention: str = "auto"
     default_cache: CacheMode = "auto"
     deterministic: bool = False
     max_queued_requests: int = 1 << 20
@@ -86,6 +90,9 @@ class EngineConfig:
             if field.name in ("prefix_cache", "fold", "deterministic"):
                 if not isinstance(value, bool):
                     raise ConfigError(f"{field.name} must be True or False, got {value!r}")
+            elif field.name == "attention":
+                if value not in ATTENTION:
+                    raise ConfigError(f"attention={value!r} is not one of {', '.join(ATTENTION)}")
             elif field.name == "overlap":
                 if value is not None and not isinstance(value, bool):
                     raise ConfigError(f"overlap must be True, False or None, got {value!r}")

@@ -119,6 +119,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
             dtype=chosen,
             deterministic=config.deterministic,
             logits_chunk_rows=rows,
+            attention=config.attention,
         )
         checkpoint.check_unchanged()
         return BesideExecutor(executor) if config.overlap else executor

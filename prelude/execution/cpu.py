@@ -29,6 +29,7 @@ from prelude.batch import (
 from prelude.errors import EngineClosed
 from prelude.execution.attention import AttentionPlan, CascadePlan
 from prelude.execution.attention_runs import RunsPlan
+from prelude.execution.backends import Wanted, choose
 from prelude.execution.bits import rows_needed
 from prelude.execution.drawn import Drawn
 from prelude.execution.executor import ExecutorLimits
@@ -90,11 +91,15 @@ class CpuExecutor:
         dtype: str | torch.dtype = "auto",
         deterministic: bool = False,
         logits_chunk_rows: int | None = None,
+        attention: str = "auto",
     ) -> None:
+        """``attention``: see ``backends``; ``ConfigError`` where it cannot serve."""
         self.config = config
         self.block_size = block_size
         self.dtype = resolve_dtype(dtype, config)
         self.deterministic = deterministic
+        element = str(self.dtype).removeprefix("torch.")
+        self.attention = choose(attention, "cpu", Wanted(config.head_dim, element, deterministic))
         self.weights: DecoderWeights = load_weights(checkpoint, config, self.dtype)
         self.decoder = Decoder(config, self.weights, _TOKEN_CHUNK)
         if deterministic:
@@ -192,9 +197,13 @@ class CpuExecutor:
         )
 
     def _plan(self, step: StepTokens, rows: I64 | None) -> AttentionPlan:
-        if self.deterministic or (wide() and step.forest is not None):
+        """In deterministic mode, and for prompts wherever the machine has vectors for it, the native kernel."""
+        if self.attention == "runs" or (self.attention == "auto" and (self.deterministic or self._native(step))):
             return RunsPlan(step, self.block_size, self.config, rows, paged=not self.deterministic)
         return CascadePlan(step, self.block_size, self.dtype, rows)
+
+    def _native(self, step: StepTokens) -> bool:
+        return wide() and step.forest is not None
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
         """Bytes that lived at once, from the shapes: torch does not count them on a CPU."""

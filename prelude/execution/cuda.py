@@ -10,7 +10,8 @@ import numpy as np
 
 from prelude.batch import LogprobRows, OneShotBatch, PooledRows, PromptSlices, Readout
 from prelude.config import EngineConfig
-from prelude.errors import DeviceUnavailable, UnsupportedModel
+from prelude.errors import UnsupportedModel
+from prelude.execution.backends import Wanted, choose
 from prelude.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def open_executor(
 
     check_widths(model)
     element = torch.float32 if dtype == "float32" else torch.bfloat16
-    require_attention(model, element, config.deterministic)
+    attention_for(config.attention, model, element, config.deterministic)  # before the weights are read
     positions = config.resolved_length(model.max_positions)
     with Checkpoint.open(path, model) as checkpoint:
         checkpoint.require_memory(element, "cuda")
@@ -59,7 +60,7 @@ def open_executor(
         step_tokens=config.resolved_step(model.max_positions),
         step_rows=config.max_step_requests,
         logits_chunk_rows=logits_rows,
-        calls=attention_calls(model, device),
+        calls=attention_calls(model, device, config.attention),
     )
     give_blocks(executor, config)
     return executor
@@ -78,24 +79,19 @@ def check_widths(model: ModelConfig) -> None:
         raise UnsupportedModel(f"device='cuda': head_dim={model.head_dim} is above 256; use device='cpu'")
 
 
-def require_attention(model: ModelConfig, element: torch.dtype, deterministic: bool) -> None:
-    """FlashInfer serves bfloat16 and the usual head widths. Where it could serve and is not there, that is said: the
-    kernel that takes its place elsewhere is exact, and slow."""
-    from prelude.cuda import attention
-
-    lacks = attention.missing(model.head_dim)
-    if lacks is None or deterministic or element.itemsize == 4:
-        return
-    if model.head_dim in attention.HEAD_DIMS:
-        raise DeviceUnavailable(f"device='cuda': {lacks}", missing=(lacks,))
-    log.warning("attention by key lists, without tensor cores: %s", lacks)
+def attention_for(setting: str, model: ModelConfig, element: torch.dtype, deterministic: bool) -> str:
+    """The name of the attention that serves; see ``backends.choose`` for what is raised."""
+    name = choose(setting, "cuda", Wanted(model.head_dim, str(element).removeprefix("torch."), deterministic))
+    if name == "keys" and not deterministic and element.itemsize == 2:
+        log.warning("attention by key lists, without tensor cores: head_dim is %d", model.head_dim)
+    return name
 
 
-def attention_calls(model: ModelConfig, device: CudaDevice) -> Calls | None:
+def attention_calls(model: ModelConfig, device: CudaDevice, setting: str = "auto") -> Calls | None:
     """FlashInfer's calls; None where attention goes by key lists."""
     from prelude.cuda import attention
 
-    if device.deterministic or device.element.itemsize == 4 or attention.missing(model.head_dim) is not None:
+    if attention_for(setting, model, device.element, device.deterministic) == "keys":
         return None
     with device.scope():
         return attention.FlashInferCalls(device, model.num_heads, model.num_kv_heads, model.head_dim)

@@ -1,0 +1,113 @@
+"""Which attention serves: a registry by name, and what each of them needs.
+
+    batch ─▶ layout ─▶ a plan of the chosen backend ─▶ K and V written ─▶ its kernels, layer by layer
+
+    cpu    runs         the native kernel: every row walks its own keys in order; the one whose bits stand alone
+           cascade      torch's attention, what rows share read once, parts joined by log-sum-exp
+    cuda   flashinfer   levels of FlashInfer calls, prefill and decode with kernels of their own
+           keys         a kernel of ours that walks explicit key lists: exact, and slow
+
+``auto`` takes the first that serves, on a CPU step by step; ``EngineConfig(attention=...)`` or, where that is
+``auto``, the environment's ``PRELUDE_ATTENTION`` takes one by name. One that cannot serve is refused when the engine is
+made, never replaced in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prelude.errors import ConfigError, DeviceUnavailable
+
+VARIABLE = "PRELUDE_ATTENTION"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What attention is wanted for. ``element``: float32 or bfloat16."""
+
+    head_dim: int
+    element: str
+    deterministic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """``lacks`` says what is not installed here, ``refuses`` what it is not made for; None where it serves."""
+
+    name: str
+    device: str
+    refuses: Callable[[Wanted], str | None] = lambda wanted: None
+    lacks: Callable[[], str | None] = lambda: None
+
+
+def _shares(wanted: Wanted) -> str | None:
+    if wanted.deterministic:
+        return "the bits of its rows depend on what they share with others, and deterministic=True"
+    return None
+
+
+def _flashinfer(wanted: Wanted) -> str | None:
+    from prelude.cuda.attention import HEAD_DIMS
+
+    if wanted.element != "bfloat16":
+        return f"it is built for bfloat16, not {wanted.element}"
+    if wanted.head_dim not in HEAD_DIMS:
+        return f"head_dim is {wanted.head_dim}; it is built for {', '.join(map(str, HEAD_DIMS))}"
+    return _shares(wanted)
+
+
+def _flashinfer_missing() -> str | None:
+    from prelude.cuda.attention import missing
+
+    return missing()
+
+
+BACKENDS = (
+    Backend("runs", "cpu"),
+    Backend("cascade", "cpu", _shares),
+    Backend("flashinfer", "cuda", _flashinfer, _flashinfer_missing),
+    Backend("keys", "cuda"),
+)
+NAMES = ("auto", *(backend.name for backend in BACKENDS))
+
+
+def asked_for(setting: str) -> str:
+    """``setting``, or where it is ``auto`` what the environment says. ``ConfigError`` for a name that is none."""
+    name, where = setting, "attention"
+    if setting == "auto" and os.environ.get(VARIABLE):
+        name, where = os.environ[VARIABLE], VARIABLE
+    if name not in NAMES:
+        raise ConfigError(f"{where}={name!r} is not one of {', '.join(NAMES)}")
+    return name
+
+
+def choose(setting: str, device: str, wanted: Wanted) -> str:
+    """The backend that serves, by name. ``ConfigError`` where the one asked for is made for something else,
+    ``DeviceUnavailable`` where it is not installed. On a CPU ``auto`` stays ``auto``: there each step has its own."""
+    name = asked_for(setting)
+    of_device = [backend for backend in BACKENDS if backend.device == device]
+    if name == "auto":
+        if device == "cpu":
+            return name
+        serving = next(backend for backend in of_device if backend.refuses(wanted) is None)
+        return _installed(serving)
+    backend = next(backend for backend in BACKENDS if backend.name == name)
+    if backend.device != device:
+        served = ", ".join(["auto", *(other.name for other in of_device)])
+        raise ConfigError(
+            f"attention={name!r} is a backend of device={backend.device!r}; on {device!r} it is {served}"
+        )
+    reason = backend.refuses(wanted)
+    if reason is not None:
+        raise ConfigError(f"attention={name!r} cannot serve here: {reason}; use attention='auto'")
+    return _installed(backend)
+
+
+def _installed(backend: Backend) -> str:
+    """Where the one that is made for this is not there, that is said: what takes its place elsewhere is slow."""
+    lack = backend.lacks()
+    if lack is not None:
+        raise DeviceUnavailable(f"attention={backend.name!r}: {lack}", missing=(lack,))
+    return backend.name
