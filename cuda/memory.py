@@ -17,14 +17,24 @@ def reserve(total: int) -> int:
 
 
 def blocks_for(free: int, total: int, block_bytes: int, *, blocks: int | None, nbytes: int | None) -> int:
-    """KV blocks of ``block_bytes`` each where ``free`` bytes are left behind a step of full size. Never more than
-    ``blocks`` or ``nbytes`` ask for; one block is the scratch block, which nobody is told of.
+    """KV blocks of ``block_bytes`` each where ``free`` bytes are left behind a step of full size. One more is the
+    scratch block, which nobody is told of: ``nbytes`` holds it as well, beside ``blocks`` it stands extra. Never more
+    than they ask for.
 
     Raises :class:`InsufficientMemory` where what was asked for does not fit, or no block does.
     """
     available = max(0, free - reserve(total))
     fitting = available // block_bytes - 1
-    wanted = blocks if blocks is not None else None if nbytes is None else max(1, nbytes // block_bytes)
+    wanted = blocks
+    if blocks is None and nbytes is not None:
+        wanted = nbytes // block_bytes - 1
+        if wanted < 1:
+            raise InsufficientMemory(
+                f"kv_bytes={nbytes:,} does not hold a KV block and the scratch block, {2 * block_bytes:,} bytes: "
+                "raise it",
+                needed=2 * block_bytes,
+                available=nbytes,
+            )
     needed = ((wanted or 1) + 1) * block_bytes
     if fitting < (wanted or 1):
         raise InsufficientMemory(

@@ -8,8 +8,8 @@
            keys         a kernel of ours that walks explicit key lists: exact, and slow
 
 ``auto`` takes the first that serves, on a CPU step by step; ``EngineConfig(attention=...)`` or, where that is
-``auto``, the environment's ``PRELUDE_ATTENTION`` takes one by name. One that cannot serve is refused when the engine is
-made, never replaced in silence.
+``auto``, the environment's ``PRELUDE_ATTENTION`` takes one by name. One that cannot serve is refused when the engine
+is made, never replaced in silence.
 """
 
 from __future__ import annotations

@@ -198,12 +198,24 @@ def test_blocks_are_what_is_left_and_never_more_than_asked() -> None:
     left = blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=None, nbytes=None)
     assert left == (10 * gib - reserve(16 * gib)) // (1 << 20) - 1
     assert blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=100, nbytes=None) == 100
-    assert blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=None, nbytes=5 << 20) == 5
+    assert blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=None, nbytes=5 << 20) == 4, "and the scratch block"
+    with pytest.raises(InsufficientMemory, match="does not hold a KV block and the scratch block") as caught:
+        blocks_for(10 * gib, 16 * gib, 1 << 20, blocks=None, nbytes=(2 << 20) - 1)
+    assert (caught.value.needed, caught.value.available) == (2 << 20, (2 << 20) - 1)
     with pytest.raises(InsufficientMemory, match="lower kv_bytes") as caught:
         blocks_for(1 * gib, 16 * gib, 1 << 20, blocks=900, nbytes=None)
     assert caught.value.needed == 901 << 20 and caught.value.available == 1 * gib - reserve(16 * gib)
     with pytest.raises(InsufficientMemory):
         blocks_for(reserve(16 * gib), 16 * gib, 1 << 20, blocks=None, nbytes=None)
+
+
+def test_a_pool_of_so_many_bytes_takes_no_more(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor = on_device(model, num_blocks=1)
+    give_blocks(executor, EngineConfig(kv_bytes=1_000_000))
+    limits = executor.limits()
+    block = limits.kv_bytes_per_token * limits.block_size
+    assert 1_000_000 - block < executor.pool.nbytes <= 1_000_000
+    assert executor.pool.nbytes == (limits.num_blocks + 1) * block
 
 
 def test_a_probe_step_is_as_large_as_any_and_leaves_the_pool_alone(
