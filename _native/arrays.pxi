@@ -31,41 +31,56 @@ cdef cnp.ndarray _int32_sequence(object x, str name):
     return out
 
 
+cdef Py_ssize_t _length_of_ids(object x) except? -2:
+    """Of a list or tuple, or of a flat int32 array; -1 for anything else."""
+    if cnp.PyArray_Check(x):
+        a = <cnp.ndarray>x
+        if cnp.PyArray_TYPE(a) == cnp.NPY_INT32 and cnp.PyArray_NDIM(a) == 1 and cnp.PyArray_ISCARRAY_RO(a):
+            return _len(a)
+        return -1
+    return PySequence_Fast_GET_SIZE(x) if isinstance(x, (list, tuple)) else -1
+
+
+cdef cbool _copy_ids(object x, Py_ssize_t n, int64_t limit, int32_t* out) noexcept:
+    if cnp.PyArray_Check(x):
+        return c_copy_below(_data(<cnp.ndarray>x), n, limit, out)
+    return copy_numbers_below(PySequence_Fast_ITEMS(x), n, limit, out)
+
+
 def ids_below(object x, int64_t limit):
     """A new int32 array of a list or tuple of plain ints, or of a flat int32 array, all in [0, limit); None where
     anything else is in it."""
-    cdef Py_ssize_t i, n
-    cdef PyObject** items
-    cdef cnp.ndarray out
-    cdef int32_t* p
-    cdef const int32_t* given
-    cdef bint fine = True
-    if cnp.PyArray_Check(x):
-        out = <cnp.ndarray>x
-        if cnp.PyArray_TYPE(out) != cnp.NPY_INT32 or cnp.PyArray_NDIM(out) != 1 or not cnp.PyArray_ISCARRAY_RO(out):
-            return None
-        given, n = _data(out), _len(out)
-        out = _new_int32(n)
-        p = _data(out)
-        for i in range(n):
-            p[i] = given[i]
-            fine = fine & (0 <= p[i]) & (p[i] < limit)
-        return out if fine else None
-    if not isinstance(x, (list, tuple)):
+    cdef Py_ssize_t n = _length_of_ids(x)
+    if n < 0:
         return None
-    n = PySequence_Fast_GET_SIZE(x)
-    items = PySequence_Fast_ITEMS(x)
-    out = _new_int32(n)
-    p = _data(out)
-    cdef int overflow = 0
-    cdef long long value
-    for i in range(n):
-        if not PyLong_CheckExact(<object>items[i]):
-            return None
-        value = PyLong_AsLongLongAndOverflow(<object>items[i], &overflow)
-        if overflow or value < 0 or value >= limit or value > 2147483647:
-            return None
-        p[i] = <int32_t>value
+    cdef cnp.ndarray out = _new_int32(n)
+    return out if _copy_ids(x, n, limit, _data(out)) else None
+
+
+def all_ids_below(list prompts not None, int64_t limit, int64_t most) -> list:
+    """``ids_below`` of each, in one piece of memory; None in the place of one that holds anything else, or not 1 to
+    ``most`` ids."""
+    cdef list out = []
+    cdef cnp.npy_intp n
+    cdef int64_t total = 0
+    cdef int32_t* p
+    cdef _Recycled memory
+    for x in prompts:
+        n = _length_of_ids(x)
+        total += n if 0 < n <= most else 0
+    if total * <int64_t>sizeof(int32_t) < RECYCLED_BYTES:
+        for x in prompts:
+            out.append(ids_below(x, limit) if 0 < _length_of_ids(x) <= most else None)
+        return out
+    memory = _Recycled.__new__(_Recycled, total * sizeof(int32_t))
+    p = <int32_t*>memory.chunk.data
+    for x in prompts:
+        n = _length_of_ids(x)
+        if 0 < n <= most and _copy_ids(x, n, limit, p):
+            out.append(cnp.array_over(1, &n, cnp.NPY_INT32, p, memory))
+            p += n
+        else:
+            out.append(None)
     return out
 
 
@@ -91,7 +106,32 @@ cdef inline int64_t _len(cnp.ndarray a) noexcept:
 
 
 cdef inline cnp.ndarray _new_int32(cnp.npy_intp n):
-    return <cnp.ndarray>cnp.new_array(1, &n, cnp.NPY_INT32)
+    cdef _Recycled memory
+    if n * <int64_t>sizeof(int32_t) < RECYCLED_BYTES:
+        return <cnp.ndarray>cnp.new_array(1, &n, cnp.NPY_INT32)
+    memory = _Recycled.__new__(_Recycled, n * sizeof(int32_t))
+    return <cnp.ndarray>cnp.array_over(1, &n, cnp.NPY_INT32, memory.chunk.data, memory)
+
+
+cdef ChunkPool _chunks
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(64)
+cdef class _Recycled:
+    """A large array's memory: back in the pool when the last array over it is gone."""
+
+    cdef Chunk* chunk
+
+    def __cinit__(self, size_t bytes):
+        self.chunk = _chunks.take(bytes)
+        if self.chunk == NULL:
+            raise MemoryError(f"no memory for an array of {bytes} bytes")
+
+    def __dealloc__(self):
+        if self.chunk != NULL:
+            _chunks.give(self.chunk)
 
 
 cdef int64_t _count(int64_t n, str name) except -1:

@@ -12,7 +12,7 @@ import os
 
 cimport cython
 cimport ndarray as cnp
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.math cimport INFINITY
@@ -48,3 +48,4 @@ include "packing.pxi"
 include "kv.pxi"
 include "records.pxi"
 include "queues.pxi"
+include "steps.pxi"

@@ -318,3 +318,37 @@ cdef extern from "prelude/handover.hpp" namespace "prelude" nogil:
         cbool take_or_want(uint64_t me)
         cbool release()
         uint64_t holder()
+
+
+cdef extern from "<array>" namespace "std" nogil:
+    cdef cppclass FourDoubles "std::array<double, 4>":
+        FourDoubles()
+        double& operator[](size_t)
+
+
+cdef extern from "prelude/least_squares.hpp" namespace "prelude" nogil:
+    cdef cppclass FourTerms "prelude::LeastSquares<4>":
+        void add(const FourDoubles& x, double y, double weight, double keep)
+        FourDoubles solve()
+        double largest()
+
+
+cdef extern from "prelude/chunks.hpp" namespace "prelude" nogil:
+    cdef struct Chunk:
+        size_t capacity
+        void* data
+
+    cdef cppclass ChunkPool:
+        Chunk* take(size_t bytes)
+        void give(Chunk* chunk)
+
+    int64_t RECYCLED_BYTES "prelude::ChunkPool::kSmallest"
+
+
+cdef extern from "prelude/token_ids.hpp" namespace "prelude" nogil:
+    cbool c_copy_below "prelude::copy_below"(const int32_t* ids, int64_t n, int64_t limit, int32_t* out)
+
+
+cdef extern from "prelude/pylong.hpp" namespace "prelude::pylong":
+    cbool copy_numbers_below "prelude::pylong::copy_below"(PyObject** items, Py_ssize_t n, int64_t limit,
+                                                          int32_t* out) noexcept

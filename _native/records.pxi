@@ -13,6 +13,7 @@ _STATS = (
 )
 
 
+@cython.no_gc  # numbers, strings and a tuple of marks
 @cython.freelist(256)
 cdef class RequestStats:
     """What one request took. Times are wall milliseconds.
@@ -161,6 +162,7 @@ def clones(Record like not None, list prompts, ids, ending, sink, options, doubl
 
 
 @cython.final
+@cython.no_gc  # what it holds does not lead back to it
 @cython.freelist(256)
 cdef class OneShotRow:
     """``skip`` trunk tokens come from the cache; ``publish`` blocks of the lease receive the KV of what follows."""
@@ -181,6 +183,7 @@ cdef class OneShotRow:
 
 
 @cython.final
+@cython.no_gc  # what it holds does not lead back to it
 @cython.freelist(256)
 cdef class Outcome:
     """A request's raw numbers, before they become a public result. ``token_ids`` were generated; ``text`` and
@@ -234,6 +237,13 @@ def totals(list requests):
         rows += r.row.logits_rows
         alike = alike and r.account is first.account
     return tokens, rows, alike
+
+
+def enter_all(dict live, list requests) -> None:
+    """``live[request.id] = request`` of each."""
+    cdef Record r
+    for r in requests:
+        live[r.id] = r
 
 
 def plain(list requests, oneshot) -> bool:
@@ -459,20 +469,6 @@ def sampling_arrays(list settings):
             logprobs, top = True, max(top, <int64_t>wanted)
         edited = edited or one.edits is not None
     return temperature, top_k, top_p, min_p, seeds, top, logprobs, edited
-
-
-def drawn_rows(rows, shifts):
-    """Of OneShot rows that draw a token: their sampling settings, and the tokens of the batch that they draw after."""
-    cdef OneShotRow row
-    cdef list settings = []
-    cdef cnp.ndarray s = shifts
-    cdef cnp.ndarray out = _new_int32(_len(s))
-    cdef int64_t i = 0
-    for row in rows:
-        settings.append(row.request.sampling)
-        _data(out)[i] = _data(s)[i] + <int32_t>row.request.row.read
-        i += 1
-    return settings, out
 
 
 # --- settling -------------------------------------------------------------------------------------------------

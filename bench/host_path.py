@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prelude._native.core import ids_below
+from prelude._native.core import all_ids_below
 
 from bench.common import Report, machine_facts
 from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams
@@ -141,7 +141,7 @@ class Bench:
         def run(prompts: list[Any]) -> None:
             sink = BlockingSink()
             with core.reserve(len(prompts)) as places:
-                ids = [ids_below(prompt, limit) for prompt in prompts]
+                ids = all_ids_below(prompts, limit, tokens)
                 requests = core.alike(alike, ids, sink, NO_OPTIONS, places, math.inf)
                 sink.expected = len(requests)
                 core.run_inline(requests, places)

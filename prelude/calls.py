@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prelude.admission.prepared import Admitted, Alike, Outcome
+from prelude.admission.prepared import Admitted, Alike, Outcome, finished
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions, merge_options
 from prelude.runtime.core import EngineCore
@@ -71,7 +71,7 @@ def finish_alike(alike: Alike, requests: Sequence[Request], ends: Mapping[int, A
     results: list[Any] = []
     for request in requests:
         outcome, error = ends[request.id]
-        results.append(error if outcome is None else caught(alike.finish, outcome))
+        results.append(error if outcome is None else finished(alike, outcome))
     return results
 
 

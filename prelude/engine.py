@@ -149,6 +149,23 @@ class AsyncEngine:
     async def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:
         """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
         ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
+        if options is None and not keywords and self._engine is not None:
+            core = self._engine._core
+            core.check_process()
+            alike = self._engine._preparer.alike((task,))
+            if alike is not None:  # it is made a request together with others of this turn of the loop
+                ticket = self._outbox(asyncio.get_running_loop(), core).ask(alike[0], alike[1][0])
+                try:
+                    result = await ticket.future
+                except BaseException:  # cancelled, or the loop went away and closed this coroutine
+                    ticket.future.cancel()
+                    if ticket.request is not None:
+                        core.cancel(ticket.request)
+                    raise
+                if isinstance(result, Exception):
+                    raise result
+                if result is not None:
+                    return result
         return (await self.run_many([task], options, **keywords))[0]
 
     async def run_many(

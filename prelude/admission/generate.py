@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import ids_below
+from prelude._native.core import all_ids_below, prompts_alike
 from prelude.admission import checks
 from prelude.admission.drawing import Drawing, History, Sampling
 from prelude.admission.facts import Facts, admitted, cache_of, salt_of
@@ -75,6 +75,9 @@ def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]]
     """What ``prepare_generate`` makes of tasks that differ in their token ids alone and draw one token each; ``None``
     where these are other tasks, or one of them has to be told why it is refused."""
     first = tasks[0]
+    latest = facts.latest_alike
+    if latest and (given := prompts_alike(tasks, latest[0][0])) is not None:
+        return prompts_of(facts, latest[0][1], given)
     if type(first) is not Generate or not facts.limits.lm_head:
         return None
     params = first.params
@@ -87,24 +90,24 @@ def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]]
             return None
         alike = (params, made)
         facts.alike.put((id(params), first.truncation, first.cache, first.salt), alike)
-    limit, most = facts.encoder.id_limit, min(facts.max_length - 1, facts.max_chars)
-    prompts = []
-    for task in tasks:
-        if (
-            type(task) is not Generate
-            or task.params is not params
-            or task.truncation != first.truncation
-            or task.cache != first.cache
-            or task.salt != first.salt
-        ):
-            return None
-        prompt = ids_below(task.prompt, limit)
-        if prompt is None and isinstance(task.prompt, np.ndarray) and task.prompt.dtype.kind in "iu":
-            prompt = other_ids(facts, task.prompt)
-        if prompt is None or not 0 < len(prompt) <= most:
-            return None
-        prompts.append(prompt)
-    return alike[1], prompts
+    given = prompts_alike(tasks, first)
+    if given is None:
+        return None
+    facts.latest_alike[:] = [(replace(first, prompt=()), alike[1])]
+    return prompts_of(facts, alike[1], given)
+
+
+def prompts_of(facts: Facts, alike: Alike, given: list[Any]) -> tuple[Alike, list[I32]] | None:
+    most = min(facts.max_length - 1, facts.max_chars)
+    prompts = all_ids_below(given, facts.encoder.id_limit, most)
+    for at, prompt in enumerate(prompts):
+        if prompt is None:
+            ids = given[at]
+            other = other_ids(facts, ids) if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" else None
+            if other is None or not 0 < len(other) <= most:
+                return None
+            prompts[at] = other
+    return alike, prompts
 
 
 def other_ids(facts: Facts, prompt: Any) -> I32 | None:
@@ -134,7 +137,10 @@ def make_alike(facts: Facts, task: Generate) -> Alike | None:
         return None
     if sampling.edits is not None or (params.seed is None and sampling.temperature > 0):
         return None
-    return Alike(sampling, cache, salt, lambda outcome: complete(facts, sampling, outcome))
+    plain = sampling.logprobs is None and sampling.stops is None and not sampling.include_stop
+    words = facts.words
+    word = (lambda token_id: words.get(token_id) or decoded(facts, (token_id,))) if plain else None
+    return Alike(sampling, cache, salt, lambda outcome: complete(facts, sampling, outcome), word=word)
 
 
 def _mutable(value: Any) -> bool:

@@ -12,10 +12,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from prelude._native.core import Maker
 from prelude._native.core import Outcome as Outcome
 from prelude.admission.drawing import Drawing, Sampling
 from prelude.batch import I32, HeadRows, LogprobRows, PooledRows, SampleOutput
-from prelude.results import RequestStats, SampledLogprob
+from prelude.results import Completion, RequestStats, SampledLogprob
 from prelude.tasks import CacheMode
 
 _ROOT: I32 = np.array([-1], dtype=np.int32)
@@ -106,10 +107,25 @@ class Alike:
     salt: int
     finish: Callable[[Outcome], Any]
     like: Any = None
+    word: Callable[[int], str] | None = None  # a token's text, where a result is no more than that
 
     def prepared(self, token_ids: I32) -> Prepared:
         drawing = Drawing(len(token_ids) - 1, self.sampling)
         return Prepared(TokenTree.single(token_ids), drawing, 1, self.sampling, self.cache, self.salt)
+
+
+def finished(alike: Alike, outcome: Outcome) -> Any:
+    """The caller's result, or its error, as a value."""
+    if alike.word is not None and len(outcome.token_ids) == 1:
+        stats, ids = outcome.stats, outcome.token_ids
+        return _make_completion(alike.word(ids[0]), ids, stats.finish_reason, stats, None, None)
+    try:
+        return alike.finish(outcome)
+    except Exception as error:
+        return error
+
+
+_make_completion = Maker(Completion)
 
 
 class Reader(Protocol):

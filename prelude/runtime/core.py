@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from prelude._native.core import clones
+from prelude._native.core import clones, enter_all
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Alike, Outcome, Prepared
 from prelude.batch import I32
@@ -139,7 +139,7 @@ class EngineCore(Stepper):
         self._wake_thread()
 
     def _post(self, requests: list[Request]) -> None:
-        self.live.update([(request.id, request) for request in requests])
+        enter_all(self.live, requests)
         try:
             self.inbox.post(requests)
         except EngineClosed:
@@ -147,7 +147,7 @@ class EngineCore(Stepper):
                 self.live.pop(request.id, None)
                 self.inbox.leave(request)
             raise
-        if self.events:
+        if self.events.heard:
             for request in requests:
                 self.events.emit("accepted", request.options.request_id, tokens=request.num_known)
 

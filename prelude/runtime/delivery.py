@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from typing import Any, Protocol
 
 from prelude._native.core import Outlet, put_ends
-from prelude.admission.prepared import Outcome
-from prelude.batch import SampleOutput
+from prelude.admission.prepared import Alike, Outcome, finished
+from prelude.batch import I32, SampleOutput
+from prelude.options import NO_OPTIONS
 from prelude.runtime.core import EngineCore
 from prelude.runtime.stepper import LoopFlush
 from prelude.scheduling.request import Request
@@ -72,12 +74,55 @@ class Outbox(LoopFlush):
         core.loops.append(self)
         self._ends = Outlet()  # of calls of `_deliver`'s
         self._posting: list[Request] = []  # of this turn of the loop; they have their places
+        self._asked: list[Ticket] = []  # likewise, and not requests yet
 
     def post(self, requests: list[Request]) -> None:
         """In the loop. Whoever gives up before the turn is over takes them back."""
-        if not self._posting:
+        if not (self._posting or self._asked):
             self._loop.call_soon(self._post)
         self._posting.extend(requests)
+
+    def ask(self, alike: Alike, prompt: I32) -> Ticket:
+        """In the loop, for one task that nothing special was said about: what the tasks of this turn ask for in the
+        same words is made requests together."""
+        if not (self._posting or self._asked):
+            self._loop.call_soon(self._post)
+        ticket = Ticket(alike, prompt, self._loop.create_future())
+        self._asked.append(ticket)
+        return ticket
+
+    def _make_asked(self) -> None:
+        """Requests of what was asked for. A ticket that finds no place, or whose request is to hear something of its
+        own, is told so by ``None`` and takes the long way."""
+        asked, self._asked = self._asked, []
+        groups: dict[int, list[Ticket]] = {}
+        for ticket in asked:
+            if not ticket.future.done():  # given up meanwhile
+                groups.setdefault(id(ticket.alike), []).append(ticket)
+        for tickets in groups.values():
+            try:
+                requests = self._requests_of(tickets)
+            except Exception:  # closed meanwhile: the long way says so
+                requests = None
+            for at, ticket in enumerate(tickets):
+                if requests is None:
+                    ticket.future.set_result(None)
+                else:
+                    ticket.request = requests[at]
+            self._posting.extend(requests or ())
+
+    def _requests_of(self, tickets: list[Ticket]) -> list[Request] | None:
+        places = self._core.reserve_all(len(tickets))
+        if places is None:
+            return None
+        with places:
+            sink = TicketSink(self)
+            prompts = [ticket.prompt for ticket in tickets]
+            requests = self._core.alike(tickets[0].alike, prompts, sink, NO_OPTIONS, places, math.inf, self)
+            if requests is not None:
+                sink.tickets = {request.id: ticket for request, ticket in zip(requests, tickets)}
+                places.posted()
+        return requests
 
     def take_back(self, requests: list[Request]) -> None:
         """Those that are not posted yet: nobody waits for them."""
@@ -89,6 +134,8 @@ class Outbox(LoopFlush):
             self._posting = [request for request in self._posting if request not in gone]
 
     def _post(self) -> None:
+        if self._asked:
+            self._make_asked()
         requests, self._posting = self._posting, []
         if not requests:
             return
@@ -103,7 +150,7 @@ class Outbox(LoopFlush):
     def put(self, sink: Ends, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._put((sink.end, request, outcome, error))
 
-    def put_all(self, sink: GroupSink, requests: list[Request], outcomes: list[Outcome]) -> None:
+    def put_all(self, sink: GroupSink | TicketSink, requests: list[Request], outcomes: list[Outcome]) -> None:
         self._put((sink.end_all, requests, outcomes))
 
     def _put(self, call: tuple[Any, ...]) -> None:
@@ -153,3 +200,40 @@ class GroupSink(EndSink):
     def _told(self) -> None:
         if len(self.ends) == self.expected and not self.future.done():
             self.future.set_result(None)
+
+
+class Ticket:
+    """One task that waits for its result in a loop: ``future`` gets its error or its result, as a value, or None
+    where it has to be asked for the long way. ``request`` is there from the end of the loop's turn on."""
+
+    __slots__ = ("alike", "future", "prompt", "request")
+
+    def __init__(self, alike: Alike, prompt: I32, future: asyncio.Future[Any]) -> None:
+        self.alike, self.prompt, self.future = alike, prompt, future
+        self.request: Request | None = None
+
+
+class TicketSink(EndSink):
+    """The ends of what the tasks of one turn of a loop asked for: each has a future of its own."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self.tickets: dict[int, Ticket] = {}
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        self._outbox.put(self, request, outcome, error)
+
+    def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        self._outbox.put_all(self, requests, outcomes)
+
+    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        ticket = self.tickets.pop(request.id)
+        if not ticket.future.done():
+            ticket.future.set_result(error if outcome is None else finished(ticket.alike, outcome))
+
+    def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        tickets = self.tickets
+        for request, outcome in zip(requests, outcomes):
+            ticket = tickets.pop(request.id)
+            if not ticket.future.done():
+                ticket.future.set_result(finished(ticket.alike, outcome))

@@ -36,17 +36,20 @@ class Listeners:
 
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
+        self.heard = False  # whether anybody listens
         self.errors = 0
 
     def __bool__(self) -> bool:
-        return bool(self._listeners)
+        return self.heard
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Returns what removes it again."""
         self._listeners = (*self._listeners, listener)
+        self.heard = True
 
         def remove() -> None:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
+            self.heard = bool(self._listeners)
 
         return remove
 

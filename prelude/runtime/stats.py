@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from prelude._native.core import skipped
 from prelude.admission.classes import ExecutionClass
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, StepResult
+from prelude.batch import DecodeBatch, OneShotBatch, StepResult
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan
 
@@ -62,22 +63,24 @@ class EngineStats:
     blocks_locked: int = 0  # cached ones that a request reads now
 
     def count_step(self, plan: Plan, packed: Packed, result: StepResult) -> None:
-        match packed.batch:
-            case OneShotBatch(slices=slices):
-                self.steps["oneshot"] += 1
-                self.prefill_tokens += slices.num_tokens
-            case DecodeBatch() as batch:
-                self.steps["decode"] += 1
-                self.decode_tokens += batch.num_tokens
-            case MixedBatch() as batch:
-                self.steps["mixed"] += 1
-                self.prefill_tokens += batch.prefill_tokens
-                self.decode_tokens += batch.decode_tokens
-        self.folded_tokens += sum(fold.tokens * (len(fold.members) - 1) for fold in plan.folds)
-        self.prefix_hit_tokens += sum(row.skip for row in plan.oneshot)
-        self.prefix_hit_tokens += sum(
-            row.start for row in plan.prefill if not row.request.stats.chunks and not row.request.output
-        )
+        batch = packed.batch
+        if isinstance(batch, OneShotBatch):
+            self.steps["oneshot"] += 1
+            self.prefill_tokens += batch.slices.num_tokens
+        elif isinstance(batch, DecodeBatch):
+            self.steps["decode"] += 1
+            self.decode_tokens += batch.num_tokens
+        else:
+            self.steps["mixed"] += 1
+            self.prefill_tokens += batch.prefill_tokens
+            self.decode_tokens += batch.decode_tokens
+        for fold in plan.folds:
+            self.folded_tokens += fold.tokens * (len(fold.members) - 1)
+        if plan.oneshot:
+            self.prefix_hit_tokens += skipped(plan.oneshot)
+        for row in plan.prefill:
+            if not row.request.stats.chunks and not row.request.output:
+                self.prefix_hit_tokens += row.start
         self.lm_head_rows += result.lm_head_rows
         self.eager_steps += result.eager
         self.graph_replays += not result.eager

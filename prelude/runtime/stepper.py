@@ -26,13 +26,13 @@ from prelude.runtime.inbox import Inbox
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.check import check_result
-from prelude.scheduling.cost import CostModel, step_work
+from prelude.scheduling.cost import CostModel
 from prelude.scheduling.estimates import PoolEstimates
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import Packed, pack
 from prelude.scheduling.plan import Plan
-from prelude.scheduling.planner import Budgets, plan_step
+from prelude.scheduling.planner import Budgets, plan_at_once, plan_step
 from prelude.scheduling.queues import Policies, Queues
 from prelude.scheduling.recovery import failure_of, recover, suspects_left, withdraw_all
 from prelude.scheduling.request import Request, State
@@ -143,6 +143,15 @@ class Stepper(Forkable):
         next is planned is a step that comes first (penalties, half a prompt), one that runs again what failed, one
         beside which somebody would have to give way."""
         began, self._blocked = time.perf_counter(), 0.0
+        if self._idle() and (at_once := self._plan_at_once()) is not None:
+            self._note_waiting(at_once)
+            if not at_once.empty:
+                self._launch(at_once)
+            if self._flights and not self.overlap:
+                self._land()
+            self.stats.host_seconds += time.perf_counter() - began - self._blocked
+            self._flush()
+            return True
         self._drain()
         landed = launched = False
         if self._flights and (self._limit is not None or self._flights[-1].comes_first):
@@ -171,15 +180,30 @@ class Stepper(Forkable):
         in_flight = bool(self._flights)
         return plan_step(self.queues, self.pool, self.budgets, self.pacer, self._limit, in_flight=in_flight)
 
+    def _idle(self) -> bool:
+        """Whether nobody waits, runs or flies, and nobody is to be ended: what comes next has only itself to mind."""
+        return (
+            not (self._flights or self._cancels or self._expiring or self._abort)
+            and self._limit is None
+            and self.queues.empty
+            and not (self.loops and any([loop.closed() for loop in self.loops]))
+        )
+
+    def _plan_at_once(self) -> Plan | None:
+        """What has come, planned past the lines; ``None``, and it is in the queues, where that cannot be."""
+        came = self.inbox.take()
+        if not came:
+            return None
+        plan = plan_at_once(came, self.queues, self.pool, self.budgets)
+        if plan is None:
+            self._enter(came)
+        else:
+            self.stats.requests["oneshot"] += len(came)
+        return plan
+
     def _drain(self) -> None:
         """The inbox into the queues; then whoever need not run any more ends: cancelled, expired, loop closed."""
-        came = self.inbox.take()
-        if plain(came, ExecutionClass.ONESHOT):
-            self.stats.requests["oneshot"] += len(came)
-            self.queues.add_all(came)
-        else:
-            for request in came:
-                self._take_in(request)
+        self._enter(self.inbox.take())
         for loop in [loop for loop in self.loops if loop.closed()]:
             self.loops.remove(loop)
             self._cancels.extend(request for request in self.queues if request.outbox is loop)
@@ -192,6 +216,14 @@ class Stepper(Forkable):
         if self._abort:
             for request in list(self.queues):
                 self._end(request, EngineClosed("the engine was closed"))
+
+    def _enter(self, came: list[Request]) -> None:
+        if plain(came, ExecutionClass.ONESHOT):
+            self.stats.requests["oneshot"] += len(came)
+            self.queues.add_all(came)
+            return
+        for request in came:
+            self._take_in(request)
 
     def _take_in(self, request: Request) -> None:
         self.stats.requests[request.execution_class.value] += 1
@@ -239,7 +271,7 @@ class Stepper(Forkable):
 
     def _ended_well(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         """``_ended`` of the requests that a step ended without an error."""
-        if self.events:
+        if self.events.heard:
             for request, outcome in zip(requests, outcomes):
                 self._ended(request, outcome, None)
             return
@@ -291,7 +323,7 @@ class Stepper(Forkable):
     def _note_waiting(self, plan: Plan) -> None:
         self.stats.deferrals += len(plan.deferred)
         self.stats.preemptions += len(plan.preempted)
-        if self.events:
+        if self.events.heard:
             for request in plan.preempted:
                 self.events.emit("preempted", request.options.request_id)
 
@@ -414,7 +446,7 @@ class Stepper(Forkable):
             self.inbox.leave_all(fresh)
             for request in traced(fresh):
                 request.timeline.mark("schedule", end=now)
-            for request in fresh if self.events else ():
+            for request in fresh if self.events.heard else ():
                 self.events.emit("scheduled", request.options.request_id)
         self.step_began = time.monotonic()
         if self._watchdog is not None:
@@ -422,11 +454,11 @@ class Stepper(Forkable):
         return now
 
     def _measure(self, plan: Plan, packed: Packed, result: StepResult) -> None:
-        prefill = sum(row.count for row in plan.prefill)
+        prefill = sum([row.count for row in plan.prefill]) if plan.prefill else 0
         shots = packed.batch.num_tokens - prefill - len(plan.decode)
         self.pacer.measured(len(plan.decode), shots, prefill, result.seconds)
-        self.cost.observe(step_work(packed.batch, result), result.seconds)
-        if self.events:
+        self.cost.observe_step(packed.batch, result)
+        if self.events.heard:
             self.events.emit(
                 "step",
                 kind=plan.kind,

@@ -12,7 +12,7 @@ a machine that changes and forgets no faster than that; sums stay bounded howeve
 weighted by 1 / seconds, so small steps count as large ones do. What a busy machine adds to a step cannot carry the
 model away: past the first few steps one is taken as at most ``_OUTLIER`` times its prediction.
 
-Pure Python over four numbers; no torch, no NumPy.
+The sums and their solution are in ``_native/include/prelude/least_squares.hpp``; no torch, no NumPy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from prelude._native.core import CostSums
 from prelude.batch import ForwardBatch, StepResult
 from prelude.errors import ConfigError
 
@@ -64,8 +64,7 @@ class CostModel:
             raise ConfigError(f"memory={memory} steps do not hold a model of {_N} terms; it takes 8 or more")
         self.memory = memory
         self.steps = 0
-        self._squares = [[0.0] * _N for _ in range(_N)]
-        self._products = [0.0] * _N
+        self._sums = CostSums()
         self._coefficients: tuple[float, ...] = (0.0,) * _N
         self._unfitted = 0  # steps since the coefficients were worked out
         if coefficients is not None:
@@ -75,23 +74,26 @@ class CostModel:
 
     def observe(self, work: Work, seconds: float) -> None:
         """A measured step. What cannot be one (no time, not a number) is ignored."""
+        self._observe(work.tokens, work.keys, work.lm_rows, seconds)
+
+    def observe_step(self, batch: ForwardBatch, result: StepResult) -> None:
+        """``observe(step_work(batch, result), result.seconds)``."""
+        self._observe(batch.num_tokens, result.attended_tokens, result.lm_head_rows, result.seconds)
+
+    def _observe(self, tokens: int, keys: float, lm_rows: int, seconds: float) -> None:
         if not 0 < seconds < math.inf:
             return
         if self.steps >= _TRUSTED:
-            expected = self.predict(work)
-            if expected > 0:
-                seconds = min(seconds, _OUTLIER * expected)
-        self._add(work, seconds, 1.0)
+            constant, token, key, row = self._fitted()
+            expected = constant + token * tokens + key * keys + row * lm_rows
+            if expected > 0 and _OUTLIER * expected < seconds:
+                seconds = _OUTLIER * expected
+        self._add(tokens, keys, lm_rows, seconds, 1.0)
 
-    def _add(self, work: Work, seconds: float, weight: float) -> None:
-        x = _vector(work)
-        weight /= seconds
+    def _add(self, tokens: int, keys: float, lm_rows: int, seconds: float, weight: float) -> None:
         keep = 1.0 if self.steps < self.memory else 1.0 - 1.0 / self.memory
-        for i in range(_N):
-            row, xi = self._squares[i], weight * x[i]
-            for j in range(i, _N):
-                row[j] = keep * row[j] + xi * x[j]
-            self._products[i] = keep * self._products[i] + xi * seconds
+        _, a, b, c = _SCALE
+        self._sums.add(1.0, tokens / a, keys / b, lm_rows / c, seconds, weight / seconds, keep)
         self.steps += 1
         self._unfitted += 1
 
@@ -124,7 +126,7 @@ class CostModel:
     def _fitted(self) -> tuple[float, ...]:
         if self._unfitted >= (1 if self.steps <= _TRUSTED else _REFIT):
             self._unfitted = 0
-            self._coefficients = tuple(c / s for c, s in zip(_least_squares(self._squares, self._products), _SCALE))
+            self._coefficients = tuple(c / s for c, s in zip(self._sums.solve(), _SCALE))
         return self._coefficients
 
     # -------------------------------------------------------------- keeping
@@ -162,50 +164,6 @@ class CostModel:
         weight = self.memory / 4 / len(known)
         for work in known:
             seconds = given[0] + given[1] * work.tokens + given[2] * work.keys + given[3] * work.lm_rows
-            self._add(work, seconds, weight)
+            self._add(work.tokens, work.keys, work.lm_rows, seconds, weight)
         self.steps = _TRUSTED
         self._unfitted = 0
-
-
-def _vector(work: Work) -> tuple[float, ...]:
-    return (1.0, work.tokens / _SCALE[1], work.keys / _SCALE[2], work.lm_rows / _SCALE[3])
-
-
-def _least_squares(squares: list[list[float]], products: list[float]) -> list[float]:
-    """The non-negative solution: the best of all subsets of terms whose own solution is non-negative."""
-    whole = _solve(squares, products, tuple(range(_N)))
-    if whole is not None and min(whole) >= 0:
-        return whole
-    best, least = [0.0] * _N, 0.0
-    for count in range(1, _N):
-        for terms in combinations(range(_N), count):
-            solution = _solve(squares, products, terms)
-            if solution is None or min(solution) < 0:
-                continue
-            # The residual at the normal equations' solution, up to a constant: -x' b.
-            residual = -sum(c * products[term] for c, term in zip(solution, terms))
-            if residual < least * (1 + 1e-12):
-                least = residual
-                best = [0.0] * _N
-                for c, term in zip(solution, terms):
-                    best[term] = c
-    return best
-
-
-def _solve(squares: list[list[float]], products: list[float], terms: tuple[int, ...]) -> list[float] | None:
-    """By elimination; ``None`` where the steps so far do not tell these terms apart."""
-    rows = [[squares[min(i, j)][max(i, j)] for j in terms] + [products[i]] for i in terms]
-    n = len(rows)
-    for k in range(n):
-        size = abs(squares[terms[k]][terms[k]])
-        if abs(rows[k][k]) <= 1e-10 * size or size == 0.0:
-            return None
-        for i in range(k + 1, n):
-            factor = rows[i][k] / rows[k][k]
-            for j in range(k, n + 1):
-                rows[i][j] -= factor * rows[k][j]
-    solution = [0.0] * n
-    for k in reversed(range(n)):
-        rest = sum(rows[k][j] * solution[j] for j in range(k + 1, n))
-        solution[k] = (rows[k][n] - rest) / rows[k][k]
-    return solution

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import drawn_rows, pack_running, pack_step
+from prelude._native.core import Maker, draws_of, pack_running, pack_step
 from prelude.admission.drawing import Drawing
-from prelude.admission.sampling import sample_rows, sampled_rows
+from prelude.admission.sampling import logit_edits, sample_rows
 from prelude.batch import (
     I32,
     DecodeBatch,
@@ -63,6 +63,7 @@ class Packed:
 # ------------------------------------------------------------------ OneShot
 
 _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)
+_make_slices, _make_sample_rows, _make_packed = Maker(PromptSlices), Maker(SampleRows), Maker(Packed)
 
 
 def _join(plan: Plan, shifts: I32) -> tuple[Readout, I32 | None, I32 | None]:
@@ -70,8 +71,8 @@ def _join(plan: Plan, shifts: I32) -> tuple[Readout, I32 | None, I32 | None]:
     row numbers to get the batch's."""
     first = plan.oneshot[0].request.key
     if first is not None and first[0] == "sample":
-        settings, tokens = drawn_rows(plan.oneshot, shifts)
-        return sampled_rows(settings, tokens, lambda: _drawings(plan)), None, None
+        *values, edited = draws_of(plan.oneshot, shifts)
+        return _make_sample_rows(*values, logit_edits(_drawings(plan)) if edited else None), None, None
     readouts = [row.request.prepared.readout or _NOTHING for row in plan.oneshot]
     parts = [readout for readout in readouts if not isinstance(readout, Drawing)]
     moved, starts, ends = _concatenated([part.rows for part in parts], shifts)
@@ -127,14 +128,15 @@ def pack(plan: Plan, block_size: int) -> Packed:
     folds = [(fold.members, fold.tokens) for fold in plan.folds]
     chunks = [_prefill_row(row) for row in plan.prefill]
     arrays, shifts, computed = pack_step(plan.oneshot, folds, chunks, block_size)
-    slices = PromptSlices(*arrays[:8])
+    slices = _make_slices(*arrays[:8])
     readouts: list[Readout] = []
     row_ends = pair_ends = None
     if plan.oneshot:
         joined, row_ends, pair_ends = _join(plan, shifts)
         if plan.kind == "oneshot":
             batch = OneShotBatch(slices, joined)
-            return Packed(batch, computed=computed, row_ends=row_ends, pair_ends=pair_ends)
+            packed: Packed = _make_packed(batch, (), (), (0, 0, 0), computed, row_ends, pair_ends)
+            return packed
         readouts.append(joined)
     first_chunk = len(arrays[8]) - len(chunks)
     offsets = arrays[8][first_chunk:].tolist()

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from prelude._native.core import OneShotRow as OneShotRow
+from prelude._native.core import requests_of
 from prelude.scheduling.request import Request, State
 
 
@@ -67,7 +68,7 @@ class Plan:
         return "decode" if self.decode and not self.prefill and not self.oneshot else "mixed"
 
     def requests(self) -> list[Request]:
-        requests = [row.request for row in self.oneshot]
+        requests: list[Request] = requests_of(self.oneshot)
         if self.prefill or self.decode:
             requests += [row.request for row in self.prefill]
             requests += self.decode

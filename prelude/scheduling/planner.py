@@ -14,13 +14,14 @@ them fail by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain
 
 import numpy as np
 
-from prelude._native.core import admit_group, folds_of, keep_all
+from prelude._native.core import Maker, admit_at_once, admit_group, folds_of, keep_all
+from prelude.admission.classes import ExecutionClass
 from prelude.batch import I32
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lease import KvPool, Lease
@@ -47,6 +48,25 @@ class Budgets:
     defer_tokens: int = 64  # a shorter one is computed again rather than waited for
     group_tokens: int = 1 << 31  # what follows the first OneShot request of a step brings so many at most
     overlap: bool = False  # the next step is planned before this one is settled
+    group_limits: tuple[int | bool, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """The fields of GroupLimits, of a step that has nothing but OneShot rows."""
+        limits = (
+            self.step_tokens,
+            self.step_requests,
+            self.logits_bytes,
+            self.vocab_size * LOGITS_BYTES,
+            self.logits_chunk_rows,
+            self.group_tokens,
+            -1,
+            self.defer_tokens,
+            self.defer_steps,
+            self.fold,
+            False,
+            self.overlap,
+        )
+        object.__setattr__(self, "group_limits", limits)
 
     def ledger(self, limit: int | None = None) -> Ledger:
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
@@ -85,6 +105,36 @@ def plan_step(
         preempt(queues.running[-1], queues, pool)
     queues.served += budgets.step_tokens - ledger.tokens
     return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted), tuple(deferred))
+
+
+_make_plan = Maker(Plan)
+
+
+def plan_at_once(came: list[Request], queues: Queues, pool: KvPool, budgets: Budgets) -> Plan | None:
+    """The plan of OneShot requests that came together while nobody waited or ran, and all of whom fit one step: they
+    join no line, since there is nobody to be put in order with. ``None``, and nothing done, for any others."""
+    planned = admit_at_once(
+        pool,
+        came,
+        budgets.group_limits,
+        ExecutionClass.ONESHOT,
+        State.WAITING,
+        State.PREFILL,
+        queues.arrivals + 1,
+        queues.served,
+    )
+    if planned is None:
+        return None
+    rows, folds, tokens, waiting = planned
+    queues.arrivals += len(came)
+    if waiting:  # for a leader among the others: these stay, in line with what the others were served
+        queues.enter(came)
+        queues.take_oneshot([row.request for row in rows])
+    queues.served += tokens
+    deferred = tuple([_deferral(request, ahead) for request, ahead in waiting])
+    shared = tuple([Fold(members, common) for members, common in folds])
+    plan: Plan = _make_plan(tuple(rows), shared, (), (), (), deferred)
+    return plan
 
 
 def _oneshot_first(queues: Queues) -> bool:

@@ -60,6 +60,12 @@ class Queues:
         for request in requests:
             self.oneshot.append(request, self.served)
 
+    def enter(self, requests: list[Request]) -> None:
+        """OneShot requests that have their numbers already."""
+        for request in requests:
+            self.oneshot.append(request, self.served)
+            self.waiting_tokens += request.num_known
+
     def look_again(self) -> None:
         """Requests whose match with the prefix cache has changed take their new place in line."""
         if self.estimates is not None:
@@ -103,7 +109,7 @@ class Queues:
 
     @property
     def empty(self) -> bool:
-        return not (self.oneshot or self.decode or self.running)
+        return not (self.running or len(self.oneshot) or len(self.decode))
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running

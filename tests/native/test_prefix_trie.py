@@ -425,3 +425,27 @@ def test_readers_do_not_stop_the_writer() -> None:
 def test_an_audit_says_all_counts() -> None:
     error = core.AuditError("free + used + cached != total", {"free": 1, "total": 3})
     assert error.counts == {"free": 1, "total": 3} and "free=1" in str(error)
+
+
+@pytest.mark.feature("E5")
+def test_a_node_says_its_tokens_its_block_its_children_and_how_cold_it_is() -> None:
+    _, trie = make()
+    put(trie, ids(1, 2, 3))
+    put(trie, ids(1, 2, 4))
+    trie.match(ids(1, 2, 3))
+    by_path: dict[tuple[int, ...], dict[str, Any]] = {}
+    nodes = {node["node"]: node for node in trie.dump()}
+    for node in nodes.values():
+        path, at = [], node
+        while at is not None:
+            path[:0] = at["tokens"].tolist()
+            at = nodes.get(at["parent"])
+        by_path[tuple(path)] = node
+    assert set(by_path) == {(1,), (1, 2), (1, 2, 3), (1, 2, 4)}
+    assert len({node["block"] for node in nodes.values()}) == 4
+    last = by_path[1, 2]
+    assert sorted(last["children"]) == sorted(by_path[path]["node"] for path in ((1, 2, 3), (1, 2, 4)))
+    assert [by_path[path]["depth"] for path in ((1,), (1, 2), (1, 2, 3))] == [1, 2, 3]
+    assert by_path[1, 2, 4]["rank"] < by_path[1, 2, 3]["rank"], "the one that was read later goes later"
+    hit = trie.match(ids(1, 2, 3))
+    assert hit.blocks.tolist() == [by_path[path]["block"] for path in ((1,), (1, 2), (1, 2, 3))]

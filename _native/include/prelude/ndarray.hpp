@@ -64,10 +64,19 @@ inline bool PyArray_ISCARRAY(PyArrayObject* a) { return has(a, contiguous | alig
 inline PyTypeObject* array_type() { return static_cast<PyTypeObject*>(numpy_api[2]); }
 inline bool PyArray_Check(PyObject* object) { return PyObject_TypeCheck(object, array_type()); }
 
+using New = PyObject*(PyTypeObject*, int, const npy_intp*, int, const npy_intp*, void*, int, int, PyObject*);
+
 // A new array in C order, not filled; owned by the caller. NULL: a Python error is set.
 inline PyObject* new_array(int nd, const npy_intp* shape, int type) {
-  using New = PyObject*(PyTypeObject*, int, const npy_intp*, int, const npy_intp*, void*, int, int, PyObject*);
   return reinterpret_cast<New*>(numpy_api[93])(array_type(), nd, shape, type, nullptr, nullptr, 0, 0, nullptr);
+}
+// The same over memory that `owner` keeps: the array holds a reference on it.
+inline PyObject* array_over(int nd, const npy_intp* shape, int type, void* data, PyObject* owner) {
+  constexpr int carray = contiguous | aligned | writeable;
+  PyObject* array =
+      reinterpret_cast<New*>(numpy_api[93])(array_type(), nd, shape, type, nullptr, data, 0, carray, nullptr);
+  if (array != nullptr) reinterpret_cast<PyArrayObject*>(array)->base = Py_NewRef(owner);
+  return array;
 }
 
 // -1: a Python error is set.

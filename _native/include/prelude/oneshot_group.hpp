@@ -4,8 +4,8 @@
 //   rows in order ──admit()──▶ admitted │ deferred │ full (the group ends)
 //   after the last ──keep()──▶ blocks to publish, promised where others may come to see them
 //
-// A pure function of the rows, pool and limits. Rows and leases are the caller's; the group borrows their tokens until
-// the next begin().
+// A pure function of the rows, pool and limits. Rows and leases are the caller's; the group borrows their tokens
+// until the next begin().
 #pragma once
 
 #include <cstdint>
@@ -63,62 +63,18 @@ class OneShotGroup {
 
   // Deferred and full rows hold nothing. `skip`: the tokens that an admitted row has from the cache. `publish`:
   // blocks that it keeps, where that is decided at once.
-  Verdict admit(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip, int64_t* publish, Result* wrong) {
-    const int64_t reusable = r.cache == CacheMode::never ? 0 : r.unread;
-    *wrong = pool_.attach(r.tokens, r.trunk, r.salt, reusable, &lease);
-    if (!wrong->ok()) return Verdict::full;
-    if (must_wait(r, lease, deferred)) {
-      *wrong = pool_.release(lease);
-      return Verdict::deferred;
-    }
-    *skip = static_cast<int64_t>(lease.shared.size()) * pool_.block_size();
-    *publish = 0;
-    const int64_t uncached = r.num_tokens - *skip;
-    // A fold publishes the common part alone: who asked to be kept whole stays apart.
-    const bool folds = left_.fold && r.cache != CacheMode::always;
-    FoldOffer offer{uncached, -1, 0};
-    if (folds) {
-      const bool borrows = lease.borrowed > 0;
-      const FoldPlace place{r.salt, borrows ? -2 : lease.node, lease.shared.data(),
-                            borrows ? static_cast<int64_t>(lease.shared.size()) : 0};
-      offer = folds_.offer(place, r.tokens + *skip, r.unread - *skip, uncached);
-    }
-    const int64_t bytes = std::min(r.logits_rows, left_.logits_chunk_rows) * left_.logits_row_bytes;
-    if (offer.tokens > left_.tokens || left_.rows < 1 || bytes > left_.logits_bytes) {
-      *wrong = pool_.release(lease);
-      return Verdict::full;
-    }
-    left_.tokens -= offer.tokens, left_.logits_bytes -= bytes, --left_.rows;
-    if (offer.group >= 0) folds_.accept(offer, static_cast<int32_t>(count_));
-    if (count_++ == 0) {
-      withheld_ = std::max<int64_t>(0, left_.tokens - left_.group_tokens);
-      left_.tokens -= withheld_;
-    }
-    if (!folds) keep(r, lease, *skip, r.trunk, r.cache == CacheMode::always, left_.seen, publish, wrong);
-    return Verdict::admitted;
-  }
+  Verdict admit(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip, int64_t* publish, Result* wrong);
 
   // Blocks for the row's tokens up to `end`, where they are worth keeping and the pool has room; promised at once
   // where that may be `seen`. False: there is no room without evicting what was hit before, which stays unless
   // `evict_promoted`.
   bool keep(const RequestRow& r, Lease& lease, int64_t skip, int64_t end, bool evict_promoted, bool seen,
-            int64_t* publish, Result* wrong) {
-    const int64_t blocks = end / pool_.block_size() - skip / pool_.block_size();
-    if (r.cache == CacheMode::never || blocks <= 0 || !pool_.caching()) return true;
-    if (!pool_.take(lease, blocks, !evict_promoted).ok()) return false;
-    if (seen) *wrong = pool_.promise(lease, r.tokens, end, r.salt);
-    *publish = blocks;
-    return true;
-  }
+            int64_t* publish, Result* wrong);
 
  private:
-  // Whether a leader is filling what comes next of the prompt, and it is worth a step to wait for it. Rows of the same
-  // step that may share read it at once instead.
-  bool must_wait(const RequestRow& r, Lease& lease, int64_t deferred) {
-    if (lease.ahead == 0 || left_.retry) return false;
-    if (left_.fold && pool_.borrow(lease, r.tokens, r.trunk, r.salt)) return false;
-    return int64_t{lease.ahead} * pool_.block_size() >= left_.defer_tokens && deferred < left_.defer_steps;
-  }
+  // Whether a leader is filling what comes next of the prompt, and it is worth a step to wait for it. Rows of the
+  // same step that may share read it at once instead.
+  bool must_wait(const RequestRow& r, Lease& lease, int64_t deferred);
 
   KvPool& pool_;
   FoldFinder folds_;
@@ -129,24 +85,7 @@ class OneShotGroup {
 // A row for the packer: the request's tokens from `begin` on. `parent` is the row of the folded segment before them,
 // -1 with none; `end` >= 0 cuts a folded segment out of its leader's trunk. With a lease the row attaches the cached
 // prefix, and writes the first `publish` blocks' tokens.
-inline PromptRow prompt_row(const RequestRow& r, int64_t begin, int64_t end, int64_t parent, const Lease* lease,
-                            int64_t skip, int64_t publish, int32_t block_size) {
-  const bool whole = end < 0 && r.starts != nullptr;
-  PromptRow row{};
-  row.tokens = r.tokens, row.num_tokens = r.num_tokens;
-  row.positions = whole ? r.positions : nullptr;
-  row.starts = whole ? r.starts : nullptr;
-  row.parents = whole ? r.parents : nullptr;
-  row.segments = whole ? r.segments : 1;
-  row.begin = begin, row.end = end < 0 ? r.trunk : end, row.parent = parent;
-  if (lease != nullptr) {
-    row.context = lease->shared.data(), row.context_blocks = static_cast<int64_t>(lease->shared.size());
-    row.context_len = skip;
-    row.slots = lease->own.data();
-    row.slot_blocks = publish > 0 ? static_cast<int64_t>(lease->own.size()) : 0;
-    row.slot_count = publish * block_size;
-  }
-  return row;
-}
+PromptRow prompt_row(const RequestRow& r, int64_t begin, int64_t end, int64_t parent, const Lease* lease,
+                     int64_t skip, int64_t publish, int32_t block_size);
 
 }  // namespace prelude

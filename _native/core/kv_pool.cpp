@@ -1,0 +1,139 @@
+// Bodies of kv_pool.hpp, which has the drawing, the invariants and the contracts.
+#include "prelude/kv_pool.hpp"
+
+namespace prelude {
+
+Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens, Lease* lease) {
+  ++live_;
+  const int64_t limit = max_tokens / size_;
+  if (!caching_ || limit <= 0) return {};
+  const TrieMatch match = trie_.match(tokens, n, salt, limit);
+  lease->ahead = match.promised;
+  if (match.node == kNoNode) return {};
+  const Result locked = trie_.lock(match.node);
+  if (!locked.ok()) return locked;
+  lease->node = match.node;
+  lease->shared.resize(static_cast<size_t>(match.blocks));
+  return trie_.blocks(match.node, lease->shared.data());
+}
+
+Result KvPool::take(Lease& lease, int64_t n, bool spare_protected) {
+  if (n <= 0) return {};
+  const int32_t cached = pool_.num_cached();
+  const size_t had = lease.own.size();
+  lease.own.resize(had + static_cast<size_t>(n));
+  const Result taken = trie_.allocate(n, lease.own.data() + had, spare_protected);
+  if (!taken.ok()) lease.own.resize(had);
+  evictions_ += cached - pool_.num_cached();
+  return taken;
+}
+
+Result KvPool::promise(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt) {
+  const auto first = static_cast<int64_t>(lease.shared.size());
+  const int64_t count = std::min(n / size_, lease.num_blocks()) - first;
+  if (!caching_ || count <= 0 || lease.borrowed > 0) return {};
+  const Result made = trie_.promise(tokens, n, lease.own.data(), count, salt, first, &lease.promise);
+  if (made.ok() && lease.promise != kNoNode) {
+    lease.promised = static_cast<int32_t>(count);
+    const int32_t* next = tokens + first * size_;
+    leaders_.push_back({salt, lease.node, &lease, std::vector<int32_t>(next, next + size_)});
+  }
+  return made;
+}
+
+bool KvPool::borrow(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt) {
+  const auto first = static_cast<int64_t>(lease.shared.size());
+  if ((first + 1) * size_ > n) return false;
+  for (const Leader& leader : leaders_) {
+    if (leader.salt != salt || leader.node != lease.node ||
+        !std::equal(leader.next.begin(), leader.next.end(), tokens + first * size_)) {
+      continue;
+    }
+    if (lease.growable && !leader.lease->growable) return false;
+    lease.borrowed = std::min(lease.ahead, leader.lease->promised);
+    lease.shared.insert(lease.shared.end(), leader.lease->own.begin(), leader.lease->own.begin() + lease.borrowed);
+    return true;
+  }
+  return false;
+}
+
+Result KvPool::withdraw(Lease& lease) {
+  if (lease.promise != kNoNode) {
+    forget(lease);
+    const Result broken = trie_.break_promise(lease.promise, nullptr);
+    if (!broken.ok()) return broken;
+  }
+  const Result freed = give_back(lease, lease.promised);
+  lease.shared.resize(lease.shared.size() - static_cast<size_t>(lease.borrowed));
+  lease.promise = kNoNode, lease.promised = lease.borrowed = 0;
+  return freed;
+}
+
+Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted, bool ends) {
+  Result r;
+  if (lease.promise != kNoNode) {
+    r = fulfil(lease, tokens, n, salt, promoted);
+  } else if (lease.borrowed > 0) {
+    const TrieMatch match = trie_.match(tokens, n, salt, static_cast<int64_t>(lease.shared.size()));
+    if (match.blocks < static_cast<int32_t>(lease.shared.size())) {
+      // A OneShot row whose leader failed, or is settled later, ends with this step and only read what was there.
+      return lease.growable ? Result{Status::stale_node, match.blocks} : Result{};
+    }
+    lease.borrowed = 0;
+    r = move_lock(lease, match.node);
+  }
+  const int64_t full = std::min(n / size_, lease.num_blocks());
+  const auto first = static_cast<int64_t>(lease.shared.size());
+  if (!r.ok() || !caching_ || full <= first) return r;
+  TrieInsert made;
+  r = trie_.insert(tokens, full * size_, lease.own.data(), full - first, salt, first, promoted, &made);
+  if (r.ok() && !ends) r = move_lock(lease, made.node);
+  if (r.ok() && made.there > 0) r = pool_.release(lease.own.data(), made.there);
+  if (r.ok()) lease.own.erase(lease.own.begin(), lease.own.begin() + made.there + made.taken);
+  return r;
+}
+
+Result KvPool::release(Lease& lease) {
+  lease.released = true;
+  --live_;
+  Result r;
+  if (lease.promise != kNoNode) {
+    forget(lease);
+    r = trie_.break_promise(lease.promise, nullptr);
+  }
+  if (r.ok()) r = trie_.unlock(lease.node);
+  return r.ok() ? give_back(lease, lease.promised) : r;
+}
+
+void KvPool::forget(const Lease& lease) {
+  std::erase_if(leaders_, [&](const Leader& leader) { return leader.lease == &lease; });
+}
+
+Result KvPool::give_back(Lease& lease, int32_t from) {
+  const auto n = static_cast<int64_t>(lease.own.size()) - from;
+  const Result r = n > 0 ? pool_.release(lease.own.data() + from, n) : Result{};
+  if (r.ok()) lease.own.clear();
+  return r;
+}
+
+Result KvPool::fulfil(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted) {
+  const NodeId node = lease.promise;
+  Result r = trie_.fulfil(node);
+  if (r.ok()) r = trie_.unlock(lease.node);
+  if (!r.ok()) return r;
+  forget(lease);
+  lease.promise = kNoNode;
+  lease.own.erase(lease.own.begin(), lease.own.begin() + lease.promised);
+  lease.promised = 0;
+  r = at(lease, node);
+  if (promoted) trie_.match(tokens, n, salt, static_cast<int64_t>(lease.shared.size()));  // a hit promotes
+  return r;
+}
+
+Result KvPool::move_lock(Lease& lease, NodeId node) {
+  Result r = trie_.lock(node);
+  if (r.ok()) r = trie_.unlock(lease.node);
+  return r.ok() ? at(lease, node) : r;
+}
+
+}  // namespace prelude

@@ -1,0 +1,179 @@
+# What a step costs beside its rows, where a request that comes alone pays all of it. Part of core.pyx.
+
+
+@cython.final
+cdef class Maker:
+    """Makes instances of a dataclass of slots from values in order: what the ``__init__`` of a frozen one does, without
+    a call of ``object.__setattr__`` a field. Fields at the end that have a value by default may be left out."""
+
+    cdef type kind
+    cdef tuple slots, defaults
+
+    def __init__(self, type kind not None):
+        fields = _dataclasses.fields(kind)
+        self.kind = kind
+        self.slots = tuple([getattr(kind, field.name) for field in fields])
+        self.defaults = tuple([field.default for field in fields])
+
+    def __call__(self, *values):
+        return self.make(values)
+
+    cdef object make(self, tuple values):
+        cdef Py_ssize_t i
+        cdef PyObject* slot
+        cdef object made = self.kind.__new__(self.kind)
+        if len(values) != len(self.slots):
+            values += self.defaults[len(values):]
+            if len(values) != len(self.slots) or _dataclasses.MISSING in values:
+                raise TypeError(f"{self.kind.__name__}: not a value for each of its {len(self.slots)} fields")
+        for i in range(len(values)):
+            slot = <PyObject*>self.slots[i]
+            slot.ob_type.tp_descr_set(<object>slot, made, values[i])
+        return made
+
+
+@cython.final
+cdef class CostSums:
+    """Running sums of a cost model of four terms, and the best non-negative coefficients."""
+
+    cdef FourTerms c
+
+    def add(self, double a, double b, double c, double d, double seconds, double weight, double keep) -> None:
+        cdef FourDoubles x
+        (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = a, b, c, d
+        self.c.add(x, seconds, weight, keep)
+
+    def solve(self) -> tuple:
+        cdef FourDoubles x = self.c.solve()
+        return x[0], x[1], x[2], x[3]
+
+    def largest(self) -> float:
+        """Of the sums of squares: they stay bounded however long they run."""
+        return self.c.largest()
+
+
+def admit_at_once(KvPool pool not None, list requests, tuple limits, oneshot, waiting, planned, int64_t order,
+                  int64_t served):
+    """Plans OneShot requests that came together where nobody waits or runs: all that ``number_all``, ``admit_group``,
+    ``folds_of`` and ``keep_all`` do for them, without a line. None, and nothing done, where one of them is out of the
+    ordinary or they may not all fit one step. Else (rows, folds, tokens taken, [(request, tokens)] of those that wait
+    for a leader); ``order`` is the first one's number, and ``served`` everybody's time."""
+    cdef GroupLimits most
+    cdef Record r, first = requests[0]
+    cdef int64_t tokens = 0, bytes = 0, skip = 0, publish = 0, n = len(requests), at
+    cdef object key = first.key
+    (most.tokens, most.rows, most.logits_bytes, most.logits_row_bytes, most.logits_chunk_rows, most.group_tokens,
+     most.allowance, most.defer_tokens, most.defer_steps, most.fold, most.retry, most.seen) = limits
+    for r in requests:
+        if (r.cancelled or r.expires != INFINITY or r.execution_class is not oneshot or r.state is not waiting
+                or not (r.key is key or r.key == key)):
+            return None
+        tokens += r.num_known
+        bytes += r.row.logits_rows * most.logits_row_bytes
+    if tokens > min(most.tokens, most.group_tokens) or n > most.rows or bytes > most.logits_bytes:
+        return None
+    cdef cbool overlap = most.seen  # keep_all: a row that is planned waits no more
+    most.seen = overlap or n > 1
+
+    cdef COneShotGroup* group = pool.group
+    cdef list rows = [], deferred = [], folds
+    cdef Lease lease = None
+    cdef OneShotRow row
+    cdef Result wrong
+    cdef Verdict verdict
+    pool.c.begin_plan()
+    group.begin(most)
+    for at in range(n):
+        r = requests[at]
+        r.order, r.queued_at = order + at, served
+        lease = Lease.__new__(Lease)
+        pool.allocator.enter()
+        verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
+        pool.allocator.writer.leave()
+        _check(wrong)
+        if verdict == Verdict.full:
+            raise RuntimeError("a request does not fit the step that all of them fit")
+        if verdict == Verdict.deferred:
+            r.deferred += 1
+            r.stats.deferred_ticks += 1
+            deferred.append((r, lease.c.ahead * pool.c.block_size()))
+            continue
+        r.lease = lease
+        r.stats.cached_tokens = skip
+        r.state = planned
+        row = OneShotRow.__new__(OneShotRow)
+        row.request, row.skip, row.publish = r, skip, publish
+        rows.append(row)
+    group.end()
+    folds = folds_of(pool, rows) if n > 1 else []
+    keep_all(pool, rows, folds, overlap, _nobody)
+    return rows, folds, most.tokens - group.left().tokens, deferred
+
+
+cdef class _Nobody:
+    def __call__(self, request, skip):
+        return 0
+
+
+cdef object _nobody = _Nobody()  # shares a prefix: nobody waits
+
+
+def skipped(rows) -> int:
+    """Tokens that OneShot rows have from the cache."""
+    cdef OneShotRow row
+    cdef int64_t tokens = 0
+    for row in rows:
+        tokens += row.skip
+    return tokens
+
+
+def requests_of(rows) -> list:
+    cdef OneShotRow row
+    return [row.request for row in rows]
+
+
+cdef tuple _last_settings = (None, 0, None)  # what was asked for last, by how many rows, and its arrays
+
+
+def draws_of(rows, shifts):
+    """What ``SampleRows`` holds of OneShot rows that draw their first token each, in order; its ``edits`` are True
+    where some are asked for. Rows that all ask for the same share arrays with the step before, which nobody writes."""
+    global _last_settings
+    cdef OneShotRow row
+    cdef list settings = []
+    cdef cnp.ndarray s = shifts
+    cdef int64_t i = 0, n = _len(s)
+    cdef cnp.ndarray out = _new_int32(n)
+    cdef object first = None
+    cdef bint same = True
+    cdef tuple last = _last_settings
+    for row in rows:
+        one = row.request.sampling
+        if i == 0:
+            first = one
+        same = same and one is first
+        settings.append(one)
+        _data(out)[i] = _data(s)[i] + <int32_t>row.request.row.read
+        i += 1
+    if same and first is last[0] and n == <int64_t>last[1]:
+        return (out, *last[2])
+    temperature, top_k, top_p, min_p, seeds, top, logprobs, edited = sampling_arrays(settings)
+    steps = np.zeros(n, np.int32)
+    if not same or edited:
+        return out, temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, True if edited else None
+    values = (temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, None)
+    _last_settings = (first, n, values)
+    return (out, *values)
+
+
+def prompts_alike(tasks, first):
+    """The prompts of tasks that are ``first`` but for it, one type of object to all of them; None where one is not."""
+    cdef list prompts = []
+    kind, params = type(first), first.params
+    truncation, cache, salt = first.truncation, first.cache, first.salt
+    for task in tasks:
+        if task is not first and (type(task) is not kind or task.params is not params
+                                  or task.truncation != truncation or task.cache != cache or task.salt != salt):
+            return None
+        prompts.append(task.prompt)
+    return prompts
