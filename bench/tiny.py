@@ -2,9 +2,9 @@
 
     python -m bench.tiny [--json FILE] [--quick]
 
-The bare forward is the least that a user could write in torch for this one model: padded to equal lengths (which
-these are), no cache, no masks but the causal one, the LM head on the last position alone, argmax. One thread, CPU time.
-Both sides draw the same tokens, or nothing is reported; they are timed in turn, and their difference is the row.
+The bare forward is the least that a user could write in torch for this one model: lengths that are equal, no cache,
+no masks but the causal one, the LM head on the last position alone, argmax. One thread, CPU time. Both sides draw the
+same tokens, or nothing is reported; they are timed in turn, and their difference is the row.
 """
 
 from __future__ import annotations

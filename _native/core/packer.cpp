@@ -90,9 +90,9 @@ void fill(const PromptRow* rows, int64_t count, int32_t block_size, const Prompt
     const auto n = static_cast<int32_t>(end - r.begin);
     const auto begin = static_cast<int32_t>(r.begin);
     out.row_offsets[i] = at, out.row_segments[i] = segment;
-    std::memcpy(out.token_ids + at, r.tokens + begin, sizeof(int32_t) * static_cast<size_t>(n));
+    std::copy_n(r.tokens + begin, n, out.token_ids + at);
     if (r.positions != nullptr) {
-      std::memcpy(out.positions + at, r.positions + begin, sizeof(int32_t) * static_cast<size_t>(n));
+      std::copy_n(r.positions + begin, n, out.positions + at);
     } else {
       for (int32_t k = 0; k < n; ++k) out.positions[at + k] = begin + k;
     }
