@@ -24,7 +24,7 @@ cdef class Maker:
         cdef object made = self.kind.__new__(self.kind)
         if len(values) != len(self.slots):
             values += self.defaults[len(values):]
-            if len(values) != len(self.slots) or _dataclasses.MISSING in values:
+            if len(values) != len(self.slots) or any([value is _dataclasses.MISSING for value in values]):
                 raise TypeError(f"{self.kind.__name__}: not a value for each of its {len(self.slots)} fields")
         for i in range(len(values)):
             slot = <PyObject*>self.slots[i]
