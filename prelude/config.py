@@ -36,7 +36,8 @@ class EngineConfig:
     ``defer_steps``           steps a request waits at most for another that is computing the prefix they share, where
                               they cannot run together; 0: it never waits
     ``defer_tokens``          a shorter shared prefix is not waited for
-    ``overlap``               plan and pack the next step while the executor runs this one; ``None``: on CUDA
+    ``overlap``               plan, pack and submit the next step while the executor runs this one; ``None``: on CUDA.
+                              On a CPU steps then run in a thread of their own
     ``attention``             the backend by name: runs or cascade on a CPU, flashinfer or keys on CUDA; auto: the
                               environment's PRELUDE_ATTENTION, else the fastest that serves
     ``deterministic``         the bits of a row do not depend on its company

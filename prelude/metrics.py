@@ -25,6 +25,7 @@ _COUNTERS = {
     "cancelled": "requests that their callers cancelled",
     "expired": "requests whose deadline passed",
     "failed_steps": "steps that raised",
+    "discarded_rows": "decode rows run before it was known that their request had ended",
     "replays": "rows that ran again after a failed step",
     "hangs": "steps that passed the watchdog's limit",
     "prefill_tokens": "prompt tokens computed",

@@ -18,6 +18,8 @@ from tests import toy
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt, tree_request
 from tests.service import is_empty, service_core
 
+_COUNTED = ("finished", "cancelled", "preemptions", "evictions", "prefix_hit_tokens", "discarded_rows")
+
 
 class Ends:
     """Who ended how."""
@@ -111,7 +113,7 @@ def storm(count: int, seed: int, load: Load) -> dict[str, int]:
     return {
         "steps": steps,
         "wrong": wrong,
-        **{name: stats[name] for name in ("finished", "cancelled", "preemptions", "evictions", "prefix_hit_tokens")},
+        **{name: stats[name] for name in _COUNTED},
         **{f"cancelled_while_{name.lower()}": number for name, number in sorted(states.items())},
         "cancelled_in_flight": meddler.in_flight,
     }
@@ -135,8 +137,9 @@ class QuickToy(toy.ToyExecutor):
 class ToyLoad:
     chance = 0.03
 
-    def __init__(self) -> None:
-        self.core = service_core(QuickToy(num_blocks=20), running=6, step_tokens=160, step_requests=24, chunk=5)
+    def __init__(self, overlap: bool = False) -> None:
+        sizes: dict[str, Any] = {"running": 6, "step_tokens": 160, "step_requests": 24, "chunk": 5}
+        self.core = service_core(QuickToy(num_blocks=20), overlap=overlap, **sizes)
         self._heads = [prompt(24, 900 + i) for i in range(3)]
 
     def make(self, rng: np.random.Generator, sink: Ends) -> tuple[Request, Any]:
@@ -176,13 +179,19 @@ class ModelLoad:
 
     chance = 0.01
 
-    def __init__(self, tasks: int = 240) -> None:
+    def __init__(self, tasks: int = 240, overlap: bool = False) -> None:
         from prelude import Engine, EngineConfig
 
         limits: dict[str, Any] = {"deterministic": True, "max_length": 256, "fold": True}
         self._engine = Engine.from_pretrained(
             config=EngineConfig(
-                **limits, kv_blocks=24, max_running=8, max_step_requests=24, max_step_tokens=500, chunk_tokens=16
+                **limits,
+                kv_blocks=24,
+                max_running=8,
+                max_step_requests=24,
+                max_step_tokens=500,
+                chunk_tokens=16,
+                overlap=overlap,
             )
         )
         self._alone = Engine.from_pretrained(config=EngineConfig(**limits, prefix_cache=False))

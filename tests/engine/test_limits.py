@@ -470,25 +470,31 @@ def slow(prepare: Any) -> Any:
 
 @pytest.mark.fault(50)
 @pytest.mark.feature("N4")
+@pytest.mark.feature("H13")
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize("seed", [11, 12, 13])
-def test_a_storm_of_cancellations(seed: int) -> None:
+def test_a_storm_of_cancellations(seed: int, overlap: bool) -> None:
     """Requests of all kinds end by cancellation at random moments, audited after every step; the others have exactly
     their own numbers."""
     from tests.storm import ToyLoad, storm
 
-    counts = storm(3400, seed, ToyLoad())
+    counts = storm(3400, seed, ToyLoad(overlap))
     assert counts["cancelled"] > 600 and counts["wrong"] == 0 and counts["finished"] > 1500
     assert counts["preemptions"] > 10 and counts["evictions"] > 100
     assert min(counts[f"cancelled_while_{state}"] for state in ("waiting", "prefill", "decode")) > 10
     assert counts["cancelled_in_flight"] > 10
+    assert (counts["discarded_rows"] > 30) == overlap
 
 
 @pytest.mark.fault(50)
+@pytest.mark.feature("H13")
 @pytest.mark.slow
-def test_a_storm_of_cancellations_on_the_default_model() -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_a_storm_of_cancellations_on_the_default_model(overlap: bool) -> None:
     """Survivors have the bits that they have alone. ``python -m tests.soak --storm 10000`` is the same, longer."""
     from tests.storm import ModelLoad, storm
 
-    counts = storm(250, 1, ModelLoad(tasks=40))
+    counts = storm(250, 1, ModelLoad(40, overlap))
     assert counts["wrong"] == 0 and counts["finished"] > 100 and counts["cancelled"] > 40
     assert counts["preemptions"] > 0 and counts["prefix_hit_tokens"] > 0
+    assert (counts["discarded_rows"] > 10) == overlap

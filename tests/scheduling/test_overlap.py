@@ -182,11 +182,18 @@ def test_a_real_model_gives_the_same_bits_with_overlap_on_and_off() -> None:
     tasks = [Loglikelihood(draw.integers(10, 400, int(n)).tolist(), [7, 8]) for n in draw.integers(5, 90, 40)]
     greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
     tasks += [Generate(draw.integers(10, 400, 20).tolist(), greedy) for _ in range(4)]
-    seen = {}
+    for i, stop in enumerate((["e"], [" a", "th"], [], ["o", "i"])):
+        drawn = SamplingParams(max_tokens=24, temperature=1.1, top_p=0.95, seed=i, stop=stop, logprobs=2)
+        tasks.append(Generate("Two boats lay at the quay while the rain fell on the roofs " * (i + 1), drawn))
+    penalised = Generate("one more", SamplingParams(max_tokens=9, seed=3, presence_penalty=0.7, min_tokens=4))
+    seen, told = {}, {}
     for overlap in (True, False):
         config = EngineConfig(deterministic=True, overlap=overlap, max_length=256, max_step_tokens=512)
         with Engine.from_pretrained(None, config=config) as engine:
-            results = engine.run_many(tasks)
+            results = [*engine.run_many(tasks), engine.run(penalised)]
             seen[overlap] = [getattr(r, "token_logprobs", getattr(r, "token_ids", None)) for r in results]
+            told[overlap] = [repr((r.text, r.logprobs, r.stats.finish_reason)) for r in results[40:]]
+            assert (engine.stats()["discarded_rows"] > 0) == overlap
+    assert told[True] == told[False] and sum("'stop'" in one for one in told[True]) > 1
     for one, other in zip(seen[True], seen[False]):
         assert np.array_equal(one, other)
