@@ -1,4 +1,5 @@
-"""What planning costs next to a forward pass: the native parts by themselves, and the host's whole path of a request.
+"""What planning costs next to a forward pass: the native parts by themselves, the host's whole path of a request, and
+what is left of it end to end over a bare forward (``bench.tiny``).
 
     python -m bench.planning [--json FILE] [--quick]
 
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from prelude._native import core
 
-from bench import host_path
+from bench import host_path, tiny
 from bench.common import Report, machine_facts
 
 Ints = npt.NDArray[np.int32]
@@ -222,12 +223,16 @@ def main() -> None:
     bench.report.show()
     path = host_path.measured(options.quick)
     path.report.show()
+    end_to_end = tiny.measured(options.quick)
+    end_to_end.report.show()
     if options.json:
         rows = {
             **asdict(bench.report),
             "native_us": bench.us,
             "host_path": asdict(path.report)["rows"],
             "host_path_us": path.us,
+            "end_to_end": asdict(end_to_end.report)["rows"],
+            "end_to_end_us": end_to_end.us,
         }
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -99,14 +99,13 @@ def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]]
 
 def prompts_of(facts: Facts, alike: Alike, given: list[Any]) -> tuple[Alike, list[I32]] | None:
     most = min(facts.max_length - 1, facts.max_chars)
-    prompts = all_ids_below(given, facts.encoder.id_limit, most)
-    for at, prompt in enumerate(prompts):
-        if prompt is None:
-            ids = given[at]
-            other = other_ids(facts, ids) if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" else None
-            if other is None or not 0 < len(other) <= most:
-                return None
-            prompts[at] = other
+    prompts = []
+    for ids, prompt in zip(given, all_ids_below(given, facts.encoder.id_limit, most)):
+        if prompt is None and isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
+            prompt = other_ids(facts, ids)
+        if prompt is None or not 0 < len(prompt) <= most:
+            return None
+        prompts.append(prompt)
     return alike, prompts
 
 

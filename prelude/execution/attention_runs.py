@@ -34,6 +34,10 @@ class RunsPlan:
         self, step: StepTokens, block_size: int, config: ModelConfig, rows: I64 | None = None, paged: bool = False
     ) -> None:
         self.num_queries = step.num_tokens if rows is None else len(rows)
+        self._paged: DecodePart | None = None
+        if step.decode is None and step.forest is not None and step.forest.apart:
+            self._attention = _of_segments_apart(step.forest, config, rows)
+            return
         items, lengths, runs = list[Runs](), list[npt.NDArray[np.int64]](), list[Runs]()
         visible = list[I64]()
         wanted = np.arange(step.num_tokens) if rows is None else rows
@@ -45,7 +49,6 @@ class RunsPlan:
             visible.append(seen)
             items.append(counts)
             runs.append(found)
-        self._paged: DecodePart | None = None
         if step.decode is not None and paged:
             self._paged = DecodePart.of(step.decode, step.prompt_tokens, block_size, rows)
         elif step.decode is not None:
@@ -88,14 +91,35 @@ class RunsPlan:
             out.data_ptr(),
             heads * width,
             queries,
-            min(len(k), len(v)),
-            min(len(pool_k), len(pool_v)),
+            min(k.size(0), v.size(0)),
+            min(pool_k.size(0), pool_v.size(0)),
             is_half(q),
             torch.get_num_threads(),
         )
         if self._paged is not None:
             self._paged.run(q, pool_k, pool_v, out.view(queries, heads, width))
         return out
+
+
+def _of_segments_apart(forest: Forest, config: ModelConfig, rows: I64 | None) -> Attention:
+    """Prompts that begin with themselves, which most steps of short requests are: one run each."""
+    starts = forest.slices.starts
+    begins, lengths = starts[:-1].astype(np.int64), np.diff(starts).astype(np.int64)
+    wanted = np.arange(starts[-1]) if rows is None else rows
+    items = starts if rows is None else np.searchsorted(rows, starts).astype(np.int32)
+    visible = wanted + 1 if len(begins) == 1 else wanted + 1 - np.repeat(begins, np.diff(items))
+    return Attention(
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.head_dim**-0.5,
+        items,
+        visible.astype(np.int32),
+        np.arange(len(starts), dtype=np.int32),
+        begins,
+        lengths,
+        np.zeros(len(begins), np.uint8),
+    )
 
 
 def _starts(counts: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int32]:

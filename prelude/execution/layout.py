@@ -47,6 +47,11 @@ class Forest:
             below = {s: _joined(ranges) for s, ranges in below.items()}
         return cls(slices, starts, parents, base, roots, below)
 
+    @property
+    def apart(self) -> bool:
+        """Whether every segment reads itself alone: no context, no branches."""
+        return not self.below and not self.slices.context_lens.any()
+
     def blocks(self, root: int) -> npt.NDArray[np.int32]:
         """Pool blocks of a root's context."""
         indptr = self.slices.context_indptr

@@ -187,12 +187,13 @@ def read_samples(readout: SampleRows, rows: HiddenRows) -> tuple[SampleOutput, I
     worked = readout.temperature > 0  # rows that take more than an argmax
     if readout.edits is not None:
         worked |= readout.edits.touched()
-    drawn = uniforms(readout.seeds, readout.steps)
+    any_worked = bool(worked.any())
+    drawn = uniforms(readout.seeds, readout.steps) if any_worked else np.zeros(0)
     for start, stop, logits in rows.chunks(readout.rows):
         finite[start:stop] = _finite_rows(logits)
-        if not worked[start:stop].all():
+        if not any_worked or not worked[start:stop].all():
             token_ids[start:stop] = logits.numpy().argmax(axis=1)  # the first of equal ones
-        for n in np.flatnonzero(worked[start:stop] & finite[start:stop]).tolist():
+        for n in np.flatnonzero(worked[start:stop] & finite[start:stop]).tolist() if any_worked else ():
             line = logits[n].numpy()
             token_ids[start + n] = sample_token(line, readout, start + n, float(drawn[start + n]))
         if logprobs is not None:

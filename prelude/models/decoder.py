@@ -73,7 +73,7 @@ class Decoder:
         k, v = kv.chunk(2, dim=1)
         if rows is not None:
             x, positions = x.index_select(0, rows), positions.index_select(0, rows)
-        q = self._heads(self._last_q, last, x, positions, turns, room, room.qkv[: len(x), : self._query_width])
+        q = self._heads(self._last_q, last, x, positions, turns, room, room.qkv[: x.size(0), : self._query_width])
         self._finish(last, x, attention(index, q, k, v), room)
         return x
 
@@ -130,12 +130,12 @@ class Decoder:
         q and k after their norm and rotation."""
         heads, kv_heads, width = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         eps, gain = self.config.rms_eps, layer.qk_gain
-        found = out.view(len(x), out.shape[1] // width, width)
+        found = out.view(x.size(0), out.shape[1] // width, width)
         first = 0 if linear is not self._last_kv else heads
         last = heads + kv_heads if linear is not self._last_q else heads
         if gain is not None:
             gain = gain[first:last]
-        for chunk in self._chunks(len(x)):
+        for chunk in self._chunks(x.size(0)):
             linear.into(rms_norm(x[chunk], eps, layer.input_gain, self.dtype, room.normed), out[chunk])
             rotate(found[chunk, : last - first], gain, eps, turns, positions[chunk])
         return found
@@ -143,11 +143,11 @@ class Decoder:
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, room: _Room) -> None:
         """Everything behind attention, added to ``x`` in place."""
         inner, eps = self.config.intermediate_size, self.config.rms_eps
-        for chunk in self._chunks(len(x)):
+        for chunk in self._chunks(x.size(0)):
             part = x[chunk]
             layer.out.add_to(part, attended[chunk])
             normed = rms_norm(part, eps, layer.mlp_gain, self.dtype, room.normed)
-            layer.down.add_to(part, silu_gate(layer.gate_up.into(normed, room.gate_up[: len(part)]), inner))
+            layer.down.add_to(part, silu_gate(layer.gate_up.into(normed, room.gate_up[: part.size(0)]), inner))
 
 
 class _Room:

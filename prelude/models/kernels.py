@@ -74,7 +74,7 @@ def rotate(heads: Tensor, gain: Tensor | None, eps: float, table: Tensor, positi
     rows, count, width = heads.shape
     if heads.stride(1) != width or heads.stride(2) != 1:
         raise ValueError(f"heads of a token are not side by side: strides {heads.stride()}")
-    if len(positions) != rows or not positions.is_contiguous() or table.shape[1] * 2 != width:
+    if positions.size(0) != rows or not positions.is_contiguous() or table.shape[1] * 2 != width:
         raise ValueError(f"{len(positions)} positions, turns of {table.shape[1]} pairs, heads {list(heads.shape)}")
     at, stride, threads = heads.data_ptr(), heads.stride(0), torch.get_num_threads()
     cpu.rotate_rows(
@@ -138,8 +138,8 @@ def write_pool(k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tens
             raise ValueError(f"{x.dtype} {list(x.shape)} of strides {x.stride()} into {pool_k.dtype} {values} a slot")
     if not (pool_k.is_contiguous() and pool_v.is_contiguous()) or pool_v.shape != pool_k.shape:
         raise ValueError("a pool with gaps, or two of different sizes")
-    rows = len(slots) if tokens is None else len(tokens)
-    if len(slots) != rows or len(k) != len(v):
+    rows = slots.size(0) if tokens is None else tokens.size(0)
+    if slots.size(0) != rows or k.size(0) != v.size(0):
         raise ValueError(f"{rows} rows of {len(k)} keys and {len(v)} values for {len(slots)} slots")
     cpu.write_pool_rows(
         k.data_ptr(),
@@ -149,8 +149,8 @@ def write_pool(k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tens
         pool_k.data_ptr(),
         pool_v.data_ptr(),
         values,
-        len(k),
-        len(pool_k),
+        k.size(0),
+        pool_k.size(0),
         address(tokens),
         slots.data_ptr(),
         rows,

@@ -36,8 +36,8 @@ def check_result(packed: Packed, result: StepResult) -> None:
     readouts = readouts_of(packed)
     if len(readouts) == len(result.outputs) == len(result.bad_rows) == 1 and len(result.bad_rows[0]) == 0:
         readout, output = readouts[0], result.outputs[0]
-        draws = type(readout) is SampleRows and type(output) is SampleOutput
-        if draws and output.token_ids.shape == readout.rows.shape:
+        drawn = output.token_ids if isinstance(output, SampleOutput) else None
+        if drawn is not None and isinstance(readout, SampleRows) and drawn.shape == readout.rows.shape:
             return
     if len(result.outputs) != len(readouts) or len(result.bad_rows) != len(readouts):
         raise ExecutionError(f"the executor returned {len(result.outputs)} outputs, the batch has {len(readouts)}")
