@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, final
@@ -422,6 +422,16 @@ def end_all(
 def runs_by_sink(
     requests: list[RecordT], outcomes: list[Outcome]
 ) -> list[tuple[Any, list[RecordT], list[Outcome]]]: ...
+def settle_running(
+    requests: tuple[Record, ...],
+    token_ids: Int32s | None,
+    bad: frozenset[int],
+    void: Collection[int],
+    finished: object,
+    vocab_size: int,
+    forward_ms: float,
+    batch_size: int,
+) -> list[int]: ...
 def put_ends(ends: dict[int, Any], requests: Sequence[Record], outcomes: list[Outcome]) -> None: ...
 
 # ------------------------------------------------------------------ between threads

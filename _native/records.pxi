@@ -565,6 +565,47 @@ def settle_group(KvPool pool not None, rows, computed, row_ends, pair_ends, outp
     return requests, outcomes, failed
 
 
+def settle_running(tuple requests, token_ids, bad, void, finished, int64_t vocab_size, double forward_ms,
+                   int64_t batch_size) -> list:
+    """What a step did to its decode rows, and the token that each drew, appended where that is all there is to it.
+    The other rows, by number: their first token, one that may be their last, or one that somebody is to be told of.
+    Left alone are those that have ended meanwhile, in state ``finished``, and those whose ids are in ``void``."""
+    cdef Record r
+    cdef RequestStats stats
+    cdef cnp.ndarray known, drawn = None if token_ids is None else _int32(token_ids, "token_ids")
+    cdef list output, more = []
+    cdef int64_t i, token
+    cdef object number, sampling = None, stops = frozenset()
+    cdef bint any_bad = bool(bad), any_void = bool(void)
+    if drawn is not None and _len(drawn) != len(requests):
+        raise ValueError(f"{_len(drawn)} tokens for {len(requests)} rows")
+    for i in range(len(requests)):
+        r = requests[i]
+        if r.state is finished or (any_void and r.id in void):
+            continue
+        stats = r.stats
+        stats.forward_ms += forward_ms
+        stats.batch_size_seen = max(stats.batch_size_seen, batch_size)
+        stats.computed_tokens += 1
+        r.failures = 0
+        r.cached_len = r.num_known
+        token = -1 if drawn is None else _data(drawn)[i]
+        number = token
+        output, known = r.output, r.known
+        if r.sampling is not sampling:
+            sampling = r.sampling
+            stops = sampling.stop_ids
+        if (not 0 <= token < vocab_size or (any_bad and i in bad) or number in stops or r.sink.streams
+                or not 0 < len(output) < r.max_new_tokens - 1 or r.timeline is not None or r.history is not None
+                or r.num_known >= _len(known)):
+            more.append(i)
+        else:
+            _data(known)[r.num_known] = <int32_t>token
+            r.num_known += 1
+            output.append(number)
+    return more
+
+
 def traced(list requests) -> list:
     """Those that have a timeline."""
     return [r for r in requests if (<Record?>r).timeline is not None]

@@ -115,7 +115,16 @@ def _prefill_row(row: PrefillRow) -> PromptRow:
 
 
 def _decode_readout(requests: Sequence[Request]) -> SampleRows:
-    return sample_rows([request.drawing(row) for row, request in enumerate(requests)])
+    settings = [request.sampling for request in requests if request.sampling is not None]
+    if len(settings) < len(requests):
+        raise RuntimeError("a Decode request has no sampling settings")
+    readout = sampled_rows(
+        settings,
+        np.arange(len(requests), dtype=np.int32),
+        lambda: [request.drawing(row) for row, request in enumerate(requests)],
+    )
+    readout.steps[:] = [len(request.output) + request.ahead for request in requests]
+    return readout
 
 
 # ------------------------------------------------------------------ the whole step

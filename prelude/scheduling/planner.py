@@ -180,6 +180,9 @@ def _deferral(request: Request, tokens: int) -> Deferral:
 # ------------------------------------------------------------------ decode rows
 
 
+_TOKEN = Need(1)
+
+
 def _plan_decode(
     queues: Queues, pool: KvPool, ledger: Ledger, retry: bool, in_flight: bool
 ) -> tuple[list[Request] | None, list[Request]]:
@@ -188,13 +191,15 @@ def _plan_decode(
     it did not end them; those that end with it by their budget do not."""
     planned: list[Request] = []
     preempted: list[Request] = []
+    size = pool.block_size
     for request in list(queues.running):
         if (request.state is not State.DECODE and not request.ahead) or (retry and not request.failures):
             continue
         if request.ends_ahead:
             continue
         lease = request.held
-        while not _grow_to(pool, lease, request.num_known + request.ahead):
+        tokens = request.num_known + request.ahead
+        while lease.num_blocks * size < tokens and not _grow_to(pool, lease, tokens):
             if in_flight:
                 return None, []
             victim = queues.running[-1]
@@ -204,9 +209,9 @@ def _plan_decode(
                 break
             if victim in planned:
                 planned.remove(victim)
-                ledger.give_back(Need(1))
+                ledger.give_back(_TOKEN)
         else:
-            if ledger.take(Need(1)):
+            if ledger.take(_TOKEN):
                 planned.append(request)
     for request in planned:
         request.staged_len = request.num_known + request.ahead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from prelude._native.core import settle_group
+from prelude._native.core import settle_group, settle_running
 from prelude.admission.prepared import Outcome
 from prelude.batch import HeadOutput, LogprobOutput, Output, PooledOutput, SampleOutput, StepResult
 from prelude.errors import ExecutionError
@@ -80,7 +80,8 @@ def settle(
     if not (plan.prefill or plan.decode):
         return
     forward_ms = result.seconds * 1e3
-    for request in [*(row.request for row in plan.prefill), *plan.decode]:
+    for row in plan.prefill:
+        request = row.request
         if not lives(request, void):
             continue
         request.stats.forward_ms += forward_ms
@@ -90,12 +91,11 @@ def settle(
     if packed.decode:
         output = result.outputs[packed.outputs[2]]
         bad = _bad_rows(packed, result, packed.outputs[2])
-        for row, request in enumerate(packed.decode):
-            if not lives(request, void):
-                continue
-            request.cached_len = request.num_known
-            request.stats.computed_tokens += 1
-            _settle_token(request, row, output, bad, queues, pool, vocab_size)
+        drawn = output.token_ids if isinstance(output, SampleOutput) else None
+        for place in settle_running(
+            packed.decode, drawn, bad, void, State.FINISHED, vocab_size, forward_ms, batch_size
+        ):
+            _settle_token(packed.decode[place], place, output, bad, queues, pool, vocab_size)
 
 
 def _bad_rows(packed: Packed, result: StepResult, output: int) -> frozenset[int]:
