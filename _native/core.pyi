@@ -426,7 +426,7 @@ def settle_running(
     requests: tuple[Record, ...],
     token_ids: Int32s | None,
     bad: frozenset[int],
-    void: Collection[int],
+    gone: Collection[int],
     finished: object,
     vocab_size: int,
     forward_ms: float,

@@ -565,23 +565,23 @@ def settle_group(KvPool pool not None, rows, computed, row_ends, pair_ends, outp
     return requests, outcomes, failed
 
 
-def settle_running(tuple requests, token_ids, bad, void, finished, int64_t vocab_size, double forward_ms,
+def settle_running(tuple requests, token_ids, bad, gone, finished, int64_t vocab_size, double forward_ms,
                    int64_t batch_size) -> list:
     """What a step did to its decode rows, and the token that each drew, appended where that is all there is to it.
     The other rows, by number: their first token, one that may be their last, or one that somebody is to be told of.
-    Left alone are those that have ended meanwhile, in state ``finished``, and those whose ids are in ``void``."""
+    Left alone are those that have ended meanwhile, in state ``finished``, and those whose ids are in ``gone``."""
     cdef Record r
     cdef RequestStats stats
     cdef cnp.ndarray known, drawn = None if token_ids is None else _int32(token_ids, "token_ids")
     cdef list output, more = []
     cdef int64_t i, token
     cdef object number, sampling = None, stops = frozenset()
-    cdef bint any_bad = bool(bad), any_void = bool(void)
+    cdef bint any_bad = bool(bad), any_gone = bool(gone)
     if drawn is not None and _len(drawn) != len(requests):
         raise ValueError(f"{_len(drawn)} tokens for {len(requests)} rows")
     for i in range(len(requests)):
         r = requests[i]
-        if r.state is finished or (any_void and r.id in void):
+        if r.state is finished or (any_gone and r.id in gone):
             continue
         stats = r.stats
         stats.forward_ms += forward_ms

@@ -11,7 +11,7 @@ import numpy as np
 
 from prelude._native.core import Maker, draws_of, pack_running, pack_step
 from prelude.admission.drawing import Drawing
-from prelude.admission.sampling import logit_edits, sample_rows
+from prelude.admission.sampling import logit_edits, sample_rows, sampled_rows
 from prelude.batch import (
     I32,
     DecodeBatch,
