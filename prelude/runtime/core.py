@@ -12,7 +12,6 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -288,28 +287,15 @@ class EngineCore(Stepper):
         """Every account against every other; raises with the numbers. For tests and debugging, between steps."""
         self.queues.audit()
         flying = [row.request for flight in self._flights for row in flight.plan.oneshot]
-        holders = [*self.queues, *flying, *self._lingering.values()]
+        holders = [*self.queues, *flying, *self._flights.lingering]
         self.pool.audit([request.lease for request in holders if request.lease is not None])
-        self._audit_flights()
+        self._flights.audit(self.queues)
         known = {request.id for request in [*self.queues, *self.inbox.items, *flying]}
         if known != self.live.keys():
             raise RuntimeError(f"{len(self.live)} requests are to be answered, {len(known)} are in the queues")
         counted = [r.queued_tokens for r in [*self.queues, *self.inbox.items] if r.queued_tokens >= 0]
         if len(counted) > self.inbox.requests or sum(counted) > self.inbox.tokens:
             raise RuntimeError(f"{len(counted)} requests wait, the inbox counts {self.inbox.requests}")
-
-    def _audit_flights(self) -> None:
-        """What requests say of steps in flight, against the steps."""
-        rows = Counter(request.id for flight in self._flights for request in flight.rows() if self.overlap)
-        drawn = Counter(r.id for flight in self._flights for r in flight.drawing() if self.overlap)
-        for request in [*self.queues, *self._lingering.values()]:
-            if (request.in_flight, request.ahead) != (rows[request.id], drawn[request.id]):
-                raise RuntimeError(
-                    f"request {request.id} counts {request.in_flight} steps in flight that draw {request.ahead} "
-                    f"tokens; they are {rows[request.id]} and {drawn[request.id]}"
-                )
-        if any(not request.in_flight for request in self._lingering.values()):
-            raise RuntimeError("a request that ended holds blocks that no step in flight writes")
 
 
 @atexit.register

@@ -12,9 +12,12 @@ step that failed. A request that ended keeps what it holds until the last step t
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.request import Request
@@ -65,3 +68,69 @@ class Flight:
             if edits is not None and edits.penalised:
                 return True
         return False
+
+
+class Flights(deque[Flight]):
+    """The steps in flight (one at most, two while the first is waited for), and what hangs on them: which OneShot
+    requests fly, and which Decode requests have ended and hold what a step still writes. Without ``overlap`` nothing
+    is planned beside a step, and nobody is counted."""
+
+    def __init__(self, pool: KvPool, overlap: bool) -> None:
+        super().__init__()
+        self.overlap = overlap
+        self._pool = pool
+        self._oneshot: frozenset[int] = frozenset()
+        self._ended: dict[int, Request] = {}
+
+    def has(self, request: Request) -> bool:
+        """Whether it is a OneShot row in flight, which ends when its step is settled."""
+        return request.id in self._oneshot
+
+    def leave(self, flight: Flight) -> None:
+        """It was submitted."""
+        if self.overlap:
+            flight.request_ids = frozenset([row.request.id for row in flight.plan.oneshot])
+            self._oneshot |= flight.request_ids
+            flight.leave()
+        self.append(flight)
+
+    def arrive(self, flight: Flight, failed: bool) -> None:
+        """It was waited for, and is about to be settled. What goes on from one that failed means nothing."""
+        self.remove(flight)
+        if self.overlap:
+            self._oneshot -= flight.request_ids
+            flight.arrive()
+        if failed:
+            for later in self:
+                later.void.update([request.id for request in flight.rows()])
+
+    def linger(self, request: Request) -> None:
+        """A request that ended while a step in flight had a row of it."""
+        self._ended[request.id] = request
+
+    def let_go(self) -> None:
+        """What ended requests hold goes back, once no step in flight writes it."""
+        if not self._ended:
+            return
+        for request in [request for request in self._ended.values() if not request.in_flight]:
+            del self._ended[request.id]
+            self._pool.release(request.held)
+            request.lease = None
+
+    @property
+    def lingering(self) -> list[Request]:
+        return list(self._ended.values())
+
+    def audit(self, waiting: Iterable[Request]) -> None:
+        """What requests say of steps in flight, against the steps; raises with the numbers."""
+        steps = self if self.overlap else ()
+        rows = Counter(request.id for flight in steps for request in flight.rows())
+        drawn = Counter(request.id for flight in steps for request in flight.drawing())
+        for request in [*waiting, *self._ended.values()]:
+            if (request.in_flight, request.ahead) != (rows[request.id], drawn[request.id]):
+                raise RuntimeError(
+                    f"request {request.id} counts {request.in_flight} steps in flight that draw {request.ahead} "
+                    f"tokens; they are {rows[request.id]} and {drawn[request.id]}"
+                )
+        if any(not request.in_flight for request in self._ended.values()):
+            raise RuntimeError("a request that ended holds blocks that no step in flight writes")

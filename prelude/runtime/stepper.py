@@ -20,7 +20,7 @@ from prelude.batch import StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners
-from prelude.runtime.flight import Flight
+from prelude.runtime.flight import Flight, Flights
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.stats import EngineStats, GcPauses
@@ -39,9 +39,6 @@ from prelude.scheduling.request import Request, State
 from prelude.scheduling.settle import finish, settle
 
 log = logging.getLogger("prelude.engine")
-
-
-_NOBODY: frozenset[int] = frozenset()
 
 
 class LoopFlush:
@@ -103,10 +100,10 @@ class Stepper(Forkable):
         self._limit: int | None = None  # rows a step may have while failed ones run again
         self._withdrawn = False
         self.overlap = overlap
-        self._flights: deque[Flight] = deque()  # one at most, two while the first is waited for
-        self._flying: frozenset[int] = _NOBODY  # ids of the OneShot requests in flight
-        self._late: list[tuple[Request, Exception]] = []  # their ends that came meanwhile
-        self._lingering: dict[int, Request] = {}  # Decode requests that ended, and hold what a step in flight writes
+        self._flights = Flights(pool, overlap)
+        self._late: list[
+            tuple[Request, Exception]
+        ] = []  # ends of OneShot requests that came while these were in flight
         self._blocked = 0.0  # seconds of this turn in the executor
         self._baton = Baton()
         self._wake = Doorbell()
@@ -238,7 +235,7 @@ class Stepper(Forkable):
             heapq.heappush(self._expiring, (request.expires, request.id, request))
 
     def _end(self, request: Request, error: Exception) -> None:
-        if request.id in self._flying:  # when its step is settled, which ends it anyway
+        if self._flights.has(request):  # when its step is settled, which ends it anyway
             self._late.append((request, error))
             return
         if request.order and request.state is not State.FINISHED:
@@ -247,7 +244,7 @@ class Stepper(Forkable):
     def _ended(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         """Tells a request's end, unless it has been told: the one place that does."""
         if request.lease is not None and request.state is State.FINISHED:
-            self._lingering[request.id] = request
+            self._flights.linger(request)
         self.inbox.leave(request)
         if self.live.pop(request.id, None) is None:
             return
@@ -344,13 +341,9 @@ class Stepper(Forkable):
             self._land_all(void)
             self._failed(plan.without(void), error)
             return
-        flight = Flight(plan, packed, began, requests, handle)
         if self.overlap:
             self._blocked += blocked
-            flight.request_ids = frozenset([row.request.id for row in plan.oneshot])
-            self._flying |= flight.request_ids
-            flight.leave()
-        self._flights.append(flight)
+        self._flights.leave(Flight(plan, packed, began, requests, handle))
 
     def _land_all(self, void: set[int] | None = None) -> bool:
         """Settles all that is in flight; whether anything was. ``void`` gets the ids of Decode requests in steps that
@@ -364,45 +357,27 @@ class Stepper(Forkable):
 
     def _land(self) -> bool:
         """Waits for the first step in flight and settles it. Whether it succeeded."""
-        flight = self._flights.popleft()
-        succeeded = False
+        flight, succeeded = self._flights[0], False
         entered = time.perf_counter()
         try:
             result = self.executor.wait(flight.handle)
             check_result(flight.packed, result)
         except BaseException as error:
             self.step_began = 0.0
-            self._flights.appendleft(flight)
             self._interrupted(error)
-            self._flights.popleft()
-            self._arrive(flight)
-            for later in self._flights:
-                later.void.update([request.id for request in flight.rows()])
+            self._flights.arrive(flight, failed=True)
             self._failed(flight.plan.without(flight.void), error)
         else:
             succeeded = True
             self._blocked += time.perf_counter() - entered if self.overlap else result.seconds
+            self._flights.arrive(flight, failed=False)
             self.step_began = time.monotonic() if self._flights else 0.0
-            self._arrive(flight)
             self._settle(flight, result)
-        if self._lingering:
-            self._let_go_of_ended()
+        self._flights.let_go()
         late, self._late = self._late, []
         for request, ended in late:
             self._end(request, ended)
         return succeeded
-
-    def _arrive(self, flight: Flight) -> None:
-        self._flying -= flight.request_ids
-        if self.overlap:
-            flight.arrive()
-
-    def _let_go_of_ended(self) -> None:
-        """What ended requests hold goes back once no step in flight writes it."""
-        for request in [request for request in self._lingering.values() if not request.in_flight]:
-            del self._lingering[request.id]
-            self.pool.release(request.held)
-            request.lease = None
 
     def _interrupted(self, error: BaseException, launching: Plan | None = None) -> None:
         """Ctrl-C while the executor was at work: everybody in flight again, and those of a step that was being
@@ -411,11 +386,10 @@ class Stepper(Forkable):
             if launching is not None:
                 withdraw_all(launching, self.queues, self.pool)
             while self._flights:
-                flight = self._flights.pop()
-                self._arrive(flight)
+                flight = self._flights[-1]
+                self._flights.arrive(flight, failed=False)
                 withdraw_all(flight.plan, self.queues, self.pool)
-            self._let_go_of_ended()
-            self._flying = _NOBODY
+            self._flights.let_go()
             self._withdrawn = True
             raise error
 
@@ -519,12 +493,9 @@ class Stepper(Forkable):
         self.failures_in_a_row = self.unhealthy_after
         self._limit = None
         while self._flights:
-            self._arrive(self._flights.pop())
-        self._flying, self._late = _NOBODY, []
-        for request in self._lingering.values():
-            self.pool.release(request.held)
-            request.lease = None
-        self._lingering.clear()
+            self._flights.arrive(self._flights[-1], failed=False)
+        self._flights.let_go()
+        self._late = []
         self.queues = self._new_queues()
         posted = set(map(id, self.inbox.items))
         for request in list(self.live.values()):

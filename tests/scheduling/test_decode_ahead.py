@@ -140,7 +140,7 @@ def test_who_ended_is_told_at_once_and_its_extra_row_thrown_away() -> None:
     stats = repr(ending.stats)
     core.step()
     core.audit()
-    assert ending.lease is None and not core._lingering
+    assert ending.lease is None and not core._flights.lingering
     assert repr(ending.stats) == stats and core.stats.discarded_rows == 1
     run_steps(core)
     check(sink, [going])
@@ -179,7 +179,7 @@ def test_who_is_cancelled_or_late_in_flight_ends_at_once_and_holds_until_it_land
     core.audit()
     wanted = RequestCancelled if how == "cancel" else DeadlineExceeded
     assert [type(sink.ends[r.id][1]) for r in chats[:2]] == [wanted] * 2
-    assert not held.released and len(core._lingering) == 2
+    assert not held.released and len(core._flights.lingering) == 2
     run_steps(core)
     assert held.released and is_empty(core)
     check(sink, chats[2:])
@@ -353,7 +353,7 @@ def test_ctrl_c_while_two_steps_are_in_flight_takes_everybody_back() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_steps(core)
     core.audit()
-    assert not core._flights and not core._lingering
+    assert not core._flights and not core._flights.lingering
     assert all(r.ahead == r.in_flight == 0 for r in requests)
     run_steps(core)
     for i, request in enumerate(requests, 1):
@@ -369,11 +369,11 @@ def test_an_engine_that_fails_itself_gives_back_what_was_in_flight() -> None:
         core.step()
     core.cancel(requests[0])
     core._drain()
-    assert core._lingering
+    assert core._flights.lingering
     core._plan = lambda: 1 / 0  # type: ignore[assignment, return-value]
     core.step()
     assert all(r.id in sink.ends for r in requests)
-    assert is_empty(core) and not core._flights and not core._lingering
+    assert is_empty(core) and not core._flights and not core._flights.lingering
 
 
 # ------------------------------------------------------------------ anything at all
@@ -416,7 +416,7 @@ def endings(core: Any, items: list[Any], failing: set[int], deadlines: bool) -> 
         request = dated(core, made(kind, tokens, count, cache), sink, expires)
         waiting.append((at, cancel, request))
     play(core, waiting, failing=failing, after_step=tick)
-    assert is_empty(core) and not core._flights and not core._lingering
+    assert is_empty(core) and not core._flights and not core._flights.lingering
     assert core.pool.trie.num_promised == 0
     assert core.last_error is None or str(core.last_error) == "injected"
     for (kind, *_), (_, cancel, request) in zip(items, waiting):
