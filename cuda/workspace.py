@@ -18,6 +18,8 @@ import torch
 from prelude.cuda.device import FIXED_ROWS, Device
 from torch import Tensor
 
+from prelude.errors import InsufficientMemory
+
 if TYPE_CHECKING:
     from prelude.models.config import ModelConfig
 
@@ -55,36 +57,41 @@ class Workspace:
     def of(
         cls, device: Device, config: ModelConfig, *, rows: int, block_size: int, chunk_rows: int, vocab: int
     ) -> Workspace:
-        """``rows`` tokens a step; ``vocab`` is 0 without a language-model head."""
+        """``rows`` tokens a step; ``vocab`` is 0 without a language-model head. ``InsufficientMemory`` where it does
+        not fit into what the device has left."""
         many, mlp = whole_tiles(rows), min(whole_tiles(rows), whole_tiles(MLP_ROWS))
         chunk = whole_tiles(chunk_rows)
         hidden, inner, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         element, f32 = device.element, torch.float32
-
-        def matrix(count: int, columns: int, dtype: torch.dtype) -> Tensor:
-            return device.zeros((count, columns), dtype)
-
-        return cls(
-            block_size,
-            mlp,
-            matrix(many, hidden, f32),
-            matrix(many, hidden, element),
-            matrix(many, width, element),
-            matrix(many, queries, element),
-            matrix(many, queries, element),
-            matrix(many, config.num_heads, f32),
-            matrix(many, config.num_heads, f32),
-            matrix(mlp, 2 * inner, element),
-            matrix(mlp, inner, element),
-            matrix(many, hidden, f32),
-            matrix(many, hidden, element),
-            matrix(many, queries, element),
-            matrix(many, queries, element),
-            matrix(chunk, hidden, element),
-            matrix(chunk if vocab else 0, vocab, f32),
-            matrix(min(SAMPLE_ROWS, chunk_rows) if vocab else 0, vocab, torch.float64),
+        sizes = (
+            (many, hidden, f32),
+            (many, hidden, element),
+            (many, width, element),
+            (many, queries, element),
+            (many, queries, element),
+            (many, config.num_heads, f32),
+            (many, config.num_heads, f32),
+            (mlp, 2 * inner, element),
+            (mlp, inner, element),
+            (many, hidden, f32),
+            (many, hidden, element),
+            (many, queries, element),
+            (many, queries, element),
+            (chunk, hidden, element),
+            (chunk if vocab else 0, vocab, f32),
+            (min(SAMPLE_ROWS, chunk_rows) if vocab else 0, vocab, torch.float64),
         )
+        needed = sum(count * columns * dtype.itemsize for count, columns, dtype in sizes)
+        free, total = device.memory()
+        if needed > free:
+            raise InsufficientMemory(
+                f"steps of {rows:,} rows work in {needed:,} bytes of GPU memory; {free:,} of {total:,} are left "
+                "behind the weights: lower max_step_tokens or logits_bytes",
+                needed=needed,
+                available=free,
+            )
+        return cls(block_size, mlp, *(device.zeros((count, columns), dtype) for count, columns, dtype in sizes))
 
     @property
     def nbytes(self) -> int:

@@ -61,7 +61,11 @@ def simulated(model: Model, *, levels: bool = True, **options: Any) -> CudaExecu
     """The CUDA executor on a simulated device; ``levels``: attention as FlashInfer does it, else by key lists."""
     config = model.config
     twins.HEAD_DIM = config.head_dim
-    device = SimulatedDevice(options.pop("element", torch.float32), deterministic=options.pop("deterministic", False))
+    device = SimulatedDevice(
+        options.pop("element", torch.float32),
+        deterministic=options.pop("deterministic", False),
+        memory=options.pop("memory", 1 << 34),
+    )
     with device.scope(), Checkpoint.open(model.path, config) as checkpoint:
         loaded = weights.load(device, checkpoint, config, config.max_positions)
     calls = SimulatedCalls(device, config.num_heads, config.num_kv_heads, config.head_dim) if levels else None

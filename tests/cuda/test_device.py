@@ -218,6 +218,18 @@ def test_a_pool_of_so_many_bytes_takes_no_more(model: Model, on_device: Callable
     assert executor.pool.nbytes == (limits.num_blocks + 1) * block
 
 
+def test_what_a_step_works_in_is_asked_for_before_it_is_taken(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    work = on_device(model, step_tokens=4096).work
+    weights = on_device(model).weights.nbytes
+    room = weights + work.nbytes // 2
+    with pytest.raises(InsufficientMemory, match="lower max_step_tokens or logits_bytes") as caught:
+        on_device(model, step_tokens=4096, memory=room)
+    assert caught.value.needed == work.nbytes
+    assert caught.value.available <= room - weights
+
+
 def test_a_probe_step_is_as_large_as_any_and_leaves_the_pool_alone(
     model: Model, on_device: Callable[..., CudaExecutor]
 ) -> None:
