@@ -24,7 +24,7 @@ from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.layout import StepLayout, lay_out
 from prelude.cuda.levels import KeysAttention, LevelsAttention, ReusedCalls, StepAttention
 from prelude.cuda.reading import Bench, Head, Readings
-from prelude.cuda.shapes import Shape, Writer
+from prelude.cuda.shapes import Shape, Writer, power_bucket
 from prelude.cuda.staging import Area, Fields, Staging
 from prelude.cuda.weights import DeviceWeights
 from prelude.cuda.workspace import Workspace
@@ -94,6 +94,7 @@ class CudaExecutor:
         self.cut_last_layer = cut_last_layer
         self.graphs = Graphs(policy or GraphPolicy())
         self._num_blocks = num_blocks
+        step_rows = power_bucket(step_rows)  # as sampled rows are rounded up
         self._drawn_rows = step_rows
         self._drawn_count = 0
         self._closed = False

@@ -47,6 +47,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object)
     void* PyMem_Malloc(size_t)
     void PyMem_Free(void*)
+    int PyErr_CheckSignals() except -1
 
 cdef tuple _nothing = ()
 
@@ -182,14 +183,21 @@ cdef class EncodeEntry:
         cdef QuickFrame frame = self.frame_for(special)
         cdef list texts, out = []
         cdef cbool parse_special = self._encode_special is False  # once: other threads may set it
-        if frame is None or is_pretokenized is not False or type(given) is not list:
+        if frame is None or is_pretokenized is not False or type(given) not in (list, tuple):
             return None
-        texts = (<list> given)[:]  # making an encoding may run a collection, and that anything at all
+        texts = list(given)  # a copy: making an encoding may run a collection, and that anything at all
         for text in texts:
             if not PyUnicode_CheckExact(text):
                 return None
+        cdef Py_ssize_t since = 0
         for text in texts:
             out.append(self.fresh(frame, text, parse_special, bare))
+            since += PyUnicode_GET_LENGTH(text)
+            if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C
+                since = 0
+                PyErr_CheckSignals()
+                with nogil:
+                    pass
         return out
 
     def encode_batch(self, input, is_pretokenized=False, add_special_tokens=True):

@@ -11,6 +11,7 @@ the way from thread to thread, twice a step. ``python -m bench.overlap`` measure
 from __future__ import annotations
 
 import threading
+import weakref
 from queue import SimpleQueue
 
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
@@ -49,8 +50,11 @@ class BesideExecutor:
         if self._closed:
             raise EngineClosed("the executor is closed")
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="prelude-executor", daemon=True)
+            self._thread = threading.Thread(
+                target=_run, args=(self.inner, self._steps), name="prelude-executor", daemon=True
+            )
             self._thread.start()
+            weakref.finalize(self, self._steps.put, None).atexit = False  # dropped, not closed: the thread ends too
         step = _Step(batch)
         self._steps.put(step)
         return step
@@ -76,11 +80,13 @@ class BesideExecutor:
             self._thread.join()
         self.inner.close()
 
-    def _run(self) -> None:
-        while (step := self._steps.get()) is not None:
-            try:
-                step.result = self.inner.wait(self.inner.submit(step.batch))
-            except BaseException as error:  # it belongs to whoever waits for the step
-                step.error = error
-            step.lock.release()
-            del step  # a batch and its results are not kept until the next one comes
+
+def _run(inner: Executor, steps: SimpleQueue[_Step | None]) -> None:
+    """What the thread does; it knows nothing of the executor, so that nobody has to end it for that to go."""
+    while (step := steps.get()) is not None:
+        try:
+            step.result = inner.wait(inner.submit(step.batch))
+        except BaseException as error:  # it belongs to whoever waits for the step
+            step.error = error
+        step.lock.release()
+        del step  # a batch and its results are not kept until the next one comes

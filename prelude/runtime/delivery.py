@@ -167,11 +167,17 @@ class Outbox(LoopFlush):
         return self._loop.is_closed()
 
     def _deliver(self) -> None:
-        for end, *given in self._ends.take():
+        calls = self._ends.take()
+        for at, (end, *given) in enumerate(calls):
             try:
                 end(*given)
             except Exception:  # the others' ends are in the same queue
                 log.exception("handing over a request's end failed")
+            except BaseException:  # an interrupt: the others' come in another turn of the loop
+                for call in calls[at + 1 :]:
+                    self._ends.put(call)
+                self._loop.call_soon(self._deliver)
+                raise
 
 
 class GroupSink(EndSink):

@@ -97,6 +97,7 @@ class Stepper(Forkable):
         self.loops: list[LoopFlush] = []  # those of callers' event loops, to notice one that was closed
         self._expiring: list[tuple[float, int, Request]] = []
         self._cancels: deque[Request] = deque()
+        self._unsent: Plan | None = None  # it could not be submitted, and those before it are being settled
         self._limit: int | None = None  # rows a step may have while failed ones run again
         self._withdrawn = False
         self.overlap = overlap
@@ -335,10 +336,12 @@ class Stepper(Forkable):
             handle = self.executor.submit(packed.batch)
             blocked = time.perf_counter() - entered
         except BaseException as error:
-            self.step_began = 0.0
-            self._interrupted(error, plan)
+            self._unsent = plan
+            self._interrupted(error)
+            self.step_began = time.monotonic() if self._flights else 0.0
             void: set[int] = set()
             self._land_all(void)
+            self._unsent = None
             self._failed(plan.without(void), error)
             return
         if self.overlap:
@@ -363,9 +366,9 @@ class Stepper(Forkable):
             result = self.executor.wait(flight.handle)
             check_result(flight.packed, result)
         except BaseException as error:
-            self.step_began = 0.0
             self._interrupted(error)
             self._flights.arrive(flight, failed=True)
+            self.step_began = time.monotonic() if self._flights else 0.0  # what is behind it may hang as well
             self._failed(flight.plan.without(flight.void), error)
         else:
             succeeded = True
@@ -379,12 +382,14 @@ class Stepper(Forkable):
             self._end(request, ended)
         return succeeded
 
-    def _interrupted(self, error: BaseException, launching: Plan | None = None) -> None:
+    def _interrupted(self, error: BaseException) -> None:
         """Ctrl-C while the executor was at work: everybody in flight again, and those of a step that was being
         submitted. The latest step first."""
         if isinstance(error, KeyboardInterrupt | SystemExit) and _in_main_thread():
-            if launching is not None:
-                withdraw_all(launching, self.queues, self.pool)
+            self.step_began = 0.0
+            if self._unsent is not None:
+                withdraw_all(self._unsent, self.queues, self.pool)
+                self._unsent = None
             while self._flights:
                 flight = self._flights[-1]
                 self._flights.arrive(flight, failed=False)
@@ -515,11 +520,13 @@ class Stepper(Forkable):
             heapq.heapify(self._expiring)
         while self.on_step_end:
             try:
-                flush = self.on_step_end.popleft()
+                self.on_step_end[
+                    0
+                ].flush()  # before it is struck off: an interrupt between the two tells it again
+                self.on_step_end.popleft()
             except IndexError:  # the watchdog was here
                 return
             self.stats.loop_wakeups += 1
-            flush.flush()
 
 
 def _count_end(stats: EngineStats, error: BaseException | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.layout import lay_out
 from prelude.cuda.shapes import Shape, token_bucket
@@ -19,7 +20,9 @@ from prelude.runtime.core import EngineCore
 from prelude.simulation.machines import machine
 from prelude.simulation.replica import Clock, CostedExecutor
 from tests.engine.test_faults import ById
-from tests.scheduling.test_engine_core import last_logprob
+from tests.execution.helpers import Model, random_ids
+from tests.scheduling.test_engine_core import chat, last_logprob
+from tests.service import run_steps
 
 BLOCK = 16
 
@@ -99,3 +102,18 @@ def test_loads_do_meet_graphs_and_padding() -> None:
 def test_no_bucket_from_256_tokens_on_adds_more_than_a_32nd() -> None:
     for count in range(256, 4096):
         assert count <= token_bucket(count) <= count * (1 + 1 / 32)
+
+
+@pytest.mark.parametrize("step_rows, rows", [(40, 33), (6, 5), (40, 40)])
+def test_a_full_step_of_rows_finds_room_though_their_limit_is_no_power_of_two(
+    model: Model, on_device: Callable[..., CudaExecutor], step_rows: int, rows: int
+) -> None:
+    """Rows that are sampled are rounded up to a power of two, and their tokens have places of their own."""
+    limits = {"max_length": 64, "max_step_tokens": 512, "max_step_requests": step_rows, "max_running": step_rows}
+    config = EngineConfig(**limits, prefix_cache=False, fold=False)
+    core = make_core(EngineCore, on_device(model, step_rows=step_rows), config)
+    sink = ById()
+    core._post([core.request(chat(random_ids(i, 5), 1), sink) for i in range(rows)])
+    run_steps(core)
+    assert len(sink.ends) == rows and all(error is None for _, error in sink.ends.values())
+    assert sum(core.stats.steps.values()) == 1

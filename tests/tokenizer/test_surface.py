@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -275,3 +276,26 @@ def test_what_is_no_tokenizer_file_is_refused(data: bytes) -> None:
     assert caught.value.path is not None
     with pytest.raises(FileNotFoundError):
         Tokenizer.from_file("no such file")
+
+
+def test_a_batch_of_many_texts_lets_other_threads_run(pair_of: Pair) -> None:
+    """Each text is short, all of them are not: the interpreter lock is handed over on the way."""
+    ours, _ = pair_of("template")
+    turns: list[float] = []
+    over = threading.Event()
+
+    def other() -> None:
+        while not over.wait(1e-4):
+            turns.append(time.perf_counter())
+
+    texts = ["some words that are said over and again, and then once more"] * 40_000
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        began = time.perf_counter()
+        ours.encode_batch(texts)
+        ended = time.perf_counter()
+    finally:
+        over.set()
+        thread.join()
+    assert sum(began < turn < ended for turn in turns) >= 3

@@ -1,0 +1,70 @@
+"""Ends on their way to an event loop: an interrupt on the way costs nobody theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from prelude.runtime.delivery import Outbox
+from tests.engine.test_faults import ById
+from tests.engine.test_limits import post
+from tests.scheduling.test_engine_core import last_logprob, prompt
+from tests.service import run_steps, service_core
+
+
+class Told:
+    def __init__(self, name: int, told: list[int], raises: BaseException | None = None) -> None:
+        self.name, self.told, self.raises = name, told, raises
+
+    def end(self, *_: Any) -> None:
+        if self.raises is not None:
+            raise self.raises
+        self.told.append(self.name)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+def turns(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_until_complete(asyncio.sleep(0.01))
+
+
+def test_an_interrupt_in_one_end_leaves_the_others_to_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
+    core = service_core()
+    outbox, told = Outbox(loop, core), list[int]()
+    for name, raises in ((1, None), (2, KeyboardInterrupt()), (3, None), (4, None)):
+        outbox.put(Told(name, told, raises), None, None, None)  # type: ignore[arg-type]
+    core._flush()
+    with pytest.raises(KeyboardInterrupt):
+        turns(loop)
+    turns(loop)
+    assert told == [1, 3, 4]
+
+
+def test_a_loop_that_was_not_told_because_of_an_interrupt_is_told_by_the_next_step(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = service_core()
+    outbox, told = Outbox(loop, core), list[int]()
+    outbox.put(Told(1, told), None, None, None)  # type: ignore[arg-type]
+    flush = Outbox.flush
+
+    def interrupted(self: Outbox) -> None:
+        monkeypatch.setattr(Outbox, "flush", flush)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Outbox, "flush", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        core._flush()
+    sink = ById()
+    post(core, last_logprob(prompt(5, 1)), sink)
+    run_steps(core)
+    turns(loop)
+    assert told == [1]
