@@ -166,6 +166,31 @@ def draws_of(rows, shifts):
     return (out, *values)
 
 
+def pack_drawn(rows, folds, int32_t block_size, Maker slices not None, Maker draws not None, Maker batch not None,
+               edits):
+    """The batch of a step whose OneShot rows all draw one token, and what ``pack_step`` says of each row's tokens.
+    ``slices``, ``draws`` and ``batch`` make its parts; ``edits()`` what is done to logits, where anything is."""
+    cdef tuple values
+    arrays, shifts, computed = pack_step(rows, folds, (), block_size)
+    values = draws_of(rows, shifts)
+    if values[9] is not None:
+        values = (*values[:9], edits())
+    return batch.make((slices.make(arrays[:8]), draws.make(values))), computed
+
+
+def ids_alike(tasks, first, int64_t limit, int64_t most):
+    """``all_ids_below`` of the prompts of tasks that are alike; None where one of either is not as it should be."""
+    cdef list found
+    prompts = prompts_alike(tasks, first)
+    if prompts is None:
+        return None
+    found = all_ids_below(prompts, limit, most)
+    for ids in found:
+        if ids is None:
+            return None
+    return found
+
+
 def prompts_alike(tasks, first):
     """The prompts of tasks that are ``first`` but for it, one type of object to all of them; None where one is not."""
     cdef list prompts = []

@@ -269,9 +269,9 @@ class AsyncEngine:
 
     def _outbox(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> Outbox:
         outbox = self._outboxes.get(id(loop))
-        if outbox is None or outbox._loop is not loop:
+        if outbox is None or outbox.loop is not loop:
             for key, other in list(self._outboxes.items()):
-                if other._loop.is_closed():
+                if other.loop.is_closed():
                     del self._outboxes[key]
             outbox = self._outboxes[id(loop)] = Outbox(loop, core)
         return outbox

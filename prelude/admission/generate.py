@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import all_ids_below, prompts_alike
+from prelude._native.core import all_ids_below, ids_alike, prompts_alike
 from prelude.admission import checks
 from prelude.admission.drawing import Drawing, History, Sampling
 from prelude.admission.facts import Facts, admitted, cache_of, salt_of
@@ -76,8 +76,11 @@ def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]]
     where these are other tasks, or one of them has to be told why it is refused."""
     first = tasks[0]
     latest = facts.latest_alike
-    if latest and (given := prompts_alike(tasks, latest[0][0])) is not None:
-        return prompts_of(facts, latest[0][1], given)
+    if latest:
+        like, known, limit, most = latest[0]
+        found = ids_alike(tasks, like, limit, most)
+        if found is not None:
+            return known, found
     if type(first) is not Generate or not facts.limits.lm_head:
         return None
     params = first.params
@@ -93,14 +96,14 @@ def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]]
     given = prompts_alike(tasks, first)
     if given is None:
         return None
-    facts.latest_alike[:] = [(replace(first, prompt=()), alike[1])]
-    return prompts_of(facts, alike[1], given)
+    limit, most = facts.encoder.id_limit, min(facts.max_length - 1, facts.max_chars)
+    facts.latest_alike[:] = [(replace(first, prompt=()), alike[1], limit, most)]
+    return prompts_of(facts, alike[1], given, limit, most)
 
 
-def prompts_of(facts: Facts, alike: Alike, given: list[Any]) -> tuple[Alike, list[I32]] | None:
-    most = min(facts.max_length - 1, facts.max_chars)
+def prompts_of(facts: Facts, alike: Alike, given: list[Any], limit: int, most: int) -> tuple[Alike, list[I32]] | None:
     prompts = []
-    for ids, prompt in zip(given, all_ids_below(given, facts.encoder.id_limit, most)):
+    for ids, prompt in zip(given, all_ids_below(given, limit, most)):
         if prompt is None and isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
             prompt = other_ids(facts, ids)
         if prompt is None or not 0 < len(prompt) <= most:

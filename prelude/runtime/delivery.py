@@ -69,7 +69,7 @@ class Outbox(LoopFlush):
     that a step begins with all of it; ends of requests are collected during a step and handed over by one wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
-        self._loop = loop
+        self.loop = loop
         self._core = core
         core.loops.append(self)
         self._ends = Outlet()  # of calls of `_deliver`'s
@@ -79,15 +79,15 @@ class Outbox(LoopFlush):
     def post(self, requests: list[Request]) -> None:
         """In the loop. Whoever gives up before the turn is over takes them back."""
         if not (self._posting or self._asked):
-            self._loop.call_soon(self._post)
+            self.loop.call_soon(self._post)
         self._posting.extend(requests)
 
     def ask(self, alike: Alike, prompt: I32) -> Ticket:
         """In the loop, for one task that nothing special was said about: what the tasks of this turn ask for in the
         same words is made requests together."""
         if not (self._posting or self._asked):
-            self._loop.call_soon(self._post)
-        ticket = Ticket(alike, prompt, self._loop.create_future())
+            self.loop.call_soon(self._post)
+        ticket = Ticket(alike, prompt, self.loop.create_future())
         self._asked.append(ticket)
         return ticket
 
@@ -159,12 +159,12 @@ class Outbox(LoopFlush):
 
     def flush(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._deliver)
+            self.loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed: nobody is waiting any more
             self._ends.take()
 
     def closed(self) -> bool:
-        return self._loop.is_closed()
+        return self.loop.is_closed()
 
     def _deliver(self) -> None:
         calls = self._ends.take()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import Maker, draws_of, pack_running, pack_step
+from prelude._native.core import Maker, draws_of, pack_drawn, pack_running, pack_step
 from prelude.admission.drawing import Drawing
 from prelude.admission.sampling import logit_edits, sample_rows, sampled_rows
 from prelude.batch import (
@@ -63,16 +63,21 @@ class Packed:
 # ------------------------------------------------------------------ OneShot
 
 _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)
-_make_slices, _make_sample_rows, _make_packed = Maker(PromptSlices), Maker(SampleRows), Maker(Packed)
+_slices, _draws, _oneshot, _packed = Maker(PromptSlices), Maker(SampleRows), Maker(OneShotBatch), Maker(Packed)
+
+
+def draws_tokens(plan: Plan) -> bool:
+    """Whether the OneShot rows draw a token each."""
+    key = plan.oneshot[0].request.key
+    return key is not None and key[0] == "sample"
 
 
 def _join(plan: Plan, shifts: I32) -> tuple[Readout, I32 | None, I32 | None]:
     """Readouts of one key as one, and where each request's part of it ends. ``shifts``: what to add to each request's
     row numbers to get the batch's."""
-    first = plan.oneshot[0].request.key
-    if first is not None and first[0] == "sample":
+    if draws_tokens(plan):
         *values, edited = draws_of(plan.oneshot, shifts)
-        return _make_sample_rows(*values, logit_edits(_drawings(plan)) if edited else None), None, None
+        return _draws(*values, logit_edits(_drawings(plan)) if edited else None), None, None
     readouts = [row.request.prepared.readout or _NOTHING for row in plan.oneshot]
     parts = [readout for readout in readouts if not isinstance(readout, Drawing)]
     moved, starts, ends = _concatenated([part.rows for part in parts], shifts)
@@ -135,17 +140,22 @@ def pack(plan: Plan, block_size: int) -> Packed:
         rows = DecodeRows(*pack_running(plan.decode, block_size))
         return Packed(DecodeBatch(rows, _decode_readout(plan.decode)), decode=plan.decode)
     folds = [(fold.members, fold.tokens) for fold in plan.folds]
+    if plan.kind == "oneshot" and draws_tokens(plan):
+        batch, computed = pack_drawn(
+            plan.oneshot, folds, block_size, _slices, _draws, _oneshot, lambda: logit_edits(_drawings(plan))
+        )
+        packed: Packed = _packed(batch, (), (), (0, 0, 0), computed, None, None)
+        return packed
     chunks = [_prefill_row(row) for row in plan.prefill]
     arrays, shifts, computed = pack_step(plan.oneshot, folds, chunks, block_size)
-    slices = _make_slices(*arrays[:8])
+    slices = _slices(*arrays[:8])
     readouts: list[Readout] = []
     row_ends = pair_ends = None
     if plan.oneshot:
         joined, row_ends, pair_ends = _join(plan, shifts)
         if plan.kind == "oneshot":
-            batch = OneShotBatch(slices, joined)
-            packed: Packed = _make_packed(batch, (), (), (0, 0, 0), computed, row_ends, pair_ends)
-            return packed
+            oneshot = OneShotBatch(slices, joined)
+            return Packed(oneshot, computed=computed, row_ends=row_ends, pair_ends=pair_ends)
         readouts.append(joined)
     first_chunk = len(arrays[8]) - len(chunks)
     offsets = arrays[8][first_chunk:].tolist()

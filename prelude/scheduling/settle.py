@@ -98,6 +98,9 @@ def settle(
             _settle_token(packed.decode[place], place, output, bad, queues, pool, vocab_size)
 
 
+_NONE: frozenset[int] = frozenset()
+
+
 def _bad_rows(packed: Packed, result: StepResult, output: int) -> frozenset[int]:
     return bad_rows(readouts_of(packed)[output], result.outputs[output], result.bad_rows[output])
 
@@ -117,6 +120,8 @@ def _settle_oneshot(
     ended: Ended,
 ) -> None:
     output = result.outputs[packed.outputs[0]]
+    drawn = output.token_ids if isinstance(output, SampleOutput) else None
+    listed = result.bad_rows[packed.outputs[0]]
     requests, outcomes, failed = settle_group(
         pool,
         plan.oneshot,
@@ -125,8 +130,8 @@ def _settle_oneshot(
         packed.pair_ends,
         output,
         output_slice,
-        output.token_ids if isinstance(output, SampleOutput) else None,
-        _bad_rows(packed, result, packed.outputs[0]),
+        drawn,
+        _NONE if drawn is not None and not len(listed) else _bad_rows(packed, result, packed.outputs[0]),
         vocab_size,
         result.seconds * 1e3,
         batch_size,
