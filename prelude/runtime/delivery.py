@@ -153,6 +153,10 @@ class Outbox(LoopFlush):
     def put_all(self, sink: GroupSink | TicketSink, requests: list[Request], outcomes: list[Outcome]) -> None:
         self._put((sink.end_all, requests, outcomes))
 
+    def again(self, sink: TicketSink, requests: list[Request], outcomes: list[Outcome]) -> None:
+        """In the loop, by a sink that is interrupted while it tells ends: ``_deliver`` comes back to these."""
+        self._ends.put((sink.end_all, requests, outcomes))
+
     def _put(self, call: tuple[Any, ...]) -> None:
         if self._ends.put(call):  # else the loop has been told, or will be at the step's end
             self._core.on_step_end.append(self)
@@ -176,7 +180,7 @@ class Outbox(LoopFlush):
             except BaseException:  # an interrupt: the others' come in another turn of the loop
                 for call in calls[at + 1 :]:
                     self._ends.put(call)
-                self._loop.call_soon(self._deliver)
+                self.loop.call_soon(self._deliver)
                 raise
 
 
@@ -233,13 +237,16 @@ class TicketSink(EndSink):
         self._outbox.put_all(self, requests, outcomes)
 
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        ticket = self.tickets.pop(request.id)
+        ticket = self.tickets[request.id]
         if not ticket.future.done():
             ticket.future.set_result(error if outcome is None else finished(ticket.alike, outcome))
 
     def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        tickets = self.tickets
-        for request, outcome in zip(requests, outcomes):
-            ticket = tickets.pop(request.id)
-            if not ticket.future.done():
-                ticket.future.set_result(finished(ticket.alike, outcome))
+        for at, (request, outcome) in enumerate(zip(requests, outcomes)):
+            ticket = self.tickets[request.id]
+            try:
+                if not ticket.future.done():
+                    ticket.future.set_result(finished(ticket.alike, outcome))
+            except BaseException:  # an interrupt: this one and the others are told in another turn of the loop
+                self._outbox.again(self, requests[at:], outcomes[at:])
+                raise

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from prelude.runtime.delivery import Outbox
+from prelude.runtime.delivery import Outbox, Ticket, TicketSink
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
 from tests.scheduling.test_engine_core import last_logprob, prompt
@@ -68,3 +69,29 @@ def test_a_loop_that_was_not_told_because_of_an_interrupt_is_told_by_the_next_st
     run_steps(core)
     turns(loop)
     assert told == [1]
+
+
+def test_an_interrupt_while_tasks_of_one_step_are_told_leaves_them_to_the_next_turn(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    core = service_core()
+    outbox = Outbox(loop, core)
+    interrupts = [KeyboardInterrupt()]
+
+    def finish(outcome: Any) -> Any:
+        if outcome == "b" and interrupts:
+            raise interrupts.pop()
+        return outcome.upper()
+
+    alike: Any = SimpleNamespace(word=None, finish=finish)
+    sink = TicketSink(outbox)
+    requests: list[Any] = [SimpleNamespace(id=number) for number in range(3)]
+    tickets = [Ticket(alike, prompt(1, 1), loop.create_future()) for _ in requests]
+    sink.tickets = dict(enumerate(tickets))
+    sink.deliver_all(requests, ["a", "b", "c"])  # type: ignore[list-item]
+    core._flush()
+    with pytest.raises(KeyboardInterrupt):
+        turns(loop)
+    assert [ticket.future.done() for ticket in tickets] == [True, False, False]
+    turns(loop)
+    assert [ticket.future.result() for ticket in tickets] == ["A", "B", "C"]
