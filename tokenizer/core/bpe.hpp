@@ -6,8 +6,8 @@
 //                   characters (a paged table by code point), with the prefix and suffix of the file
 //   merging         merging.hpp: short pieces on the stack, long ones in windows
 //
-//   characters      of words beyond ASCII, those that are tokens are taken whole, and what comes of it is kept if
-//                   its tokens stand beside each other (spines.hpp); else the word is merged from its bytes
+//   characters      words beyond ASCII are guessed from their characters (guesses.hpp); where that does not hold,
+//                   they are merged from their bytes
 //
 //   words           those that come out as one token are looked up whole (word_table.hpp). Where no merge of the
 //                   file ever joins something to a following U+2581, long pieces are cut before it first
@@ -24,8 +24,9 @@
 #include <vector>
 
 #include "bytelevel.hpp"
+#include "character_ids.hpp"
+#include "guesses.hpp"
 #include "merging.hpp"
-#include "spines.hpp"
 #include "utf8.hpp"
 #include "vocab.hpp"
 #include "word_table.hpp"
@@ -40,6 +41,7 @@ struct Token {
 struct BpeScratch {
   ScratchVector<Symbol> symbols;  // their lengths in bytes
   MergeScratch merging;
+  GuessScratch guessing;
   std::string text, spaced;
 };
 
@@ -79,7 +81,7 @@ class Bpe {
       for (uint32_t id : table) complete_ &= id != none;
     if (!bytes) index_characters(vocab);
     cuts_ = !bytes && plain_ && !config.ignore_merges && may_cut(vocab);
-    if (complete_ && plain_) index_spines(vocab);
+    if (complete_ && plain_) guesses_.build(merges, in_order, vocab, byte_ids_[0]);
     index_words(vocab);
     in_order = {};
   }
@@ -96,9 +98,10 @@ class Bpe {
     return true;
   }
 
+  size_t cache_bytes() const { return guesses_.cache_bytes(); }
   size_t bytes() const {
-    return merges.bytes() + pages_.capacity() * 2 + ids_.capacity() * 4 + spines_.bytes() + words_.bytes() +
-           short_words_.bytes() + spaced_words_.bytes();
+    return merges.bytes() + characters_.bytes() + guesses_.bytes() + words_.bytes() + short_words_.bytes() +
+           spaced_words_.bytes();
   }
   // What settle() and the reading of merges make; the configuration is read again from the file's own words.
   template <class Self, class Io>
@@ -107,9 +110,8 @@ class Bpe {
     io.value(self.ranks);
     io.value(self.byte_ids_);
     io.value(self.fallback_);
-    io.array(self.pages_);
-    io.array(self.ids_);
-    Spines::tables(self.spines_, io);
+    CharacterIds::tables(self.characters_, io);
+    Guesses::tables(self.guesses_, io);
     Vocab::tables(self.words_, io);
     WordTable::tables(self.short_words_, io);
     WordTable::tables(self.spaced_words_, io);
@@ -153,7 +155,9 @@ class Bpe {
 
   template <class Out>
   void merge_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
-    if (!spines_.built() || is_ascii(piece) || !by_characters(piece, s)) return merge_all(vocab, piece, s, out);
+    if (!guesses_.built() || is_ascii(piece) ||
+        !guesses_.encode(Merger(merges, ranks), merges, byte_ids_[0], piece, s.guessing, s.merging))
+      return merge_all(vocab, piece, s, out);
     for (const Symbol& token : s.merging.chain) out(token.id, token.length);
   }
 
@@ -185,55 +189,6 @@ class Bpe {
     }
   }
 
-  // The tokens into s.merging.chain, their lengths in bytes; false: not known that they are right.
-  bool by_characters(std::string_view piece, BpeScratch& s) const {
-    auto& symbols = s.symbols;
-    symbols.clear();
-    symbols.reserve(piece.size());
-    for (const char *p = piece.data(), *end = p + piece.size(); p < end;) {
-      const char* from = p;
-      uint32_t c = utf8_next(p), id = c < 0x80 ? byte_ids_[0][c] : ids_[size_t{pages_[c >> 8]} * 256 + (c & 255)];
-      if (id != none)
-        symbols.push_back({id, static_cast<uint32_t>(p - from)});
-      else
-        for (; from < p; ++from) symbols.push_back({byte_ids_[0][static_cast<unsigned char>(*from)], 1});
-    }
-    const Merger merger(merges, ranks);
-    auto& chain = s.merging.chain;
-    if (symbols.size() <= small) {
-      symbols.resize(merger.linear(symbols.data(), symbols.size()));
-      chain.swap(symbols);
-    } else {
-      merger.windows(symbols.data(), symbols.size(), s.merging);
-      const Symbol* symbol = symbols.data();
-      for (Symbol& token : chain) {
-        uint32_t length = 0;
-        for (uint32_t i = 0; i < token.length; ++i) length += symbol++->length;
-        token.length = length;
-      }
-    }
-    if (!spines_.known(chain[0].id)) return false;
-    for (size_t i = 1; i < chain.size(); ++i)
-      if (!spines_.known(chain[i].id) || !spines_.stands(merges, chain[i - 1].id, chain[i].id)) return false;
-    return true;
-  }
-
-  void index_spines(const Vocab& vocab) {
-    std::vector<bool> first(vocab.end());
-    for (uint32_t id : byte_ids_[0]) first[id] = true;
-    spines_.build(merges, in_order, vocab.end(), [&](uint32_t id) { return first[id]; });
-    pages_.assign(code_points / 256, 0);
-    ids_.assign(256, none);
-    std::string bytes;
-    for (uint32_t id = 0; id < vocab.end(); ++id) {
-      bytes.clear();
-      if (!spines_.known(id) || !vocab.has(id) || vocab.text(id).size() > 8) continue;
-      if (!byte_level_decode(vocab.text(id), bytes) || bytes.size() < 2) continue;
-      if (utf8_length(static_cast<unsigned char>(bytes[0])) != bytes.size()) continue;
-      if (utf8_invalid_at(bytes) == std::string_view::npos) character(utf8_at(bytes.data())) = id;
-    }
-  }
-
   // Whether no merge ever joins the mark to something else before it.
   bool may_cut(const Vocab& vocab) const {
     if (!vocab.find(mark)) return false;
@@ -262,23 +217,13 @@ class Bpe {
   }
 
   void index_characters(const Vocab& vocab) {
-    pages_.assign(code_points / 256, 0);
-    ids_.assign(256, none);
+    characters_.clear();
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
       if (t.empty() || utf8_length(static_cast<unsigned char>(t[0])) != t.size()) continue;
-      character(utf8_at(t.data())) = id;
+      characters_.set(utf8_at(t.data()), id);
     }
-  }
-
-  uint32_t& character(uint32_t c) {
-    uint16_t& page = pages_[c >> 8];
-    if (page == 0) {
-      page = static_cast<uint16_t>(ids_.size() / 256);
-      ids_.resize(ids_.size() + 256, none);
-    }
-    return ids_[size_t{page} * 256 + (c & 255)];
   }
 
   void index_words(const Vocab& vocab) {
@@ -306,7 +251,7 @@ class Bpe {
       }
       if (t.size() > WordTable::longest || (cuts_ && next_cut(t) != t.size())) continue;
       if (config.wants_unknown && !config.unknown) continue;
-      uint32_t only = spines_.known(id) ? id : merged_into_one(vocab, t, s);
+      uint32_t only = guesses_.known(id) ? id : merged_into_one(vocab, t, s);
       if (only == none) continue;
       short_words.add(t, only);
       if (cuts_ && t.find(' ') == std::string_view::npos) spaced_words.add(spaced(t), only);
@@ -349,10 +294,7 @@ class Bpe {
   uint32_t find_first(const Vocab& vocab, std::string_view text, int variant, BpeScratch& s) const {
     if (bytes_) return byte_ids_[static_cast<size_t>(variant)][static_cast<unsigned char>(text[0])];
     bool bare = (!(variant & 1) || config.prefix.empty()) && (!(variant & 2) || config.suffix.empty());
-    if (bare) {
-      uint32_t c = utf8_at(text.data());
-      return ids_[size_t{pages_[c >> 8]} * 256 + (c & 255)];
-    }
+    if (bare) return characters_.find(utf8_at(text.data()));
     s.text = dressed(text, variant);
     return vocab.find(s.text).value_or(none);
   }
@@ -407,9 +349,8 @@ class Bpe {
 
   std::array<std::array<uint32_t, 256>, 4> byte_ids_{};
   std::array<uint32_t, 256> fallback_{};
-  std::vector<uint16_t> pages_;  // code point >> 8 -> page of ids_
-  std::vector<uint32_t> ids_;    // tokens of one character; of bytes, those beyond ASCII that come out of theirs
-  Spines spines_;
+  CharacterIds characters_;  // of a file whose first symbols are characters
+  Guesses guesses_;
   Vocab words_;  // of more than 16 bytes, if merges are ignored for words of the vocabulary
   WordTable short_words_, spaced_words_;
   bool bytes_ = false, plain_ = true, complete_ = false, cuts_ = false;

@@ -52,7 +52,7 @@ class Tokenizer {
   const std::vector<AddedToken>& added() const { return added_.tokens; }
   // Whether ids are made by kernel.hpp, and what its caches can grow to.
   bool cuts_by_kernel() const { return plan_ != nullptr; }
-  size_t cache_bytes() const { return caches_.bytes(); }
+  size_t cache_bytes() const { return caches_.bytes() + model_.bpe.cache_bytes(); }
   const std::vector<bool>& trim_passes() const { return trim_passes_; }
   const std::string* section(const std::string& name) const {
     auto at = sections_.find(name);

@@ -48,7 +48,7 @@ class CacheOfWords {
       uint64_t hash = low.hash();
       for (size_t i = 4; i < key_words && part[i]; i += 4)
         hash = std::rotl(hash, 29) ^
-               WordKey{part[i] ^ std::rotl(part[i + 2], 23), part[i + 1] ^ std::rotl(part[i + 3], 41)}.hash();
+               WordKey { part[i] ^ std::rotl(part[i + 2], 23), part[i + 1] ^ std::rotl(part[i + 3], 41) }.hash();
       return hash;
     }
   };
@@ -67,16 +67,24 @@ class CacheOfWords {
   // How many ids the word has, written to out, which has room for most_ids; 0 when it is not known.
   size_t find(const Key& key, uint64_t hash, int32_t* out) const {
     Line* set = lines_ + (hash & mask_);
-    // Words of one length differ in these, or not at all.
+    // Words of one length differ in these, or not at all; most others in those beside the version.
     const size_t used =
         key_words == 4 ? 3 : (size_t{reinterpret_cast<const unsigned char*>(key.part)[longest]} + 7) / 8;
+    constexpr size_t beside = 7;
     for (size_t way = 0; way < 2; ++way) {
       Line& line = set[way];
       uint64_t version = std::atomic_ref(line.version).load(std::memory_order_acquire);
       if (version == 0 || (version & 1)) continue;
       uint64_t differ = 0;
-      for (size_t i = 0; i < used; ++i)
-        differ |= std::atomic_ref(line.key[i]).load(std::memory_order_relaxed) ^ key.part[i];
+      auto compare = [&](size_t from, size_t to) {
+        for (size_t i = from; i < to; ++i)
+          differ |= std::atomic_ref(line.key[i]).load(std::memory_order_relaxed) ^ key.part[i];
+      };
+      compare(0, std::min(used, beside));
+      if (key_words > beside) {
+        if (differ) continue;
+        compare(beside, used);
+      }
       differ |= std::atomic_ref(line.key[key_words - 1]).load(std::memory_order_relaxed) ^ key.part[key_words - 1];
       if (differ) continue;
       // Acquire: the version is looked at again after these, not before. Few words have as many ids as there is room.

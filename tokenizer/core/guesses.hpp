@@ -1,0 +1,331 @@
+// Words beyond ASCII, tokenized by a guess that is then settled, which takes fewer look-ups than merging their bytes.
+//
+//   guess    characters of three bytes: the longest token of whole characters at each place, by a trie.
+//            Others: the characters that are tokens, merged
+//   settle   from left to right, a token that stands behind the one before it (spines.hpp) stays. Where one does
+//            not, it is merged from bytes, together with a neighbour on either side, and with more on the left
+//            until what comes out stands there
+//
+//   Why the result is exact: all of its tokens stand beside each other two by two. Tokens of one window do, since a
+//   border that its merging left is one that its two tokens have alone; at a window's left the pair is looked at, and
+//   so is the one on its right, when its turn comes.
+//
+//   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits a slot, at most 5/8 full
+//   pairs_        pairs that were found to stand, so that a pair of a text is looked at once: one word a pair, the
+//                 whole pair in it, and so a fact about the model whoever wrote it; written over by others
+//
+//   threads       the tables are immutable; pairs_ is written by any thread, a word at a time
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "bytelevel.hpp"
+#include "character_ids.hpp"
+#include "merging.hpp"
+#include "spines.hpp"
+#include "utf8.hpp"
+#include "vocab.hpp"
+
+namespace fasttoken {
+
+struct GuessScratch {
+  struct Character {
+    uint32_t id, code;  // id: none if it is no token
+  };
+  ScratchVector<Character> characters;
+  ScratchVector<Symbol> guess, settled;
+};
+
+class Guesses {
+ public:
+  static constexpr uint32_t none = UINT32_MAX;
+  using ByteIds = std::array<uint32_t, 256>;
+
+  // byte_ids: the token of each byte. order: all merges, by rank.
+  void build(const MergeTable& merges, const std::vector<Merge>& order, const Vocab& vocab, const ByteIds& byte_ids) {
+    std::vector<bool> first(vocab.end());
+    for (uint32_t id : byte_ids) first[id] = true;
+    spines_.build(merges, order, vocab.end(), [&](uint32_t id) { return first[id]; });
+    tokens_ = vocab.end();
+    std::string bytes;
+    characters_.clear();
+    std::vector<std::pair<uint32_t, uint32_t>> longer;  // in bytes, and the token
+    for (uint32_t id = 0; id < vocab.end(); ++id) {
+      if (!whole_characters(vocab, id, bytes)) continue;
+      if (utf8_length(static_cast<unsigned char>(bytes[0])) == bytes.size())
+        characters_.set(utf8_at(bytes.data()), id);
+      else if (may_extend(bytes))
+        longer.push_back({static_cast<uint32_t>(bytes.size()), id});
+    }
+    if (vocab.end() >= leads_on / 2) longer.clear();
+    std::sort(longer.begin(), longer.end());  // what is a prefix of another comes before it
+    extend_all(vocab, longer, byte_ids);
+    remember();
+  }
+  bool built() const { return spines_.built(); }
+  // Whether the token comes out of its own bytes, as far as is known.
+  bool known(uint32_t id) const { return spines_.known(id); }
+
+  // The tokens into s.chain, their lengths in bytes; false: not known, nothing is said. The piece is a text.
+  bool encode(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, std::string_view piece,
+              GuessScratch& g, MergeScratch& s) const {
+    size_t n = read(piece, byte_ids, g);
+    if (is_wide(piece))
+      longest(n, byte_ids, piece, g);
+    else
+      merged(n, byte_ids, piece, merger, g, s);
+    return settle(merger, merges, byte_ids, piece, g, s);
+  }
+
+  size_t bytes() const { return spines_.bytes() + characters_.bytes() + extensions_.size() * 8; }
+  size_t cache_bytes() const { return pairs_.size() * 8; }
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    Spines::tables(self.spines_, io);
+    CharacterIds::tables(self.characters_, io);
+    io.array(self.extensions_);
+    io.value(self.tokens_);
+    if constexpr (!std::is_const_v<Self>)
+      if (self.built()) self.remember();
+  }
+
+ private:
+  static constexpr size_t small = Merger::linear_limit;
+  static constexpr int pair_bits = 16;
+  static constexpr uint32_t leads_on = 1u << 23;  // of an entry: there are longer ones
+  static constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
+
+  static bool leads_wide(char c) { return (static_cast<unsigned char>(c) & 0xF0) == 0xE0; }
+  // Whether the last character has three bytes.
+  static bool is_wide(std::string_view piece) { return piece.size() >= 3 && leads_wide(piece[piece.size() - 3]); }
+
+  void remember() {
+    pairs_ = BigArray<uint64_t>(size_t{1} << pair_bits);
+    pair_slots_ = pairs_.data();
+  }
+
+  // ---- the guess
+
+  // The characters of the piece into g.characters; how many.
+  size_t read(std::string_view piece, const ByteIds& byte_ids, GuessScratch& g) const {
+    g.characters.resize(piece.size());
+    GuessScratch::Character* to = g.characters.data();
+    uint32_t before = none;
+    for (const char *p = piece.data(), *end = p + piece.size(); p < end; ++to) {
+      uint32_t c = utf8_next(p);
+      if (before != none) __builtin_prefetch(&extensions_[slot(before, c)]);
+      *to = {before = c < 0x80 ? byte_ids[c] : characters_.find(c), c};
+    }
+    return static_cast<size_t>(to - g.characters.data());
+  }
+  static void put_bytes(std::string_view bytes, const ByteIds& byte_ids, ScratchVector<Symbol>& out) {
+    for (char b : bytes) out.push_back({byte_ids[static_cast<unsigned char>(b)], 1});
+  }
+
+  void longest(size_t n, const ByteIds& byte_ids, std::string_view piece, GuessScratch& g) const {
+    const GuessScratch::Character* all = g.characters.data();
+    auto& out = g.guess;
+    out.clear();
+    uint32_t before = none;
+    size_t at = 0;
+    for (size_t i = 0; i < n;) {
+      uint32_t id = all[i].id;
+      size_t from = at;
+      at += utf8_length_of(all[i++].code);
+      if (id == none) {
+        put_bytes(piece.substr(from, at - from), byte_ids, out);
+        before = none;
+        continue;
+      }
+      uint32_t node = id;
+      size_t reached = at;
+      for (size_t j = i; j < n; ++j) {
+        uint32_t entry = extension(node, all[j].code);
+        if (entry == none) break;
+        node = entry & (leads_on - 1);
+        reached += utf8_length_of(all[j].code);
+        if (node < tokens_) {
+          id = node;
+          at = reached;
+          i = j + 1;
+        }
+        if (!(entry & leads_on)) break;
+      }
+      out.push_back({id, static_cast<uint32_t>(at - from)});
+      if (before != none) __builtin_prefetch(pair_slots_ + pair_slot(before, id));
+      before = id;
+    }
+  }
+
+  void merged(size_t n, const ByteIds& byte_ids, std::string_view piece, const Merger& merger, GuessScratch& g,
+              MergeScratch& s) const {
+    const GuessScratch::Character* all = g.characters.data();
+    auto& symbols = g.guess;
+    symbols.clear();
+    size_t at = 0, i = 0;
+    // A blank and a letter are often merged before the letter's own bytes are.
+    if (n > 1 && all[0].code == ' ' && all[1].code >= 0x80) {
+      uint32_t entry = extension(all[0].id, all[1].code), both = entry & (leads_on - 1);
+      if (entry != none && both < tokens_) {
+        at = 1 + utf8_length_of(all[1].code);
+        i = 2;
+        symbols.push_back({both, static_cast<uint32_t>(at)});
+      }
+    }
+    for (; i < n; ++i) {
+      uint32_t size = utf8_length_of(all[i].code);
+      if (all[i].id != none)
+        symbols.push_back({all[i].id, size});
+      else
+        put_bytes(piece.substr(at, size), byte_ids, symbols);
+      at += size;
+    }
+    if (symbols.size() <= small) {
+      symbols.resize(merger.linear(symbols.data(), symbols.size()));
+      return;
+    }
+    merger.windows(symbols.data(), symbols.size(), s);
+    const Symbol* symbol = symbols.data();
+    for (Symbol& token : s.chain) {
+      uint32_t length = 0;
+      for (uint32_t k = 0; k < token.length; ++k) length += symbol++->length;
+      token.length = length;
+    }
+    symbols.swap(s.chain);
+  }
+
+  // ---- settling it
+
+  bool settle(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, std::string_view piece,
+              GuessScratch& g, MergeScratch& s) const {
+    const auto& guess = g.guess;
+    auto& out = g.settled;
+    out.clear();
+    auto stays = [&](const Symbol& t) {
+      if (out.empty()) return spines_.known(t.id);
+      return stand(merges, out.back().id, t.id);
+    };
+    size_t at = 0, spent = 0;
+    for (size_t i = 0; i < guess.size();) {
+      if (stays(guess[i])) {
+        at += guess[i].length;
+        out.push_back(guess[i++]);
+        continue;
+      }
+      size_t begin = at, end = at + guess[i++].length;
+      if (i < guess.size()) end += guess[i++].length;
+      Symbol window[small];
+      size_t n;
+      do {
+        if (!out.empty()) {
+          begin -= out.back().length;
+          out.pop_back();
+        }
+        spent += end - begin;
+        if (end - begin > small || spent > 4 * piece.size()) return false;  // a word made to tear every guess
+        n = 0;
+        for (char b : piece.substr(begin, end - begin)) window[n++] = {byte_ids[static_cast<unsigned char>(b)], 1};
+        n = merger.linear(window, n);
+      } while (!out.empty() && !stays(window[0]));
+      out.insert(out.end(), window, window + n);
+      at = end;
+    }
+    s.chain.swap(out);
+    return true;
+  }
+
+  // Whether both are known and may stand beside each other.
+  bool stand(const MergeTable& merges, uint32_t x, uint32_t y) const {
+    uint64_t pair = uint64_t{x} << 32 | y, kept = pair + 1;  // an empty slot is no pair
+    std::atomic_ref slot(pair_slots_[pair_slot(x, y)]);
+    if (slot.load(std::memory_order_relaxed) == kept) return true;
+    if (!spines_.known(x) || !spines_.known(y) || !spines_.stands(merges, x, y)) return false;
+    slot.store(kept, std::memory_order_relaxed);
+    return true;
+  }
+  static size_t pair_slot(uint32_t x, uint32_t y) { return ((uint64_t{x} << 32 | y) * golden) >> (64 - pair_bits); }
+
+  // ---- the trie
+
+  size_t slot(uint32_t node, uint32_t c) const {
+    return ((uint64_t{node} << 16 ^ c) * golden) >> (std::countl_zero(extensions_.size()) + 1);
+  }
+  // The node, with leads_on or not.
+  uint32_t extension(uint32_t node, uint32_t c) const {
+    if (c > 0xFFFF) return none;
+    uint64_t key = uint64_t{node} << 16 | c;
+    for (size_t i = slot(node, c);; i = (i + 1) & (extensions_.size() - 1)) {
+      uint64_t entry = extensions_[i];
+      if (entry == 0) return none;
+      if (entry >> 24 == key) return static_cast<uint32_t>(entry & (2 * leads_on - 1));
+    }
+  }
+  // The bytes of a known token, if they are whole characters and not ASCII alone.
+  bool whole_characters(const Vocab& vocab, uint32_t id, std::string& bytes) const {
+    if (!vocab.has(id) || !spines_.known(id)) return false;
+    std::string_view name = vocab.text(id), blank = "\xC4\xA0";  // a blank's name, beside which most are ASCII
+    if (is_ascii(name.starts_with(blank) ? name.substr(blank.size()) : name)) return false;
+    bytes.clear();
+    return byte_level_decode(name, bytes) && !is_ascii(bytes) && utf8_invalid_at(bytes) == std::string_view::npos;
+  }
+  // Behind the first character only such of three bytes, or a blank and one character: few enough to be kept.
+  static bool may_extend(std::string_view bytes) {
+    size_t first = utf8_length(static_cast<unsigned char>(bytes[0]));
+    if (bytes[0] == ' ' && bytes.size() <= 3) return true;
+    for (size_t i = first; i < bytes.size(); i += 3)
+      if (!leads_wide(bytes[i])) return false;
+    return true;
+  }
+  void extend_all(const Vocab& vocab, const std::vector<std::pair<uint32_t, uint32_t>>& longer,
+                  const ByteIds& byte_ids) {
+    std::vector<uint64_t> made;  // entries: a key of 40 bits, the node in 24
+    uint32_t fresh = tokens_;
+    // In a table large enough for all prefixes there can be; then as small as what there is wants it.
+    size_t most = 0;
+    for (auto [size, id] : longer) most += size / 3;
+    extensions_.assign(std::bit_ceil(most * 2 + 8), 0);
+    std::string bytes;
+    for (auto [size, id] : longer) {
+      if (!whole_characters(vocab, id, bytes)) continue;
+      const char *p = bytes.data(), *end = p + bytes.size();
+      uint32_t c = utf8_next(p), node = c < 0x80 ? byte_ids[c] : characters_.find(c);
+      while (node != none && p < end) {
+        c = utf8_next(p);
+        uint32_t next = extension(node, c);
+        if (next == none) {
+          next = p == end ? id : fresh++;
+          made.push_back((uint64_t{node} << 16 | c) << 24 | next);
+          place(made.back());
+        }
+        node = next;
+      }
+    }
+    std::vector<bool> leads(fresh);
+    for (uint64_t entry : made) leads[entry >> 40] = true;
+    extensions_.assign(std::bit_ceil(made.size() * 8 / 5 + 8), 0);
+    for (uint64_t entry : made) place(entry | (leads[entry & (leads_on - 1)] ? leads_on : 0));
+  }
+  void place(uint64_t entry) {
+    size_t i = slot(static_cast<uint32_t>(entry >> 40), static_cast<uint32_t>(entry >> 24 & 0xFFFF));
+    while (extensions_[i]) i = (i + 1) & (extensions_.size() - 1);
+    extensions_[i] = entry;
+  }
+
+  Spines spines_;
+  CharacterIds characters_;           // beyond ASCII, that come out of their bytes
+  std::vector<uint64_t> extensions_;  // (node, character) in 40 bits, in 24 the node reached; 0: nothing
+  uint32_t tokens_ = 0;               // nodes from here on are prefixes and no tokens
+  BigArray<uint64_t> pairs_;
+  uint64_t* pair_slots_ = nullptr;
+};
+
+}  // namespace fasttoken
