@@ -18,7 +18,15 @@ from prelude.cuda import weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from bench.gpu_models import MODELS, Floor, RandomSource, Reference, causal, transformers_model
+from bench.gpu_models import (
+    MODELS,
+    Floor,
+    RandomSource,
+    Reference,
+    causal,
+    save_checkpoint,
+    transformers_model,
+)
 from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams, default_model
 from prelude.batch import (
     DecodeBatch,
@@ -308,7 +316,7 @@ class Bench:
         """from_pretrained to the first answer, files cached, imports and kernels done."""
         folder = Path(tempfile.mkdtemp())
         try:
-            save_checkpoint(MODELS["06b"], folder)
+            save_checkpoint(MODELS["06b"], folder, "cuda")
             values = []
             for _ in range(min(3, self.repeats) + 1):
                 began = time.perf_counter()
@@ -534,35 +542,3 @@ async def chat_beside_decisions(engine: AsyncEngine, repeats: int) -> list[float
         if repeat:
             found.append((beside[-1] - beside[0]) / (alone[-1] - alone[0]))
     return found
-
-
-def save_checkpoint(config: ModelConfig, folder: Path) -> None:
-    """A directory as transformers writes it, with the packaged tokenizer."""
-    import json
-
-    from safetensors.torch import save_file
-
-    source = RandomSource(config, "cuda", torch.bfloat16)
-    save_file({name: source.tensor(name).cpu() for name in source.names()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": [config.architecture],
-                "model_type": config.model_type,
-                "vocab_size": config.vocab_size,
-                "hidden_size": config.hidden_size,
-                "intermediate_size": config.intermediate_size,
-                "num_hidden_layers": config.num_layers,
-                "num_attention_heads": config.num_heads,
-                "num_key_value_heads": config.num_kv_heads,
-                "head_dim": config.head_dim,
-                "max_position_embeddings": config.max_positions,
-                "rms_norm_eps": config.rms_eps,
-                "rope_theta": config.rope_theta,
-                "tie_word_embeddings": True,
-                "torch_dtype": "bfloat16",
-                "eos_token_id": 0,
-            }
-        )
-    )
-    shutil.copy(default_model.path() / "tokenizer.json", folder / "tokenizer.json")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -190,3 +191,38 @@ def transformers_model(config: ModelConfig, source: RandomSource) -> Any:
     # to_empty leaves buffers as they come: the rotary frequencies are made again.
     model.model.rotary_emb = type(model.model.rotary_emb)(config=settings).to(source.device)
     return model
+
+
+def save_checkpoint(config: ModelConfig, folder: Path, device: str = "cpu") -> None:
+    """A directory as transformers writes it, with the packaged tokenizer; weights are drawn on ``device``."""
+    import json
+    import shutil
+
+    from safetensors.torch import save_file
+
+    from prelude import default_model
+
+    source = RandomSource(config, device, torch.bfloat16)
+    save_file({name: source.tensor(name).cpu() for name in source.names()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": [config.architecture],
+                "model_type": config.model_type,
+                "vocab_size": config.vocab_size,
+                "hidden_size": config.hidden_size,
+                "intermediate_size": config.intermediate_size,
+                "num_hidden_layers": config.num_layers,
+                "num_attention_heads": config.num_heads,
+                "num_key_value_heads": config.num_kv_heads,
+                "head_dim": config.head_dim,
+                "max_position_embeddings": config.max_positions,
+                "rms_norm_eps": config.rms_eps,
+                "rope_theta": config.rope_theta,
+                "tie_word_embeddings": True,
+                "torch_dtype": "bfloat16",
+                "eos_token_id": 0,
+            }
+        )
+    )
+    shutil.copy(default_model.path() / "tokenizer.json", folder / "tokenizer.json")

@@ -39,6 +39,7 @@ class Bench:
     repeats: int
     quick: bool
     say: Say
+    sizes: tuple[str, ...] = ()  # of the models that ``questions`` asks about
 
     def engine(self, dtype: str | None = None, **config: Any) -> AsyncEngine:
         return AsyncEngine.from_pretrained(

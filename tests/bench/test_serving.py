@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import time
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from bench import serving
 from bench.serving_compare import Bench
 from bench.serving_load import SHAPES, Job, Sample, closed_loop, judged, make_jobs, open_loop, over_runs, summary
+from bench.serving_questions import ON_GPU, SIZES, Sides
+from prelude.models.config import expected_tensors
 
 
 class Clockwork:
@@ -168,3 +173,61 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         serving.main(["decode_128in_33out"])
     assert "unknown: decode_128in_33out" in capsys.readouterr().err
+
+
+@pytest.mark.feature("L1")
+@pytest.mark.feature("L13")
+def test_the_four_questions_are_asked_of_two_sizes(tmp_path: Path) -> None:
+    target = tmp_path / "questions.json"
+    serving.main(["questions", "--quick", "--repeats", "1", "--json", str(target)])
+    rows = json.loads(target.read_text())["rows"]
+    asked = {(row["load"].split(",")[0], row["measure"]) for row in rows}
+    for size in ("packaged", "tiny"):
+        for question in ("Q1", "Q2", "Q3"):
+            assert (f"{question} {size}", "transformers / prelude, time") in asked
+        assert (f"Q4 {size}", "tokenising by fasttoken, of a request's time") in asked
+    assert {row["load"] for row in rows if row["load"].startswith("Q2 tiny")} == {
+        "Q2 tiny, 1 in flight",
+        "Q2 tiny, 4 in flight",
+    }
+    gain = {row["load"]: row["value"] for row in rows if row["measure"] == "transformers / prelude, time"}
+    scaling = {row["measure"]: row["value"] for row in rows if row["load"] == "scaling"}
+    assert scaling["gain of alone, smaller / larger model"] == pytest.approx(gain["Q1 packaged"] / gain["Q1 tiny"])
+    assert all(row["value"] > 0 for row in rows)
+
+
+@pytest.mark.feature("L3")
+def test_the_published_models_are_there_by_name() -> None:
+    shapes = {"qwen3-0.6b": (1024, 28, 16, 3072), "qwen3-4b": (2560, 36, 32, 9728)}
+    for name, (hidden, layers, heads, inner) in shapes.items():
+        settings = Qwen3Config(
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=8,
+            intermediate_size=inner,
+        )
+        with torch.device("meta"):
+            theirs = sum(p.numel() for p in Qwen3ForCausalLM(settings).model.parameters())
+        ours = SIZES[name]
+        assert ours is not None
+        assert sum(math.prod(shape) for shape in expected_tensors(ours).values()) == theirs
+    assert ON_GPU == ("qwen3-0.6b", "qwen3-4b")
+
+
+@pytest.mark.feature("L11")
+def test_no_time_is_reported_where_the_two_sides_answer_differently() -> None:
+    async def compared(spoilt: bool) -> list[str]:
+        report = serving.ServingReport("questions", "none")
+        bench = Bench(report, None, "cpu", "float32", 1, True, serving.say)
+        async with bench.engine() as engine:
+            sides = Sides(bench, engine)
+            if spoilt:
+                with torch.no_grad():
+                    sides.model.model.layers[0].self_attn.q_proj.weight.neg_()
+            await sides.compare("Q3", (24, 8, 2, 4))
+        return [row.measure for row in report.rows]
+
+    assert asyncio.run(compared(False)) == ["transformers / prelude, time", "transformers", "prelude"]
+    with pytest.raises(SystemExit, match="different ids"):
+        asyncio.run(compared(True))
