@@ -7,7 +7,8 @@
 ``accept``      a place in the queue is taken
 ``tokenise``    text to ids, readout, budget
 ``schedule``    in the inbox and the queue, until the first step that has it
-``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``)
+``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``); of
+                one that was submitted behind another, from when that was settled
 ``append``      the step's numbers are settled, the token joins its sequence
 ``detokenise``  ids to text, numbers to the caller's result; what lies between it and the last ``append`` is the
                 hand-over to the caller's loop or thread. Where somebody reads along, or stop strings are looked for,
@@ -71,6 +72,11 @@ class Timeline:
             self._first_append = self._first_append or end
             self._last_append = end
         self.add(name, start, end)
+
+    @property
+    def last(self) -> float:
+        """When the last span ended that another follows."""
+        return self._last
 
     def add(self, name: str, start: float, end: float) -> None:
         """A span that the next one does not follow. From any thread."""

@@ -520,13 +520,12 @@ class Stepper(Forkable):
             heapq.heapify(self._expiring)
         while self.on_step_end:
             try:
-                self.on_step_end[
-                    0
-                ].flush()  # before it is struck off: an interrupt between the two tells it again
+                told = self.on_step_end[0]
+                self.stats.loop_wakeups += 1  # before: whoever is woken may ask
+                told.flush()  # before it is struck off: an interrupt between the two tells it again
                 self.on_step_end.popleft()
             except IndexError:  # the watchdog was here
                 return
-            self.stats.loop_wakeups += 1
 
 
 def _count_end(stats: EngineStats, error: BaseException | None) -> str:
@@ -549,6 +548,7 @@ def _mark_run(request: Request, began: float, result: StepResult) -> None:
     if request.timeline is None:
         return
     now = time.perf_counter()
+    began = max(began, request.timeline.last)
     sampled = now - min(result.extra.get("sample_seconds", 0.0), now - began)
     request.timeline.mark("run", began, sampled)
     request.timeline.mark("sample", sampled, now)

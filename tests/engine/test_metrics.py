@@ -108,9 +108,10 @@ def test_counters_say_what_happened() -> None:
 
 @pytest.mark.feature("N1")
 @pytest.mark.feature("N2")
-def test_the_ten_spans_of_one_request_in_order(checkpoint: Path) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_the_ten_spans_of_one_request_in_order(checkpoint: Path, overlap: bool) -> None:
     async def main() -> None:
-        config = EngineConfig(kv_bytes=1 << 22)
+        config = EngineConfig(kv_bytes=1 << 22, overlap=overlap)
         async with AsyncEngine.from_pretrained(checkpoint, dtype="float32", config=config) as engine:
             params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
             done = await engine.complete("The harbour was quiet.", params, trace=True, request_id="r")

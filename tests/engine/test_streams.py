@@ -38,7 +38,7 @@ async def all_back(engine: AsyncEngine) -> None:
     """Within a step or two of the last request's end nothing is held any more."""
     core = engine.engine._core
     for _ in range(400):
-        if core.queues.empty and not core.inbox.items:
+        if core.queues.empty and not core.inbox.items and not core._flights:
             break
         await asyncio.sleep(0.005)
     core.audit()
@@ -229,7 +229,7 @@ def test_leaving_a_blocking_stream(make_engine: Make) -> None:
                 raise ValueError("mine")
         del stream
         for _ in range(400):
-            if core.queues.empty:
+            if core.queues.empty and not core._flights:
                 break
             time.sleep(0.005)
         assert core.queues.empty and core.pool.live_leases == 0, leave

@@ -78,6 +78,7 @@ async def nothing_left(engine: Any, ended: int) -> None:
     core = engine.engine._core
     # a stream that is let go between two steps may count as finished: it ended with the token it had
     await until(lambda: engine.stats()["cancelled"] + engine.stats()["finished"] == ended and core.queues.empty)
+    await until(lambda: not core._flights)
     assert core.pool.live_leases == 0
     assert engine.stats()["decode_tokens"] < 1000 * ended
     core.audit()
