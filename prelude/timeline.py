@@ -7,8 +7,8 @@
 ``accept``      a place in the queue is taken
 ``tokenise``    text to ids, readout, budget
 ``schedule``    in the inbox and the queue, until the first step that has it
-``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``); of
-                one that was submitted behind another, from when that was settled
+``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``);
+                of one that was submitted behind another, from when that was settled
 ``append``      the step's numbers are settled, the token joins its sequence
 ``detokenise``  ids to text, numbers to the caller's result; what lies between it and the last ``append`` is the
                 hand-over to the caller's loop or thread. Where somebody reads along, or stop strings are looked for,

@@ -117,6 +117,10 @@ class Flights(deque[Flight]):
             self._pool.release(request.held)
             request.lease = None
 
+    def living(self, flight: Flight) -> Plan:
+        """The rows of a step that has arrived which still mean something."""
+        return flight.plan.without(flight.void) if self._ended or flight.void else flight.plan
+
     @property
     def lingering(self) -> list[Request]:
         return list(self._ended.values())

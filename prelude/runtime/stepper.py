@@ -400,7 +400,7 @@ class Stepper(Forkable):
 
     def _settle(self, flight: Flight, result: StepResult) -> None:
         plan, packed = flight.plan, flight.packed
-        living = plan if not self.overlap else plan.without(flight.void)
+        living = self._flights.living(flight)
         self.stats.discarded_rows += len(plan.decode) - len(living.decode)
         if not living.empty:  # else it says nothing that the step before has not said
             self.failures_in_a_row = 0
