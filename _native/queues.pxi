@@ -237,6 +237,26 @@ cdef class Outlet:
 
 
 @cython.final
+cdef class Tally:
+    """A count that any thread adds to, exact without a lock."""
+
+    cdef Bounded* c  # owned
+
+    def __cinit__(self):
+        self.c = new Bounded(INT64_MAX)
+
+    def __dealloc__(self):
+        del self.c
+
+    def add(self, int64_t n) -> None:
+        self.c.take(n, True)
+
+    @property
+    def count(self) -> int:
+        return self.c.count()
+
+
+@cython.final
 cdef class Baton:
     """Who may step: one thread at a time. Nobody waits for it: ``take_or_want`` of one that another thread has lets
     that one hear of it at its ``release``."""

@@ -257,9 +257,10 @@ class AsyncEngine:
         sizes = [text_size(task) for task in tasks]
         if sum(sizes) <= _INLINE_CHARS:
             return [caught(engine._preparer.prepare, task) for task in tasks]
-        with self._start_lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(engine._preparer.prepare_threads, "prelude-prepare")
+        if self._pool is None:
+            with self._start_lock:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(engine._preparer.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
         jobs = [
             loop.run_in_executor(self._pool, _prepare_all, engine._preparer, job)

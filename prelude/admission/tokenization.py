@@ -15,7 +15,6 @@ white space beside them do so within their own piece.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -23,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import ids_below
+from prelude._native.core import Tally, ids_below
 from prelude.admission.memo import Memo
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
@@ -54,8 +53,7 @@ class Encoder:
 
     def __init__(self, tokenizer: TokenizerLike, vocab_rows: int) -> None:
         self.tokenizer = tokenizer
-        self.calls = 0
-        self._lock = threading.Lock()
+        self._calls = Tally()
         self._atoms: Memo[str, Atoms] = Memo(1 << 10)
         self._fixed: Memo[str, I32] = Memo(1 << 10)
         self.vocab_rows = vocab_rows
@@ -64,9 +62,12 @@ class Encoder:
         use = Use(self)
         self.prefix, self.suffix = use.specials()
 
+    @property
+    def calls(self) -> int:
+        return self._calls.count
+
     def count(self, calls: int) -> None:
-        with self._lock:
-            self.calls += calls
+        self._calls.add(calls)
 
     def _known_ids(self) -> int:
         """One more than the largest id that means something, as far as the model has rows."""

@@ -9,7 +9,7 @@ import threading
 import weakref
 
 import pytest
-from prelude._native.core import Baton, Doorbell, Outlet
+from prelude._native.core import Baton, Doorbell, Outlet, Tally
 
 from prelude.errors import EngineClosed, QueueFull
 from prelude.runtime.inbox import Inbox
@@ -107,6 +107,16 @@ def test_many_threads_lose_nothing_and_keep_their_order() -> None:
     taken += outlet.take()
     for me in range(3):
         assert [number for who, number in taken if who == me] == list(range(each))
+
+
+def test_a_tally_counts_what_every_thread_adds() -> None:
+    tally = Tally()
+    threads = [threading.Thread(target=lambda: [tally.add(3) for _ in range(5000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tally.count == 4 * 3 * 5000
 
 
 def test_the_baton_is_one_threads_and_its_holder_hears_who_wanted_it() -> None:
