@@ -110,7 +110,7 @@ def bare_forward(path: Path) -> Callable[[Ids], list[int]]:
 
 class Bench:
     def __init__(self, quick: bool) -> None:
-        self.repeats = 60 if quick else 400
+        self.requests = 600 if quick else 4000  # of each batch size, but for the least number of repeats
         self.report = Report("Over a bare forward, end to end", "python -m bench.tiny", facts=machine_facts())
         self.us: dict[str, float] = {}
         self.draw = np.random.default_rng(0)
@@ -123,7 +123,7 @@ class Bench:
 
     def compare(self, engine: Engine, bare: Callable[[Ids], list[int]], rows: int, reach: float) -> None:
         times: dict[str, list[float]] = {"engine": [], "bare": []}
-        for repeat in range(self.repeats + 5):
+        for repeat in range(max(60, self.requests // rows) + 5):
             ids = self.draw.integers(3, 512, (rows, TOKENS))
             tasks = [Generate(prompt, PARAMS) for prompt in ids.tolist()]
             began = time.thread_time()
