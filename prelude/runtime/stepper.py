@@ -408,7 +408,7 @@ class Stepper(Forkable):
         self._measure(plan, packed, result)
         for request in traced(flight.requests):
             _mark_run(request, flight.began, result)
-        first = [r for r in (*(row.request for row in living.prefill),) if not r.output] if self.events else []
+        first = [r for r in (*(row.request for row in living.prefill),) if not r.output] if self.events.heard else []
         limit = self.limits.vocab_size
         settle(plan, packed, result, self.queues, self.pool, limit, self._ended_well, flight.void)
         for request in first:
@@ -434,9 +434,10 @@ class Stepper(Forkable):
 
     def _measure(self, plan: Plan, packed: Packed, result: StepResult) -> None:
         prefill = sum([row.count for row in plan.prefill]) if plan.prefill else 0
-        shots = packed.batch.num_tokens - prefill - len(plan.decode)
+        tokens = packed.batch.num_tokens
+        shots = tokens - prefill - len(plan.decode)
         self.pacer.measured(len(plan.decode), shots, prefill, result.seconds)
-        self.cost.observe_step(packed.batch, result)
+        self.cost.observe_step(tokens, result)
         if self.events.heard:
             self.events.emit(
                 "step",

@@ -76,9 +76,9 @@ class CostModel:
         """A measured step. What cannot be one (no time, not a number) is ignored."""
         self._observe(work.tokens, work.keys, work.lm_rows, seconds)
 
-    def observe_step(self, batch: ForwardBatch, result: StepResult) -> None:
-        """``observe(step_work(batch, result), result.seconds)``."""
-        self._observe(batch.num_tokens, result.attended_tokens, result.lm_head_rows, result.seconds)
+    def observe_step(self, tokens: int, result: StepResult) -> None:
+        """``observe(step_work(batch, result), result.seconds)`` of a batch of so many tokens."""
+        self._observe(tokens, result.attended_tokens, result.lm_head_rows, result.seconds)
 
     def _observe(self, tokens: int, keys: float, lm_rows: int, seconds: float) -> None:
         if not 0 < seconds < math.inf:

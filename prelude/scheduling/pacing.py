@@ -39,7 +39,8 @@ class Pacer:
         if rows == 0:
             if tokens:
                 self._token = _blend(self._token, seconds / tokens)
-            self._credit = max(self._credit, 0.0)  # nobody was kept waiting
+            if self._credit < 0.0:
+                self._credit = 0.0  # nobody was kept waiting
             return
         bucket = rows.bit_length()
         if tokens == 0:
