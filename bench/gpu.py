@@ -6,12 +6,14 @@ Parts: correctness, oneshot, questions, throughput, decode, startup, chat.
 
 Random bfloat16 weights of the exact shapes, made on the device. Nothing is timed unless every check of correctness in
 the same run has passed. Parts that no time is left for are named as left out. JSON goes to ``bench/results/`` under
-date and device; a short table is printed last. This script needs a GPU, and says so.
+date and device, behind every part, so that a call that is cut off loses only the part it was in; parts of several
+calls of a day gather in one file. A short table is printed last. This script needs a GPU, and says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import sys
@@ -61,6 +63,36 @@ def facts() -> dict[str, Any]:
     }
 
 
+class Report:
+    """The file of a day and a device. A part that runs again replaces what it said before; others stay."""
+
+    def __init__(self, path: Path, known: dict[str, Any], command: str) -> None:
+        self.path = path
+        self.known = known
+        self.command = command
+        self.parts: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(OSError, ValueError):
+            before = json.loads(path.read_text())
+            if all(before.get(name) == value for name, value in known.items()):
+                self.parts = before.get("parts", {})
+
+    def note(self, part: str, loads: list[Load], *, failed: str | None = None, left_out: bool = False) -> None:
+        if left_out and part in self.parts:
+            return  # what an earlier call measured stands
+        self.parts[part] = {
+            "command": self.command,
+            "at": datetime.datetime.now().isoformat(timespec="seconds"),
+            "failed": failed,
+            "left_out": left_out,
+            "loads": {load.key: load.plain() for load in loads},
+        }
+        every = {key: load for told in self.parts.values() for key, load in told["loads"].items()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(self.path.name + ".new")
+        beside.write_text(json.dumps({**self.known, "loads": every, "parts": self.parts}, indent=1) + "\n")
+        beside.replace(self.path)
+
+
 def _file_name(known: dict[str, Any]) -> str:
     return f"gpu-{known['date']}-{known['device'].replace(' ', '-').lower()}.json"
 
@@ -87,10 +119,13 @@ def main() -> int:
     loads: list[Load] = []
     failed: dict[str, str] = {}
     left_out: list[str] = []
+    known = facts()
+    report = Report(chosen.json or Path("bench/results") / _file_name(known), known, " ".join(sys.argv))
     order = ["correctness", *(name for name in PARTS if name in chosen.only and name != "correctness")]
     for name in order:
         if time.monotonic() - began > chosen.seconds:
             left_out.append(name)
+            report.note(name, [], left_out=True)
             continue
         print(f"{name} ...", flush=True)
         try:
@@ -98,20 +133,17 @@ def main() -> int:
         except Exception as error:  # one part's failure must not cost the others their minutes
             failed[name] = f"{type(error).__name__}: {error}"
             traceback.print_exc()
+            report.note(name, [], failed=failed[name])
             if name == "correctness" or isinstance(error, NotRight):
                 break
             continue
         finally:
             bench.release()
         loads += found
+        report.note(name, found)
         show(found, {}, [])
-    known = facts()
-    path = chosen.json or Path("bench/results") / _file_name(known)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report = {**known, "command": " ".join(sys.argv), "loads": {load.key: load.plain() for load in loads}}
-    path.write_text(json.dumps({**report, "failed": failed, "left_out": left_out}, indent=1) + "\n")
     show(loads, failed, left_out)
-    print(f"  {time.monotonic() - began:.0f} s; numbers in {path}")
+    print(f"  {time.monotonic() - began:.0f} s; numbers in {report.path}")
     return 1 if failed else 0
 
 

@@ -247,15 +247,19 @@ class Bench:
             steps = [v * 1e3 for v in self.timed(lambda e=executor, b=batch: e.wait(e.submit(b)), 30)]
             loads.append(Load(f"oneshot_06b_128in_1out_c1{name}.step_ms", "ms", steps, floor))
             self.release()
-        model = transformers_model(MODELS["06b"], RandomSource(MODELS["06b"], "cuda", torch.bfloat16))
-        ids = torch.from_numpy(draw(0, 128).astype(np.int64))[None]
+        theirs = [v * 1e3 for v in self.by_transformers("06b", 128)]
+        return [*loads, Load("oneshot_06b_128in_1out_c1_transformers.step_ms", "ms", theirs, floor)]
+
+    def by_transformers(self, name: str, tokens: int) -> list[float]:
+        """Seconds of one forward by transformers with SDPA, ids on the host to a token on the host."""
+        model = transformers_model(MODELS[name], RandomSource(MODELS[name], "cuda", torch.bfloat16))
+        ids = torch.from_numpy(draw(0, tokens).astype(np.int64))[None]
 
         def answer() -> int:
             with torch.inference_mode():
                 return int(model(ids.cuda(), logits_to_keep=1).logits[0, -1].argmax())
 
-        theirs = [v * 1e3 for v in self.timed(answer, 10)]
-        return [*loads, Load("oneshot_06b_128in_1out_c1_transformers.step_ms", "ms", theirs, floor)]
+        return self.timed(answer, 10)
 
     def questions(self) -> list[Load]:
         """64 questions of 8 tokens on one cold state of 1,000."""
@@ -273,9 +277,8 @@ class Bench:
         return loads
 
     def throughput(self) -> list[Load]:
-        """4B, 512 in, 1 out, with so many in flight; the last with 75 % of the prompt shared."""
-        executor = self.executor("4b", num_blocks=2048)
-        engine = self.engine(executor)
+        """4B, 512 in, 1 out, with so many in flight; the last with 75 % of the prompt shared. Alone also eagerly and
+        by transformers: larger steps are not recorded."""
         per_request = Floor(MODELS["4b"]).prefill(512 * 16, 16, 16 * causal(512)) / 16
         table: list[tuple[int, float, float, tuple[float, ...]]] = [
             (1, 0.0, 110.0, (70.5, 47.8, 42.6)),
@@ -283,6 +286,7 @@ class Bench:
             (96, 0.0, 190.0, (186.7, 134.5, 151.5)),
             (96, 0.75, 550.0, ()),
         ]
+        engine = self.engine(self.executor("4b", num_blocks=2048))
         loads = []
         for flights, shared, reach, paper in table:
             values = asyncio.run(saturated(engine, 512, flights, shared, self.repeats, seconds=4.0))
@@ -290,16 +294,29 @@ class Bench:
             floor = 1 / (per_request * (1 - shared)) if shared else 1 / per_request
             names = dict(zip(("prelude", "vllm", "sglang"), paper))
             loads.append(Load(key, "1/s", values, floor, reach, names, better="higher"))
+        self.release()
+        eager = self.engine(self.executor("4b", num_blocks=2048, graphs=False))
+        alone = {"eager": asyncio.run(saturated(eager, 512, 1, 0.0, self.repeats, seconds=1.0))}
+        self.release()
+        alone["transformers"] = [1 / seconds for seconds in self.by_transformers("4b", 512)]
+        for name, values in alone.items():
+            key = f"oneshot_4b_512in_1out_c1_{name}.requests_s"
+            loads.append(Load(key, "1/s", values, 1 / per_request, better="higher"))
         return loads
 
     def decode(self) -> list[Load]:
-        """0.6B, 128 in, 32 out, four in flight; with a decode step in flight, and each settled before the next."""
+        """0.6B, 128 in, 32 out, four in flight; with a decode step in flight, each settled before the next, eager."""
         floor = Floor(MODELS["06b"]).decode(4, 144)
         paper = {"prelude": 2.1, "vllm": 1.7, "sglang": 1.8}
         rates = {"prelude": 1474.0, "vllm": 1430.0, "sglang": 1177.0}
         loads = []
-        for name, overlap in (("", None), ("_settled_first", False)):
-            executor = self.executor("06b")
+        ways: tuple[tuple[str, bool | None, bool], ...] = (
+            ("", None, True),
+            ("_settled_first", False, True),
+            ("_eager", None, False),
+        )
+        for name, overlap, captured in ways:
+            executor = self.executor("06b", graphs=captured)
             engine = self.engine(executor, overlap)
             tpot, rate = asyncio.run(chats(engine, 128, 32, 4, self.repeats))
             key, graphs, first = f"decode_06b_128in_32out_c4{name}", executor.graphs, not name

@@ -5,6 +5,11 @@ total ─ others ─ weights ─ workspace ─ peak of a probe step ─ reserve 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
 from prelude.errors import InsufficientMemory
 
 _LEAST_RESERVE = 256 << 20
@@ -45,3 +50,21 @@ def blocks_for(free: int, total: int, block_bytes: int, *, blocks: int | None, n
             available=available,
         )
     return fitting if wanted is None else wanted
+
+
+@contextmanager
+def fits(memory: Callable[[], tuple[int, int]], what: str, *, behind: int = 0) -> Iterator[None]:
+    """Turns what an allocator raises inside into :class:`InsufficientMemory`. How much ``what`` takes is not known
+    where it did not end: ``needed`` is the least that it can be, all that was free and the ``behind`` bytes which are
+    wanted after it."""
+    free, total = memory()
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        needed = free + max(behind, 1)
+        raise InsufficientMemory(
+            f"{what} needs more than the {free:,} of {total:,} bytes of GPU memory that are left, and {behind:,} "
+            f"behind it, {needed:,} or more in all: lower max_step_tokens or logits_bytes, or free GPU memory",
+            needed=needed,
+            available=free,
+        ) from error

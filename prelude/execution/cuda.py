@@ -39,29 +39,31 @@ def open_executor(
 
     from prelude.cuda import weights
     from prelude.cuda.device import CudaDevice
+    from prelude.cuda.memory import fits
     from prelude.models.checkpoint import Checkpoint
 
     check_widths(model)
     element = torch.float32 if dtype == "float32" else torch.bfloat16
     attention_for(config.attention, model, element, config.deterministic)  # before the weights are read
     positions = config.resolved_length(model.max_positions)
-    with Checkpoint.open(path, model) as checkpoint:
-        checkpoint.require_memory(element, "cuda")
-        device = CudaDevice(element, head_dim=model.head_dim, deterministic=config.deterministic)
-        with device.scope():
-            loaded = weights.load(device, checkpoint, model, positions)
-        checkpoint.check_unchanged()
-    executor = CudaExecutor(
-        model,
-        loaded,
-        device,
-        num_blocks=1,
-        block_size=config.block_size,
-        step_tokens=config.resolved_step(model.max_positions),
-        step_rows=config.max_step_requests,
-        logits_chunk_rows=logits_rows,
-        calls=attention_calls(model, device, config.attention),
-    )
+    with fits(torch.cuda.mem_get_info, "loading the weights, with kernels and workspaces,"):
+        with Checkpoint.open(path, model) as checkpoint:
+            checkpoint.require_memory(element, "cuda")
+            device = CudaDevice(element, head_dim=model.head_dim, deterministic=config.deterministic)
+            with device.scope():
+                loaded = weights.load(device, checkpoint, model, positions)
+            checkpoint.check_unchanged()
+        executor = CudaExecutor(
+            model,
+            loaded,
+            device,
+            num_blocks=1,
+            block_size=config.block_size,
+            step_tokens=config.resolved_step(model.max_positions),
+            step_rows=config.max_step_requests,
+            logits_chunk_rows=logits_rows,
+            calls=attention_calls(model, device, config.attention),
+        )
     give_blocks(executor, config)
     return executor
 
@@ -126,10 +128,14 @@ def probe_step(executor: CudaExecutor) -> OneShotBatch:
 
 def give_blocks(executor: CudaExecutor, config: EngineConfig) -> None:
     """Sees what a full step takes, and makes blocks of the rest."""
-    from prelude.cuda.memory import blocks_for
+    from prelude.cuda.memory import blocks_for, fits, reserve
 
-    executor.wait(executor.submit(probe_step(executor)))
-    free, total = executor.device.memory()
-    limits = executor.limits()
+    memory, limits = executor.device.memory, executor.limits()
     block_bytes = limits.kv_bytes_per_token * limits.block_size
-    executor.set_blocks(blocks_for(free, total, block_bytes, blocks=config.kv_blocks, nbytes=config.kv_bytes))
+    _, total = memory()
+    with fits(memory, "a full step", behind=reserve(total) + 2 * block_bytes):
+        executor.wait(executor.submit(probe_step(executor)))
+    free, total = memory()
+    blocks = blocks_for(free, total, block_bytes, blocks=config.kv_blocks, nbytes=config.kv_bytes)
+    with fits(memory, "the KV pool"):
+        executor.set_blocks(blocks)

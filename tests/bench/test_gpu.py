@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from prelude.cuda import driver, weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from bench import gpu_loads
+from bench import gpu, gpu_loads
 from bench.gpu_models import MODELS, Floor, RandomSource, Reference, causal
 from prelude import AsyncEngine, EngineConfig
 from prelude.models.config import ModelConfig
@@ -37,15 +38,16 @@ def small_model() -> ModelConfig:
     return replace(MODELS["tiny"], hidden_size=64, num_heads=8, head_dim=16, num_layers=2, vocab_size=300)
 
 
-def executor(source: RandomSource, positions: int = 1024) -> CudaExecutor:
+def executor(source: RandomSource, positions: int = 1024, graphs: bool = True) -> CudaExecutor:
     config = source.config
     twins.HEAD_DIM = config.head_dim
     device = SimulatedDevice(torch.float32)
     with device.scope():
         loaded = weights.load(device, source, config, positions)
     calls = SimulatedCalls(device, config.num_heads, config.num_kv_heads, config.head_dim)
+    policy = GraphPolicy(enabled=graphs, after=1)
     return CudaExecutor(
-        config, loaded, device, num_blocks=80, step_tokens=positions + 256, calls=calls, policy=GraphPolicy(after=1)
+        config, loaded, device, num_blocks=80, step_tokens=positions + 256, calls=calls, policy=policy
     )
 
 
@@ -92,6 +94,89 @@ def test_without_a_gpu_it_says_so() -> None:
         [sys.executable, "-m", "bench.gpu"], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
     )
     assert done.returncode == 2 and "needs a GPU" in done.stderr
+
+
+def test_parts_run_and_name_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way of a part in turn, over a small model on a simulated device; what is short is the time of a load."""
+    config, made = replace(small_model(), vocab_size=4096, num_layers=1), list[dict[str, Any]]()
+    monkeypatch.setitem(gpu_loads.MODELS, "06b", config)
+    monkeypatch.setitem(gpu_loads.MODELS, "4b", config)
+    saturated, chats = gpu_loads.saturated, gpu_loads.chats
+
+    def one(self: gpu_loads.Bench, name: str, **options: Any) -> CudaExecutor:
+        made.append(options)
+        on_device = executor(RandomSource(config, "cpu", torch.bfloat16), 4096, options.get("graphs", True))
+        self._open.append(on_device)
+        return on_device
+
+    def fewer(engine: AsyncEngine, tokens: int, flights: int, shared: float, repeats: int, seconds: float) -> Any:
+        return saturated(engine, tokens // 8, min(flights, 3), shared, repeats, 0.1)
+
+    monkeypatch.setattr(gpu_loads.Bench, "executor", one)
+    monkeypatch.setattr(gpu_loads.Bench, "by_transformers", lambda self, name, tokens: [0.5])
+    monkeypatch.setattr(gpu_loads, "saturated", fewer)
+    monkeypatch.setattr(gpu_loads, "chats", lambda engine, *sizes: chats(engine, 12, 6, 2, 1))
+    bench = gpu_loads.Bench(1)
+    found = {load.key: load for load in (*bench.throughput(), *bench.decode())}
+    bench.release()
+    assert [options.get("graphs", True) for options in made] == [True, False, True, True, False]
+    c1 = "oneshot_4b_512in_1out_c1"
+    rates = [f"{key}.requests_s" for key in (c1, f"{c1}6", "oneshot_4b_512in_1out_c96")]
+    rates += ["oneshot_4b_512in_1out_c96_shared75.requests_s", f"{c1}_eager.requests_s"]
+    assert all(found[key].value > 0 and found[key].floor for key in rates)
+    assert found[f"{c1}_transformers.requests_s"].value == 2.0
+    for name, replays in (("", True), ("_settled_first", True), ("_eager", False)):
+        key = f"decode_06b_128in_32out_c4{name}"
+        assert found[f"{key}.tpot_ms"].value > 0 and found[f"{key}.tokens_s"].value > 0
+        assert (found[f"{key}.replayed_share"].value > 0) == replays
+
+
+def test_parts_of_several_calls_gather_in_the_file_of_the_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is there behind every part; one that runs again is replaced; a wrong answer times nothing."""
+    path, known, seen = tmp_path / "results" / "gpu.json", {"date": "a day", "device": "one"}, list[str]()
+    right = True
+
+    def part(name: str) -> Any:
+        def run(bench: gpu_loads.Bench) -> list[gpu_loads.Load]:
+            seen.append(name)
+            if name == "correctness" and not right:
+                raise gpu_loads.NotRight("an error of 9")
+            if name == "chat":
+                assert "decode.ms" in json.loads(path.read_text())["loads"], "written behind every part"
+                raise RuntimeError("no room")
+            return [gpu_loads.Load(f"{name}.ms", "ms", [float(len(seen))])]
+
+        return run
+
+    monkeypatch.setattr(gpu.driver, "missing", lambda: ())
+    monkeypatch.setattr(gpu, "facts", lambda: dict(known))
+    monkeypatch.setattr(gpu, "PARTS", {name: part(name) for name in ("correctness", "oneshot", "decode", "chat")})
+
+    def call(*options: str) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setattr(sys, "argv", ["gpu", "--json", str(path), *options])
+        seen.clear()
+        return gpu.main(), json.loads(path.read_text())
+
+    code, told = call("--only", "decode")
+    assert code == 0 and seen == ["correctness", "decode"]
+    assert told["loads"]["decode.ms"]["value"] == 2.0 and told["device"] == "one"
+    code, told = call("--only", "chat,oneshot")
+    assert code == 1 and seen == ["correctness", "oneshot", "chat"]
+    assert set(told["loads"]) == {"correctness.ms", "oneshot.ms", "decode.ms"}
+    assert told["parts"]["chat"]["failed"] == "RuntimeError: no room"
+    code, told = call("--seconds", "-1")
+    assert code == 0 and seen == [] and told["loads"]["decode.ms"]["value"] == 2.0
+    right = False
+    code, told = call()
+    assert code == 1 and seen == ["correctness"] and "correctness.ms" not in told["loads"]
+    assert told["parts"]["correctness"]["failed"] == "NotRight: an error of 9"
+    lines = capsys.readouterr().out.splitlines()
+    assert "FAILED correctness" in lines[-2] and "numbers in" in lines[-1]
+    known["device"] = "another"
+    right = True
+    assert set(call("--only", "oneshot")[1]["loads"]) == {"correctness.ms", "oneshot.ms"}
 
 
 def test_an_engine_over_the_executor() -> None:

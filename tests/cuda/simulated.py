@@ -131,6 +131,8 @@ class SimulatedDevice:
 
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool, fill: int) -> Tensor:
         count = int(np.prod(shape)) * dtype.itemsize
+        if not pinned and count > self.memory()[0]:
+            raise torch.cuda.OutOfMemoryError(f"{count:,} bytes, {self.memory()[0]:,} are free")
         memory = np.full(max(count, 1), fill, np.uint8)
         address = memory.ctypes.data
         allocation = Allocation(

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from prelude.cuda import driver, kernels
 from prelude.cuda.executor import CudaExecutor
-from prelude.cuda.memory import blocks_for, reserve
+from prelude.cuda.memory import blocks_for, fits, reserve
 from prelude.cuda.staging import Fields, Ring
 
 import prelude
@@ -230,6 +231,25 @@ def test_what_a_step_works_in_is_asked_for_before_it_is_taken(
     assert caught.value.available <= room - weights
 
 
+def test_a_full_step_that_finds_no_memory_says_what_is_needed_and_what_there_is(
+    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workspace fits, what the step takes for itself does not: no allocator's error comes out."""
+    executor = on_device(model, num_blocks=1)
+    device: Any = executor.device
+    monkeypatch.setattr("prelude.cuda.executor._STAGING", 64)  # the step brings arrays of its own
+    device.total -= device.memory()[0] - 1000
+    with pytest.raises(InsufficientMemory, match="a full step needs more than the 1,000 of") as caught:
+        give_blocks(executor, EngineConfig())
+    limits = executor.limits()
+    behind = reserve(device.total) + 2 * limits.kv_bytes_per_token * limits.block_size
+    assert (caught.value.needed, caught.value.available) == (1000 + behind, 1000)
+    assert isinstance(caught.value.__cause__, torch.cuda.OutOfMemoryError)
+    refused = pytest.raises(InsufficientMemory, match="the KV pool needs more than the 1,000 of")
+    with refused, fits(device.memory, "the KV pool"):
+        executor.set_blocks(1_000_000)
+
+
 def test_a_probe_step_is_as_large_as_any_and_leaves_the_pool_alone(
     model: Model, on_device: Callable[..., CudaExecutor]
 ) -> None:
@@ -259,6 +279,19 @@ def test_weights_are_resident_once_and_bit_equal(variant: Model, on_device: Call
     assert tied == config.tie_word_embeddings
     count = sum(p.numel() for p in variant.oracle.parameters())
     assert executor.limits().weight_bytes == 4 * count + weights.turns.nbytes
+
+
+@pytest.mark.feature("A20")
+def test_weights_larger_than_a_pinned_buffer_come_over_in_parts(
+    model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two buffers in turn, none written before its copy has run; the parts of merged weights land side by side."""
+    whole = on_device(model).weights
+    monkeypatch.setattr("prelude.cuda.weights._CHUNK", 1000)  # divides no row
+    parts = on_device(model).weights
+    for a, b in zip(whole.tensors(), parts.tensors(), strict=True):
+        assert a.nbytes > 0 and torch.equal(a, b)
+    assert whole.layers[0].qkv.nbytes > 5 * 1000
 
 
 def test_models_the_kernels_cannot_take_are_named(model: Model) -> None:
