@@ -7,7 +7,9 @@
 //   threads  any number, none waits. A writer takes a line by making its version odd, and does nothing if it
 //            was odd or changed meanwhile; a reader that finds the version odd, or not the same before and
 //            after, has found nothing. Versions have 64 bits and never come again.
-//   bound    `bytes` in all, from the start and for ever; pages that no word has touched cost nothing
+//   bound    `bytes` in all, for ever. At first only a part of them is used, which doubles when about half as many
+//            words have come in as it has lines: memory costs most when it is touched first, and what few words
+//            there are lie close together. A word that now belongs elsewhere is merged once more
 //   exact    the key is the whole word, so an entry is a fact about the model and cannot go stale
 #pragma once
 
@@ -54,19 +56,22 @@ class CacheOfWords {
   };
 
   // bytes: a power of two, at least that of two lines.
-  void reserve(size_t bytes = usual_bytes) {
+  void reserve(size_t bytes = usual_bytes, size_t at_first = size_t{1} << 21) {
     memory_ = BigArray<Line>(bytes / sizeof(Line));
     lines_ = memory_.data();
-    mask_ = memory_.size() - 2;
+    most_ = memory_.size() - 2;
+    mask_ = std::min(most_, at_first / sizeof(Line) - 2);
   }
+  // How many lines are in use.
+  size_t used_lines() const { return mask() + 2; }
   bool ready() const { return lines_ != nullptr; }
   size_t bytes() const { return memory_.size() * sizeof(Line); }
 
-  void fetch(uint64_t hash) const { __builtin_prefetch(lines_ + (hash & mask_)); }
+  void fetch(uint64_t hash) const { __builtin_prefetch(lines_ + (hash & mask())); }
 
   // How many ids the word has, written to out, which has room for most_ids; 0 when it is not known.
   size_t find(const Key& key, uint64_t hash, int32_t* out) const {
-    Line* set = lines_ + (hash & mask_);
+    Line* set = lines_ + (hash & mask());
     // Words of one length differ in these, or not at all; most others in those beside the version.
     const size_t used =
         key_words == 4 ? 3 : (size_t{reinterpret_cast<const unsigned char*>(key.part)[longest]} + 7) / 8;
@@ -103,7 +108,7 @@ class CacheOfWords {
 
   // n: 1 to most_ids.
   void put(const Key& key, uint64_t hash, const int32_t* ids, size_t n) const {
-    Line* set = lines_ + (hash & mask_);
+    Line* set = lines_ + (hash & mask());
     uint64_t versions[2];
     for (size_t way = 0; way < 2; ++way)
       versions[way] = std::atomic_ref(set[way].version).load(std::memory_order_relaxed);
@@ -123,12 +128,24 @@ class CacheOfWords {
       std::atomic_ref(set[way].key[i]).store(key.part[i], std::memory_order_release);
     for (size_t i = 0; i < id_words; ++i) std::atomic_ref(set[way].ids[i]).store(words[i], std::memory_order_release);
     state.store(version + 2, std::memory_order_release);
+    if ((hash >> 58) == 0) came_in();
   }
 
  private:
+  static constexpr size_t counted_of = 64;  // one word in so many is counted, by its hash
+
+  size_t mask() const { return std::atomic_ref(mask_).load(std::memory_order_relaxed); }
+  void came_in() const {
+    size_t mask = this->mask(), count = std::atomic_ref(count_).fetch_add(1, std::memory_order_relaxed) + 1;
+    if (mask == most_ || count * counted_of * 2 <= mask) return;
+    if (std::atomic_ref(mask_).compare_exchange_strong(mask, mask * 2 + 2, std::memory_order_relaxed))
+      std::atomic_ref(count_).store(0, std::memory_order_relaxed);
+  }
   BigArray<Line> memory_;
   Line* lines_ = nullptr;
-  size_t mask_ = 0;  // of the number of a line, even: the first of its set
+  size_t most_ = 0;
+  mutable size_t mask_ = 0;   // of the number of a line, even: the first of its set
+  mutable size_t count_ = 0;  // of the words that came in since it changed
 };
 
 using WordCache = CacheOfWords<4, 3>;
@@ -141,7 +158,8 @@ struct WordCaches {
 
   void reserve() {
     words.reserve();
-    clauses.reserve();
+    // All of it at once: fewer of them come in, and merging the ones that growing loses costs more than the memory.
+    clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes);
     segments.reserve();
   }
   size_t bytes() const { return words.bytes() + clauses.bytes() + segments.bytes(); }

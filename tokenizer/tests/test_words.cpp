@@ -405,7 +405,7 @@ void cache_in_threads(size_t bytes) {
 template <class Cache>
 void cache_keeps_rows() {
   Cache cache;
-  cache.reserve(size_t{1} << 20);
+  cache.reserve(size_t{1} << 20, size_t{1} << 20);
   bool equal = true;
   for (size_t length = 1; length <= Cache::longest; ++length)
     for (size_t n = 1; n <= Cache::most_ids; ++n) {
@@ -418,6 +418,34 @@ void cache_keeps_rows() {
       equal = equal && cache.find(key, key.hash(), ids) == n && std::equal(row, row + n, ids);
     }
   CHECK(equal);
+}
+
+// Of a small part at first, then of twice as much again and again, and never of more than there is; whatever
+// threads make of it together, what is found is what was put.
+template <class Cache>
+void cache_grows_while_words_come_in() {
+  constexpr size_t bytes = size_t{1} << 20, at_first = size_t{1} << 14;
+  Cache cache;
+  cache.reserve(bytes, at_first);
+  const size_t lines = cache.used_lines();
+  CHECK(lines >= 4 && lines * 32 < bytes / 16);
+  std::atomic<size_t> wrong{0}, lost{0};
+  std::vector<std::thread> pool;
+  for (uint32_t k = 0; k < 4; ++k)
+    pool.emplace_back([&, k] {
+      for (uint32_t i = 0; i < 40'000; ++i) {
+        std::string w = "word " + std::to_string(i * 4 + k);
+        auto key = Cache::Key::of(w.data(), w.size());
+        int32_t ids[Cache::most_ids], row[] = {static_cast<int32_t>(i), static_cast<int32_t>(k)};
+        cache.put(key, key.hash(), row, 2);
+        size_t n = cache.find(key, key.hash(), ids);
+        lost += n == 0;  // another thread has written over it, or the cache has grown just now
+        wrong += n != 0 && (n != 2 || ids[0] != row[0] || ids[1] != row[1]);
+      }
+    });
+  for (auto& thread : pool) thread.join();
+  CHECK(wrong == 0 && lost < 40'000);
+  CHECK(cache.used_lines() >= 8 * lines && cache.used_lines() * (Cache::longest + 1) <= bytes);
 }
 
 void threads_share_a_tokenizer() {
@@ -458,6 +486,8 @@ int main() {
   cache_in_threads<ClauseCache>(4096);
   cache_keeps_rows<WordCache>();
   cache_keeps_rows<ClauseCache>();
+  cache_grows_while_words_come_in<WordCache>();
+  cache_grows_while_words_come_in<ClauseCache>();
   threads_share_a_tokenizer();
   return finish("words");
 }
