@@ -178,7 +178,7 @@ constexpr size_t enough_found = 48, most_found = enough_found + 65;  // a block 
   WordKey key[most_found];
   uint64_t hash[most_found];
   for (size_t i = 0; i < n; ++i) {
-    key[i] = key_of(starts[i], length(i));
+    key[i] = key_of(starts[i], std::min(length(i), WordTable::longest));  // of a longer one it is not used
     hash[i] = key[i].hash();
     table.fetch(hash[i]);
   }
