@@ -26,7 +26,7 @@ from prelude.models.checkpoint import Checkpoint
 from tests.checkpoints import save_model
 from tests.cuda.plans import BLOCKS, random_batch, random_slices
 from tests.cuda.test_ahead import play, requests, same_texts
-from tests.cuda.test_parity import same
+from tests.cuda.test_parity import bits_in_any_company, same
 from tests.execution.helpers import (
     BLOCK,
     VOCAB,
@@ -140,25 +140,7 @@ def test_replayed_decode_is_eager_decode(on_gpu: Callable[..., CudaExecutor]) ->
 @pytest.mark.fault(74)
 @pytest.mark.parametrize("element", [torch.float32, torch.bfloat16])
 def test_bits_in_any_company(on_gpu: Callable[..., CudaExecutor], element: torch.dtype) -> None:
-    """Deterministic mode: alone, among others, folded, in chunks and behind a cached prefix."""
-    executor = on_gpu(element, deterministic=True, policy=GraphPolicy(enabled=False))
-
-    def states(s: Any, rows: Any) -> np.ndarray:
-        return hidden(executor, s, rows)  # type: ignore[arg-type]
-
-    ids = [random_ids(i, n) for i, n in enumerate((1, 17, 300, 64, 90))]
-    alone = [states(prompts(x), np.arange(len(x))) for x in ids]
-    together = states(prompts(*ids), np.arange(sum(map(len, ids))))
-    assert np.array_equal(together, np.concatenate(alone))
-    whole = ids[2]
-    folded = slices([Segment(whole[:100]), Segment(random_ids(9, 30), parent=0), Segment(whole[100:], parent=0)])
-    rows = np.concatenate([np.arange(100), 130 + np.arange(200)])
-    assert np.array_equal(states(folded, rows), alone[2])
-    table = [7, 3, 11, 2, 9, 4, 20, 21]
-    first = slices([Segment(whole[:112], write=table)])
-    assert np.array_equal(states(first, np.arange(112)), alone[2][:112])
-    rest = slices([Segment(whole[112:], context=112, blocks=table[:7]), Segment(ids[1])])
-    assert np.array_equal(states(rest, np.arange(188)), alone[2][112:])
+    bits_in_any_company(on_gpu(element, deterministic=True, policy=GraphPolicy(enabled=False)))
 
 
 @pytest.mark.feature("H13")

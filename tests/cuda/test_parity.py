@@ -13,7 +13,7 @@ from prelude.cuda.graphs import GraphPolicy
 
 from prelude.batch import LogprobOutput, PooledOutput, SampleOutput, StepResult
 from tests.cuda.plans import BLOCKS, random_batch
-from tests.execution.helpers import BLOCK, VOCAB, Model, run
+from tests.execution.helpers import BLOCK, VOCAB, Model, Segment, hidden, prompts, random_ids, run, slices
 
 
 def same(ours: StepResult, theirs: StepResult, tolerance: float) -> None:
@@ -61,3 +61,30 @@ def test_random_batches(variant: Model, on_device: Callable[..., CudaExecutor], 
         same(run(executor, batch), run(reference, batch), 2e-4)  # type: ignore[arg-type]
     same_pools(executor, reference, 1e-4)
     assert (executor.graphs.replays > 5) == graphs
+
+
+def bits_in_any_company(executor: CudaExecutor) -> None:
+    """Deterministic mode: alone, among others, folded, in chunks and behind a cached prefix."""
+
+    def states(s: Any, rows: Any) -> np.ndarray:
+        return hidden(executor, s, rows)  # type: ignore[arg-type]
+
+    ids = [random_ids(i, n) for i, n in enumerate((1, 17, 300, 64, 90))]
+    alone = [states(prompts(x), np.arange(len(x))) for x in ids]
+    together = states(prompts(*ids), np.arange(sum(map(len, ids))))
+    assert np.array_equal(together, np.concatenate(alone))
+    whole = ids[2]
+    folded = slices([Segment(whole[:100]), Segment(random_ids(9, 30), parent=0), Segment(whole[100:], parent=0)])
+    rows = np.concatenate([np.arange(100), 130 + np.arange(200)])
+    assert np.array_equal(states(folded, rows), alone[2])
+    table = [7, 3, 11, 2, 9, 4, 20, 21]
+    first = slices([Segment(whole[:112], write=table)])
+    assert np.array_equal(states(first, np.arange(112)), alone[2][:112])
+    rest = slices([Segment(whole[112:], context=112, blocks=table[:7]), Segment(ids[1])])
+    assert np.array_equal(states(rest, np.arange(188)), alone[2][112:])
+
+
+@pytest.mark.fault(74)
+def test_bits_in_any_company(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    """What the device is asked for: products by tiles of one size, keys in an order of the row's own."""
+    bits_in_any_company(on_device(model, levels=False, deterministic=True))
