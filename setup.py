@@ -8,6 +8,7 @@ bounds checks on in the Cython wrappers.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,17 @@ HERE = Path(__file__).parent
 CHECKS = os.environ.get("PRELUDE_CYTHON_CHECKS") == "1"
 GLUE_LEVEL = "-O1"
 """How what Cython wrote is compiled: it is mostly calls, so that this is half of the time and little of the speed."""
-LEVELS = {"tokenizer/core/components.cpp": "-O2", "tokenizer/core/loading.cpp": "-O2"}
+LEVELS = {
+    "tokenizer/core/components.cpp": ["-O1"],
+    "tokenizer/core/loading.cpp": ["-O1"],
+    "tokenizer/core/regex_compile.cpp": ["-O1"],
+}
 """How sources are compiled that run once a file, or once a text; the others are compiled at -O3."""
+if platform.machine().lower() in ("x86_64", "amd64"):
+    # Its vectors are written out there; looking for others in the same loops is half of the time it takes to compile.
+    LEVELS["_native/cpu/kernels.cpp"] = [
+        "-O3", "-fno-tree-loop-vectorize", "-fno-unswitch-loops", "-fno-split-loops", "-fno-ipa-cp-clone"
+    ]  # fmt: skip
 PACKAGES = {"_native": "prelude._native", "tokenizer": "prelude.tokenizer"}
 
 
@@ -87,8 +97,8 @@ class ParallelBuildExt(build_ext):
 
         def compile_at_level(obj: str, source: str, ext: str, args: list[str], more: list[str], *rest: Any) -> None:
             glue = Path(source).parts[:2] == ("build", "cython")
-            level = GLUE_LEVEL if glue else LEVELS.get(Path(source).as_posix(), "-O3")
-            compile_one(obj, source, ext, args, [*more, level], *rest)
+            level = [GLUE_LEVEL] if glue else LEVELS.get(Path(source).as_posix(), ["-O3"])
+            compile_one(obj, source, ext, args, [*more, *level], *rest)
 
         if sys.platform != "win32":
             self.compiler._compile = compile_at_level
