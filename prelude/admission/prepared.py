@@ -116,10 +116,10 @@ class Alike:
 
 def finished(alike: Alike, outcome: Outcome) -> Any:
     """The caller's result, or its error, as a value."""
-    if alike.word is not None and len(outcome.token_ids) == 1:
-        stats, ids = outcome.stats, outcome.token_ids
-        return _make_completion(alike.word(ids[0]), ids, stats.finish_reason, stats, None, None)
     try:
+        if alike.word is not None and len(outcome.token_ids) == 1:
+            stats, ids = outcome.stats, outcome.token_ids
+            return _make_completion(alike.word(ids[0]), ids, stats.finish_reason, stats, None, None)
         return alike.finish(outcome)
     except Exception as error:
         return error

@@ -243,10 +243,8 @@ class TicketSink(EndSink):
 
     def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         for at, (request, outcome) in enumerate(zip(requests, outcomes)):
-            ticket = self.tickets[request.id]
             try:
-                if not ticket.future.done():
-                    ticket.future.set_result(finished(ticket.alike, outcome))
+                self.end(request, outcome, None)
             except BaseException:  # an interrupt: this one and the others are told in another turn of the loop
                 self._outbox.again(self, requests[at:], outcomes[at:])
                 raise

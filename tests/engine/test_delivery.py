@@ -95,3 +95,28 @@ def test_an_interrupt_while_tasks_of_one_step_are_told_leaves_them_to_the_next_t
     assert [ticket.future.done() for ticket in tickets] == [True, False, False]
     turns(loop)
     assert [ticket.future.result() for ticket in tickets] == ["A", "B", "C"]
+
+
+def test_a_result_that_cannot_be_made_is_its_own_error_and_keeps_nobody_from_theirs(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    """Where a result is no more than a token's text, too."""
+
+    def word(token_id: int) -> str:
+        if token_id == 1:
+            raise ValueError("no text")
+        return f"<{token_id}>"
+
+    core = service_core()
+    sink = TicketSink(Outbox(loop, core))
+    alike: Any = SimpleNamespace(word=word, finish=None)
+    tickets = [Ticket(alike, prompt(1, 1), loop.create_future()) for _ in range(3)]
+    sink.tickets = dict(enumerate(tickets))
+    stats = SimpleNamespace(finish_reason="length")
+    outcomes: list[Any] = [SimpleNamespace(token_ids=(token,), stats=stats) for token in range(3)]
+    requests: list[Any] = [SimpleNamespace(id=number) for number in range(3)]
+    sink.deliver_all(requests, outcomes)
+    core._flush()
+    turns(loop)
+    first, second, third = (ticket.future.result() for ticket in tickets)
+    assert (first.text, third.text) == ("<0>", "<2>") and isinstance(second, ValueError)
