@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +123,21 @@ def machine_facts(extra: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
         lines = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         model = lines[0] if lines else model
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), **dict(extra)}
+
+
+class Part(Protocol):
+    report: Report
+    us: dict[str, float]
+
+
+def part_of_planning(doc: str | None, measured: Callable[[bool], Part], key: str) -> None:
+    """The command line of a part of ``bench.planning`` alone; ``key``: where its microseconds stand in the JSON."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write all rows here")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    options = parser.parse_args()
+    part = measured(options.quick)
+    part.report.show()
+    if options.json:
+        rows = {**asdict(part.report), key: part.us}
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")

@@ -11,20 +11,17 @@ public ``run_many``, from ``Generate(ids, max_tokens=1)`` to a ``Completion``; `
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from prelude._native.core import all_ids_below
 
-from bench.common import Report, machine_facts
+from bench.common import Report, machine_facts, part_of_planning
 from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams
 from prelude.batch import ForwardBatch, OneShotBatch, SampleOutput, SampleRows, StepResult
 from prelude.execution.executor import ExecutorLimits
@@ -198,15 +195,7 @@ def measured(quick: bool) -> Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all rows here")
-    parser.add_argument("--quick", action="store_true", help="shorter, within 30 s")
-    options = parser.parse_args()
-    bench = measured(options.quick)
-    bench.report.show()
-    if options.json:
-        rows = {**asdict(bench.report), "host_path_us": bench.us}
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    part_of_planning(__doc__, measured, "host_path_us")
 
 
 if __name__ == "__main__":

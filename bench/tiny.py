@@ -9,19 +9,17 @@ same tokens, or nothing is reported; they are timed in turn, and their differenc
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.common import Report, machine_facts
+from bench.common import Report, machine_facts, part_of_planning
 from prelude import Engine, EngineConfig, Generate, SamplingParams
 
 SIZES: dict[str, Any] = {
@@ -163,15 +161,7 @@ def measured(quick: bool) -> Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all rows here")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    options = parser.parse_args()
-    bench = measured(options.quick)
-    bench.report.show()
-    if options.json:
-        rows = {**asdict(bench.report), "end_to_end_us": bench.us}
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    part_of_planning(__doc__, measured, "end_to_end_us")
 
 
 if __name__ == "__main__":
