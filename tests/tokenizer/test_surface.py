@@ -279,23 +279,33 @@ def test_what_is_no_tokenizer_file_is_refused(data: bytes) -> None:
 
 
 def test_a_batch_of_many_texts_lets_other_threads_run(pair_of: Pair) -> None:
-    """Each text is short, all of them are not: the interpreter lock is handed over on the way."""
+    """Each text is short, all of them are not: the interpreter lock is handed over on the way.
+
+    A call that keeps the lock shows no turn of the other thread however often it is tried; one that hands it over
+    may still show none while the machine is busy elsewhere, so calls are made until one shows some.
+    """
     ours, _ = pair_of("template")
+    texts = ["some words that are said over and again, and then once more"] * 40_000
     turns: list[float] = []
-    over = threading.Event()
+    most, tries, over = 0, 0, threading.Event()
 
     def other() -> None:
         while not over.wait(1e-4):
             turns.append(time.perf_counter())
 
-    texts = ["some words that are said over and again, and then once more"] * 40_000
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # how long a waiting thread lets the one that runs have the lock before it asks
     thread = threading.Thread(target=other)
     thread.start()
     try:
-        began = time.perf_counter()
-        ours.encode_batch(texts)
-        ended = time.perf_counter()
+        while most < 3 and tries < 100:
+            tries += 1
+            began = time.perf_counter()
+            ours.encode_batch(texts)
+            ended = time.perf_counter()
+            most = max(most, sum(began < turn < ended for turn in turns[-10_000:]))
     finally:
         over.set()
         thread.join()
-    assert sum(began < turn < ended for turn in turns) >= 3
+        sys.setswitchinterval(interval)
+    assert most >= 3
