@@ -7,7 +7,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,32 +18,13 @@ from prelude.cuda import weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from bench.gpu_models import (
-    MODELS,
-    Floor,
-    RandomSource,
-    Reference,
-    causal,
-    save_checkpoint,
-    transformers_model,
-)
+from bench.gpu_batches import draw, forest, greedy, labels
+from bench.gpu_clients import chat_beside_decisions, chats, lone_requests, saturated
+from bench.gpu_exactness import LIMIT_ULPS, allowed_ulps, transformers_error, worst_error
+from bench.gpu_models import MODELS, Floor, RandomSource, Reference, causal, save_checkpoint, transformers_model
 from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams, default_model
-from prelude.batch import (
-    DecodeBatch,
-    DecodeRows,
-    LogprobOutput,
-    LogprobRows,
-    MixedBatch,
-    OneShotBatch,
-    PromptSlices,
-    SampleOutput,
-    SampleRows,
-)
+from prelude.batch import OneShotBatch
 from prelude.execution.cuda import attention_calls, probe_step
-from prelude.models.config import ModelConfig
-
-LIMIT_ULPS = 2.0
-"""Units in the last place of a bfloat16 of the largest logit that any bfloat16 forward may be off."""
 
 
 class NotRight(Exception):
@@ -70,42 +51,6 @@ class Load:
 
     def plain(self) -> dict[str, Any]:
         return {**asdict(self), "value": self.value}
-
-
-def i32(values: Any) -> np.ndarray:
-    return np.ascontiguousarray(values, dtype=np.int32)
-
-
-def forest(segments: Sequence[tuple[np.ndarray, int]]) -> PromptSlices:
-    """``(ids, parent)`` each, without contexts."""
-    starts = np.concatenate([[0], np.cumsum([len(ids) for ids, _ in segments])])
-    ends: list[int] = []
-    positions = []
-    for ids, parent in segments:
-        first = 0 if parent < 0 else ends[parent]
-        ends.append(first + len(ids))
-        positions.append(np.arange(first, ends[-1]))
-    count = len(segments)
-    return PromptSlices(
-        i32(np.concatenate([ids for ids, _ in segments])),
-        i32(np.concatenate(positions)),
-        i32(starts),
-        i32([parent for _, parent in segments]),
-        i32(np.zeros(count)),
-        i32(np.zeros(count + 1)),
-        i32([]),
-    )
-
-
-def labels(rows: Sequence[int], ids: Sequence[int]) -> LogprobRows:
-    count = len(rows)
-    return LogprobRows(i32(rows), i32(np.repeat(np.arange(count), len(ids))), i32(np.tile(ids, count)))
-
-
-def greedy(rows: Sequence[int]) -> SampleRows:
-    n = len(rows)
-    f32, zeros = np.zeros(n, np.float32), np.zeros(n, np.int32)
-    return SampleRows(i32(rows), f32, zeros, np.ones(n, np.float32), f32, np.zeros(n, np.uint64), zeros)
 
 
 _WAYS: tuple[tuple[str, dict[str, bool]], ...] = (
@@ -356,206 +301,3 @@ class Bench:
         engine = self.engine(executor)
         ratios = asyncio.run(chat_beside_decisions(engine, self.repeats))
         return [Load("chat_beside_oneshot_06b.tpot_ratio", "x", ratios, 1.0, 1.5)]
-
-
-# ------------------------------------------------------------------ helpers
-
-
-def draw(seed: int, count: int, vocab: int = 4000) -> np.ndarray:
-    """Ids of the packaged tokenizer, which every model here has."""
-    return i32(np.random.default_rng(seed).integers(32, vocab, count))
-
-
-def ulps(ours: np.ndarray, theirs: np.ndarray, logits_scale: float) -> float:
-    """Largest difference in units of the last place of a bfloat16 as large as the largest logit."""
-    return float(np.abs(ours - theirs).max() / 2.0 ** (np.floor(np.log2(logits_scale)) - 7))
-
-
-def worst_error(executor: CudaExecutor, reference: Reference, seed: int, *, exact: bool) -> float:
-    """A fold, a chunked prompt, a hit on it and decode rows; logprobs of 50 tokens each against ``reference``."""
-    vocab = executor.config.vocab_size
-    rng = np.random.default_rng(seed)
-    wanted = i32(rng.permutation(vocab)[:50])
-
-    def ids(n: int) -> np.ndarray:
-        return i32(rng.integers(0, vocab, n))
-
-    def check(sequences: Sequence[np.ndarray], output: Any) -> float:
-        worst = 0.0
-        for at, sequence in enumerate(sequences):
-            expected = reference.logprobs(torch.from_numpy(sequence.astype(np.int64)).to(reference.device)).cpu()
-            theirs = expected.numpy()[wanted]
-            scale = float((expected - expected.mean()).abs().max())
-            if isinstance(output, LogprobOutput):
-                ours = output.logprobs[at * 50 : at * 50 + 50]
-                worst = max(worst, float(np.abs(ours - theirs).max()) if exact else ulps(ours, theirs, scale))
-            elif isinstance(output, SampleOutput):
-                best = float(expected.max() - expected[int(output.token_ids[at])])
-                worst = max(worst, best if exact else ulps(np.array([best]), np.zeros(1), scale))
-        return worst
-
-    state, tails = ids(int(rng.integers(20, 300))), [ids(int(rng.integers(1, 20))) for _ in range(5)]
-    other = ids(int(rng.integers(1, 90)))
-    segments = [(state, -1), *((tail, 0) for tail in tails), (other, -1)]
-    s = forest(segments)
-    rows = [int(end) - 1 for end in s.starts[2:]]
-    whole = [*(np.concatenate([state, tail]) for tail in tails), other]
-    fold = OneShotBatch(s, labels(rows, wanted.tolist()))
-    worst = 0.0
-    for _ in range(2):  # the second is a replay, where shapes are recorded
-        worst = max(worst, check(whole, executor.wait(executor.submit(fold)).outputs[0]))
-    return max(worst, paged_error(executor, ids, check))
-
-
-def paged_error(executor: CudaExecutor, ids: Any, check: Any) -> float:
-    """A prompt in two chunks over scattered blocks, and then token by token."""
-    size = executor.block_size
-    blocks = [int(b) for b in np.random.default_rng(1).permutation(60)]
-    prompt = ids(3 * size + 5)
-    slots = (np.asarray(blocks[:8])[:, None] * size + np.arange(size)).reshape(-1)
-    worst, cut = 0.0, size + 3
-    nobody = DecodeRows(*(i32([]) for _ in range(4)), i32([0]), i32([]))
-    for first, last in ((0, cut), (cut, len(prompt))):
-        table = blocks[: -(-first // size)]
-        part = PromptSlices(
-            prompt[first:last],
-            i32(np.arange(first, last)),
-            i32([0, last - first]),
-            i32([-1]),
-            i32([first]),
-            i32([0, len(table)]),
-            i32(table),
-            i32(slots[first:last]),
-        )
-        readout = greedy([last - first - 1])
-        output = executor.wait(executor.submit(MixedBatch(part, (readout,), nobody, None))).outputs[0]
-        worst = max(worst, check([prompt[:last]], output))
-    text = prompt
-    token = int(output.token_ids[0])
-    for _ in range(20):
-        length = len(text)
-        table = blocks[: length // size + 1]
-        rows = DecodeRows(
-            i32([token]), i32([length]), i32([slots[length]]), i32([length]), i32([0, len(table)]), i32(table)
-        )
-        text = np.concatenate([text, i32([token])])
-        output = executor.wait(executor.submit(DecodeBatch(rows, greedy([0])))).outputs[0]
-        worst = max(worst, check([text], output))
-        token = int(output.token_ids[0])
-    return worst
-
-
-def allowed_ulps(config: ModelConfig) -> float:
-    """Twice what transformers' bfloat16 forward is off by: products of bfloat16 values round whoever makes them."""
-    return 2 * max(transformers_error(config), LIMIT_ULPS)
-
-
-def transformers_error(config: ModelConfig, device: str = "cuda") -> float:
-    """What transformers in bfloat16 differs from float32 by, in ulps."""
-    source = RandomSource(config, device, torch.bfloat16)
-    model, reference = transformers_model(config, source), Reference(source)
-    worst = 0.0
-    for seed in range(3):
-        ids = torch.from_numpy(draw(seed, 200, min(4000, config.vocab_size)).astype(np.int64)).to(device)
-        with torch.inference_mode():
-            ours = model(ids[None], logits_to_keep=1).logits[0, -1].double().log_softmax(-1).cpu().numpy()
-        theirs = reference.logprobs(ids).cpu().numpy()
-        worst = max(worst, ulps(ours, theirs, float(np.abs(theirs - theirs.mean()).max())))
-    return worst
-
-
-def one_token(ids: np.ndarray) -> Generate:
-    return Generate(ids.tolist(), SamplingParams(max_tokens=1, temperature=0.0))
-
-
-async def lone_requests(engine: AsyncEngine, tokens: int, repeats: int, count: int) -> list[float]:
-    """p50 of each repeat, text to answer, one at a time."""
-    async with engine:
-        tokenizer = engine.engine._preparer.tokenizer
-        texts = [tokenizer.decode(draw(1000 + i, tokens).tolist()) for i in range(count)]
-        found = []
-        for repeat in range(repeats + 1):
-            times = []
-            for text in texts:
-                began = time.perf_counter()
-                await engine.run(Generate(text, SamplingParams(max_tokens=1, temperature=0.0), cache="never"))
-                times.append(time.perf_counter() - began)
-            if repeat:  # the first records
-                found.append(statistics.median(times))
-        return found
-
-
-async def saturated(
-    engine: AsyncEngine, tokens: int, flights: int, shared: float, repeats: int, seconds: float
-) -> list[float]:
-    """Requests a second with ``flights`` in flight."""
-    common = draw(7, int(tokens * shared))
-    seeds = iter(range(10_000, 10_000_000))
-    await engine.start()
-
-    async def worker(until: float) -> int:
-        done = 0
-        while time.perf_counter() < until:
-            ids = np.concatenate([common, draw(next(seeds), tokens - len(common))])
-            await engine.run(one_token(ids))
-            done += 1
-        return done
-
-    found = []
-    for repeat in range(repeats + 1):
-        began = time.perf_counter()
-        counts = await asyncio.gather(*(worker(began + seconds) for _ in range(flights)))
-        if repeat:
-            found.append(sum(counts) / (time.perf_counter() - began))
-    return found
-
-
-async def stream_times(engine: AsyncEngine, seed: int, tokens: int, output: int) -> list[float]:
-    times = []
-    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
-    async for _ in engine.generate(draw(seed, tokens).tolist(), params):
-        times.append(time.perf_counter())
-    return times
-
-
-async def chats(
-    engine: AsyncEngine, tokens: int, output: int, flights: int, repeats: int
-) -> tuple[list[float], list[float]]:
-    """Seconds per output token behind the first, and output tokens a second, of each repeat."""
-    await engine.start()
-    tpots, rates = [], []
-    for repeat in range(repeats + 1):
-        began = time.perf_counter()
-        runs = 4
-        found: list[list[float]] = []
-        for _ in range(runs):
-            streams = (stream_times(engine, 31 * repeat + i, tokens, output) for i in range(flights))
-            found += await asyncio.gather(*streams)
-        seconds = time.perf_counter() - began
-        if repeat:
-            tpots.append(statistics.median((t[-1] - t[0]) / (output - 1) for t in found))
-            rates.append(runs * flights * output / seconds)
-    return tpots, rates
-
-
-async def chat_beside_decisions(engine: AsyncEngine, repeats: int) -> list[float]:
-    await engine.start()
-    found = []
-    for repeat in range(repeats + 1):
-        alone = await stream_times(engine, repeat, 128, 64)
-        stop = asyncio.Event()
-
-        async def decisions(worker: int, stop: asyncio.Event = stop) -> None:
-            seed = worker * 100_000
-            while not stop.is_set():
-                seed += 1
-                await engine.run(one_token(draw(seed, 512)))
-
-        tasks = [asyncio.create_task(decisions(i)) for i in range(32)]
-        await asyncio.sleep(0.3)
-        beside = await stream_times(engine, repeat, 128, 64)
-        stop.set()
-        await asyncio.gather(*tasks)
-        if repeat:
-            found.append((beside[-1] - beside[0]) / (alone[-1] - alone[0]))
-    return found

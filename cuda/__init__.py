@@ -9,7 +9,8 @@ layout.py      ForwardBatch -> token order and attention levels, plain numpy
 staging.py     one packed copy a step, results behind it; fixed places with bounds
 shapes.py      buckets of captured graphs
 forward.py     the decoder as a list of operations on fixed buffers
-reading.py     hidden rows -> numbers
+reading.py     hidden rows -> numbers: what every reading is; read_logprobs.py, read_samples.py, read_vectors.py;
+               readings.py: all of a step
 weights.py     checkpoint -> merged places on the device, through pinned memory
 memory.py      what may be taken, what becomes blocks
 executor.py    the Executor

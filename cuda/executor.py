@@ -23,7 +23,8 @@ from prelude.cuda.forward import Forward, Inputs
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.layout import StepLayout, lay_out
 from prelude.cuda.levels import KeysAttention, LevelsAttention, ReusedCalls, StepAttention
-from prelude.cuda.reading import Bench, Head, Readings
+from prelude.cuda.reading import Bench, Head
+from prelude.cuda.readings import Readings
 from prelude.cuda.shapes import Shape, Writer, power_bucket
 from prelude.cuda.staging import Area, Fields, Staging
 from prelude.cuda.weights import DeviceWeights

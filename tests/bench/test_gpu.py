@@ -16,7 +16,7 @@ from prelude.cuda import driver, weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from bench import gpu, gpu_loads
+from bench import gpu, gpu_clients, gpu_exactness, gpu_loads
 from bench.gpu_models import MODELS, Floor, RandomSource, Reference, causal
 from prelude import AsyncEngine, EngineConfig
 from prelude.models.config import ModelConfig
@@ -55,13 +55,13 @@ def test_the_check_of_correctness_passes_what_is_right_and_finds_what_is_not() -
     config = small_model()
     reference = Reference(RandomSource(config, "cpu", torch.bfloat16))
     right = executor(RandomSource(config, "cpu", torch.bfloat16))
-    assert gpu_loads.worst_error(right, reference, 0, exact=True) < 1e-4
-    assert gpu_loads.worst_error(right, reference, 1, exact=False) < gpu_loads.LIMIT_ULPS
+    assert gpu_exactness.worst_error(right, reference, 0, exact=True) < 1e-4
+    assert gpu_exactness.worst_error(right, reference, 1, exact=False) < gpu_exactness.LIMIT_ULPS
     assert right.graphs.replays > 5
     wrong = executor(RandomSource(config, "cpu", torch.bfloat16))
     with torch.inference_mode():
         wrong.weights.layers[1].down[3].mul_(1.5)
-    assert gpu_loads.worst_error(wrong, reference, 0, exact=True) > 1e-3
+    assert gpu_exactness.worst_error(wrong, reference, 0, exact=True) > 1e-3
 
 
 def test_loads_run_on_any_engine() -> None:
@@ -71,11 +71,11 @@ def test_loads_run_on_any_engine() -> None:
         return AsyncEngine.from_pretrained(device="cpu", config=EngineConfig(kv_bytes=1 << 24))
 
     async def every() -> dict[str, Any]:
-        found: dict[str, Any] = {"lone": await gpu_loads.lone_requests(engine(), 20, 1, 3)}
+        found: dict[str, Any] = {"lone": await gpu_clients.lone_requests(engine(), 20, 1, 3)}
         async with engine() as second:
-            found["saturated"] = await gpu_loads.saturated(second, 40, 3, 0.75, 1, 0.3)
-            found["chats"] = await gpu_loads.chats(second, 12, 6, 2, 1)
-            found["beside"] = await gpu_loads.chat_beside_decisions(second, 1)
+            found["saturated"] = await gpu_clients.saturated(second, 40, 3, 0.75, 1, 0.3)
+            found["chats"] = await gpu_clients.chats(second, 12, 6, 2, 1)
+            found["beside"] = await gpu_clients.chat_beside_decisions(second, 1)
         return found
 
     found = asyncio.run(every())
@@ -101,7 +101,7 @@ def test_parts_run_and_name_their_figures(monkeypatch: pytest.MonkeyPatch) -> No
     config, made = replace(small_model(), vocab_size=4096, num_layers=1), list[dict[str, Any]]()
     monkeypatch.setitem(gpu_loads.MODELS, "06b", config)
     monkeypatch.setitem(gpu_loads.MODELS, "4b", config)
-    saturated, chats = gpu_loads.saturated, gpu_loads.chats
+    saturated, chats = gpu_clients.saturated, gpu_clients.chats
 
     def one(self: gpu_loads.Bench, name: str, **options: Any) -> CudaExecutor:
         made.append(options)
@@ -187,7 +187,7 @@ def test_an_engine_over_the_executor() -> None:
 
     async def run() -> tuple[list[float], list[float]]:
         try:
-            return await gpu_loads.chats(engine, 20, 6, 2, 1)
+            return await gpu_clients.chats(engine, 20, 6, 2, 1)
         finally:
             await engine.aclose()
 
@@ -198,7 +198,7 @@ def test_an_engine_over_the_executor() -> None:
 
 def test_the_reference_and_transformers_have_the_same_weights() -> None:
     """Both are what correctness is judged by: bfloat16 rounding is all that is between them."""
-    assert gpu_loads.transformers_error(small_model(), "cpu") < 8
+    assert gpu_exactness.transformers_error(small_model(), "cpu") < 8
     wrong = replace(small_model(), rms_eps=0.5)
     source = RandomSource(small_model(), "cpu", torch.bfloat16)
     ids = torch.arange(40, 140)

@@ -18,7 +18,7 @@ from prelude.cuda.device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from bench import gpu_loads
+from bench import gpu_exactness, gpu_loads
 from bench.gpu_models import MODELS, RandomSource, Reference
 from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.execution.cuda import attention_calls
@@ -177,8 +177,8 @@ def test_real_shapes_against_float32(name: str) -> None:
     try:
         executor = bench.executor(name, num_blocks=256, step_tokens=4096)
         reference = Reference(RandomSource(MODELS[name], "cuda", torch.bfloat16))
-        error = gpu_loads.worst_error(executor, reference, 0, exact=False)
-        assert error <= gpu_loads.allowed_ulps(MODELS[name])
+        error = gpu_exactness.worst_error(executor, reference, 0, exact=False)
+        assert error <= gpu_exactness.allowed_ulps(MODELS[name])
     finally:
         bench.release()
 

@@ -12,7 +12,7 @@ from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.layout import lay_out
 from prelude.cuda.shapes import Shape, token_bucket
 
-from bench.gpu_loads import draw
+from bench.gpu_batches import draw
 from prelude import EngineConfig
 from prelude.batch import I32, ForwardBatch, OneShotBatch
 from prelude.runtime.assembly import make_core
