@@ -1,0 +1,150 @@
+"""A template reaches nothing outside its sandbox, and ends in bounded time, steps and memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from prelude.tokenizer import ChatTemplateError
+from prelude.tokenizer.chat import Bounds
+
+from tests.tokenizer.templates import CHATML, render
+
+
+@pytest.mark.fault(36)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ lipsum.__globals__['os'].popen('id').read() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ joiner.__init__.__globals__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__.x }}",
+        "{{ strftime_now.__globals__.x }}",
+        "{{ range.__self__.x }}",
+        "{{ dict.fromkeys.__func__.__globals__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ (messages|attr('__class__')).__base__.x }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '{x.__class__.__mro__}'.format_map({'x': ''}) }}",
+        "{{ namespace(__class__=1) }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ 'x'.encode() }}",
+        "{{ environment.x.y }}",
+        "{{ caller.__globals__.x }}",
+    ],
+)
+def test_the_sandbox_holds(template: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        render(template)
+
+
+@pytest.mark.fault(36)
+def test_objects_become_the_name_of_their_type() -> None:
+    class Dangerous:
+        def write(self) -> None:
+            raise AssertionError("a template called a method of an argument")
+
+    messages = [{"role": "user", "content": "x", "image": Dangerous()}]
+    assert render("{{ messages[0].image }}", messages) == "<Dangerous>"
+    with pytest.raises(ChatTemplateError):
+        render("{{ messages[0].image.write() }}", messages)
+
+
+# ---- bounds
+
+BIG = "{% set big = 'a' * 1000000 %}"
+BOMBS = [
+    "{% for i in range(10**9) %}{% endfor %}",
+    "{% for i in range(9000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+    "{% for i in range(9000) %}{% for j in range(9000) if false %}{% endfor %}{% endfor %}" * 40,
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x|replace('a','aa') %}{% endfor %}",
+    "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+    "{{ ns.x|tojson }}",
+    "{{ 'a' * 10**10 }}",
+    "{{ [1] * 10**9 }}",
+    "{{ 9 ** 99999999 }}",
+    "{{ '%10000000000d' % 1 }}",
+    "{{ '%*d' % (10**10, 1) }}",
+    "{{ '{:>10000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 10**10) }}",
+    "{{ '{0}{0}{0}{0}{0}{0}{0}{0}{0}'.format('a' * 1000000) }}",
+    "{{ '%10000000000d'|format(1) }}",
+    "{{ 'a'|center(10**10) }}",
+    "{{ 'a'.center(10**10) }}",
+    "{{ 'a'.ljust(10**10) }}",
+    "{{ 'a'.zfill(10**10) }}",
+    "{{ '\t'.expandtabs(10**10) }}",
+    "{{ 'a'|indent(10**10, true) }}",
+    "{{ 'a'|indent('x' * 1000000 * 9, true) }}",
+    "{{ messages|tojson(indent=10**9) }}",
+    "{{ (1).to_bytes(10**10, 'big') }}",
+    "{{ 'aaaaaaaaaaa'.replace('a', 'x' * 1000000) }}",
+    BIG + "{{ ([big] * 100000)|join }}",
+    BIG + "{{ ''.join([big] * 100000) }}",
+    BIG + "{{ ([big] * 100000)|tojson }}",
+    BIG + "{{ [big] * 100000 }}",
+    BIG + "{{ ([big] * 100000)|map('upper')|list|length }}",
+    BIG + "{{ ([big] * 100000)|sort }}",
+    BIG + "{{ ('%s' * 1000)|format(*[big] * 1000) }}",
+    BIG + "{% for i in range(100000) %}{{ big }}{% endfor %}",
+    "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    "{% macro f(x) %}{{ f(x) ~ f(x) }}{% endmacro %}{{ f(1) }}",
+    "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
+    "{{ " + "-" * 20000 + "1 }}",
+    "{{ 1" + "+1" * 20000 + " }}",
+    "{% if x %}" * 3000,
+    "{% for a in messages %}" * 60 + "{% endfor %}" * 60,
+    "x" * 2_000_000,
+]
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize("template", BOMBS)
+def test_bombs_end_in_an_error(template: str) -> None:
+    before = time.monotonic()
+    with pytest.raises(ChatTemplateError):
+        render(template, bounds=Bounds(max_seconds=1.0))
+    assert time.monotonic() - before < 20  # with much to spare: the machine may be busy
+
+
+@pytest.mark.fault(37)
+def test_a_bomb_leaves_other_renderings_alone() -> None:
+    done: list[str] = []
+
+    def bomb() -> None:
+        with pytest.raises(ChatTemplateError):
+            render(BOMBS[1], bounds=Bounds(max_seconds=1.0))
+        done.append("bomb")
+
+    thread = threading.Thread(target=bomb)
+    thread.start()
+    while thread.is_alive():
+        assert render(CHATML) == "<|im_start|>user\nHello!<|im_end|>\n"
+    thread.join()
+    assert done == ["bomb"]
+
+
+def test_bounds_are_the_callers_choice() -> None:
+    assert render("{% for i in range(50) %}a{% endfor %}", bounds=Bounds(max_steps=51)) == "a" * 50
+    for bounds, says in (
+        (Bounds(max_steps=50), "more than 50 steps"),
+        (Bounds(max_output=49), "more than 49 characters"),
+        (Bounds(max_range=49), "limit is 49"),
+        (Bounds(max_template=10), "limit is 10"),
+    ):
+        with pytest.raises(ChatTemplateError, match=says):
+            render("{% for i in range(50) %}a{% endfor %}", bounds=bounds)
