@@ -1,275 +1,326 @@
-"""fasttoken beside HF ``tokenizers``: first that they are equal, then what each costs.
+"""fasttoken beside HF ``tokenizers`` and every peer installed: first that they are equal, then what each costs.
 
-    python -m bench.tokenizer --tokenizer tokenizer.json [--quick] [--json FILE] [--plant-fault WHERE]
+    taskset -c 1 python -m bench.tokenizer --tokenizer tokenizer.json [--texts FOLDER] [--family FILE ...]
+                    [--only PART ...] [--quick] [--json FILE] [--plot FILE] [--plant-fault SIDE KIND]
 
-Before any time is taken, every input is encoded (with special tokens and without), decoded, and decoded as a
-stream by both, and the results compared; at the first difference the bench stops and prints no time.
-``--plant-fault`` corrupts one of ours on purpose, to show that.
+| part | rows |
+|---|---|
+| fixed | the inputs of ``bench.tokenizer_texts`` to a list and to an array, again and again: geometric means, chat |
+| streamed | text never seen before, with empty and with warm caches; p50 and p99 of 2 KB prompts in a mixed stream |
+| columns | ids with offsets, ``.offsets``, decoding, ``DecodeStream`` |
+| service | batches, eight threads |
+| families | the geometric mean of the fixed inputs over other files |
+| load | from the tokenizer.json and from the kept tables; the first call; memory (``bench.tokenizer_load``) |
 
-Times are CPU time of the process, all its threads, in pairs (HF, ours, HF, ours...), so that other load on
-the machine meets both alike; a line gives the median of the pairs' ratios and their range. The inputs have
-the names and lengths of the reference table: those up to 8,000 characters, then long ones. ``*_unique`` and
-``random`` never repeat a word, so that a cache has nothing to remember.
+Before any time is taken, every input is encoded (to a list with special tokens and without, to an array, in a batch,
+with offsets), decoded, and decoded as a stream, by HF and by ours, and the results compared; at a difference the
+bench stops and prints no time. A peer that differs on an input has no figure for it. ``--plant-fault`` corrupts one
+side's results of one kind, to show that.
+
+Times are CPU time of the process, all its threads, in alternating blocks of repeated calls (``bench.blocks``). A row
+has the median and the range over the rounds; what it is to reach, and whether it does. Repeated calls flatter caches:
+``streamed`` is the other half of ``fixed``. Each side's statement is in ``bench.tokenizer_sides``.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from prelude.tokenizer import DecodeStream, Tokenizer
+from bench import tokenizer_load
+from bench.blocks import Run, Times, blocks, means, statement
+from bench.common import Report, machine_facts
+from bench.tokenizer_sides import HF, KINDS, LOADERS, OURS, SEGMENTS, Side, Sides, version_of
+from bench.tokenizer_streams import Unequal, in_turn, mixed, streamed, unseen_chats
+from bench.tokenizer_table import Table
+from bench.tokenizer_texts import EXTRA, inputs, texts_of
 
-from bench.common import Report, machine_facts, three
-
-PLACES = ("encode", "encode without special tokens", "decode", "stream")
-
-ENGLISH = (
-    "The committee will meet on Tuesday to discuss the budget, and everyone who has an opinion about the new "
-    "building should send it in writing before then. Last year's figures weren't final; this year's are. "
-)
-CHINESE = "今天的天气非常好,我们决定去公园散步。孩子们在草地上奔跑,老人们坐在长椅上聊天。"
-CODE = (
-    "def merge(left: list[int], right: list[int]) -> list[int]:\n"
-    '    """Two sorted lists as one."""\n'
-    "    out, i, j = [], 0, 0\n"
-    "    while i < len(left) and j < len(right):\n"
-    "        if left[i] <= right[j]:\n"
-    "            out.append(left[i]); i += 1\n"
-    "        else:\n"
-    "            out.append(right[j]); j += 1\n"
-    "    return out + left[i:] + right[j:]\n\n"
-)
-MIXED = "Hello, wörld! Привет, мир. こんにちは世界 안녕하세요 שלום עולם مرحبا 🙂👍🏽 naïve café 12,345.67 € "
-TURN = "<|im_start|>user\nWhat is {0} times {1}?<|im_end|>\n<|im_start|>assistant\nIt is {2}.<|im_end|>\n"
+TO = {"list": "to a list", "array": "to an array"}
+STREAMED_IDS = 2_000  # of an input's ids, when they are decoded one by one
+DECODED = ("medium_prose", "natural_en_32K", "natural_zh_32K")  # those that the aim was taken from
+# Aims for single inputs: times HF to a list, to an array.
+AIMS = {
+    "tiny": (12, None),
+    "short_english": (45, None),
+    "long_32K": (350, 550),
+    "long_64K": (350, 550),
+    "long_200K": (350, 550),
+    "multi_turn_chat_32K": (600, None),
+}
 
 
-def cut(text: str, characters: int) -> str:
-    return (text * (characters // len(text) + 1))[:characters]
+# ---- equality
 
 
-def unique(characters: int, seed: int) -> str:
-    """Words that do not come again."""
-    rng = random.Random(seed)
-    words: list[str] = []
-    size = 0
-    while size < characters:
-        words.append("".join(rng.choices("etaoinshrdlucmfwypvbgk", k=rng.randint(2, 11))))
-        size += len(words[-1]) + 1
-    return " ".join(words)[:characters]
+def arguments(sides: Sides, kind: str, text: str) -> dict[str, Any]:
+    if kind in ("decode", "stream"):
+        ids = sides[HF].result("list", s=text)
+        return {"ids": ids if kind == "decode" else ids[:STREAMED_IDS]}
+    return {"texts": [text[at:] for at in range(min(3, len(text)))]} if kind == "batch" else {"s": text}
 
 
-def anything(characters: int, seed: int) -> str:
-    rng = random.Random(seed)
-    pools = ("abcdefghij", "0123456789", " \n\t", "éüñçß", "你好世界天气", "привет", "🙂👍🏽", "'\"<>|_-.,")
-    return "".join(rng.choice(rng.choice(pools)) for _ in range(characters))
+def equals(side: Side, kind: str, expected: Any, **inputs: Any) -> bool:
+    found = side.result(kind, **inputs)
+    if kind == "stream" and side.name != OURS:  # peers hold back characters in other ways
+        return "".join(filter(None, found)) == "".join(filter(None, expected))
+    return bool(found == expected)
 
 
-def chat(turns: int) -> str:
-    return "".join(TURN.format(i, i + 7, i * (i + 7)) for i in range(turns))
-
-
-def inputs(quick: bool) -> dict[str, str]:
-    texts = {
-        "tiny": "Hello",
-        "short_english": cut(ENGLISH, 51),
-        "short_chinese": cut(CHINESE, 90),
-        "medium_prose": cut(ENGLISH, 674),
-        "code_snippet": cut(CODE, 470),
-        "mixed_multilingual": cut(MIXED, 641),
-        "long_repeat": cut("All work and no play makes Jack a dull boy. ", 2_025),
-        "long_unique": unique(4_000, 1),
-        "very_long": cut(ENGLISH, 8_000),
-        "chat_template": chat(3)[:212],
-        "random_4K": anything(4_000, 2),
-    }
-    if quick:
-        return texts
-    return texts | {
-        "long_32K": cut(ENGLISH, 32_000),
-        "long_64K": cut(ENGLISH, 64_000),
-        "long_200K": cut(ENGLISH, 200_000),
-        "long_200K_unique": unique(200_000, 3),
-        "long_code_16K": cut(CODE, 16_000),
-        "multi_turn_chat_8K": cut(chat(300), 21_370),
-        "multi_turn_chat_32K": cut(chat(1_200), 85_480),
-        "long_chinese_32K": cut(CHINESE, 31_998),
-    }
-
-
-class Ours:
-    """What is compared and timed of ours; a planted fault changes one result."""
-
-    def __init__(self, tokenizer: Tokenizer, fault: str | None) -> None:
-        self._tokenizer, self._fault = tokenizer, fault
-
-    def encode(self, text: str, special: bool) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens=special).ids
-        return ids[:-1] if ids and self._fault == PLACES[0 if special else 1] else ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text + "!" if self._fault == "decode" else text
-
-    def stream(self, ids: Sequence[int]) -> list[str | None]:
-        stream = DecodeStream(skip_special_tokens=False)
-        parts = [stream.step(self._tokenizer, i) for i in ids]
-        return parts[:-1] if self._fault == "stream" else parts
-
-
-def stream_of_hf(tokenizer: Any, ids: Sequence[int]) -> list[str | None]:
-    stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
-    return [stream.step(tokenizer, i) for i in ids]
-
-
-def differences(ours: Ours, theirs: Any, texts: dict[str, str]) -> Iterator[str]:
-    """Where the two differ: the gate before all timing."""
+def differences(sides: Sides, texts: dict[str, str]) -> Iterator[str]:
+    """Where ours and HF differ: the gate before all timing."""
     for name, text in texts.items():
-        for place, special in zip(PLACES, (True, False)):
-            if ours.encode(text, special) != theirs.encode(text, add_special_tokens=special).ids:
-                yield f"{name}: {place}"
-        ids = theirs.encode(text, add_special_tokens=False).ids
-        if ours.decode(ids) != theirs.decode(ids, skip_special_tokens=False):
-            yield f"{name}: decode"
-        if ours.stream(ids[:2_000]) != stream_of_hf(theirs, ids[:2_000]):
-            yield f"{name}: stream"
+        for kind in KINDS:
+            given = arguments(sides, kind, text)
+            expected = sides[HF].result("list" if kind == "array" else kind, **given)
+            if not equals(sides[OURS], kind, expected, **given):
+                yield f"{name}: {kind}"
 
 
-Times = tuple[list[float], list[float]]
+def exact(sides: Sides, kind: str, name: str, **given: Any) -> list[Side]:
+    """The sides that can be timed on an input, HF apart."""
+    expected = sides[HF].result("list" if kind == "array" else kind, **given)
+    found = []
+    for side in sides.with_kind(kind):
+        if side.name == HF or equals(side, kind, expected, **given):
+            found.append(side)
+        else:
+            print(f"  {name}: {side.name} to {kind} differs from HF: no figure", file=sys.stderr)
+    return found
 
 
-def pairs(theirs: Callable[[], Any], ours: Callable[[], Any], seconds: float) -> Times:
-    """CPU seconds of a call of each, taken in turn for about ``seconds`` of each."""
-    theirs(), ours()
-    began = time.process_time()
-    theirs()
-    slow = max(time.process_time() - began, 1e-6)
-    loops = max(1, int(2e-3 / slow))
-    rounds = max(5, min(60, int(seconds / (slow * loops))))
-    times: Times = ([], [])
-    for _ in range(rounds):
-        for run, taken in ((theirs, times[0]), (ours, times[1])):
-            began = time.process_time()
-            for _ in range(loops):
-                run()
-            taken.append((time.process_time() - began) / loops)
-    return times
+# ---- parts
 
 
-class Table:
-    def __init__(self, report: Report, seconds: float) -> None:
-        self._report, self._seconds = report, seconds
+class Bench:
+    def __init__(self, options: argparse.Namespace, table: Table) -> None:
+        self.quick: bool = options.quick
+        self.table = table
+        self.fault = tuple(options.plant_fault) if options.plant_fault else None
+        self.sides = Sides(options.tokenizer, self.fault)
+        self.families: list[Path] = options.family
+        self.natural = texts_of(options.texts)
+        self.texts = inputs(self.quick, self.natural)
+        self.rounds = 5 if self.quick else 11
+        self.seconds = 0.001 if self.quick else 0.004
 
-    def line(self, load: str, measure: str, theirs: Callable[[], Any], ours: Callable[[], Any]) -> None:
-        before, after = pairs(theirs, ours, self._seconds)
-        ratios = [b / max(a, 1e-9) for b, a in zip(before, after)]
-        note = f"HF {statistics.median(before) * 1e6:.1f} us, ours {statistics.median(after) * 1e6:.1f} us"
-        self._report.add(load, measure, three(ratios), "x", note=note)
+    def timed(self, runs: dict[str, Run]) -> Times:
+        return blocks(runs, self.rounds, self.seconds)
 
+    def encoded(self, sides: Sides, name: str, text: str, kinds: tuple[str, ...]) -> Times:
+        """All sides on one input, to lists and arrays: "HF list", "prelude array", ..."""
+        runs = {}
+        for kind in kinds:
+            for side in exact(sides, kind, name, s=text):
+                if kind != "list" or side.name != SEGMENTS or "chat" in name:
+                    runs[f"{side.name} {kind}"] = side.run(kind, s=text)
+        return self.timed(runs)
 
-def time_all(ours: Tokenizer, theirs: Any, texts: dict[str, str], path: Path, quick: bool) -> Report:
-    facts = {"tokenizers": tokenizers.__version__, "backend": ours.backend, "vocabulary": ours.get_vocab_size()}
-    report = Report(
-        "fasttoken beside HF tokenizers", "python -m bench.tokenizer", facts=machine_facts(list(facts.items()))
-    )
-    table = Table(report, 0.1 if quick else 0.6)
-    for name, text in texts.items():
-        load = f"{name} ({len(text)} ch, {len(ours.encode_array(text, False))} tok)"
+    def fixed(self) -> None:
+        rows: dict[str, Times] = {}
+        for name, text in self.texts.items():
+            rows[name] = times = self.encoded(self.sides, name, text, ("list", "array"))
+            load = f"{name} ({len(text)} ch)"
+            for kind, least in zip(("list", "array"), AIMS.get(name, (None, None))):
+                ours = f"{OURS} {kind}"
+                note = ", ".join(
+                    f"{key} {times.median(f'{HF} list') / times.median(key):.1f}x"
+                    for key in times.of
+                    if key.endswith(kind) and key not in (f"{HF} list", ours)
+                )
+                note = f"{times.median(ours) * 1e6:.2f} us, HF {times.median(f'{HF} list') * 1e6:.1f}; {note}"
+                self.table.row(load, TO[kind], times.ratios(f"{HF} list", ours), least=least, note=note)
+        counted = {name: times for name, times in rows.items() if name not in EXTRA}
+        for kind, aims in (
+            ("list", {HF: 150, "HF 1.0": 2.3, "fastokens": 1.25}),
+            ("array", {HF: 200, "gigatoken": 1.2}),
+        ):
+            for peer in self.peers():
+                key = f"{peer} list" if peer == HF else f"{peer} {kind}"
+                self.mean(f"{TO[kind]}, times {peer}", counted, key, f"{OURS} {kind}", aims.get(peer))
+        self.chats()
 
-        def hf_ids(text: str = text) -> Any:
-            return theirs.encode(text, add_special_tokens=False).ids
+    def peers(self) -> list[str]:
+        return [name for name in self.sides.loaded if name not in (OURS, SEGMENTS)]
 
-        table.line(
-            load, "encode to a list", hf_ids, lambda text=text: ours.encode(text, add_special_tokens=False).ids
-        )  # type: ignore[misc]
-        table.line(load, "encode to an array", hf_ids, lambda text=text: ours.encode_array(text, False))  # type: ignore[misc]
-        ids = hf_ids()
-        table.line(
-            load,
-            "decode",
-            lambda ids=ids: theirs.decode(ids, skip_special_tokens=False),  # type: ignore[misc]
-            lambda ids=ids: ours.decode(ids, skip_special_tokens=False),  # type: ignore[misc]
+    def mean(self, what: str, rows: dict[str, Times], base: str, ours: str, least: float | None = None) -> None:
+        """Over the inputs that ``base`` has figures for."""
+        known = [times for times in rows.values() if base in times.of]
+        if known and base != ours:
+            load = f"geometric mean of {len(known)} inputs" + ("" if len(known) == len(rows) else f" of {len(rows)}")
+            self.table.row(load, what, means([times.ratios(base, ours) for times in known]), least=least)
+
+    def chats(self) -> None:
+        """Turns that no cache of what stands between control tokens has; their words are known."""
+        texts, rounds = unseen_chats(7 if self.quick else 25, 4_000 if self.quick else 85_480), 3
+        count = (len(texts) - 1) // rounds
+        names = [name for name in (HF, OURS, "HF 1.0", "fastokens", "gigatoken") if name in self.sides.loaded]
+        runs = {name: in_turn(self.sides[name], texts) for name in names}
+        taken: dict[str, list[float]] = {name: [] for name in runs}
+        for run in runs.values():
+            run(1)
+        for _ in range(rounds):
+            for name, run in runs.items():
+                taken[name].append(run(count) / count)
+        times = Times(taken)
+        note = ", ".join(f"{name} {times.median(HF) / times.median(name):.0f}x" for name in names[2:])
+        load = f"chat of {len(texts[0])} ch, turns never seen"
+        self.table.row(load, "to a list", times.ratios(HF, OURS), least=300, note=note)
+
+    def streamed(self) -> None:
+        if not self.natural:
+            print("streamed: no texts (--texts FOLDER)", file=sys.stderr)
+            return
+        streamed(self.table, self.sides, self.natural, self.quick)
+        mixed(self.table, self.sides, self.natural, self.quick)
+
+    def columns(self) -> None:
+        ours, hf = self.sides[OURS], self.sides[HF]
+        rows: dict[str, Times] = {}
+        steps: dict[str, Times] = {}
+        for name, text in self.texts.items():
+            ids = arguments(self.sides, "decode", text)["ids"]
+            runs = {
+                "ids": ours.run("array", s=text),
+                "offsets array": ours.run("offsets array", s=text),
+                "offsets": ours.run("offsets", s=text),
+                "HF offsets": hf.run("offsets", s=text),
+            }
+            for side in exact(self.sides, "decode", name, ids=ids):
+                runs[f"{side.name} decode"] = side.run("decode", ids=ids)
+            rows[name] = times = self.timed(runs)
+            load = f"{name} ({len(text)} ch, {len(ids)} tok)"
+            note = f"{times.median('offsets array') * 1e6:.2f} us"
+            self.table.row(
+                load, "ids with offsets, cost of ids", times.ratios("offsets array", "ids"), most=1.5, note=note
+            )
+            self.table.row(load, "ids with offsets, times HF", times.ratios("HF offsets", "offsets array"), least=80)
+            note = f"{times.median('offsets') * 1e6:.2f} us"
+            self.table.row(load, ".offsets, times HF", times.ratios("HF offsets", "offsets"), least=30, note=note)
+            note = f"{times.median(f'{OURS} decode') * 1e6:.2f} us"
+            self.table.row(load, "decode, times HF", times.ratios(f"{HF} decode", f"{OURS} decode"), note=note)
+            if name in ("long_32K", "very_long") or name.startswith("natural"):
+                given = ids[:STREAMED_IDS]
+                steps[f"{name}, {len(given)} tokens"] = self.steps(self.sides, name, given)
+        counted = {name: times for name, times in rows.items() if name not in EXTRA}
+        self.mean("ids with offsets, times HF", counted, "HF offsets", "offsets array", 80)
+        self.mean(".offsets, times HF", counted, "HF offsets", "offsets", 30)
+        texts = {name: rows[name] for name in DECODED if name in rows}
+        for peer in self.peers():
+            self.mean(f"decode, times {peer}", counted, f"{peer} decode", f"{OURS} decode")
+            what = f"decode, times {peer}: {', '.join(texts)}"
+            self.mean(what, texts, f"{peer} decode", f"{OURS} decode", {HF: 36, "iree": 1.1}.get(peer))
+        for load, times in steps.items():
+            self.step_row(load, times)
+        for path in self.families:
+            sides = Sides(path, self.fault)
+            text = self.natural.get("en", self.texts["very_long"])[:8_000]
+            ids = sides[HF].result("list", s=text)[:STREAMED_IDS]
+            self.step_row(f"{path.parent.name}, {len(ids)} tokens", self.steps(sides, path.parent.name, ids))
+
+    def steps(self, sides: Sides, name: str, ids: list[int]) -> Times:
+        runs = {side.name: side.run("stream", ids=ids) for side in exact(sides, "stream", name, ids=ids)}
+        times = self.timed(runs)
+        return Times({side: [one / len(ids) for one in taken] for side, taken in times.of.items()})
+
+    def step_row(self, load: str, times: Times) -> None:
+        note = ", ".join(f"{side} {times.median(side) * 1e9:.0f}" for side in times.of if side != OURS)
+        self.table.row(
+            load, "a step of DecodeStream", [one * 1e9 for one in times.of[OURS]], "ns", most=150, note=note
         )
-    prose = texts["medium_prose"]
-    table.line(
-        "medium_prose",
-        "ids, tokens, offsets, words",
-        lambda: every_column(theirs.encode(prose)),
-        lambda: every_column(ours.encode(prose)),
-    )
-    ids = theirs.encode(texts["very_long"], add_special_tokens=False).ids[:500]
-    table.line(
-        "very_long, 500 tokens", "stream", lambda: stream_of_hf(theirs, ids), lambda: Ours(ours, None).stream(ids)
-    )
-    for size in (1, 4, 16, 64):
-        batch = [prose[i:] + prose[:i] for i in range(size)]
-        table.line(
-            f"batch of {size}",
-            "encode_batch",
-            lambda batch=batch: [e.ids for e in theirs.encode_batch(batch)],  # type: ignore[misc]
-            lambda batch=batch: [e.ids for e in ours.encode_batch(batch)],  # type: ignore[misc]
-        )
-    table.line(
-        "8 threads x 100",
-        "encode",
-        lambda: threaded(lambda: theirs.encode(prose).ids),
-        lambda: threaded(lambda: ours.encode(prose).ids),
-    )
-    # What a call costs before any text is looked at: Python's share, which users pay.
-    table.line("empty text", "encode to a list", lambda: theirs.encode("").ids, lambda: ours.encode("").ids)
-    theirs_loaded = partial(tokenizers.Tokenizer.from_file, str(path))
-    table.line("the file", "load", theirs_loaded, lambda: Tokenizer.from_file(path, cache=False))
-    with tempfile.TemporaryDirectory() as folder:
-        Tokenizer.from_file(path, cache=folder)
-        table.line("the file", "load, tables kept", theirs_loaded, lambda: Tokenizer.from_file(path, cache=folder))
-    return report
+
+    def service(self) -> None:
+        prose = self.texts["medium_prose"]
+        for size in (1, 4, 16, 64):
+            texts = [prose[at:] + prose[:at] for at in range(size)]
+            found = exact(self.sides, "batch", f"batch of {size}", texts=texts)
+            times = self.timed({side.name: side.run("batch", texts=texts) for side in found})
+            self.table.beside_best(f"batch of {size} x {len(prose)} ch", "encode_batch", times, OURS)
+        with ThreadPoolExecutor(8) as pool:
+            runs = {}
+            for side in exact(self.sides, "list", "threads", s=prose):
+                runs[side.name] = statement(
+                    "list(pool.map(hundred, calls))",
+                    {"pool": pool, "hundred": partial(hundred, prose), "calls": [side.encoder()] * 8},
+                )
+            times = self.timed(runs)
+        self.table.beside_best(f"8 threads x 100 x {len(prose)} ch", "encode", times, OURS)
+
+    def of_families(self) -> None:
+        for path in self.families:
+            sides = Sides(path, self.fault)
+            rows = {}
+            for name, text in self.texts.items():
+                if name in EXTRA:
+                    continue
+                if not equals(sides[OURS], "list", sides[HF].result("list", s=text), s=text):
+                    raise Unequal(f"{path.parent.name}, {name}: list")
+                rows[name] = self.encoded(sides, f"{path.parent.name}, {name}", text, ("list",))
+            found: dict[str, list[float]] = {}
+            for side in sides.loaded:
+                key = f"{side} list"
+                if side not in (OURS, SEGMENTS) and all(key in times.of for times in rows.values()):
+                    found[side] = means([times.ratios(key, f"{OURS} list") for times in rows.values()])
+            best = min(found, key=lambda side: sorted(found[side])[len(found[side]) // 2])
+            load = f"{path.parent.name}, geometric mean of {len(rows)} inputs"
+            self.table.row(load, "to a list, times HF", found[HF])
+            self.table.row(load, "to a list, times the best exact peer", found[best], least=1.25, note=best)
+
+    def load(self) -> None:
+        tokenizer_load.measured(self.table, self.sides, list(self.natural.values()), self.quick)
 
 
-def every_column(encoding: Any) -> tuple[Any, ...]:
-    return encoding.ids, encoding.tokens, encoding.offsets, encoding.word_ids
-
-
-def threaded(run: Callable[[], Any]) -> None:
-    threads = [threading.Thread(target=lambda: [run() for _ in range(100)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "fixed": Bench.fixed,
+    "streamed": Bench.streamed,
+    "columns": Bench.columns,
+    "service": Bench.service,
+    "families": Bench.of_families,
+    "load": Bench.load,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json")
+    parser.add_argument("--texts", type=Path, help="a folder of texts, as python -m bench.tokenizer_texts makes it")
+    parser.add_argument("--family", type=Path, action="append", default=[], help="a tokenizer.json of another family")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="short inputs, few rounds")
     parser.add_argument("--json", type=Path, help="write the table here")
-    parser.add_argument("--plant-fault", choices=PLACES, help="corrupt our results there; the gate must stop")
+    parser.add_argument("--plot", type=Path, help="draw the ratios here")
+    parser.add_argument(
+        "--plant-fault", nargs=2, metavar=("SIDE", "KIND"), help=f"{' '.join(LOADERS)}; {' '.join(KINDS)}"
+    )
     options = parser.parse_args()
-    ours, theirs = Tokenizer.from_file(options.tokenizer), tokenizers.Tokenizer.from_file(str(options.tokenizer))
-    for tokenizer in (ours, theirs):
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-    texts = inputs(options.quick)
-    found = list(differences(Ours(ours, options.plant_fault), theirs, texts))
-    if found:
-        print(
-            f"not equal to HF, so nothing is timed: {len(found)} differences, the first: {found[0]}", file=sys.stderr
-        )
+    report = Report("fasttoken among its peers", "python -m bench.tokenizer")
+    bench = Bench(options, Table(report))
+    report.facts = machine_facts([(name, version_of(name)) for name in bench.sides.loaded if version_of(name)])
+    found = list(differences(bench.sides, bench.texts))
+    try:
+        if found:
+            raise Unequal(f"{len(found)} differences, the first: {found[0]}")
+        print(f"equal to HF: {', '.join(KINDS)} on {len(bench.texts)} inputs", flush=True)
+        for part in options.only:
+            PARTS[part](bench)
+    except Unequal as unequal:
+        print(f"not equal to HF, so nothing is timed: {unequal}", file=sys.stderr)
         return 1
-    print(f"equal to HF: {', '.join(PLACES)} on {len(texts)} inputs")
-    report = time_all(ours, theirs, texts, options.tokenizer, options.quick)
     report.show()
     if options.json:
         report.write(options.json)
+    if options.plot:
+        report.plot(options.plot)
     return 0
+
+
+def hundred(text: str, encode: Callable[[str], Any]) -> None:
+    for _ in range(100):
+        encode(text)
 
 
 if __name__ == "__main__":

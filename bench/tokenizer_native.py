@@ -1,6 +1,7 @@
 """fasttoken without Python in between, and what Python then adds.
 
-    python -m bench.tokenizer_native --tokenizer tokenizer.json [--threads 2] [--quick] [--json FILE] [--plot FILE]
+    python -m bench.tokenizer_native --tokenizer tokenizer.json [--texts FOLDER] [--threads 2]
+                                     [--quick] [--json FILE] [--plot FILE]
 
 The rows and their lengths are those of ``bench.tokenizer``. ``bench/native/driver.cpp`` is built for the run
 (pybind11 and a C++ compiler are needed) and times the core from C++: on one thread in CPU time, and on several
@@ -27,7 +28,7 @@ import tokenizers
 from prelude.tokenizer import Tokenizer
 
 from bench.common import Report, machine_facts, three
-from bench.tokenizer import inputs
+from bench.tokenizer_texts import inputs, texts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 15
@@ -99,6 +100,7 @@ def time_all(driver: Any, ours: Tokenizer, texts: dict[str, str], threads: int, 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json")
+    parser.add_argument("--texts", type=Path, help="a folder of texts for the natural inputs")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="short inputs, few loops")
     parser.add_argument("--json", type=Path, help="write the table here")
@@ -106,11 +108,12 @@ def main() -> int:
     parser.add_argument("--flags", nargs="*", default=["-O3"], help="for the compiler")
     parser.add_argument("--plant-fault", action="store_true", help="corrupt our ids; the gate must stop")
     options = parser.parse_args()
-    texts = inputs(options.quick)
+    texts = inputs(options.quick, texts_of(options.texts))
     with tempfile.TemporaryDirectory() as folder:
         driver = build(Path(folder), options.flags).Driver(options.tokenizer.read_bytes())
     theirs = tokenizers.Tokenizer.from_file(str(options.tokenizer))
-    theirs.no_truncation(), theirs.no_padding()
+    theirs.no_truncation()
+    theirs.no_padding()
     for name, text in texts.items():
         ids = driver.encode(text)
         if options.plant_fault:

@@ -1,0 +1,42 @@
+"""The rows of the tokenizer bench: what was measured, what is aimed at, and whether that is met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.blocks import Times
+from bench.common import Report, three
+
+
+@dataclass(slots=True)
+class Table:
+    report: Report
+
+    def row(
+        self,
+        load: str,
+        measure: str,
+        values: Sequence[float],
+        unit: str = "x",
+        *,
+        least: float | None = None,
+        most: float | None = None,
+        note: str = "",
+    ) -> None:
+        """The median of ``values`` and their range; ``least`` or ``most``: what the median is to be."""
+        found = three(values)
+        reach = ""
+        if least is not None:
+            reach = f">= {least:g}, {'met' if found[0] >= least else 'not met'}"
+        elif most is not None:
+            reach = f"<= {most:g}, {'met' if found[0] <= most else 'not met'}"
+        self.report.add(load, measure, found, unit, reach=reach, note=note)
+
+    def beside_best(self, load: str, measure: str, times: Times, ours: str) -> None:
+        """Microseconds of ours, and how many times as fast as the peer with the best median."""
+        peers = {name: times.median(name) * 1e6 for name in times.of if name != ours}
+        note = ", ".join(f"{name} {us:.1f}" for name, us in peers.items())
+        self.row(load, measure, [one * 1e6 for one in times.of[ours]], "us", note=note)
+        best = min(peers, key=peers.__getitem__)
+        self.row(load, f"{measure}, times the best peer", times.ratios(best, ours), least=1, note=best)

@@ -1,0 +1,236 @@
+"""The tokenizer bench compares before it times, stops at a planted difference, and says what is reached."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from bench.blocks import Times, blocks, means
+from bench.common import Report
+from bench.tokenizer_sides import HF, KINDS, OURS
+from bench.tokenizer_table import Table
+from bench.tokenizer_texts import EXTRA, inputs, made, texts_of, unseen
+
+ROOT = Path(__file__).resolve().parents[2]
+CHARACTERS = "The harbour was quiet; 12 boats lay at the quay. Straße, 你好世界 🙂"
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench.tokenizer", *arguments, "--quick"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small file as language models have them: byte-level, with control tokens."""
+    small: Any = tokenizers.Tokenizer(models.BPE())
+    small.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    small.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    small.train_from_iterator([CHARACTERS, *inputs(quick=True).values()], trainer)
+    path = tmp_path_factory.mktemp("file") / "tokenizer.json"
+    small.save(str(path))
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.feature("J6")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_planted_fault_of_ours_stops_it(tokenizer_file: str, kind: str) -> None:
+    done = bench("--tokenizer", tokenizer_file, "--plant-fault", OURS, kind)
+    assert done.returncode == 1
+    assert "nothing is timed" in done.stderr and done.stderr.rstrip().endswith(f": {kind}")
+    assert not done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.feature("J6")
+def test_a_fault_in_another_family_stops_it_before_that_is_timed(tokenizer_file: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    whole = json.loads(Path(tokenizer_file).read_text())
+    whole["model"]["dropout"] = 0.5  # HF leaves merges out at random, ours never does
+    (other / "tokenizer.json").write_text(json.dumps(whole))
+    done = bench(
+        "--tokenizer", tokenizer_file, "--family", str(other / "tokenizer.json"), "--only", "families",
+        "--json", str(tmp_path / "table.json"),
+    )  # fmt: skip
+    assert done.returncode == 1 and "nothing is timed: other" in done.stderr, done.stderr
+    assert not (tmp_path / "table.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.feature("J6")
+@pytest.mark.feature("J9")
+@pytest.mark.feature("K3")
+@pytest.mark.timeout(300)
+def test_without_a_fault_it_says_equal_and_gives_every_row(tokenizer_file: str, tmp_path: Path) -> None:
+    (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text() * 4)
+    table = tmp_path / "table.json"
+    done = bench(
+        "--tokenizer", tokenizer_file, "--family", tokenizer_file, "--texts", str(tmp_path), "--json", str(table)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("equal to HF")
+    rows = json.loads(table.read_text())["rows"]
+    with_reach = {(row["load"].split(" (")[0], row["measure"]) for row in rows if row["reach"]}
+    assert {
+        ("geometric mean of 10 inputs", "to a list, times HF"),
+        ("geometric mean of 10 inputs", "to an array, times HF"),
+        ("tiny", "to a list"),
+        ("chat of 4000 ch, turns never seen", "to a list"),
+        ("en", "never seen, empty caches"),
+        ("en", "never seen, caches of other text"),
+        ("geometric mean of 10 inputs", "ids with offsets, times HF"),
+        ("geometric mean of 10 inputs", ".offsets, times HF"),
+        ("geometric mean of 1 inputs", "decode, times HF: medium_prose"),
+        ("the tokenizer.json", "load, of HF's time"),
+        ("the kept tables", "load"),
+        ("prelude, kept tables, its own process", "first call"),
+        ("prelude, its own process", "memory of a load"),
+        ("batch of 16 x 674 ch", "encode_batch, times the best peer"),
+        ("8 threads x 100 x 674 ch", "encode, times the best peer"),
+    } <= with_reach
+    assert any(measure.startswith("p99 of ") for _, measure in with_reach)
+    assert any("times the best exact peer" in measure for _, measure in with_reach)
+    assert {row["reach"].rsplit(", ", 1)[-1] for row in rows if row["reach"]} <= {"met", "not met"}
+
+
+@pytest.mark.slow
+@pytest.mark.feature("J6")
+def test_a_peer_that_differs_has_no_figure_and_ours_has(tokenizer_file: str, tmp_path: Path) -> None:
+    pytest.importorskip("iree.tokenizer", reason="a peer")
+    done = bench("--tokenizer", tokenizer_file, "--only", "fixed", "--plant-fault", "iree", "array")
+    assert done.returncode == 0, done.stderr
+    assert "tiny: iree to array differs from HF: no figure" in done.stderr
+    assert "to an array, times iree" not in done.stdout and "to a list, times iree" in done.stdout
+
+
+def test_blocks_alternate_and_their_first_calls_do_not_count() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def run(name: str, slow: float) -> Any:
+        def of(count: int) -> float:
+            calls.append((name, count))
+            return slow * count
+
+        return of
+
+    times = blocks({"a": run("a", 2e-3), "b": run("b", 1e-3)}, rounds=3, seconds=4e-3)
+    assert calls == [("a", 1), ("a", 1), ("b", 1), ("b", 1)] + [("a", 1), ("a", 2), ("b", 1), ("b", 4)] * 3
+    assert times.ratios("a", "b") == pytest.approx([2, 2, 2])
+    assert means([[2.0, 8.0], [8.0, 8.0]]) == pytest.approx([4, 8])
+
+
+@pytest.mark.parametrize("value, said", [(1.9, "not met"), (2.0, "met"), (2.1, "met")])
+def test_a_row_says_whether_its_median_reaches_what_was_aimed_at(value: float, said: str) -> None:
+    table = Table(Report("title", "command"))
+    table.row("load", "measure", [0.1, value, 99.0], least=2)
+    table.row("load", "measure", [-0.1, 4 - value, 99.0], most=2)
+    assert [row.reach for row in table.report.rows] == [f">= 2, {said}", f"<= 2, {said}"]
+
+
+def test_the_best_peer_is_the_one_with_the_least_median() -> None:
+    table = Table(Report("title", "command"))
+    table.beside_best("load", "call", Times({HF: [9e-6, 9e-6], "swift": [3e-6, 1e-6], OURS: [1e-6, 1e-6]}), OURS)
+    ours, ratio = table.report.rows
+    assert (ours.value, ours.unit) == (pytest.approx(1), "us")
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 1, 3))
+    assert ratio.note == "swift" and ratio.reach == ">= 1, met"
+
+
+REFERENCE = {
+    "tiny": 5,
+    "short_english": 51,
+    "short_chinese": 90,
+    "medium_prose": 674,
+    "code_snippet": 470,
+    "mixed_multilingual": 641,
+    "long_repeat": 2_025,
+    "long_unique": 4_000,
+    "very_long": 8_000,
+    "chat_template": 212,
+    "long_32K": 32_000,
+    "long_64K": 64_000,
+    "long_200K": 200_000,
+    "long_code_16K": 16_000,
+    "multi_turn_chat_8K": 21_370,
+    "multi_turn_chat_32K": 85_480,
+    "long_chinese_32K": 31_998,
+}
+
+
+@pytest.mark.feature("K1")
+def test_the_reference_inputs_have_the_published_names_and_lengths() -> None:
+    found = {name: len(text) for name, text in inputs(quick=False).items() if name not in EXTRA}
+    assert found == REFERENCE
+
+
+@pytest.mark.feature("K4")
+def test_five_inputs_are_natural_text_which_the_streamed_table_does_not_have() -> None:
+    texts = {name: "".join(map(chr, range(0x100, 0x4000))) * 100 for name in ("code_py", "en", "zh", "multi")}
+    natural = {name: text for name, text in inputs(False, texts).items() if name.startswith("natural")}
+    assert [len(text) for text in natural.values()] == [16_384, 32_768, 200_000, 32_768, 32_768]
+    assert texts["en"] == natural["natural_en_200K"] + unseen(texts["en"], len(texts["en"]) - 200_000)
+
+
+@pytest.mark.feature("K4")
+def test_some_inputs_leave_a_cache_nothing_to_remember() -> None:
+    texts = inputs(quick=False)
+    for name in ("long_unique", "long_200K_unique"):
+        words = texts[name].split()
+        assert len(set(words)) > 0.9 * len(words), name
+    pieces = [texts["random_4K"][at : at + 6] for at in range(0, 4_000, 6)]
+    assert len(set(pieces)) > 0.98 * len(pieces)
+    turns = texts["multi_turn_chat_32K"].split("<|im_start|>")[1:]
+    assert len(set(turns)) == len(turns)
+
+
+def test_a_folder_of_texts_is_made_of_sources_and_manual_pages(tmp_path: Path) -> None:
+    page = ".TH ls 1\n.SH NAME\nls \\- \\fBlist\\fR what is in a folder, as long as it is to be listed\n" + "x " * 400
+    for name in ("man/man1/ls.1", "man/zh_CN/man1/ls.1", "man/zh_CN/man1/ls2.1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(page)
+    sizes = dict(made(tmp_path / "texts", [tmp_path / "man"], 50_000))
+    texts = texts_of(tmp_path / "texts")
+    assert {name: len(text) for name, text in texts.items()} == sizes
+    assert "ls - list what is in a folder" in texts["en"] and ".TH" not in texts["en"]
+    assert texts["zh"].count("list what is in a folder") == 1, "a line of two pages comes once"
+    assert sizes["code_py"] > 50_000 and not sizes["ru"]
+
+
+@pytest.mark.slow
+@pytest.mark.feature("K2")
+@pytest.mark.feature("K3")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.timeout(300)
+def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: str, tmp_path: Path) -> None:
+    pytest.importorskip("pybind11", reason="the driver is built with pybind11")
+    command = [sys.executable, "-m", "bench.tokenizer_native", "--tokenizer", tokenizer_file, "--quick"]
+    command += ["--threads", "2", "--json", str(tmp_path / "table.json"), "--flags=-O0"]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=140)
+
+    done = run("--plant-fault")
+    assert done.returncode == 1 and "nothing is timed" in done.stderr, done.stderr
+    assert not (tmp_path / "table.json").exists()
+    done = run()
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    of_one = {row["measure"]: row["value"] for row in rows if row["load"].startswith("medium_prose")}
+    assert set(of_one) == {"one thread", "python", "boundary", "2 threads"}
+    assert of_one["one thread"] > 0 and of_one["2 threads"] > 0
