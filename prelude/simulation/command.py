@@ -18,6 +18,7 @@ from prelude.config import EngineConfig
 from prelude.errors import ConfigError
 from prelude.simulation import compare, plots
 from prelude.simulation.compare import ABLATIONS, TODAY, AtRate, Settings
+from prelude.simulation.costs import RooflineCost
 from prelude.simulation.fleet import ClosedLoop, Source
 from prelude.simulation.machines import MACHINES, Machine, machine
 from prelude.simulation.report import Report, seconds_text, table
@@ -91,9 +92,12 @@ def main(chosen: argparse.Namespace) -> int:
     _show(reports, title)
     total = sum(sum(report.ends.values()) for report in reports)
     print(f"{total:,} requests simulated in {time.perf_counter() - began:.1f} s")
+    note = engine.cost.note() if isinstance(engine.cost, RooflineCost) else None
+    if note is not None:
+        print(f"on {engine.name} {note}")
     if chosen.plot:
         plots.bars(reports, chosen.plot, title)
-    _write(chosen, [report.json() for report in reports], rate)
+    _write(chosen, [report.json() for report in reports], rate, note)
     return 0
 
 
@@ -214,10 +218,14 @@ def _show(reports: Sequence[Report], title: str) -> None:
     print(table(reports, title))
 
 
-def _write(chosen: argparse.Namespace, reports: Sequence[Mapping[str, Any]], rate: float | None) -> None:
+def _write(
+    chosen: argparse.Namespace, reports: Sequence[Mapping[str, Any]], rate: float | None, note: str | None = None
+) -> None:
     if chosen.json:
         target = Path(chosen.json)
         target.parent.mkdir(parents=True, exist_ok=True)
         facts = {"workload": chosen.workload, "machine": chosen.machine, "seed": chosen.seed, "rate": rate}
+        if note is not None:
+            facts["roofline"] = note
         command = "prelude simulate " + " ".join(sys.argv[2:])
         target.write_text(json.dumps({"command": command, **facts, "reports": list(reports)}, indent=1) + "\n")

@@ -144,20 +144,41 @@ class RooflineCost:
     bandwidth_share: float
     step: float
 
-    def seconds(self, work: StepWork) -> float:
+    def parts(self, work: StepWork) -> tuple[tuple[float, float], ...]:
+        """(seconds of arithmetic, seconds of memory traffic) of layers, attention and LM head."""
         shape, flops, bandwidth = self.shape, self.flops * self.flops_share, self.bandwidth * self.bandwidth_share
-        layers = max(
-            2 * shape.layer_weights * work.tokens / flops, shape.layer_weights * shape.value_bytes / bandwidth
-        )
-        attention = max(
+        layers = (2 * shape.layer_weights * work.tokens / flops, shape.layer_weights * shape.value_bytes / bandwidth)
+        attention = (
             4 * shape.layers * shape.heads * shape.head_dim * work.pairs / flops,
             shape.kv_bytes_per_token * work.context / bandwidth,
         )
-        head = 0.0
-        if work.head_rows:
-            weights = shape.hidden * shape.vocab
-            head = max(2 * weights * work.head_rows / flops, weights * shape.value_bytes / bandwidth)
-        return self.step + layers + attention + head
+        if not work.head_rows:
+            return layers, attention
+        weights = shape.hidden * shape.vocab
+        head = (2 * weights * work.head_rows / flops, weights * shape.value_bytes / bandwidth)
+        return layers, attention, head
+
+    def seconds(self, work: StepWork) -> float:
+        return self.step + sum(map(max, self.parts(work)))
+
+    def bound(self, work: StepWork) -> str:
+        """``"arithmetic"`` or ``"memory"``: what the longer of its parts mostly wait for."""
+        arithmetic = sum(a for a, m in self.parts(work) if a >= m)
+        return "arithmetic" if arithmetic >= sum(m for a, m in self.parts(work) if m > a) else "memory"
+
+    @property
+    def ridge(self) -> float:
+        """Tokens a step from which on the layers' arithmetic takes longer than reading their weights once."""
+        return self.shape.value_bytes * self.flops * self.flops_share / (2 * self.bandwidth * self.bandwidth_share)
+
+    def note(self, prompt: int = 512, rows: int = 4, keys: int = 1000) -> str:
+        """What the two phases wait for here, a sentence."""
+        prefill, decode = StepWork.prompt(prompt), StepWork(rows, rows * (keys + 1), rows * (keys + 1), rows)
+        return (
+            f"a prompt of {prompt} tokens ({self.seconds(prefill) * 1e3:.3g} ms) waits for {self.bound(prefill)}, "
+            f"{rows} decode rows behind {keys:,} keys ({self.seconds(decode) * 1e3:.3g} ms) for {self.bound(decode)};"
+            f" layers turn at {self.ridge:.0f} tokens a step"
+        )
 
     @property
     def coefficients(self) -> dict[str, float]:

@@ -51,6 +51,14 @@ def test_without_a_rate_it_is_what_todays_carries_at_most(tmp_path: Path) -> Non
     assert found["base_rate"] == most
 
 
+@pytest.mark.feature("F21")
+def test_the_report_says_what_each_phase_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran(tmp_path, "--rate", "300")
+    said = capsys.readouterr().out
+    assert "ms) waits for arithmetic" in said and "ms) for memory" in said
+    assert json.loads((tmp_path / "found.json").read_text())["roofline"] in said
+
+
 def test_every_mechanism_is_switched_off_in_turn_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     reports = ran(tmp_path, "--rate", "300", "--ablation", "--plot", str(tmp_path / "bars.png"))["reports"]

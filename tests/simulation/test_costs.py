@@ -26,6 +26,23 @@ def test_the_roofline_is_its_formula_by_hand() -> None:
     assert slow_memory.seconds(work) == pytest.approx(1.0 + (weights * 2 + kv * 3 + 40 * 2) / 5)
 
 
+@pytest.mark.feature("F21")
+def test_prompts_wait_for_arithmetic_and_decode_rows_for_memory() -> None:
+    cost = machine("h200-qwen3-4b").cost
+    assert isinstance(cost, RooflineCost)
+
+    def rows(count: int, keys: int) -> StepWork:
+        return StepWork(count, count * (keys + 1), count * (keys + 1), count)
+
+    assert [cost.bound(StepWork.prompt(n)) for n in (16, 512, 8000)] == ["memory", "arithmetic", "arithmetic"]
+    assert {cost.bound(rows(n, 1000)) for n in (1, 4, 64)} == {"memory"}
+    # Prompts go up with their tokens; another decode row adds its keys and its share of nothing else.
+    assert cost.seconds(StepWork.prompt(4096)) > 3 * cost.seconds(StepWork.prompt(1024))
+    assert cost.seconds(rows(8, 100)) < 1.05 * cost.seconds(rows(1, 100))
+    below, above = (cost.parts(StepWork(int(cost.ridge * f), 1))[0] for f in (0.9, 1.1))
+    assert below[0] < below[1] and above[0] > above[1]
+
+
 def test_more_work_never_costs_less_and_a_longer_hit_never_more() -> None:
     for cost in (machine("h200-qwen3-4b").cost, machine("cpu-default").cost):
         times = [cost.seconds(StepWork.prompt(n)) for n in (1, 100, 4000, 30_000)]
