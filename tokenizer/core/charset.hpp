@@ -51,7 +51,9 @@ class CharSet {
   }
 
   void add(const CharSet& other) {
+    bool behind = !ranges_.empty() && !other.empty() && ranges_.back().last + 1 < other.ranges_.front().first;
     ranges_.insert(ranges_.end(), other.ranges_.begin(), other.ranges_.end());
+    if (behind) return;
     std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.first < b.first; });
     std::vector<Range> joined;
     for (const Range& r : ranges_) {

@@ -16,12 +16,20 @@ struct AsciiClasses {
 
 static inline Leads leads_of(const char* p, const ClassTable& t) {
   __m512i bytes = _mm512_loadu_si512(p);
-  __m512i kinds = _mm512_permutex2var_epi8(_mm512_loadu_si512(t.leads.data()), bytes,
-                                           _mm512_loadu_si512(t.leads.data() + 64));
+  __m512i kinds =
+      _mm512_permutex2var_epi8(_mm512_loadu_si512(t.leads.data()), bytes, _mm512_loadu_si512(t.leads.data() + 64));
   uint64_t high = _mm512_movepi8_mask(bytes);
-  auto with = [&](int bit) { return _mm512_mask_test_epi8_mask(high, kinds, _mm512_set1_epi8(static_cast<char>(bit))); };
-  uint64_t from_han = _mm512_cmpge_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(0xB8)));
-  return {with(lead_two), with(lead_three) | (with(lead_han) & from_han >> 1)};
+  auto with = [&](int bit) {
+    return _mm512_mask_test_epi8_mask(high, kinds, _mm512_set1_epi8(static_cast<char>(bit)));
+  };
+  uint64_t from = _mm512_cmpge_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(lead_from_byte)));
+  uint64_t to = _mm512_cmplt_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(lead_to_byte)));
+  uint64_t three = with(lead_three) | (with(lead_from) & from >> 1) | (with(lead_to) & to >> 1);
+  return {with(lead_two), three, three & with(lead_upper)};
+}
+
+static inline uint64_t mask_of(const char* p, char c) {
+  return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(c));
 }
 
 static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
@@ -81,34 +89,49 @@ static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
 }
 
 static inline Leads leads_of(const char* p, const ClassTable& t) {
-  Leads out{0, 0};
-  uint64_t han = 0, from_han = 0;
+  Leads out{0, 0, 0};
+  uint64_t from = 0, to = 0, upper = 0, at_least = 0, below = 0;
   const __m256i half = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
   // The bits by low half, for each high half from 8 on.
   __m256i row[8];
   for (int i = 0; i < 8; ++i)
-    row[i] = _mm256_broadcastsi128_si256(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(t.leads.data() + 16 * i)));
+    row[i] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(t.leads.data() + 16 * i)));
   for (int part = 0; part < 2; ++part) {
     __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
     __m256i low = _mm256_and_si256(bytes, half), high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), half);
     __m256i kinds = zero;
     for (int i = 4; i < 7; ++i)  // C, D and E
-      kinds = _mm256_or_si256(kinds, _mm256_and_si256(_mm256_shuffle_epi8(row[i], low),
-                                                      _mm256_cmpeq_epi8(high, _mm256_set1_epi8(static_cast<char>(8 + i)))));
+      kinds = _mm256_or_si256(kinds,
+                              _mm256_and_si256(_mm256_shuffle_epi8(row[i], low),
+                                               _mm256_cmpeq_epi8(high, _mm256_set1_epi8(static_cast<char>(8 + i)))));
     auto with = [&](int bit) {
       __m256i in = _mm256_and_si256(kinds, _mm256_set1_epi8(static_cast<char>(bit)));
       return uint64_t{~static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(in, zero)))} << (part * 32);
     };
     out.two |= with(lead_two);
     out.three |= with(lead_three);
-    han |= with(lead_han);
-    __m256i least = _mm256_set1_epi8(static_cast<char>(0xB8));
-    from_han |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(
-                    _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, least), bytes)))}
-                << (part * 32);
+    from |= with(lead_from);
+    to |= with(lead_to);
+    upper |= with(lead_upper);
+    auto reach = [&](uint8_t least) {
+      __m256i reached = _mm256_max_epu8(bytes, _mm256_set1_epi8(static_cast<char>(least)));
+      return uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(reached, bytes)))} << (part * 32);
+    };
+    at_least |= reach(lead_from_byte);
+    below |= reach(lead_to_byte);
   }
-  out.three |= han & from_han >> 1;
+  out.three |= (from & at_least >> 1) | (to & ~below >> 1);
+  out.upper = out.three & upper;
+  return out;
+}
+
+static inline uint64_t mask_of(const char* p, char c) {
+  uint64_t out = 0;
+  for (int part = 0; part < 2; ++part) {
+    __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + part * 32));
+    __m256i equal = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(c));
+    out |= uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(equal))} << (part * 32);
+  }
   return out;
 }
 
@@ -143,7 +166,13 @@ static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
   }
 }
 
-static inline Leads leads_of(const char*, const ClassTable&) { return {0, 0}; }
+static inline Leads leads_of(const char*, const ClassTable&) { return {0, 0, 0}; }
+
+static inline uint64_t mask_of(const char* p, char c) {
+  uint64_t out = 0;
+  for (int i = 0; i < 64; ++i) out |= uint64_t{p[i] == c} << i;
+  return out;
+}
 
 static inline WordKey key_of(const char* p, size_t n) { return WordKey::of_readable(p, n); }
 
@@ -153,9 +182,11 @@ static inline WordKey key_of(const char* p, size_t n) { return WordKey::of_reada
 static inline void add_others(const char* p, const ClassTable& t, uint64_t valid, Masks& m) {
   const Leads sure = leads_of(p, t);
   uint64_t leads = (sure.two | sure.three) & valid;
-  uint64_t letters = leads | leads << 1 | (sure.three & valid) << 2;
-  m.letter |= letters & valid;
-  uint64_t left = m.high & valid & ~letters;
+  uint64_t known = leads | leads << 1 | (sure.three & valid) << 2,
+           upper = sure.upper | sure.upper << 1 | sure.upper << 2;
+  m.letter |= known & ~upper & valid;
+  m.upper |= known & upper & valid;
+  uint64_t left = m.high & valid & ~known;
   while (left) {
     unsigned at = static_cast<unsigned>(std::countr_zero(left));
     const char* next = p + at;

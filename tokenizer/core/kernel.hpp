@@ -17,7 +17,11 @@
 //     unless it is R and \s*[\r\n]+ took it
 //   - \s*[\r\n]+ takes all up to the last R of the run: behind an R a word starts, if no R follows in the run
 //   - O+[\r\n]* takes the R behind it: these start nothing, and S begins behind them
-//   - 's and the like win over O+ and over O before letters, where the apostrophe is a start
+//   - 's and the like win over O+ and over O before letters, where the apostrophe is a start; cased: they belong to
+//     the letters before them, unless these are themselves such
+//   - scripted: runs within C start words, letters and others apart. Spaces before C and N keep their last character.
+//     Before letters only S but R belongs to them, and one O of ASCII that is itself a start, as far as the letters
+//     are ASCII: the next starts a word
 
 namespace fasttoken::FASTTOKEN_KERNEL {
 
@@ -82,10 +86,16 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
     return true;
   }
   const uint64_t inside = m.inside, letter = m.letter, number = m.number, space = m.space;
-  const uint64_t other = ~(letter | number | space) & valid;
+  constexpr bool scripted = family == SplitFamily::scripted;
+  const uint64_t script = scripted ? m.upper : 0, script_letter = script & ~m.special,
+                 script_other = script & m.special;
+  if (scripted && ((m.special & ~script) | (m.quote & valid))) return false;  // in no set
+  const uint64_t other = ~(letter | number | space | script) & valid;
   const uint64_t letters = letter & ~(letter << 1), others = other & ~(other << 1), numbers = number & ~(number << 1);
   const uint64_t spaces = space & ~(space << 1);
   runs = letters | others | numbers | spaces;
+  const uint64_t scripts = (script_letter & ~(script_letter << 1)) | (script_other & ~(script_other << 1));
+  if (scripted) runs |= scripts;
   const uint64_t behind_blank = m.blank << 1;
 
   uint64_t word_other = others & ~behind_blank, word_letter, word_space;
@@ -108,8 +118,16 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
       uint64_t below = after_line & ((ended & (~ended + 1)) - 1);
       after_line &= ~(uint64_t{1} << (63 - std::countl_zero(below)));
     }
-    word_space = (free & ~(free << 1)) | after_line | to_lead(tail & ~(space >> 1) & valid >> 1, inside);
-    word_letter = letters & ~(tail << 1) & ~next_character(word_other, inside);
+    uint64_t given = tail & ~(space >> 1) & valid >> 1;
+    if (scripted) given &= ~((number | script) >> 1);
+    word_space = (free & ~(free << 1)) | after_line | to_lead(given, inside);
+    if (scripted) {
+      const uint64_t plain = letter & ~m.high, joined = letters & plain & (word_other & ~m.high) << 1;
+      word_letter = (letters & ~(tail << 1) & ~joined) | scripts;
+      word_letter |= (plain + joined) & ~plain & letter;
+    } else {
+      word_letter = letters & ~(tail << 1) & ~next_character(word_other, inside);
+    }
     if constexpr (family == SplitFamily::cased) word_letter |= m.upper & (letter & ~m.upper) << 1 & ~inside;
   }
   uint64_t word_number = plan.digits == 1   ? number & ~inside
@@ -125,6 +143,17 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
       starts &= ~(uint64_t{2} << i);
       unsigned end = i + 1 + n;
       if (end < 64 && (letter >> end & 1)) starts |= uint64_t{1} << end;
+    }
+  }
+  if (family == SplitFamily::cased && plan.contractions) {
+    unsigned last = 0;  // where the last one ended: letters that are one have none
+    for (uint64_t at = mask_of(p, '\'') & valid & letter << 1; at; at &= at - 1) {
+      unsigned i = static_cast<unsigned>(std::countr_zero(at));
+      unsigned n = i == last ? 0 : contraction(p + i + 1, true);
+      if (n == 0) continue;
+      last = i + 1 + n;
+      starts &= ~(((uint64_t{2} << n) - 1) << i);
+      if (last < 64 && (letter >> last & 1)) starts |= uint64_t{1} << last;
     }
   }
   return true;
@@ -186,7 +215,8 @@ constexpr size_t enough_found = 48, most_found = enough_found + 65;  // a block 
   for (size_t i = 0; i < n; ++i) {
     uint32_t id = length(i) <= WordTable::longest ? table.find(key[i], hash[i]) : WordTable::none;
     ids[i] = static_cast<int32_t>(id);
-    if (id == WordTable::none) [[unlikely]] out.fetch(hash[i]);
+    if (id == WordTable::none) [[unlikely]]
+      out.fetch(hash[i]);
     out.saw(hash[i]);
   }
   out.room(static_cast<size_t>(end - starts[0]));
@@ -274,6 +304,8 @@ static void cut_any(const SplitPlan& plan, std::string_view text, WordWriter& ou
       return cut<SplitFamily::spaced>(plan, text, out);
     case SplitFamily::prefixed:
       return cut<SplitFamily::prefixed>(plan, text, out);
+    case SplitFamily::scripted:
+      return cut<SplitFamily::scripted>(plan, text, out);
     default:
       return cut<SplitFamily::cased>(plan, text, out);
   }

@@ -12,9 +12,10 @@ struct Masks {
   uint64_t letter, number, space, newline, blank, quote, upper, special, high, inside;
 };
 
-// Where characters of two and of three bytes begin that are letters whatever comes behind their first byte.
+// Where characters of two and of three bytes begin that are letters, as their first byte or two say; upper: those of
+// three that are not letters but class_upper.
 struct Leads {
-  uint64_t two, three;
+  uint64_t two, three, upper;
 };
 
 }  // namespace fasttoken

@@ -87,9 +87,12 @@ void Tokenizer::plan() {
   if (model_.kind != ModelKind::bpe) return;
   spaced_ = normalized_.empty() && pre_.empty() && !pre_.bytes_ready() && model_.bpe.cuts() &&
             normalizer_.only_marks_spaces(Bpe::mark);
-  const Regex* pattern = model_.bpe.plain_bytes() ? pre_.only_pattern() : nullptr;
   if (spaced_) plan_ = PlanReader::spaced();
-  if (pattern) plan_ = PlanReader::read(*pattern);
+  if (model_.bpe.plain_bytes()) {
+    std::vector<const Regex*> patterns = pre_.only_patterns();
+    if (patterns.size() == 1) plan_ = PlanReader::read(*patterns[0]);
+    if (patterns.size() == 3) plan_ = PlanReader::read(*patterns[0], *patterns[1], *patterns[2]);
+  }
   if (!plan_) return;
   cut_ = cutter(best_isa());
   caches_.reserve();

@@ -42,12 +42,17 @@ class PreTokenizer {
   bool bytes_ready() const { return bytes_ready_; }
   bool needs_shift() const { return needs_shift_; }
   bool empty() const { return steps_.empty(); }
-  // The one pattern whose matches, each by itself, are all the pieces; null where more happens.
-  const Regex* only_pattern() const {
-    if (!bytes_ready_ || steps_.size() != 1) return nullptr;
-    const Step& step = steps_[0];
-    bool isolated = step.kind == Kind::split && step.behavior == Behavior::isolated && !step.invert;
-    return isolated ? step.pattern.regex() : nullptr;
+  // The patterns that cut a text one after the other, where each match and what lies between them are pieces; none
+  // where more happens.
+  std::vector<const Regex*> only_patterns() const {
+    std::vector<const Regex*> all;
+    if (!bytes_ready_) return all;
+    for (const Step& step : steps_) {
+      bool isolated = step.kind == Kind::split && step.behavior == Behavior::isolated && !step.invert;
+      if (!isolated || !step.pattern.regex()) return {};
+      all.push_back(step.pattern.regex());
+    }
+    return all;
   }
 
   // pieces holds the pieces to begin with and then the result; none is empty.

@@ -3,10 +3,14 @@
 //   gpt2     CONTRACTION| ?L+| ?N+| ?O+|\s+(?!\S)|\s+
 //   prefixed CONTRACTION|[^\r\nLN]?L+|N{1,d}| ?O+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+       Llama 3, Qwen, GPT-4
 //   cased    [^\r\nLN]?U*W+|[^\r\nLN]?U+W*|N{1,d}| ?O+[\r\n/]*|\s*[\r\n]+|...            Mistral Nemo
+//            the same with a CONTRACTION behind the letters                            GPT-4o
+//   scripted N{1,3}, then C+, then of what is left A[a-zA-Z]+|[^\r\nLO]?L+| ?O+[\r\n]*|\s*[\r\n]+|...
+//                                                                                       DeepSeek-V3
 //
 //   spaced   no pattern: words begin at a space behind something else      Llama 2, Mistral 7B, Phi-3
 //
-//   L, N any sets that share nothing with each other and with \s; O what is in none of the three.
+//   L, N any sets that share nothing with each other and with \s; O what is in none of the three. scripted: O is a
+//   set of its own, A what ASCII has of it, C any set, and joined_splits.hpp makes one pattern of the three.
 //
 //   A family is recognized by the tree of the parsed pattern, part by part, and its sets: never by the name of
 //   a file, and not by the spelling. What is only almost the same is not recognized.
@@ -23,11 +27,13 @@
 #include <string_view>
 #include <vector>
 
+#include "joined_splits.hpp"
 #include "regex.hpp"
+#include "regex_shapes.hpp"
 
 namespace fasttoken {
 
-enum class SplitFamily : uint8_t { none, gpt2, prefixed, cased, spaced };
+enum class SplitFamily : uint8_t { none, gpt2, prefixed, cased, scripted, spaced };
 
 // What a kernel asks of a character. A code point has one of letter, number, space or none of them.
 enum Class : uint8_t {
@@ -36,14 +42,16 @@ enum Class : uint8_t {
   class_space = 4,
   class_newline = 8,   // of the spaces, those that end a line
   class_blank = 16,    // ' ' itself
-  class_quote = 32,    // the apostrophe; cased: '/', where it may follow an end of line
-  class_upper = 64,    // cased: letters that cannot follow within a word; not cased: unused
-  class_special = 128  // cased: letters and marks of both cases, left to the table; prefixed: unused
+  class_quote = 32,    // the apostrophe; cased: '/', where it may follow an end of line; scripted: of ASCII, the rest
+  class_upper = 64,    // cased: letters that cannot follow within a word; scripted: what is in C
+  class_special = 128  // cased: letters and marks of both cases, left to the table; scripted: in C punctuation, else
+                       // what is in no set, left to the table
 };
 
 // What the first byte of a character says alone, where all characters that begin with it are letters and nothing
-// else; Han characters (U+4E00 on) share theirs with others.
-enum Lead : uint8_t { lead_two = 1, lead_three = 2, lead_han = 4 };
+// else, or all in C; Han characters share their first (U+4E00 on) and their last (up to U+9F7F) with others.
+enum Lead : uint8_t { lead_two = 1, lead_three = 2, lead_from = 4, lead_to = 8, lead_upper = 16 };
+inline constexpr uint8_t lead_from_byte = 0xB8, lead_to_byte = 0xBE;  // the second byte from which, up to which
 
 struct ClassTable {
   std::array<uint8_t, 128> ascii{};
@@ -67,30 +75,35 @@ struct ClassTable {
       if (fresh) bits.insert(bits.end(), one.begin(), one.end());
       page[c >> 8] = at->second;
     }
-    auto letters = [&](uint32_t from, uint32_t to) {
+    auto all = [&](uint8_t what, uint32_t from, uint32_t to) {
       for (uint32_t c = from; c < to; ++c)
-        if (of(c) != class_letter) return false;
+        if (of(c) != what) return false;
       return true;
     };
     leads.fill(0);
     for (uint32_t b = 0xC2; b < 0xE0; ++b)
-      if (letters((b & 31) << 6, ((b & 31) + 1) << 6)) leads[b - 128] = lead_two;
-    for (uint32_t b = 0xE1; b < 0xF0; ++b)
-      if (letters((b & 15) << 12, ((b & 15) + 1) << 12)) leads[b - 128] = lead_three;
-    if (!leads[0xE4 - 128] && letters(0x4E00, 0x5000)) leads[0xE4 - 128] = lead_han;
+      if (all(class_letter, (b & 31) << 6, ((b & 31) + 1) << 6)) leads[b - 128] = lead_two;
+    for (uint8_t what : {class_letter, class_upper}) {
+      uint8_t upper = what == class_upper ? lead_upper : 0;
+      for (uint32_t b = 0xE1; b < 0xF0; ++b)
+        if (all(what, (b & 15) << 12, ((b & 15) + 1) << 12)) leads[b - 128] = lead_three | upper;
+      if (!leads[0xE4 - 128] && all(what, 0x4E00, 0x5000)) leads[0xE4 - 128] = lead_from | upper;
+      if (!leads[0xE9 - 128] && all(what, 0x9000, 0x9F80)) leads[0xE9 - 128] = lead_to | upper;
+    }
   }
 };
 
 struct SplitPlan {
   SplitFamily family = SplitFamily::none;
-  bool contractions = false;
+  bool contractions = false;   // cased: behind letters; else by themselves
   uint32_t digits = 1;         // at most so many to a piece; 0: no limit
   std::string_view trail{};    // what may follow O+: "", "\r\n" or "\r\n/"
   const Dfa* table = nullptr;  // the whole pattern, for what the kernel leaves
   ClassTable classes;
+  std::unique_ptr<Regex> joined{};  // whose table it is, where a file has several patterns
 };
 
-class PlanReader {
+class PlanReader : private Shapes {
  public:
   // Nothing when the pattern is of no family. The regex outlives the plan.
   static std::unique_ptr<SplitPlan> read(const Regex& regex) {
@@ -102,6 +115,30 @@ class PlanReader {
     return plan;
   }
 
+  // Of three that cut a text one after the other.
+  static std::unique_ptr<SplitPlan> read(const Regex& numbers, const Regex& scripts, const Regex& words) {
+    std::optional<JoinedSplits> sets = JoinedSplits::read(
+        parse_regex(numbers.pattern(), ""), parse_regex(scripts.pattern(), ""), parse_regex(words.pattern(), ""));
+    if (!sets) return nullptr;
+    auto plan = std::make_unique<SplitPlan>();
+    plan->joined = std::make_unique<Regex>(sets->pattern(), "");
+    plan->table = plan->joined->table();
+    if (!plan->table) return nullptr;
+    plan->family = SplitFamily::scripted;
+    plan->digits = 3;
+    plan->trail = "\r\n";
+    std::vector<uint8_t> flat(code_points);
+    mark(flat, sets->letter, class_letter);
+    mark(flat, sets->number, class_number);
+    mark(flat, sets->script_letter, class_upper);
+    mark(flat, sets->script_other, class_upper | class_special);
+    mark(flat, sets->rest, class_special);
+    mark(flat, sets->script_rest, class_special);
+    mark(flat, sets->rest.common(CharSet::range(0, 127)), class_quote);
+    fill(*plan, flat);
+    return plan;
+  }
+
   static std::unique_ptr<SplitPlan> spaced() {
     auto plan = std::make_unique<SplitPlan>();
     plan->family = SplitFamily::spaced;
@@ -110,9 +147,6 @@ class PlanReader {
   }
 
  private:
-  using Parts = std::vector<ReNode>;
-  static constexpr uint32_t unlimited = UINT32_MAX;
-
   PlanReader(const Parts& parts, SplitPlan& plan) : parts_(parts), plan_(plan) {}
 
   bool match() {
@@ -121,23 +155,10 @@ class PlanReader {
     return gpt2(rest) || prefixed(rest) || cased(rest);
   }
 
-  static bool same(const ReNode& a, const ReNode& b) {
-    if (a.kind != b.kind || a.negative != b.negative || a.parts.size() != b.parts.size()) return false;
-    if (a.kind == ReKind::repeat && (a.greed != b.greed || a.min != b.min || a.max != b.max)) return false;
-    if (a.kind == ReKind::assertion && a.assertion != b.assertion) return false;
-    if ((a.kind == ReKind::set || a.kind == ReKind::behind) && !a.set.same(b.set)) return false;
-    for (size_t i = 0; i < a.parts.size(); ++i)
-      if (!same(a.parts[i], b.parts[i])) return false;
-    return true;
-  }
-  static bool is(const ReNode& node, std::string_view pattern) {
-    return same(node, parse_regex(pattern, ""));
-  }
-
   // 's|'t|'re|'ve|'m|'ll|'d as alternatives of their own, or as one, in either case of letters.
   bool contractions() {
     static constexpr std::string_view each[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
-    if (!parts_.empty() && is(parts_[0], "(?i:'s|'t|'re|'ve|'m|'ll|'d)")) {
+    if (!parts_.empty() && is(parts_[0], folded_contractions)) {
       folded_ = true;
       at_ = 1;
       return true;
@@ -149,24 +170,6 @@ class PlanReader {
     return true;
   }
 
-  // The set of X+, ` ?X+` and the like; null when the node is something else.
-  static const CharSet* run(const ReNode& node, uint32_t min, uint32_t max) {
-    bool fits = node.kind == ReKind::repeat && node.greed == ReGreed::greedy && node.min == min && node.max == max;
-    return fits && node.parts[0].kind == ReKind::set ? &node.parts[0].set : nullptr;
-  }
-  static const CharSet* optional_then_run(const ReNode& node, const CharSet*& before) {
-    if (node.kind != ReKind::seq || node.parts.size() != 2) return nullptr;
-    before = run(node.parts[0], 0, 1);
-    return before ? run(node.parts[1], 1, unlimited) : nullptr;
-  }
-
-  static bool apart(const CharSet& a, const CharSet& b) { return a.common(b).empty(); }
-  static CharSet space() { return CharSet::flagged(onig_space); }
-  static CharSet newline() {
-    CharSet s = CharSet::one('\n');
-    s.add(CharSet::one('\r'));
-    return s;
-  }
   // Whether the three are disjoint and `other` is all the rest; `tail`: the last two alternatives.
   static bool sets_fit(const CharSet& letter, const CharSet& number, const CharSet& other) {
     CharSet all = letter;
@@ -239,8 +242,10 @@ class PlanReader {
     const CharSet *number = nullptr, *other = nullptr;
     if (p.size() != 7 || plan_.contractions || !common_end(p, 2, number, other)) return false;
     const ReNode &one = p[0], &two = p[1];
-    if (one.kind != ReKind::seq || two.kind != ReKind::seq || one.parts.size() != 3 || two.parts.size() != 3)
-      return false;
+    if (one.kind != ReKind::seq || two.kind != ReKind::seq || one.parts.size() != two.parts.size()) return false;
+    if (one.parts.size() == 4)
+      plan_.contractions = is(one.parts[3], folded_contractions + "?") && is(two.parts[3], folded_contractions + "?");
+    if (one.parts.size() != 3 && !plan_.contractions) return false;
     const CharSet *before = run(one.parts[0], 0, 1), *same_before = run(two.parts[0], 0, 1);
     const CharSet *upper = run(one.parts[1], 0, unlimited), *lower = run(one.parts[2], 1, unlimited);
     const CharSet *upper_again = run(two.parts[1], 1, unlimited), *lower_again = run(two.parts[2], 0, unlimited);
@@ -257,24 +262,27 @@ class PlanReader {
     return true;
   }
 
+  static void mark(std::vector<uint8_t>& flat, const CharSet& set, uint8_t bit) {
+    for (const CharSet::Range& r : set.ranges())
+      for (uint32_t c = r.first; c <= r.last; ++c) flat[c] |= bit;
+  }
+  static void fill(SplitPlan& plan, std::vector<uint8_t>& flat) {
+    mark(flat, space(), class_space);
+    mark(flat, newline(), class_newline);
+    mark(flat, CharSet::one(' '), class_blank);
+    plan.classes.fill([&](uint32_t c) { return flat[c]; });
+  }
   void fill(const CharSet& letter, const CharSet& number, const CharSet& upper, const CharSet& special) {
     std::vector<uint8_t> flat(code_points);
-    auto mark = [&](const CharSet& set, uint8_t bit) {
-      for (const CharSet::Range& r : set.ranges())
-        for (uint32_t c = r.first; c <= r.last; ++c) flat[c] |= bit;
-    };
-    mark(letter, class_letter);
-    mark(number, class_number);
-    mark(space(), class_space);
-    mark(newline(), class_newline);
-    mark(CharSet::one(' '), class_blank);
+    mark(flat, letter, class_letter);
+    mark(flat, number, class_number);
     if (plan_.family != SplitFamily::cased)
-      mark(CharSet::one('\''), class_quote);
+      mark(flat, CharSet::one('\''), class_quote);
     else if (plan_.trail.ends_with('/'))
-      mark(CharSet::one('/'), class_quote);
-    mark(upper, class_upper);
-    mark(special, class_special);
-    plan_.classes.fill([&](uint32_t c) { return flat[c]; });
+      mark(flat, CharSet::one('/'), class_quote);
+    mark(flat, upper, class_upper);
+    mark(flat, special, class_special);
+    fill(plan_, flat);
   }
 
   const Parts& parts_;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "check.hpp"
@@ -25,6 +26,35 @@ const char* const nemo =
     R"([^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|)"
     R"([^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}|)"
     R"( ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+)";
+const char* const o200k =
+    R"([^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+    R"([^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+)";
+// DeepSeek-V3's three, one a line.
+const char* const deepseek =
+    R"(\\p{N}{1,3})"
+    "\n"
+    R"([\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+)"
+    "\n"
+    R"([!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|)"
+    R"( ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+)";
+
+const char* const shards[] = {
+    "a", "the", "The", "Hello", "HELLO", "helloWorld", "'s", "'S", "'ll", "'LL", "'Re", "'", "''", "don't",
+    "'\xC5\xBF", "'sx", "1", "12", "123", "1234567", " ", "  ", "   ", "    ", "\n", "\n\n", "\r\n", " \n", "\n ",
+    "\n  ", " \n \n", "\t", "\n\t\n ", ".", "...", "!\n", "!\n\n ", "/\n/", "\n/", ".\n/a", "/", "=", "==", "{}",
+    "\"", "\x01", "\x7F", "\xC3\xA9", "\xC3\x89", "\xC3\x89t\xC3\xA9", "\xE4\xBD\xA0\xE5\xA5\xBD", "\xE3\x80\x82",
+    "\xEF\xBC\x8C", "\xC2\xA0", "\xE3\x80\x80", "\xE2\x80\xA8", "\xC2\x85", "\xF0\x9F\x98\x80", "\xD9\xA3\xD9\xA4",
+    "\xF0\x9D\x9F\x98", "\xCC\x81", "e\xCC\x81", "\xC2\xB2", "\xE2\x85\xA7", "\xC7\x85", "\xCA\xB0",
+    "\xD0\x9F\xD1\x80", "\xED\x95\x9C",
+    // What begins and ends the ranges that a first byte says are letters.
+    "\xE3\xBF\xBF", "\xE4\xB6\xBF", "\xE4\xB7\x80", "\xE4\xB7\xBF", "\xE4\xB8\x80", "\xE9\xBF\xBF", "\xEA\x80\x80",
+    "\xEC\xBF\xBF", "\xED\x9F\xBF", "\xD0\x80", "\xD1\xBF", "\xD2\x82", "\xDF\xBF", "\xE1\x80\x80", "\xE9\xBD\xBF",
+    "\xE9\xBE\x80", "\xE9\xBE\xA5", "\xE9\xBE\xA6",
+    // Kana, a dot and a mark among them, and what is none of it.
+    "\xE3\x82\xB9\xE3\x82\xBF\xE3\x83\xBC", "\xE3\x83\xBB", "\xE3\x82\x99", "\xE3\x81\x80", "\xE3\x82\x9B", "n't",
+    "X'llY", "'lL", "a'd'd'm", "!ab\xC3\xA9", "\xE2\x80\x8B", "_", "-"};
 
 std::string quoted(const std::string& text) {
   std::string out;
@@ -32,7 +62,7 @@ std::string quoted(const std::string& text) {
   return "\"" + out + "\"";
 }
 
-// Every byte, and merges of two tokens each, made at random.
+// Every byte, and merges of two tokens each, made at random. Several patterns: one a line.
 std::string file(const char* pattern, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<std::string> tokens;
@@ -40,24 +70,38 @@ std::string file(const char* pattern, uint32_t seed) {
   std::string merges;
   std::map<std::string, bool> known;
   const std::string common = "etaoins'hrdl 0123\n./";
-  while (tokens.size() < 900) {
+  auto merge = [&](const std::string& a, const std::string& b) {
+    if (!known.try_emplace(a + b).second) return;
+    tokens.push_back(a + b);
+    merges += (merges.empty() ? "[" : ",[") + quoted(a) + "," + quoted(b) + "]";
+  };
+  // Any two bytes that may stand beside each other are a token in one file or another, so that a cut between them
+  // shows.
+  for (const char* x : shards)
+    for (const char* y : shards) {
+      std::string both = std::string(x) + y, first, second;
+      size_t at = random() % (both.size() - 1);
+      utf8_append(first, byte_level_char(static_cast<unsigned char>(both[at])));
+      utf8_append(second, byte_level_char(static_cast<unsigned char>(both[at + 1])));
+      merge(first, second);
+    }
+  for (size_t most = tokens.size() + 600; tokens.size() < most;) {
     auto pick = [&]() -> std::string {
       if (random() % 3) return tokens[random() % tokens.size()];
       std::string out;
       utf8_append(out, byte_level_char(static_cast<unsigned char>(common[random() % common.size()])));
       return out;
     };
-    std::string a = pick(), b = pick();
-    if (!known.try_emplace(a + b).second) continue;
-    tokens.push_back(a + b);
-    merges += (merges.empty() ? "[" : ",[") + quoted(a) + "," + quoted(b) + "]";
+    merge(pick(), pick());
   }
   std::string vocab;
   for (size_t i = 0; i < tokens.size(); ++i) vocab += (i ? "," : "") + quoted(tokens[i]) + ":" + std::to_string(i);
-  return R"({"version":"1.0","normalizer":{"type":"NFC"},"pre_tokenizer":{"type":"Sequence","pretokenizers":[
-    {"type":"Split","pattern":{"Regex":")" +
-         std::string(pattern) + R"("},"behavior":"Isolated","invert":false},
-    {"type":"ByteLevel","add_prefix_space":false,"trim_offsets":false,"use_regex":false}]},
+  std::string splits;
+  std::istringstream lines{std::string(pattern)};
+  for (std::string one; std::getline(lines, one);)
+    splits += R"({"type":"Split","pattern":{"Regex":")" + one + R"("},"behavior":"Isolated","invert":false},)";
+  return R"({"version":"1.0","normalizer":{"type":"NFC"},"pre_tokenizer":{"type":"Sequence","pretokenizers":[)" +
+         splits + R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":false,"use_regex":false}]},
     "model":{"type":"BPE","vocab":{)" +
          vocab + "},\"merges\":[" + merges + "]}}";
 }
@@ -93,92 +137,6 @@ std::string spaced_file(uint32_t seed) {
          "},\"merges\":[" + merges + "]}}";
 }
 
-const char* const shards[] = {"a",
-                              "the",
-                              "The",
-                              "Hello",
-                              "HELLO",
-                              "helloWorld",
-                              "'s",
-                              "'S",
-                              "'ll",
-                              "'LL",
-                              "'Re",
-                              "'",
-                              "''",
-                              "don't",
-                              "'\xC5\xBF",
-                              "'sx",
-                              "1",
-                              "12",
-                              "123",
-                              "1234567",
-                              " ",
-                              "  ",
-                              "   ",
-                              "    ",
-                              "\n",
-                              "\n\n",
-                              "\r\n",
-                              " \n",
-                              "\n ",
-                              "\n  ",
-                              " \n \n",
-                              "\t",
-                              "\n\t\n ",
-                              ".",
-                              "...",
-                              "!\n",
-                              "!\n\n ",
-                              "/\n/",
-                              "\n/",
-                              ".\n/a",
-                              "/",
-                              "=",
-                              "==",
-                              "{}",
-                              "\"",
-                              "\x01",
-                              "\x7F",
-                              "\xC3\xA9",
-                              "\xC3\x89",
-                              "\xC3\x89t\xC3\xA9",
-                              "\xE4\xBD\xA0\xE5\xA5\xBD",
-                              "\xE3\x80\x82",
-                              "\xEF\xBC\x8C",
-                              "\xC2\xA0",
-                              "\xE3\x80\x80",
-                              "\xE2\x80\xA8",
-                              "\xC2\x85",
-                              "\xF0\x9F\x98\x80",
-                              "\xD9\xA3\xD9\xA4",
-                              "\xF0\x9D\x9F\x98",
-                              "\xCC\x81",
-                              "e\xCC\x81",
-                              "\xC2\xB2",
-                              "\xE2\x85\xA7",
-                              "\xC7\x85",
-                              "\xCA\xB0",
-                              "\xD0\x9F\xD1\x80",
-                              "\xED\x95\x9C",
-                              // What begins and ends the ranges that a first byte says are letters.
-                              "\xE3\xBF\xBF",
-                              "\xE4\xB6\xBF",
-                              "\xE4\xB7\x80",
-                              "\xE4\xB7\xBF",
-                              "\xE4\xB8\x80",
-                              "\xE9\xBF\xBF",
-                              "\xEA\x80\x80",
-                              "\xEC\xBF\xBF",
-                              "\xED\x9F\xBF",
-                              "\xD0\x80",
-                              "\xD1\xBF",
-                              "\xD2\x82",
-                              "\xDF\xBF",
-                              "\xE1\x80\x80",
-                              "_",
-                              "-"};
-
 std::string text(std::mt19937& random, size_t bytes) {
   std::string out;
   size_t pool = random() % 4 ? std::size(shards) : 12 + random() % 20, from = random() % (std::size(shards) - 8);
@@ -211,7 +169,7 @@ void kernels_equal_pieces() {
   for (const char* isa : {"scalar", "avx2", "avx512"}) {
     setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
     uint32_t seed = 1;
-    for (const char* pattern : {gpt2, qwen, llama, marks, nemo}) {
+    for (const char* pattern : {gpt2, qwen, llama, marks, nemo, o200k, deepseek}) {
       Tokenizer t(file(pattern, seed++));
       CHECK(t.cuts_by_kernel());
       std::mt19937 random(seed);
@@ -269,11 +227,12 @@ void spaced_words_equal_pieces() {
 }
 
 // What is only almost one of the families is left to the engine.
-// Chats: what lies between control tokens may come out of the cache of such stretches, also beside what is normalized.
+// Chats: what lies between control tokens may come out of the cache of such stretches, also beside what is
+// normalized.
 void stretches_between_control_tokens() {
   std::string json = file(qwen, 5);
-  json.insert(json.find("\"normalizer\""), R"("added_tokens":[{"id":900,"content":"<c>","single_word":false,
-    "lstrip":false,"rstrip":false,"normalized":false,"special":true},{"id":901,"content":"<r>","single_word":false,
+  json.insert(json.find("\"normalizer\""), R"("added_tokens":[{"id":20000,"content":"<c>","single_word":false,
+    "lstrip":false,"rstrip":false,"normalized":false,"special":true},{"id":20001,"content":"<r>","single_word":false,
     "lstrip":false,"rstrip":true,"normalized":false,"special":true}],)");
   Tokenizer t(json);
   CHECK(t.cuts_by_kernel());
@@ -301,15 +260,17 @@ void stretches_between_control_tokens() {
 }
 
 void near_misses_are_not_recognized() {
-  for (std::string pattern : {gpt2, qwen, llama, nemo}) {
+  for (std::string pattern : {gpt2, qwen, llama, nemo, o200k, deepseek}) {
     auto change = [&](const std::string& from, const std::string& to) {
       size_t at = pattern.find(from);
       return at == std::string::npos ? "" : std::string(pattern).replace(at, from.size(), to);
     };
-    for (const std::string& other : {change(R"(\\s+(?!\\S))", R"(\\s+(?=\\S))"), change(R"(|\\s+(?!\\S))", ""),
-                                     change(R"(\\p{L}+)", R"(\\p{L}*?a)"), change(" ?[", " ["), change("'re", "'rx"),
-                                     change(R"([^\\s\\p{L}\\p{N}]+)", R"([^\\s\\p{L}]+)"),
-                                     change(R"(\\r\\n/)", R"(\\r/)"), change(R"([\\r\\n]+)", R"(\\n+)")}) {
+    for (const std::string& other :
+         {change(R"(\\s+(?!\\S))", R"(\\s+(?=\\S))"), change(R"(|\\s+(?!\\S))", ""),
+          change(R"(\\p{L}+)", R"(\\p{L}*?a)"), change(" ?[", " ["), change("'re", "'rx"),
+          change(R"([^\\s\\p{L}\\p{N}]+)", R"([^\\s\\p{L}]+)"), change(R"(\\r\\n/)", R"(\\r/)"),
+          change(R"([\\r\\n]+)", R"(\\n+)"), change("'ll|'d)?|", "'ll)?|"), change("[A-Za-z]", "[A-Za-y]"),
+          change("/:;", ":;"), change("{1,3}\n", "{1,4}\n"), change("\n[", "\n[0-9"), change("\n", "|\n")}) {
       if (other.empty() || other == pattern) continue;
       Tokenizer t(file(other.c_str(), 3));
       CHECK(!t.cuts_by_kernel());
