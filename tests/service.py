@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request
 from tests import toy
+from tests.patience import PATIENCE
 
 
 @dataclass
 class Fault:
     """At call number ``at`` of ``site`` ("submit" or "wait"), ``times`` calls long: ``kind`` is "raise", "memory",
-    "cancel", "delay", or, of what comes back, "outputs", "rows", "nan", "token", "type". ``only`` chooses batches."""
+    "cancel", "delay", "hang" (until ``over`` is set), or, of what comes back, "outputs", "rows", "nan", "token",
+    "type". ``only`` chooses batches."""
 
     kind: str
     site: str = "wait"
@@ -32,6 +35,8 @@ class Fault:
     times: int = 1
     seconds: float = 0.0
     only: Callable[[ForwardBatch], bool] = lambda batch: True
+    over: threading.Event = field(default_factory=threading.Event)
+    given_up: bool = False  # it hung for as long as patience has it
 
 
 class FaultyExecutor(toy.ToyExecutor):
@@ -69,6 +74,8 @@ class FaultyExecutor(toy.ToyExecutor):
                     raise asyncio.CancelledError
                 case "delay":
                     time.sleep(fault.seconds)
+                case "hang":
+                    fault.given_up = not fault.over.wait(PATIENCE)
         return due
 
 

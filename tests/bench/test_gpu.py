@@ -90,9 +90,7 @@ def test_a_load_knows_its_median_and_spread() -> None:
 
 @pytest.mark.skipif(not driver.missing(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu"], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "bench.gpu"], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2 and "needs a GPU" in done.stderr
 
 

@@ -25,7 +25,7 @@ CHARACTERS = "The harbour was quiet; 12 boats lay at the quay. Straße, 你好�
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.tokenizer", *arguments, "--quick"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_fault_in_another_family_stops_it_before_that_is_timed(tokenizer_file:
 @pytest.mark.feature("J6")
 @pytest.mark.feature("J9")
 @pytest.mark.feature("K3")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_without_a_fault_it_says_equal_and_gives_every_row(tokenizer_file: str, tmp_path: Path) -> None:
     (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text() * 4)
     table = tmp_path / "table.json"
@@ -216,14 +216,14 @@ def test_a_folder_of_texts_is_made_of_sources_and_manual_pages(tmp_path: Path) -
 @pytest.mark.feature("K2")
 @pytest.mark.feature("K3")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: str, tmp_path: Path) -> None:
     pytest.importorskip("pybind11", reason="the driver is built with pybind11")
     command = [sys.executable, "-m", "bench.tokenizer_native", "--tokenizer", tokenizer_file, "--quick"]
     command += ["--threads", "2", "--json", str(tmp_path / "table.json"), "--flags=-O0"]
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=140)
+        return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
 
     done = run("--plant-fault")
     assert done.returncode == 1 and "nothing is timed" in done.stderr, done.stderr

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent not in item.path.parents:
             continue
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(120))
+            item.add_marker(pytest.mark.timeout(600))
         if item.get_closest_marker("gpu") is not None and lacks:
             item.add_marker(pytest.mark.skip(reason="no GPU: " + "; ".join(lacks)))
 

@@ -49,7 +49,7 @@ def library(file: str, float32: bool, head_dim: int) -> ctypes.CDLL:
         flags.append("-DPRELUDE_FLOAT32")
     if COMPILER is None:
         raise RuntimeError("no C++ compiler")
-    subprocess.run([COMPILER, *flags, str(source), "-o", str(built)], check=True, timeout=100, capture_output=True)
+    subprocess.run([COMPILER, *flags, str(source), "-o", str(built)], check=True, capture_output=True)
     loaded = ctypes.CDLL(str(built))
     shutil.rmtree(folder)
     return loaded

@@ -100,7 +100,6 @@ def test_nvcc_compiles_without_spills(tmp_path: Path, file: str, arch: str) -> N
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     spills = [line for line in done.stderr.splitlines() if "spill" in line]

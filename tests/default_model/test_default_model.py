@@ -94,7 +94,7 @@ def test_the_tokenizer_gives_every_text_back() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_accuracies_on_held_out_sentences() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

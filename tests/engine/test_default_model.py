@@ -34,9 +34,7 @@ def test_accuracies_on_heldout_sentences() -> None:
 
 
 def test_the_demo_runs_and_says_what_happened() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "prelude", "demo"], capture_output=True, text=True, timeout=110, env=_wide()
-    )
+    done = subprocess.run([sys.executable, "-m", "prelude", "demo"], capture_output=True, text=True, env=_wide())
     assert done.returncode == 0, done.stderr
     for word in ("Which language is it?", "Embeddings", "Completion", "oneshot", "decode", "tokens reused", "steps"):
         assert word in done.stdout
@@ -49,7 +47,6 @@ def test_the_demo_refuses_what_is_not_a_model() -> None:
         [sys.executable, "-m", "prelude", "demo", "--model", "/nonexistent/dir"],
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert done.returncode == 2 and "prelude: " in done.stderr and "Traceback" not in done.stderr
 

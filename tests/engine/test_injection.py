@@ -14,6 +14,7 @@ from prelude.errors import PreludeError
 from prelude.runtime.delivery import GroupSink
 from prelude.scheduling import planner, settle
 from tests.engine.test_faults import generated
+from tests.patience import PATIENCE
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt
 from tests.service import is_empty, service_core, toy_service
 
@@ -78,7 +79,7 @@ def test_whatever_happens_at_any_place_everybody_is_told(
             chat(prompt(6, 6), 6),
         ]
         ends = await asyncio.wait_for(
-            asyncio.gather(*(engine.run(task) for task in tasks), return_exceptions=True), timeout=20
+            asyncio.gather(*(engine.run(task) for task in tasks), return_exceptions=True), timeout=PATIENCE
         )
         for end in ends:
             assert not isinstance(end, BaseException) or isinstance(
@@ -86,7 +87,7 @@ def test_whatever_happens_at_any_place_everybody_is_told(
             )
         if what == "delay":
             assert list(ends[0].token_ids) == generated(1, 6) and ends[1].output is not None
-        after = await asyncio.wait_for(engine.run(chat(prompt(6, 9), 6)), timeout=20)
+        after = await asyncio.wait_for(engine.run(chat(prompt(6, 9), 6)), timeout=PATIENCE)
         assert list(after.token_ids) == generated(9, 6), "the engine goes on"
         assert seen > call, "it was called"
 

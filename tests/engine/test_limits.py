@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 import tracemalloc
 from typing import Any
 
@@ -22,8 +21,8 @@ from prelude.errors import (
     UnknownParameter,
 )
 from prelude.scheduling.request import State
-from tests import toy
 from tests.engine.test_faults import ById, generated, text
+from tests.patience import Paced, comes, until
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core, toy_service
 
@@ -99,23 +98,13 @@ def test_a_million_refusals_leave_nothing_behind() -> None:
 @pytest.mark.fault(56)
 def test_a_full_queue_refuses_at_once_and_before_anything_is_tokenised() -> None:
     async def main() -> None:
-        gate = threading.Event()
-
-        class Gated(toy.ToyExecutor):
-            def wait(self, handle: Any) -> Any:
-                gate.wait(60)
-                return super().wait(handle)
-
-        core = service_core(Gated(), queued=3)
-        engine = toy_service(core)
+        core = service_core(queued=3)
+        engine, steps = toy_service(core), Paced.of(core)
+        # A step is under way that has taken all three, or the first of them; then three more wait, or those that can.
         tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 4))) for i in range(3)]
-        while not core.executor.batches or core.inbox.requests:
-            await asyncio.sleep(0.001)  # the first step is under way and has taken all three; three more wait
-            if len(core.executor.batches) and core.inbox.items:
-                break
+        await comes(lambda: steps.held)
         tasks += [asyncio.create_task(engine.run(chat(prompt(6, i), 4))) for i in range(3)]
-        await asyncio.sleep(0)
-        began = time.perf_counter()
+        await comes(lambda: core.inbox.requests == 3)
         prepared: list[Any] = []
         engine.engine._preparer.prepare = prepared.append
         refused = 0
@@ -124,8 +113,8 @@ def test_a_full_queue_refuses_at_once_and_before_anything_is_tokenised() -> None
                 await engine.run(chat(prompt(6, 9), 4))
             except QueueFull:
                 refused += 1
-        assert refused == 1000 and time.perf_counter() - began < 1.0 and not prepared
-        gate.set()
+        assert refused == 1000 and steps.held and not steps.given_up and not prepared
+        steps.open()
         del engine.engine._preparer.prepare
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert sum(not isinstance(end, QueueFull) for end in ends) >= 3
@@ -423,30 +412,33 @@ def test_cancel_in_every_state_twice_and_after_the_end() -> None:
 @pytest.mark.parametrize("when", ["before", "preparing", "waiting", "running", "between"])
 def test_cancelling_the_awaiting_task_gives_everything_back(when: str) -> None:
     async def main() -> None:
-        core = service_core(toy.ToyExecutor(delay=0.002), running=1)
-        engine = toy_service(core, delay=0.05 if when == "preparing" else 0.0)
+        core = service_core(running=1)
+        engine, steps, prepares = toy_service(core), Paced.of(core, 5), threading.Event()
         blocker = asyncio.create_task(engine.run(chat(prompt(6, 1), 20)))
-        await asyncio.sleep(0.01 if when != "preparing" else 0)
+        await comes(lambda: steps.held)
         victim = chat(prompt(6, 2), 30)
         if when == "preparing":
             victim = Long(victim, "x" * 10_000)  # type: ignore[assignment]
-            engine.engine._preparer.prepare = slow(engine.engine._preparer.prepare)
-        if when == "running":
+            engine.engine._preparer.prepare = slow(engine.engine._preparer.prepare, prepares, steps)
+        if when in ("running", "between"):
+            steps.open()
             await blocker
+            steps.allow(5)
         task = asyncio.create_task(engine.run(victim))
-        if when != "before":
-            await asyncio.sleep(0.02)
+        if when == "preparing":
+            await comes(prepares.is_set)
+        elif when != "before":
+            await comes(lambda: len(core.live) == 1 + (when == "waiting") and steps.held)
         if when == "between":  # finished by the engine, not yet told to the task
-            await blocker
-            while core.live:
-                time.sleep(0.001)
+            steps.open()
+            until(lambda: not core.live)
         task.cancel()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        steps.open()
         await blocker
-        while core.live or core.step_began:
-            await asyncio.sleep(0.001)
+        await comes(lambda: not core.live and not core.step_began)
         await engine.aclose()
         assert is_empty(core)
 
@@ -460,9 +452,12 @@ class Long:
         self.prepared, self.prompt = prepared, text
 
 
-def slow(prepare: Any) -> Any:
+def slow(prepare: Any, begun: threading.Event, steps: Paced) -> Any:
+    """Takes until the steps may go on."""
+
     def slower(task: Any) -> Any:
-        time.sleep(0.05)
+        begun.set()
+        until(lambda: not steps.held)
         return prepare(task.prepared if isinstance(task, Long) else task)
 
     return slower

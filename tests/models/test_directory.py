@@ -232,7 +232,6 @@ def test_no_home_no_network_nothing_written(optimised: bool, copy_of: Copy) -> N
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     directory.chmod(0o755)

@@ -15,6 +15,7 @@ from prelude.errors import EngineClosed, QueueFull
 from prelude.runtime.inbox import Inbox
 from prelude.scheduling.request import Request
 from tests.engine.test_lifecycle import ById
+from tests.patience import PATIENCE
 from tests.scheduling.test_engine_core import last_logprob, prompt
 
 
@@ -147,5 +148,5 @@ def test_a_doorbell_wakes_once_for_any_number_of_rings_and_sleeps_without() -> N
     thread.start()
     assert not woken.wait(0.1), "it waits without the GIL, and without a ring for ever"
     bell.ring()
-    assert woken.wait(5)
+    assert woken.wait(PATIENCE)
     thread.join()

