@@ -10,6 +10,8 @@ cdef extern from "Python.h" nogil:
 cdef extern from "Python.h":
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     PyObject** PySequence_Fast_ITEMS(object sequence)
+    ctypedef struct PyTypeObject:
+        pass
 
 
 cdef extern from "prelude/status.hpp" namespace "prelude" nogil:
@@ -258,6 +260,11 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
         Verdict admit(const RequestRow&, int64_t, CLease&, int64_t*, int64_t*, Result*) except +
         cbool keep(const RequestRow&, CLease&, int64_t, int64_t, cbool, cbool, int64_t*, Result*) except +
 
+    cdef struct PackedRows:
+        vector[PromptRow] rows
+        vector[int64_t] at, begins
+        vector[int32_t] places
+
     PromptRow prompt_row(const RequestRow& r, int64_t begin, int64_t end, int64_t parent, const CLease* lease,
                          int64_t skip, int64_t publish, int32_t block_size)
 
@@ -326,11 +333,20 @@ cdef extern from "<array>" namespace "std" nogil:
         double& operator[](size_t)
 
 
-cdef extern from "prelude/least_squares.hpp" namespace "prelude" nogil:
-    cdef cppclass FourTerms "prelude::LeastSquares<4>":
-        void add(const FourDoubles& x, double y, double weight, double keep)
-        FourDoubles solve()
+cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
+    cdef cppclass CCostFit "prelude::CostFit":
+        CCostFit(int64_t memory)
+        int64_t steps()
         double largest()
+        void observe(const FourDoubles& x, double seconds)
+        void add(const FourDoubles& x, double seconds, double weight)
+        void start_from(const FourDoubles& coefficients, cbool trusted)
+        const FourDoubles& fitted()
+
+
+cdef extern from "prelude/slots.hpp" namespace "prelude":
+    Py_ssize_t slot_offset(object descriptor) noexcept
+    object new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject** values, Py_ssize_t count)
 
 
 cdef extern from "prelude/chunks.hpp" namespace "prelude" nogil:

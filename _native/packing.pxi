@@ -106,7 +106,20 @@ cdef PromptRow _prompt_row(tuple row, int64_t i, _Borrowed borrowed) except *:
 
 
 cdef tuple _lay_out(const vector[PromptRow]& packed, int32_t block_size, object out):
-    """The rows end to end, into new arrays or the caller's."""
+    """The rows end to end, into new arrays or the caller's; then where each begins."""
+    cdef vector[int32_t] places
+    cdef int64_t count = packed.size()
+    cdef tuple arrays = _slices_of(packed, block_size, out, places)
+    row_offsets = _room(out, 8, count, "row_offsets")
+    row_segments = _room(out, 9, count, "row_segments")
+    memcpy(_data(row_offsets), places.data(), count * sizeof(int32_t))
+    memcpy(_data(row_segments), places.data() + count, count * sizeof(int32_t))
+    return arrays + (row_offsets, row_segments)
+
+
+cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, object out, vector[int32_t]& places):
+    """The first eight arrays of ``pack_prompt``. ``places``: every row's first token, then every row's first
+    segment."""
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
     cdef int64_t count = packed.size()
@@ -115,6 +128,7 @@ cdef tuple _lay_out(const vector[PromptRow]& packed, int32_t block_size, object 
         raise ValueError(f"row {sizes.bad_row}: {sizes.reason.decode()}")
 
     cdef PromptArrays a
+    places.resize(2 * count)
     token_ids = _room(out, 0, sizes.tokens, "token_ids")
     positions = _room(out, 1, sizes.tokens, "positions")
     starts = _room(out, 2, sizes.segments + 1, "starts")
@@ -123,18 +137,15 @@ cdef tuple _lay_out(const vector[PromptRow]& packed, int32_t block_size, object 
     context_indptr = _room(out, 5, sizes.segments + 1, "context_indptr")
     context_blocks = _room(out, 6, sizes.context, "context_blocks")
     write_slots = _room(out, 7, sizes.tokens, "write_slots") if sizes.writes else None
-    row_offsets = _room(out, 8, count, "row_offsets")
-    row_segments = _room(out, 9, count, "row_segments")
     a.token_ids, a.positions, a.starts, a.parents = _data(token_ids), _data(positions), _data(starts), _data(parents)
     a.context_lens, a.context_indptr = _data(context_lens), _data(context_indptr)
     a.context_blocks = _data(context_blocks)
     a.write_slots = _data(write_slots) if sizes.writes else NULL
-    a.row_offsets, a.row_segments = _data(row_offsets), _data(row_segments)
+    a.row_offsets, a.row_segments = places.data(), places.data() + count
     cdef PyThreadState* state = _let_go(sizes.tokens // 64)
     fill_prompt(packed.data(), count, block_size, a)
     _take_back(state)
-    return (token_ids, positions, starts, parents, context_lens, context_indptr, context_blocks, write_slots,
-            row_offsets, row_segments)
+    return token_ids, positions, starts, parents, context_lens, context_indptr, context_blocks, write_slots
 
 
 def pack_decode(rows, int32_t block_size, out=None):

@@ -255,22 +255,6 @@ def plain(list requests, oneshot) -> bool:
     return True
 
 
-def plan_all(list requests, double now, tuple coefficients) -> list:
-    """Those that are planned for the first time; each has its expected seconds now."""
-    cdef Record r
-    cdef double constant, token, key, row, uncached
-    cdef list fresh = []
-    constant, token, key, row = coefficients
-    for r in requests:
-        if r.planned == 0.0:
-            r.planned = now
-            uncached = <double>(r.num_known - r.stats.cached_tokens)
-            r.stats.estimated_jct = (constant + row * <double>r.row.logits_rows
-                                     + uncached * (token + key * (<double>r.stats.cached_tokens + (uncached + 1) / 2)))
-            fresh.append(r)
-    return fresh
-
-
 # --- planning -------------------------------------------------------------------------------------------------
 
 def admit_group(KvPool pool not None, requests, tuple limits, waiting, planned, defer):
@@ -378,48 +362,63 @@ def keep_all(KvPool pool not None, list rows, list folds, cbool seen, common) ->
 
 # --- packing --------------------------------------------------------------------------------------------------
 
-def pack_step(rows, folds, more, int32_t block_size):
-    """The arrays of ``pack_prompt`` for OneShot rows, those of ``folds`` ((members, tokens)) computed once, and after
-    them ``more`` rows as ``pack_prompt`` takes them; then, of each OneShot row, what to add to its own token numbers
-    to get the batch's, and how many tokens it brought (a fold's, to its first member)."""
-    cdef int64_t i, begin, n = len(rows)
-    cdef vector[PromptRow] packed
-    cdef vector[int64_t] at, begins
+cdef int _collect(rows, folds, int32_t block_size, size_t more, PackedRows& into) except -1:
+    """OneShot rows for the packer, those of ``folds`` ((members, tokens)) computed once. There will be ``more``."""
+    cdef int64_t i, begin, root, n = len(rows)
     cdef OneShotRow row
     cdef Record r
-    cdef _Borrowed borrowed = _Borrowed()
-    at.resize(n, -1)
-    begins.resize(n)
-    packed.reserve(n + 2 * len(folds) + len(more))
-    shifts, computed = _new_int32(n), _new_int32(n)
-    cdef int32_t* shift = _data(shifts)
-    cdef int32_t* brought = _data(computed)
-    cdef int64_t root
+    into.at.resize(n, -1)
+    into.begins.resize(n)
+    into.rows.reserve(n + 2 * len(folds) + more)
     for members, tokens in folds:
         row = rows[members[0]]
         r = row.request
         begin = row.skip + <int64_t>tokens
-        root = packed.size()
-        packed.push_back(prompt_row(r.row, row.skip, begin, -1, &r.lease.c, row.skip, row.publish, block_size))
+        root = into.rows.size()
+        into.rows.push_back(prompt_row(r.row, row.skip, begin, -1, &r.lease.c, row.skip, row.publish, block_size))
         for i in members:
-            at[i], begins[i] = packed.size(), begin
-            packed.push_back(prompt_row((<OneShotRow>rows[i]).request.row, begin, -1, root, NULL, 0, 0, block_size))
+            into.at[i], into.begins[i] = into.rows.size(), begin
+            into.rows.push_back(prompt_row((<OneShotRow>rows[i]).request.row, begin, -1, root, NULL, 0, 0, block_size))
     for i in range(n):
-        row = rows[i]
-        r = row.request
-        if at[i] < 0:
-            at[i], begins[i] = packed.size(), row.skip
-            packed.push_back(prompt_row(r.row, row.skip, -1, -1, &r.lease.c, row.skip, row.publish, block_size))
-        brought[i] = <int32_t>(r.row.num_tokens - begins[i])
+        if into.at[i] < 0:
+            row = rows[i]
+            r = row.request
+            into.at[i], into.begins[i] = into.rows.size(), row.skip
+            into.rows.push_back(prompt_row(r.row, row.skip, -1, -1, &r.lease.c, row.skip, row.publish, block_size))
+    return 0
+
+
+cdef object _brought(rows, folds, PackedRows& packed):
+    """How many tokens each OneShot row brought; a fold's, to its first member."""
+    cdef int64_t i, n = len(rows)
+    computed = _new_int32(n)
+    cdef int32_t* brought = _data(computed)
+    for i in range(n):
+        brought[i] = <int32_t>((<OneShotRow>rows[i]).request.row.num_tokens - packed.begins[i])
     for members, tokens in folds:
         brought[<int64_t>members[0]] += <int32_t>tokens
+    return computed
+
+
+def pack_step(rows, folds, more, int32_t block_size):
+    """The arrays of ``pack_prompt`` for OneShot rows, those of ``folds`` ((members, tokens)) computed once, and after
+    them ``more`` rows as ``pack_prompt`` takes them: the first eight, and where each of ``more`` begins; then, of each
+    OneShot row, what to add to its own token numbers to get the batch's, and how many tokens it brought (a fold's, to
+    its first member)."""
+    cdef int64_t i, n = len(rows), m = len(more)
+    cdef PackedRows packed
+    cdef _Borrowed borrowed = _Borrowed()
+    _collect(rows, folds, block_size, m, packed)
+    cdef int64_t first = packed.rows.size()
     for given in more:
-        packed.push_back(_prompt_row(given, packed.size(), borrowed))
-    cdef tuple arrays = _lay_out(packed, block_size, None)
-    cdef const int32_t* offsets = _data(arrays[8])
+        packed.rows.push_back(_prompt_row(given, packed.rows.size(), borrowed))
+    cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
+    shifts, offsets = _new_int32(n), _new_int32(m)
     for i in range(n):
-        shift[i] = <int32_t>(offsets[at[i]] - begins[i])
-    return arrays, shifts, computed
+        _data(shifts)[i] = <int32_t>(packed.places[packed.at[i]] - packed.begins[i])
+    for i in range(m):
+        _data(offsets)[i] = packed.places[first + i]
+    return arrays, offsets, shifts, _brought(rows, folds, packed)
 
 
 def pack_running(requests, int32_t block_size):
@@ -612,36 +611,30 @@ def traced(list requests) -> list:
 
 
 def end_all(list requests, list outcomes, dict live, double now):
-    """Takes requests that ended well out of ``live`` and says how long they took: (requests, outcomes) of those that
-    were there, and the same of those that want more than that (a timeline, a deadline), left as they are."""
+    """Takes requests that ended well out of ``live`` and says how long they took: how many there were, [(sink,
+    requests, outcomes)] of their runs that have the same sink, and [(request, outcome)] of those that want more than
+    that (a timeline, a deadline), left as they are."""
     cdef Record r
     cdef RequestStats stats
-    cdef Py_ssize_t i
-    cdef list told = [], ends = [], more = []
+    cdef Py_ssize_t i, told = 0
+    cdef object sink = None
+    cdef list runs = [], more = [], some = [], ends = []
     for i in range(len(requests)):
         r = requests[i]
         if r.timeline is not None or r.expires != INFINITY or r.queued_tokens >= 0 or r.first_token != 0.0:
             more.append((r, outcomes[i]))
             continue
-        if r.id not in live:
+        if live.pop(r.id, None) is None:
             continue
-        del live[r.id]
         stats = r.stats
         stats.total_ms = stats.ttft_ms = (now - r.arrived) * 1e3
-        told.append(r)
+        if told == 0 or r.sink is not sink:
+            sink, some, ends = r.sink, [], []
+            runs.append((sink, some, ends))
+        told += 1
+        some.append(r)
         ends.append(outcomes[i])
-    return told, ends, more
-
-
-def runs_by_sink(list requests, list outcomes) -> list:
-    """[(sink, requests, outcomes)] of runs that have the same sink."""
-    cdef list out = []
-    cdef Py_ssize_t i, at = 0, n = len(requests)
-    for i in range(1, n + 1):
-        if i == n or (<Record>requests[i]).sink is not (<Record>requests[at]).sink:
-            out.append(((<Record>requests[at]).sink, requests[at:i], outcomes[at:i]))
-            at = i
-    return out
+    return told, runs, more
 
 
 def put_ends(dict ends, list requests, list outcomes) -> None:

@@ -7,49 +7,98 @@ cdef class Maker:
     a call of ``object.__setattr__`` a field. Fields at the end that have a value by default may be left out."""
 
     cdef type kind
-    cdef tuple slots, defaults
+    cdef vector[Py_ssize_t] offsets
+    cdef tuple defaults
 
     def __init__(self, type kind not None):
+        cdef Py_ssize_t offset
         fields = _dataclasses.fields(kind)
         self.kind = kind
-        self.slots = tuple([getattr(kind, field.name) for field in fields])
+        self.offsets.clear()
+        for field in fields:
+            offset = slot_offset(getattr(kind, field.name))
+            if offset < 0:
+                raise TypeError(f"{kind.__name__}: {field.name} is not a slot")
+            self.offsets.push_back(offset)
         self.defaults = tuple([field.default for field in fields])
 
     def __call__(self, *values):
         return self.make(values)
 
     cdef object make(self, tuple values):
-        cdef Py_ssize_t i
-        cdef PyObject* slot
-        cdef object made = self.kind.__new__(self.kind)
-        if len(values) != len(self.slots):
-            values += self.defaults[len(values):]
-            if len(values) != len(self.slots) or any([value is _dataclasses.MISSING for value in values]):
-                raise TypeError(f"{self.kind.__name__}: not a value for each of its {len(self.slots)} fields")
-        for i in range(len(values)):
-            slot = <PyObject*>self.slots[i]
-            slot.ob_type.tp_descr_set(<object>slot, made, values[i])
-        return made
+        if len(values) != <Py_ssize_t>self.offsets.size():
+            values = self.completed(values)
+        return new_filled(<PyTypeObject*>self.kind, self.offsets.data(), PySequence_Fast_ITEMS(values),
+                          self.offsets.size())
+
+    cdef tuple completed(self, tuple values):
+        values += self.defaults[len(values):]
+        if len(values) != len(self.defaults) or any([value is _dataclasses.MISSING for value in values]):
+            raise TypeError(f"{self.kind.__name__}: not a value for each of its {len(self.defaults)} fields")
+        return values
 
 
 @cython.final
-cdef class CostSums:
-    """Running sums of a cost model of four terms, and the best non-negative coefficients."""
+cdef class CostFit:
+    """What a step is expected to take: a constant, tokens, keys that queries read, rows that meet the vocabulary."""
 
-    cdef FourTerms c
+    cdef CCostFit* c  # owned
 
-    def add(self, double a, double b, double c, double d, double seconds, double weight, double keep) -> None:
+    def __cinit__(self, int64_t memory):
+        self.c = new CCostFit(memory)
+
+    def __dealloc__(self):
+        del self.c
+
+    @property
+    def steps(self) -> int:
+        return self.c.steps()
+
+    def observe(self, double tokens, double keys, double rows, double seconds) -> None:
+        """A measured step. What cannot be one (no time, not a number) is ignored."""
         cdef FourDoubles x
-        (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = a, b, c, d
-        self.c.add(x, seconds, weight, keep)
+        (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = 1.0, tokens, keys, rows
+        self.c.observe(x, seconds)
 
-    def solve(self) -> tuple:
-        cdef FourDoubles x = self.c.solve()
+    def add(self, double tokens, double keys, double rows, double seconds, double weight) -> None:
+        """A step that is taken as it is; it counts as ``weight`` of them."""
+        cdef FourDoubles x
+        (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = 1.0, tokens, keys, rows
+        self.c.add(x, seconds, weight)
+
+    def start_from(self, double constant, double token, double key, double row, cbool trusted) -> None:
+        """Coefficients of an earlier fit; ``trusted`` where its steps have been added."""
+        cdef FourDoubles x
+        (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = constant, token, key, row
+        self.c.start_from(x, trusted)
+
+    def seconds(self) -> tuple:
+        """The coefficients, by term."""
+        cdef FourDoubles x = self.c.fitted()
         return x[0], x[1], x[2], x[3]
 
     def largest(self) -> float:
         """Of the sums of squares: they stay bounded however long they run."""
         return self.c.largest()
+
+
+def begin_all(list requests, double now, CostFit cost not None, Inbox inbox not None) -> list:
+    """Requests of a step that begins: those that are planned for the first time have their expected seconds now, and
+    wait no more. These."""
+    cdef Record r
+    cdef FourDoubles c = cost.c.fitted()
+    cdef double cached, uncached
+    cdef list fresh = []
+    for r in requests:
+        if r.planned == 0.0:
+            r.planned = now
+            cached = <double>r.stats.cached_tokens
+            uncached = <double>r.num_known - cached
+            r.stats.estimated_jct = (c[0] + c[3] * <double>r.row.logits_rows
+                                     + uncached * (c[1] + c[2] * (cached + (uncached + 1) / 2)))
+            inbox.admission.leave(r.queued_tokens)
+            fresh.append(r)
+    return fresh
 
 
 def admit_at_once(KvPool pool not None, list requests, tuple limits, oneshot, waiting, planned, int64_t order,
@@ -107,7 +156,7 @@ def admit_at_once(KvPool pool not None, list requests, tuple limits, oneshot, wa
     group.end()
     folds = folds_of(pool, rows) if n > 1 else []
     keep_all(pool, rows, folds, overlap, _nobody)
-    return rows, folds, most.tokens - group.left().tokens, deferred
+    return tuple(rows), folds, most.tokens - group.left().tokens, deferred
 
 
 cdef class _Nobody:
@@ -135,47 +184,63 @@ def requests_of(rows) -> list:
 cdef tuple _last_settings = (None, 0, None)  # what was asked for last, by how many rows, and its arrays
 
 
-def draws_of(rows, shifts):
-    """What ``SampleRows`` holds of OneShot rows that draw their first token each, in order; its ``edits`` are True
-    where some are asked for. Rows that all ask for the same share arrays with the step before, which nobody writes."""
+cdef tuple _draws(rows, cnp.ndarray at):
+    """What ``SampleRows`` holds of OneShot rows that draw their first token each, in order, at rows ``at`` of the
+    batch; its ``edits`` are True where some are asked for. Rows that all ask for the same share arrays with the step
+    before, which nobody writes."""
     global _last_settings
     cdef OneShotRow row
-    cdef list settings = []
-    cdef cnp.ndarray s = shifts
-    cdef int64_t i = 0, n = _len(s)
-    cdef cnp.ndarray out = _new_int32(n)
+    cdef int64_t n = _len(at)
     cdef object first = None
     cdef bint same = True
     cdef tuple last = _last_settings
     for row in rows:
-        one = row.request.sampling
-        if i == 0:
-            first = one
-        same = same and one is first
-        settings.append(one)
-        _data(out)[i] = _data(s)[i] + <int32_t>row.request.row.read
-        i += 1
+        if first is None:
+            first = row.request.sampling
+        same = same and row.request.sampling is first
     if same and first is last[0] and n == <int64_t>last[1]:
-        return (out, *last[2])
-    temperature, top_k, top_p, min_p, seeds, top, logprobs, edited = sampling_arrays(settings)
+        return (at, *(<tuple>last[2]))
+    temperature, top_k, top_p, min_p, seeds, top, logprobs, edited = sampling_arrays(
+        [(<OneShotRow>one).request.sampling for one in rows])
     steps = np.zeros(n, np.int32)
     if not same or edited:
-        return out, temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, True if edited else None
+        return at, temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, True if edited else None
     values = (temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, None)
     _last_settings = (first, n, values)
-    return (out, *values)
+    return (at, *values)
+
+
+def draws_of(rows, shifts):
+    """What ``SampleRows`` holds of OneShot rows that draw their first token each, in order; its ``edits`` are True
+    where some are asked for. ``shifts``: those of ``pack_step``."""
+    cdef OneShotRow row
+    cdef int64_t i = 0
+    cdef cnp.ndarray s = shifts
+    cdef cnp.ndarray at = _new_int32(_len(s))
+    for row in rows:
+        _data(at)[i] = _data(s)[i] + <int32_t>row.request.row.read
+        i += 1
+    return _draws(rows, at)
 
 
 def pack_drawn(rows, folds, int32_t block_size, Maker slices not None, Maker draws not None, Maker batch not None,
                edits):
-    """The batch of a step whose OneShot rows all draw one token, and what ``pack_step`` says of each row's tokens.
-    ``slices``, ``draws`` and ``batch`` make its parts; ``edits()`` what is done to logits, where anything is."""
+    """The batch of a step whose OneShot rows all draw one token, and how many tokens each brought (a fold's, to its
+    first member). ``slices``, ``draws`` and ``batch`` make its parts; ``edits()`` what is done to logits, where
+    anything is."""
+    cdef int64_t i, n = len(rows)
+    cdef PackedRows packed
     cdef tuple values
-    arrays, shifts, computed = pack_step(rows, folds, (), block_size)
-    values = draws_of(rows, shifts)
+    _collect(rows, folds, block_size, 0, packed)
+    cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
+    cdef cnp.ndarray at = _new_int32(n)
+    for i in range(n):
+        _data(at)[i] = <int32_t>(packed.places[packed.at[i]] - packed.begins[i]
+                                 + (<OneShotRow>rows[i]).request.row.read)
+    values = _draws(rows, at)
     if values[9] is not None:
         values = (*values[:9], edits())
-    return batch.make((slices.make(arrays[:8]), draws.make(values))), computed
+    return batch.make((slices.make(arrays), draws.make(values))), _brought(rows, folds, packed)
 
 
 def ids_alike(tasks, first, int64_t limit, int64_t most):

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from prelude._native.core import Maker
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan
@@ -31,7 +32,7 @@ class Flight:
     requests: list[Request]
     handle: Any = None  # the executor's
     request_ids: frozenset[int] = frozenset()  # of OneShot rows, where steps overlap
-    void: set[int] = field(default_factory=set)  # ids of requests that went on from a step that failed
+    void: frozenset[int] = frozenset()  # ids of requests that went on from a step that failed
 
     def rows(self) -> list[Request]:
         """Its Decode requests: chunks of prompts and running rows. None stands there twice."""
@@ -70,6 +71,9 @@ class Flight:
         return False
 
 
+make_flight = Maker(Flight)
+
+
 class Flights(deque[Flight]):
     """The steps in flight (one at most, two while the first is waited for), and what hangs on them: which OneShot
     requests fly, and which Decode requests have ended and hold what a step still writes. Without ``overlap`` nothing
@@ -96,13 +100,16 @@ class Flights(deque[Flight]):
 
     def arrive(self, flight: Flight, failed: bool) -> None:
         """It was waited for, and is about to be settled. What goes on from one that failed means nothing."""
-        self.remove(flight)
+        if self[0] is flight:
+            self.popleft()
+        else:
+            self.remove(flight)
         if self.overlap:
             self._oneshot -= flight.request_ids
             flight.arrive()
         if failed:
             for later in self:
-                later.void.update([request.id for request in flight.rows()])
+                later.void |= frozenset([request.id for request in flight.rows()])
 
     def linger(self, request: Request) -> None:
         """A request that ended while a step in flight had a row of it."""

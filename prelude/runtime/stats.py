@@ -62,14 +62,15 @@ class EngineStats:
     blocks_cached: int = 0
     blocks_locked: int = 0  # cached ones that a request reads now
 
-    def count_step(self, plan: Plan, packed: Packed, result: StepResult) -> None:
+    def count_step(self, plan: Plan, packed: Packed, result: StepResult, tokens: int) -> None:
+        """``tokens``: of its batch."""
         batch = packed.batch
         if isinstance(batch, OneShotBatch):
             self.steps["oneshot"] += 1
-            self.prefill_tokens += batch.slices.num_tokens
+            self.prefill_tokens += tokens
         elif isinstance(batch, DecodeBatch):
             self.steps["decode"] += 1
-            self.decode_tokens += batch.num_tokens
+            self.decode_tokens += tokens
         else:
             self.steps["mixed"] += 1
             self.prefill_tokens += batch.prefill_tokens
@@ -82,9 +83,12 @@ class EngineStats:
             if not row.request.stats.chunks and not row.request.output:
                 self.prefix_hit_tokens += row.start
         self.lm_head_rows += result.lm_head_rows
-        self.eager_steps += result.eager
-        self.graph_replays += not result.eager
-        self.peak_activation_bytes = max(self.peak_activation_bytes, result.peak_bytes)
+        if result.eager:
+            self.eager_steps += 1
+        else:
+            self.graph_replays += 1
+        if result.peak_bytes > self.peak_activation_bytes:
+            self.peak_activation_bytes = result.peak_bytes
         self.forward_seconds += result.seconds
 
 

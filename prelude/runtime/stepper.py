@@ -13,14 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from prelude._native.core import Baton, Doorbell, end_all, plain, plan_all, runs_by_sink, traced
+from prelude._native.core import Baton, Doorbell, begin_all, end_all, plain, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.batch import StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners
-from prelude.runtime.flight import Flight, Flights
+from prelude.runtime.flight import Flights, make_flight
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.stats import EngineStats, GcPauses
@@ -30,7 +30,7 @@ from prelude.scheduling.cost import CostModel
 from prelude.scheduling.estimates import PoolEstimates
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
-from prelude.scheduling.pack import Packed, pack
+from prelude.scheduling.pack import pack
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.planner import Budgets, plan_at_once, plan_step
 from prelude.scheduling.queues import Policies, Queues
@@ -142,8 +142,9 @@ class Stepper(Forkable):
         beside which somebody would have to give way."""
         began, self._blocked = time.perf_counter(), 0.0
         if self._idle() and (at_once := self._plan_at_once()) is not None:
-            self._note_waiting(at_once)
-            if not at_once.empty:
+            if at_once.deferred:
+                self._note_waiting(at_once)
+            if at_once.oneshot:
                 self._launch(at_once)
             if self._flights and not self.overlap:
                 self._land()
@@ -273,9 +274,9 @@ class Stepper(Forkable):
             for request, outcome in zip(requests, outcomes):
                 self._ended(request, outcome, None)
             return
-        told, ends, more = end_all(requests, outcomes, self.live, time.perf_counter())
-        self.stats.finished += len(told)
-        for sink, some, theirs in runs_by_sink(told, ends):
+        told, runs, more = end_all(requests, outcomes, self.live, time.perf_counter())
+        self.stats.finished += told
+        for sink, some, theirs in runs:
             deliver_all = getattr(sink, "deliver_all", None)
             if deliver_all is not None:
                 try:
@@ -328,13 +329,12 @@ class Stepper(Forkable):
     def _launch(self, plan: Plan) -> None:
         """Packs and submits. Where that fails the steps before it are settled, then its own rows, and nothing is in
         flight."""
-        began = self._begin(plan)
-        requests = plan.requests()
+        began, requests = time.perf_counter(), plan.requests()
+        self._begin(requests, began)
         try:
             packed = pack(plan, self.pool.block_size)
-            entered = time.perf_counter()
+            entered = time.perf_counter() if self.overlap else 0.0
             handle = self.executor.submit(packed.batch)
-            blocked = time.perf_counter() - entered
         except BaseException as error:
             self._unsent = plan
             self._interrupted(error)
@@ -345,8 +345,8 @@ class Stepper(Forkable):
             self._failed(plan.without(void), error)
             return
         if self.overlap:
-            self._blocked += blocked
-        self._flights.leave(Flight(plan, packed, began, requests, handle))
+            self._blocked += time.perf_counter() - entered
+        self._flights.leave(make_flight(plan, packed, began, requests, handle))
 
     def _land_all(self, void: set[int] | None = None) -> bool:
         """Settles all that is in flight; whether anything was. ``void`` gets the ids of Decode requests in steps that
@@ -361,7 +361,7 @@ class Stepper(Forkable):
     def _land(self) -> bool:
         """Waits for the first step in flight and settles it. Whether it succeeded."""
         flight, succeeded = self._flights[0], False
-        entered = time.perf_counter()
+        entered = time.perf_counter() if self.overlap else 0.0
         try:
             result = self.executor.wait(flight.handle)
             check_result(flight.packed, result)
@@ -377,9 +377,10 @@ class Stepper(Forkable):
             self.step_began = time.monotonic() if self._flights else 0.0
             self._settle(flight, result)
         self._flights.let_go()
-        late, self._late = self._late, []
-        for request, ended in late:
-            self._end(request, ended)
+        if self._late:
+            late, self._late = self._late, []
+            for request, ended in late:
+                self._end(request, ended)
         return succeeded
 
     def _interrupted(self, error: BaseException) -> None:
@@ -401,11 +402,13 @@ class Stepper(Forkable):
     def _settle(self, flight: Flight, result: StepResult) -> None:
         plan, packed = flight.plan, flight.packed
         living = self._flights.living(flight)
-        self.stats.discarded_rows += len(plan.decode) - len(living.decode)
-        if not living.empty:  # else it says nothing that the step before has not said
+        if living is not plan:
+            self.stats.discarded_rows += len(plan.decode) - len(living.decode)
+        if living is plan or not living.empty:  # else it says nothing that the step before has not said
             self.failures_in_a_row = 0
-        self.stats.count_step(plan, packed, result)
-        self._measure(plan, packed, result)
+        tokens = packed.batch.num_tokens
+        self.stats.count_step(plan, packed, result, tokens)
+        self._measure(plan, tokens, result)
         for request in traced(flight.requests):
             _mark_run(request, flight.began, result)
         first = [r for r in (*(row.request for row in living.prefill),) if not r.output] if self.events.heard else []
@@ -417,24 +420,19 @@ class Stepper(Forkable):
         if self._limit is not None and not suspects_left(self.queues):
             self._limit = None
 
-    def _begin(self, plan: Plan) -> float:
-        now = time.perf_counter()
-        requests = plan.requests()
-        fresh = plan_all(requests, now, self.cost.seconds())
-        if fresh:
-            self.inbox.leave_all(fresh)
-            for request in traced(fresh):
-                request.timeline.mark("schedule", end=now)
-            for request in fresh if self.events.heard else ():
+    def _begin(self, requests: list[Request], now: float) -> None:
+        fresh = begin_all(requests, now, self.cost.fit, self.inbox)
+        for request in traced(fresh):
+            request.timeline.mark("schedule", end=now)
+        if self.events.heard:
+            for request in fresh:
                 self.events.emit("scheduled", request.options.request_id)
         self.step_began = time.monotonic()
         if self._watchdog is not None:
             self._watchdog.step_begins()
-        return now
 
-    def _measure(self, plan: Plan, packed: Packed, result: StepResult) -> None:
+    def _measure(self, plan: Plan, tokens: int, result: StepResult) -> None:
         prefill = sum([row.count for row in plan.prefill]) if plan.prefill else 0
-        tokens = packed.batch.num_tokens
         shots = tokens - prefill - len(plan.decode)
         self.pacer.measured(len(plan.decode), shots, prefill, result.seconds)
         self.cost.observe_step(tokens, result)

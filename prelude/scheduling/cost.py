@@ -10,9 +10,9 @@ Fitting is recursive least squares in information form: the weighted sums of x x
 Before a step is added they fade by ``1 - 1/memory``, once there are as many as ``memory`` steps, so the model follows
 a machine that changes and forgets no faster than that; sums stay bounded however long the engine runs. A step is
 weighted by 1 / seconds, so small steps count as large ones do. What a busy machine adds to a step cannot carry the
-model away: past the first few steps one is taken as at most ``_OUTLIER`` times its prediction.
+model away: past the first few steps one is taken as at most four times its prediction.
 
-The sums and their solution are in ``_native/include/prelude/least_squares.hpp``; no torch, no NumPy.
+The sums and their solution are in ``_native/include/prelude/cost_fit.hpp``; no torch, no NumPy.
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prelude._native.core import CostSums
+from prelude._native.core import CostFit
 from prelude.batch import ForwardBatch, StepResult
 from prelude.errors import ConfigError
 
 _TERMS = ("constant", "token", "key", "lm_row")
 _N = len(_TERMS)
-_OUTLIER = 4.0
-_TRUSTED = 32  # steps after which a prediction is good enough to tell an outlier
-_REFIT = 32  # steps between two solutions, from then on
-_SCALE = (1.0, 1e2, 1e5, 1e1)  # typical sizes, so that the sums are of one magnitude
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,71 +59,50 @@ class CostModel:
         if memory < 8:
             raise ConfigError(f"memory={memory} steps do not hold a model of {_N} terms; it takes 8 or more")
         self.memory = memory
-        self.steps = 0
-        self._sums = CostSums()
-        self._coefficients: tuple[float, ...] = (0.0,) * _N
-        self._unfitted = 0  # steps since the coefficients were worked out
+        self.fit = CostFit(memory)
         if coefficients is not None:
             self._start_from(coefficients)
+
+    @property
+    def steps(self) -> int:
+        """Measured so far."""
+        return self.fit.steps
 
     # -------------------------------------------------------------- learning
 
     def observe(self, work: Work, seconds: float) -> None:
         """A measured step. What cannot be one (no time, not a number) is ignored."""
-        self._observe(work.tokens, work.keys, work.lm_rows, seconds)
+        self.fit.observe(work.tokens, work.keys, work.lm_rows, seconds)
 
     def observe_step(self, tokens: int, result: StepResult) -> None:
         """``observe(step_work(batch, result), result.seconds)`` of a batch of so many tokens."""
-        self._observe(tokens, result.attended_tokens, result.lm_head_rows, result.seconds)
-
-    def _observe(self, tokens: int, keys: float, lm_rows: int, seconds: float) -> None:
-        if not 0 < seconds < math.inf:
-            return
-        if self.steps >= _TRUSTED:
-            constant, token, key, row = self._fitted()
-            expected = constant + token * tokens + key * keys + row * lm_rows
-            if expected > 0 and _OUTLIER * expected < seconds:
-                seconds = _OUTLIER * expected
-        self._add(tokens, keys, lm_rows, seconds, 1.0)
-
-    def _add(self, tokens: int, keys: float, lm_rows: int, seconds: float, weight: float) -> None:
-        keep = 1.0 if self.steps < self.memory else 1.0 - 1.0 / self.memory
-        _, a, b, c = _SCALE
-        self._sums.add(1.0, tokens / a, keys / b, lm_rows / c, seconds, weight / seconds, keep)
-        self.steps += 1
-        self._unfitted += 1
+        self.fit.observe(tokens, result.attended_tokens, result.lm_head_rows, result.seconds)
 
     # -------------------------------------------------------------- asking
 
     def predict(self, work: Work) -> float:
         """Seconds of a step with this work; 0 before anything was measured."""
-        constant, token, key, row = self._fitted()
+        constant, token, key, row = self.fit.seconds()
         return constant + token * work.tokens + key * work.keys + row * work.lm_rows
 
     def marginal(self, work: Work) -> float:
         """Seconds that this work makes a step longer: without the constant."""
-        return self.predict(work) - self._fitted()[0]
+        return self.predict(work) - self.fit.seconds()[0]
 
     def seconds(self) -> tuple[float, ...]:
         """The coefficients, by term."""
-        return self._fitted()
+        return self.fit.seconds()
 
     @property
     def coefficients(self) -> dict[str, float]:
         """Seconds by term."""
-        return dict(zip(_TERMS, self._fitted()))
+        return dict(zip(_TERMS, self.fit.seconds()))
 
     @property
     def curvature(self) -> float:
         """Seconds of a key over seconds of a token: what ``ShortestPrefillFirst`` and ``ResponseRatio`` take."""
-        _, token, key, _ = self._fitted()
+        _, token, key, _ = self.fit.seconds()
         return key / token if token > 0 else 0.0
-
-    def _fitted(self) -> tuple[float, ...]:
-        if self._unfitted >= (1 if self.steps <= _TRUSTED else _REFIT):
-            self._unfitted = 0
-            self._coefficients = tuple(c / s for c, s in zip(self._sums.solve(), _SCALE))
-        return self._coefficients
 
     # -------------------------------------------------------------- keeping
 
@@ -156,14 +131,12 @@ class CostModel:
             value = coefficients.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ConfigError(f"cost model: {name}={value!r} is not a number of seconds of at least 0")
-        given = tuple(float(coefficients[name]) for name in _TERMS)
-        self._coefficients = given
-        if not any(given):
-            return
-        known = [Work(1), Work(64, 2e3, 8), Work(512, 1.3e5, 64), Work(512, 1e6, 1), Work(4096, 8e6, 16)]
-        weight = self.memory / 4 / len(known)
-        for work in known:
-            seconds = given[0] + given[1] * work.tokens + given[2] * work.keys + given[3] * work.lm_rows
-            self._add(work.tokens, work.keys, work.lm_rows, seconds, weight)
-        self.steps = _TRUSTED
-        self._unfitted = 0
+        constant, token, key, row = (float(coefficients[name]) for name in _TERMS)
+        learnt = any((constant, token, key, row))
+        if learnt:
+            known = [Work(1), Work(64, 2e3, 8), Work(512, 1.3e5, 64), Work(512, 1e6, 1), Work(4096, 8e6, 16)]
+            weight = self.memory / 4 / len(known)
+            for work in known:
+                seconds = constant + token * work.tokens + key * work.keys + row * work.lm_rows
+                self.fit.add(work.tokens, work.keys, work.lm_rows, seconds, weight)
+        self.fit.start_from(constant, token, key, row, learnt)

@@ -33,7 +33,7 @@ class Line:
         self._by_arrival = by_arrival(policy)
         self._estimates = estimates if self.policy.estimates else None
         self._accounts = Accounts()
-        self._arrivals: OrderedDict[int, Request] = OrderedDict()
+        self.arrivals: OrderedDict[int, Request] = OrderedDict()  # all that wait, by order; this class alone writes it
         self._groups: dict[Hashable, list[int]] = {}  # readout key -> its number, how many wait
         self._group_numbers = 0
         self._columns = Columns()
@@ -51,13 +51,13 @@ class Line:
         """``now``: tokens served so far."""
         request.queued_at = now
         request.account = self._accounts.join(request.options)
-        self._arrivals[request.order] = request
+        self.arrivals[request.order] = request
         self._join(request)
 
     def extend(self, requests: list[Request], tokens: int, logits_rows: int, now: int) -> None:
         """Requests with the same options and key, of so many tokens and rows of logits together."""
         account = self._accounts.join(requests[0].options, len(requests))
-        arrivals = self._arrivals
+        arrivals = self.arrivals
         for request in requests:
             request.account = account
             arrivals[request.order] = request
@@ -69,8 +69,8 @@ class Line:
     def push_front(self, request: Request) -> None:
         """Back to where it was taken from: it counts as having waited since it first came."""
         request.account = self._accounts.take_back(request.options, max(1, request.num_known))
-        self._arrivals[request.order] = request
-        self._arrivals.move_to_end(request.order, last=False)
+        self.arrivals[request.order] = request
+        self.arrivals.move_to_end(request.order, last=False)
         self._join(request)
 
     def remove(self, request: Request) -> None:
@@ -87,11 +87,11 @@ class Line:
         if not requests:
             return 0
         tokens, _, alike = totals(requests)
-        if alike and len(requests) == len(self._arrivals) and not len(self._columns):
+        if alike and len(requests) == len(self.arrivals) and not len(self._columns):
             # All that wait go at once, and none was ever ranked.
             last = requests[-1]
             self._accounts.serve(_account(last), tokens, len(requests), max(1, last.num_known))
-            self._arrivals.clear()
+            self.arrivals.clear()
             self._groups.clear()
             self._new.clear()
             self._tokens = self._logits_rows = 0
@@ -114,7 +114,7 @@ class Line:
         self._new.append(request)
 
     def _leave(self, request: Request) -> None:
-        del self._arrivals[request.order]
+        del self.arrivals[request.order]
         self._tokens -= request.num_known
         self._logits_rows -= request.logits_rows
         group = self._groups[request.key]
@@ -126,28 +126,28 @@ class Line:
                 self._changed = True  # turns of a tenant's requests depend on what it was served
             if self._estimates:
                 self._estimates.forget(request)
-        if len(self._new) > 2 * len(self._arrivals) + _FEW:  # most of them left without ever being ranked
-            self._new = [r for r in self._new if r.order in self._arrivals]
-        elif not self._arrivals:
+        if len(self._new) > 2 * len(self.arrivals) + _FEW:  # most of them left without ever being ranked
+            self._new = [r for r in self._new if r.order in self.arrivals]
+        elif not self.arrivals:
             self._new.clear()
 
     # -------------------------------------------------------------- looking
 
     def __iter__(self) -> Iterator[Request]:
         """In order of arrival; one that was taken back comes before what came later."""
-        return iter(self._arrivals.values())
+        return iter(self.arrivals.values())
 
     def __len__(self) -> int:
-        return len(self._arrivals)
+        return len(self.arrivals)
 
     def __bool__(self) -> bool:
-        return bool(self._arrivals)
+        return bool(self.arrivals)
 
     def fits(self, ledger: Ledger, vocab_size: int, group_tokens: int) -> bool:
         """Whether all of it goes into one batch of at most ``group_tokens``, whatever the cache has."""
         return (
             self._tokens <= min(ledger.tokens, group_tokens)
-            and len(self._arrivals) <= ledger.rows
+            and len(self.arrivals) <= ledger.rows
             and len(self._groups) <= 1
             and self._logits_rows * vocab_size * LOGITS_BYTES <= ledger.logits_bytes
         )
@@ -155,9 +155,9 @@ class Line:
     def oldest(self) -> tuple[int, int]:
         """(-priority, arrival) of the oldest request of the highest priority that waits. The line is not empty."""
         if self._accounts.busy == 1:
-            request = next(iter(self._arrivals.values()))
+            request = next(iter(self.arrivals.values()))
             return (-request.options.priority, request.order)
-        return min((-request.options.priority, request.order) for request in self._arrivals.values())
+        return min((-request.options.priority, request.order) for request in self.arrivals.values())
 
     def in_order(self, now: int, *, one_group: bool = False) -> Iterator[Request]:
         """As the policy has it at ``now`` tokens served. ``one_group``: those alone that may share a batch with the
@@ -186,11 +186,11 @@ class Line:
     def _in_order_of_arrival(self) -> Iterator[Request]:
         passed = 0  # given, and still here
         while True:
-            some = list(islice(self._arrivals.values(), passed, passed + _FEW))
+            some = list(islice(self.arrivals.values(), passed, passed + _FEW))
             yield from some
             if len(some) < _FEW:
                 return
-            passed += sum(request.order in self._arrivals for request in some)
+            passed += sum(request.order in self.arrivals for request in some)
 
     def look_again(self, request: Request, cached: int) -> None:
         """The prefix cache has ``cached`` tokens of it now."""
@@ -200,7 +200,7 @@ class Line:
 
     def _enter_new(self) -> None:
         for request in self._new:
-            if request.order in self._arrivals and request not in self._columns:
+            if request.order in self.arrivals and request not in self._columns:
                 cached = self._estimates.watch(request) if self._estimates else 0
                 account = _account(request).number
                 self._columns.add(request, request.num_known - cached, account, self._groups[request.key][0])

@@ -38,7 +38,8 @@ class Pacer:
         tokens = oneshot_tokens + prefill_tokens
         if rows == 0:
             if tokens:
-                self._token = _blend(self._token, seconds / tokens)
+                one, old = seconds / tokens, self._token
+                self._token = old + _WEIGHT * (min(one, 3 * old) - old) if old else one
             if self._credit < 0.0:
                 self._credit = 0.0  # nobody was kept waiting
             return

@@ -139,7 +139,7 @@ def pack(plan: Plan, block_size: int) -> Packed:
     if plan.kind == "decode":
         rows = DecodeRows(*pack_running(plan.decode, block_size))
         return Packed(DecodeBatch(rows, _decode_readout(plan.decode)), decode=plan.decode)
-    folds = [(fold.members, fold.tokens) for fold in plan.folds]
+    folds = [(fold.members, fold.tokens) for fold in plan.folds] if plan.folds else ()
     if plan.kind == "oneshot" and draws_tokens(plan):
         batch, computed = pack_drawn(
             plan.oneshot, folds, block_size, _slices, _draws, _oneshot, lambda: logit_edits(_drawings(plan))
@@ -147,8 +147,8 @@ def pack(plan: Plan, block_size: int) -> Packed:
         packed: Packed = _packed(batch, (), (), (0, 0, 0), computed, None, None)
         return packed
     chunks = [_prefill_row(row) for row in plan.prefill]
-    arrays, shifts, computed = pack_step(plan.oneshot, folds, chunks, block_size)
-    slices = _slices(*arrays[:8])
+    arrays, offsets, shifts, computed = pack_step(plan.oneshot, folds, chunks, block_size)
+    slices = _slices(*arrays)
     readouts: list[Readout] = []
     row_ends = pair_ends = None
     if plan.oneshot:
@@ -157,9 +157,7 @@ def pack(plan: Plan, block_size: int) -> Packed:
             oneshot = OneShotBatch(slices, joined)
             return Packed(oneshot, computed=computed, row_ends=row_ends, pair_ends=pair_ends)
         readouts.append(joined)
-    first_chunk = len(arrays[8]) - len(chunks)
-    offsets = arrays[8][first_chunk:].tolist()
-    ends = [(offset + row.count - 1, row.request) for offset, row in zip(offsets, plan.prefill)]
+    ends = [(offset + row.count - 1, row.request) for offset, row in zip(offsets.tolist(), plan.prefill)]
     sampled = [(token, request) for (token, request), row in zip(ends, plan.prefill) if row.samples]
     if sampled:
         readouts.append(sample_rows([request.drawing(token) for token, request in sampled]))

@@ -108,6 +108,7 @@ def plan_step(
 
 
 _make_plan = Maker(Plan)
+_ONESHOT, _WAITING, _PREFILL = ExecutionClass.ONESHOT, State.WAITING, State.PREFILL
 
 
 def plan_at_once(came: list[Request], queues: Queues, pool: KvPool, budgets: Budgets) -> Plan | None:
@@ -117,9 +118,9 @@ def plan_at_once(came: list[Request], queues: Queues, pool: KvPool, budgets: Bud
         pool,
         came,
         budgets.group_limits,
-        ExecutionClass.ONESHOT,
-        State.WAITING,
-        State.PREFILL,
+        _ONESHOT,
+        _WAITING,
+        _PREFILL,
         queues.arrivals + 1,
         queues.served,
     )
@@ -127,13 +128,18 @@ def plan_at_once(came: list[Request], queues: Queues, pool: KvPool, budgets: Bud
         return None
     rows, folds, tokens, waiting = planned
     queues.arrivals += len(came)
+    plan: Plan
+    if not (folds or waiting):
+        queues.served += tokens
+        plan = _make_plan(rows, (), (), (), (), (), False)
+        return plan
     if waiting:  # for a leader among the others: these stay, in line with what the others were served
         queues.enter(came)
         queues.take_oneshot([row.request for row in rows])
     queues.served += tokens
     deferred = tuple([_deferral(request, ahead) for request, ahead in waiting])
     shared = tuple([Fold(members, common) for members, common in folds])
-    plan: Plan = _make_plan(tuple(rows), shared, (), (), (), deferred)
+    plan = _make_plan(rows, shared, (), (), (), deferred)
     return plan
 
 

@@ -109,7 +109,7 @@ class Queues:
 
     @property
     def empty(self) -> bool:
-        return not (self.running or len(self.oneshot) or len(self.decode))
+        return not (self.running or self.oneshot.arrivals or self.decode.arrivals)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running

@@ -74,11 +74,12 @@ def settle(
 ) -> None:
     """``ended`` hears of the OneShot requests that ended well, all at once; of others their own ``ending``. ``void``:
     ids of Decode requests whose rows mean nothing, since the step they go on from failed."""
+    if not (plan.prefill or plan.decode):
+        _settle_oneshot(plan, packed, result, queues, pool, vocab_size, len(plan.oneshot), ended)
+        return
     batch_size = len(plan.oneshot) + len(plan.prefill) + len(plan.decode)
     if plan.oneshot:
         _settle_oneshot(plan, packed, result, queues, pool, vocab_size, batch_size, ended)
-    if not (plan.prefill or plan.decode):
-        return
     forward_ms = result.seconds * 1e3
     for row in plan.prefill:
         request = row.request
@@ -99,6 +100,7 @@ def settle(
 
 
 _NONE: frozenset[int] = frozenset()
+_PREFILL, _FINISHED = State.PREFILL, State.FINISHED
 
 
 def _bad_rows(packed: Packed, result: StepResult, output: int) -> frozenset[int]:
@@ -119,9 +121,8 @@ def _settle_oneshot(
     batch_size: int,
     ended: Ended,
 ) -> None:
-    output = result.outputs[packed.outputs[0]]
-    drawn = output.token_ids if isinstance(output, SampleOutput) else None
-    listed = result.bad_rows[packed.outputs[0]]
+    output, listed = result.outputs[packed.outputs[0]], result.bad_rows[packed.outputs[0]]
+    drawn = output.token_ids if type(output) is SampleOutput else None
     requests, outcomes, failed = settle_group(
         pool,
         plan.oneshot,
@@ -135,8 +136,8 @@ def _settle_oneshot(
         vocab_size,
         result.seconds * 1e3,
         batch_size,
-        State.PREFILL,
-        State.FINISHED,
+        _PREFILL,
+        _FINISHED,
     )
     ended(requests, outcomes)
     for request, token in failed:

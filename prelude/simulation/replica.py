@@ -137,9 +137,9 @@ class _Core(EngineCore):
     def post(self, request: Request) -> None:
         self._post([request])
 
-    def _begin(self, plan: Plan) -> float:
+    def _launch(self, plan: Plan) -> None:
         self.replica.begins(plan)
-        return super()._begin(plan)
+        super()._launch(plan)
 
 
 def _bound(policy: Policy) -> Callable[[int], float] | None:

@@ -37,14 +37,14 @@ def story(seed: int) -> Story:
 def told(core: EngineCore, groups: Story) -> tuple[Any, ...]:
     """Plans, ends, statistics and what the pool has at the end."""
     plans, sink = [], ById()
-    begin = core._begin
+    launch = core._launch
 
-    def begins(plan: Any) -> float:
+    def launches(plan: Any) -> None:
         rows = [(row.request.order, row.request.queued_at, row.skip, row.publish) for row in plan.oneshot]
         plans.append((rows, [(fold.members, fold.tokens) for fold in plan.folds]))
-        return begin(plan)
+        launch(plan)
 
-    core._begin = begins  # type: ignore[method-assign]
+    core._launch = launches  # type: ignore[method-assign]
     numbers = []
     for group in groups:
         requests = [core.request(prepared, sink) for prepared in group]

@@ -78,7 +78,7 @@ def test_sums_stay_bounded_and_one_kind_of_step_alone_does_not_unlearn_the_other
         model.observe(Work(8, 800), seconds(Work(8, 800)))
     assert model.predict(Work(8, 800)) == pytest.approx(seconds(Work(8, 800)), rel=0.02)
     assert all(math.isfinite(c) and c >= 0 for c in model.coefficients.values())
-    assert 0 < model._sums.largest() < 1e9
+    assert 0 < model.fit.largest() < 1e9
 
 
 @settings(max_examples=50, deadline=None)

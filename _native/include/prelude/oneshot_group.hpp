@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "prelude/fold_finder.hpp"
 #include "prelude/kv_pool.hpp"
@@ -80,6 +81,14 @@ class OneShotGroup {
   FoldFinder folds_;
   GroupLimits left_{};
   int64_t before_ = 0, withheld_ = 0, count_ = 0;
+};
+
+// A step's OneShot rows on their way through the packer. Of each of them: its row there, and its first token that the
+// step computes; of each row there where it begins: all first tokens, then all first segments.
+struct PackedRows {
+  std::vector<PromptRow> rows;
+  std::vector<int64_t> at, begins;
+  std::vector<int32_t> places;
 };
 
 // A row for the packer: the request's tokens from `begin` on. `parent` is the row of the folded segment before them,

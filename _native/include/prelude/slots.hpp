@@ -1,0 +1,27 @@
+// Instances of dataclasses with slots, filled where they lie: a slot is a pointer at an offset of its object, which
+// the class's own descriptor knows.
+#pragma once
+
+#include <Python.h>
+#include <structmember.h>
+
+namespace prelude {
+
+// Where the slot behind a class's attribute lies in an instance; -1: the attribute is no slot that holds an object.
+inline Py_ssize_t slot_offset(PyObject* descriptor) {
+  if (!Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) return -1;
+  const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(descriptor)->d_member;
+  return member->type == T_OBJECT_EX ? member->offset : -1;
+}
+
+// A new instance with `values` in its slots, owned by the caller; no __init__ runs. NULL: a Python error is set.
+inline PyObject* new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject* const* values, Py_ssize_t count) {
+  PyObject* made = kind->tp_alloc(kind, 0);
+  if (made == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(made) + offsets[i]) = Py_NewRef(values[i]);
+  }
+  return made;
+}
+
+}  // namespace prelude
