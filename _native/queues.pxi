@@ -156,6 +156,19 @@ cdef class Inbox:
                 Py_DECREF(r)
             raise self.refusal("closed", 0)
 
+    def enter(self, list requests not None, dict live not None) -> None:
+        """``post`` of requests that are in ``live`` from then on, by id; of none where it raises."""
+        cdef Record r
+        for r in requests:
+            live[r.id] = r
+        try:
+            self.post(requests)
+        except BaseException:
+            for r in requests:
+                live.pop(r.id, None)
+                self.admission.leave(r.queued_tokens)
+            raise
+
     def take(self) -> list:
         """What was posted until now. For the holder of the baton."""
         return _contents(self.queue.take(), False)

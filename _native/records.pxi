@@ -132,9 +132,10 @@ cdef class Record:
         return self.num_known - 1 if self.row.unread < 0 else self.row.unread
 
 
-def clones(Record like not None, list prompts, ids, ending, sink, options, double expires, outbox, double now) -> list:
+def clones(Record like not None, list prompts, int64_t most, ids, ending, sink, options, double expires, outbox,
+           double now):
     """A request of ``like``'s type a prompt (int32 arrays), alike in all that is not said here. Each reads its last
-    token."""
+    token. None where one has more than ``most`` tokens."""
     cdef list out = []
     cdef Record r
     cdef RequestStats stats
@@ -144,6 +145,8 @@ def clones(Record like not None, list prompts, ids, ending, sink, options, doubl
     request_id = options.request_id
     for t in prompts:
         n = _len(t)
+        if n > most:
+            return None
         r = kind.__new__(kind)
         r.row = like.row
         r.row.tokens, r.row.num_tokens, r.row.trunk = _data(t), n, n
@@ -237,13 +240,6 @@ def totals(list requests):
         rows += r.row.logits_rows
         alike = alike and r.account is first.account
     return tokens, rows, alike
-
-
-def enter_all(dict live, list requests) -> None:
-    """``live[request.id] = request`` of each."""
-    cdef Record r
-    for r in requests:
-        live[r.id] = r
 
 
 def plain(list requests, oneshot) -> bool:
@@ -635,6 +631,15 @@ def end_all(list requests, list outcomes, dict live, double now):
         some.append(r)
         ends.append(outcomes[i])
     return told, runs, more
+
+
+def any_lives(dict live, list requests) -> bool:
+    """Whether one of them is in ``live``. The last one is looked for first: it mostly ends last."""
+    cdef Py_ssize_t i
+    for i in range(len(requests) - 1, -1, -1):
+        if (<Record>requests[i]).id in live:
+            return True
+    return False
 
 
 def put_ends(dict ends, list requests, list outcomes) -> None:

@@ -167,15 +167,6 @@ cdef class _Nobody:
 cdef object _nobody = _Nobody()  # shares a prefix: nobody waits
 
 
-def skipped(rows) -> int:
-    """Tokens that OneShot rows have from the cache."""
-    cdef OneShotRow row
-    cdef int64_t tokens = 0
-    for row in rows:
-        tokens += row.skip
-    return tokens
-
-
 def requests_of(rows) -> list:
     cdef OneShotRow row
     return [row.request for row in rows]
@@ -226,8 +217,8 @@ def draws_of(rows, shifts):
 def pack_drawn(rows, folds, int32_t block_size, Maker slices not None, Maker draws not None, Maker batch not None,
                edits):
     """The batch of a step whose OneShot rows all draw one token, and how many tokens each brought (a fold's, to its
-    first member). ``slices``, ``draws`` and ``batch`` make its parts; ``edits()`` what is done to logits, where
-    anything is."""
+    first member). ``slices``, ``draws`` and ``batch`` make its parts; ``edits(rows)`` what is done to logits,
+    where anything is."""
     cdef int64_t i, n = len(rows)
     cdef PackedRows packed
     cdef tuple values
@@ -239,31 +230,196 @@ def pack_drawn(rows, folds, int32_t block_size, Maker slices not None, Maker dra
                                  + (<OneShotRow>rows[i]).request.row.read)
     values = _draws(rows, at)
     if values[9] is not None:
-        values = (*values[:9], edits())
+        values = (*values[:9], edits(rows))
     return batch.make((slices.make(arrays), draws.make(values))), _brought(rows, folds, packed)
 
 
-def ids_alike(tasks, first, int64_t limit, int64_t most):
-    """``all_ids_below`` of the prompts of tasks that are alike; None where one of either is not as it should be."""
-    cdef list found
-    prompts = prompts_alike(tasks, first)
-    if prompts is None:
-        return None
-    found = all_ids_below(prompts, limit, most)
-    for ids in found:
-        if ids is None:
+cdef class StepCounts:
+    """What steps came to since the engine was made: ``steps`` by kind, tokens, rows that met the vocabulary."""
+
+    cdef public int64_t prefill_tokens, decode_tokens, prefix_hit_tokens, folded_tokens, lm_head_rows
+    cdef public int64_t eager_steps, graph_replays, peak_activation_bytes
+    cdef public double forward_seconds
+    cdef readonly dict steps
+
+    def __cinit__(self, *args, **fields):
+        self.steps = {"oneshot": 0, "mixed": 0, "decode": 0}
+
+    def count_step(self, str kind, int64_t prefill, int64_t decode, tuple rows, tuple folds, result) -> None:
+        """A step of ``prefill`` and ``decode`` tokens with these OneShot rows and folds."""
+        cdef OneShotRow row
+        cdef int64_t peak = result.peak_bytes
+        self.steps[kind] = self.steps[kind] + 1
+        self.prefill_tokens += prefill
+        self.decode_tokens += decode
+        for row in rows:
+            self.prefix_hit_tokens += row.skip
+        for fold in folds:
+            self.folded_tokens += <int64_t>fold.tokens * (len(fold.members) - 1)
+        self.lm_head_rows += <int64_t>result.lm_head_rows
+        if result.eager:
+            self.eager_steps += 1
+        else:
+            self.graph_replays += 1
+        self.peak_activation_bytes = max(self.peak_activation_bytes, peak)
+        self.forward_seconds += <double>result.seconds
+
+    def counted(self) -> dict:
+        return {"steps": dict(self.steps), "prefill_tokens": self.prefill_tokens, "decode_tokens": self.decode_tokens,
+                "prefix_hit_tokens": self.prefix_hit_tokens, "folded_tokens": self.folded_tokens,
+                "lm_head_rows": self.lm_head_rows, "eager_steps": self.eager_steps,
+                "graph_replays": self.graph_replays, "peak_activation_bytes": self.peak_activation_bytes,
+                "forward_seconds": self.forward_seconds}
+
+
+# --- prompts that have all else in common ----------------------------------------------------------------------
+
+@cython.final
+cdef class Ticket:
+    """One task that waits for its result in a loop: ``future`` gets its error or its result, as a value, or None
+    where it has to be asked for the long way. ``request`` is there from the end of the loop's turn on."""
+
+    cdef readonly object alike, prompt, future
+    cdef public object request
+
+    def __init__(self, alike, prompt, future):
+        self.alike, self.prompt, self.future = alike, prompt, future
+
+
+@cython.final
+cdef class Wording:
+    """What tasks say beside their prompts: those of the same words become requests together. ``alike`` is what the
+    preparer made of them; prompts have 1 to ``most`` ids below ``limit``."""
+
+    cdef object kind, params, truncation, cache, salt
+    cdef readonly object alike
+    cdef int64_t limit, most
+
+    def __init__(self, task, alike, int64_t limit, int64_t most):
+        self.kind, self.params, self.alike = type(task), task.params, alike
+        self.truncation, self.cache, self.salt = task.truncation, task.cache, task.salt
+        self.limit, self.most = limit, most
+
+    cdef bint says(self, task) except -1:
+        return type(task) is self.kind and task.params is self.params and (
+            _same(task.truncation, self.truncation) and _same(task.cache, self.cache)
+            and _same(task.salt, self.salt))
+
+    def prompts(self, tasks):
+        """Those of tasks that say the same, one type of object to all of them; None where one does not."""
+        cdef list found = []
+        for task in tasks:
+            if not self.says(task):
+                return None
+            found.append(task.prompt)
+        return found
+
+    def ids(self, tasks):
+        """Copies of the prompts of tasks that say the same; None where one of either is not as it should be."""
+        cdef list found
+        given = self.prompts(tasks)
+        if given is None:
             return None
+        found = all_ids_below(given, self.limit, self.most)
+        for ids in found:
+            if ids is None:
+                return None
+        return found
+
+    def ticket(self, task, create_future):
+        """For a task that says the same; None where it, or its prompt, is not as it should be."""
+        if not self.says(task):
+            return None
+        prompt = task.prompt
+        if not 0 < _length_of_ids(prompt) <= self.most:
+            return None
+        ids = ids_below(prompt, self.limit)
+        return None if ids is None else Ticket(self.alike, ids, create_future())
+
+
+cdef inline bint _same(one, other) except -1:
+    return one is other or one == other
+
+
+cdef object _finish(alike, outcome, Maker make, finished, dict texts):
+    """The caller's result, or its error, as a value. Where it is no more than a token's text, that is asked for once
+    in ``texts``, and ``make`` makes it; else ``finished``."""
+    cdef Outcome one
+    cdef tuple ids
+    if type(outcome) is not Outcome:
+        return finished(alike, outcome)
+    one = <Outcome>outcome
+    ids = one.token_ids
+    if len(ids) != 1:
+        return finished(alike, outcome)
+    text = texts.get(ids[0])
+    if text is None:
+        word = alike.word
+        if word is None:
+            return finished(alike, outcome)
+        try:
+            text = texts[ids[0]] = word(ids[0])
+        except Exception as error:
+            return error
+    return make.make((text, ids, one.stats.finish_reason, one.stats, None, None))
+
+
+def finish_all(alike, list requests, dict ends, Maker make not None, finished) -> list:
+    """Results, or errors, of all requests of a call, in order. ``ends[request.id]`` is (outcome, error);
+    ``finished(alike, outcome)`` makes a result that ``make`` cannot."""
+    cdef Record r
+    cdef dict texts = {}
+    cdef list results = []
+    for r in requests:
+        outcome, error = ends[r.id]
+        results.append(error if outcome is None else _finish(alike, outcome, make, finished, texts))
+    return results
+
+
+def tell_all(list requests, list outcomes, dict tickets, Maker make not None, finished, again) -> None:
+    """Each ticket's future gets its result, or its error, as a value, where it still waits. ``again(requests,
+    outcomes)`` hears of those that an interrupt left untold."""
+    cdef Py_ssize_t at = 0
+    cdef Ticket ticket
+    cdef dict texts = {}
+    cdef object alike = None
+    try:
+        for at in range(len(requests)):
+            ticket = tickets[requests[at].id]
+            if ticket.future.done():
+                continue
+            if ticket.alike is not alike:
+                alike, texts = ticket.alike, {}
+            ticket.future.set_result(_finish(alike, outcomes[at], make, finished, texts))
+    except BaseException:
+        again(requests[at:], outcomes[at:])
+        raise
+
+
+def bind_all(list tickets, list requests) -> dict:
+    """Every ticket has its request; tickets by their requests' ids."""
+    cdef Py_ssize_t at
+    cdef dict found = {}
+    for at in range(len(requests)):
+        (<Ticket?>tickets[at]).request = requests[at]
+        found[(<Record?>requests[at]).id] = tickets[at]
     return found
 
 
-def prompts_alike(tasks, first):
-    """The prompts of tasks that are ``first`` but for it, one type of object to all of them; None where one is not."""
-    cdef list prompts = []
-    kind, params = type(first), first.params
-    truncation, cache, salt = first.truncation, first.cache, first.salt
-    for task in tasks:
-        if task is not first and (type(task) is not kind or task.params is not params
-                                  or task.truncation != truncation or task.cache != cache or task.salt != salt):
-            return None
-        prompts.append(task.prompt)
-    return prompts
+def waiting_alike(list tickets) -> list:
+    """[tickets] of each wording, of those whose futures still wait."""
+    cdef Ticket ticket
+    cdef list group = [], groups = []
+    cdef object alike = None
+    cdef dict known = {}
+    for ticket in tickets:
+        if ticket.future.done():
+            continue
+        if ticket.alike is not alike:
+            alike = ticket.alike
+            group = known.get(id(alike))
+            if group is None:
+                group = known[id(alike)] = []
+                groups.append(group)
+        group.append(ticket)
+    return groups

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prelude.admission.prepared import Admitted, Alike, Outcome, finished
+from prelude._native.core import finish_all
+from prelude.admission.prepared import Admitted, Alike, Outcome, finished, make_completion
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions, merge_options
 from prelude.runtime.core import EngineCore
@@ -66,13 +67,9 @@ def make_request(
     return request
 
 
-def finish_alike(alike: Alike, requests: Sequence[Request], ends: Mapping[int, Any]) -> list[Any]:
+def finish_alike(alike: Alike, requests: list[Request], ends: dict[int, Any]) -> list[Any]:
     """``finish_call`` of all requests of a call, in order."""
-    results: list[Any] = []
-    for request in requests:
-        outcome, error = ends[request.id]
-        results.append(error if outcome is None else finished(alike, outcome))
-    return results
+    return finish_all(alike, requests, ends, make_completion, finished)
 
 
 def plain_options(options: Options, keywords: Mapping[str, Any]) -> RequestOptions | None:

@@ -39,7 +39,7 @@ from prelude.calls import (
 )
 from prelude.config import EngineConfig
 from prelude.errors import EngineClosed
-from prelude.options import RequestOptions, split_options
+from prelude.options import NO_OPTIONS, RequestOptions, split_options
 from prelude.results import (
     Answers,
     Classification,
@@ -149,12 +149,14 @@ class AsyncEngine:
     async def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:
         """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
         ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
-        if options is None and not keywords and self._engine is not None:
+        if (options is None or options is NO_OPTIONS) and not keywords and self._engine is not None:
             core = self._engine._core
-            core.check_process()
-            alike = self._engine._preparer.alike((task,))
-            if alike is not None:  # it is made a request together with others of this turn of the loop
-                ticket = self._outbox(asyncio.get_running_loop(), core).ask(alike[0], alike[1][0])
+            if core.forked:
+                core.check_process()
+            outbox = self._outbox(asyncio.get_running_loop(), core)
+            ticket = self._engine._preparer.ticket(task, outbox.create_future)
+            if ticket is not None:  # it is made a request together with others of this turn of the loop
+                outbox.ask(ticket)
                 try:
                     result = await ticket.future
                 except BaseException:  # cancelled, or the loop went away and closed this coroutine

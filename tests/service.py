@@ -163,6 +163,9 @@ class ToyPreparer:
     def alike(self, tasks: Any) -> None:
         """Each is prepared by itself."""
 
+    def ticket(self, task: Any, create_future: Any) -> None:
+        """Likewise."""
+
     def prepare(self, task: Prepared) -> Admitted:
         if self.delay:
             time.sleep(self.delay)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, get_args
 
+from prelude._native.core import Wording
 from prelude.admission import checks
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
 from prelude.admission.drawing import Drawing, Sampling
@@ -47,7 +48,7 @@ class Facts:
     decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(default_factory=lambda: Memo(PLAN_BYTES, lambda plan: plan.nbytes))
     alike: Memo[Any, Any] = field(default_factory=lambda: Memo(64))  # what prompts of one wording have in common
-    latest_alike: list[Any] = field(default_factory=list)  # the last one that was asked for, and a task of its words
+    latest_alike: list[Wording] = field(default_factory=list)  # the last one that was asked for
     words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 12))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import all_ids_below, ids_alike, prompts_alike
+from prelude._native.core import Wording, all_ids_below
 from prelude.admission import checks
 from prelude.admission.drawing import Drawing, History, Sampling
 from prelude.admission.facts import Facts, admitted, cache_of, salt_of
@@ -77,10 +77,9 @@ def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]]
     first = tasks[0]
     latest = facts.latest_alike
     if latest:
-        like, known, limit, most = latest[0]
-        found = ids_alike(tasks, like, limit, most)
+        found = latest[0].ids(tasks)
         if found is not None:
-            return known, found
+            return latest[0].alike, found
     if type(first) is not Generate or not facts.limits.lm_head:
         return None
     params = first.params
@@ -93,11 +92,12 @@ def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]]
             return None
         alike = (params, made)
         facts.alike.put((id(params), first.truncation, first.cache, first.salt), alike)
-    given = prompts_alike(tasks, first)
+    limit, most = facts.encoder.id_limit, min(facts.max_length - 1, facts.max_chars)
+    wording = Wording(first, alike[1], limit, most)
+    given = wording.prompts(tasks)
     if given is None:
         return None
-    limit, most = facts.encoder.id_limit, min(facts.max_length - 1, facts.max_chars)
-    facts.latest_alike[:] = [(replace(first, prompt=()), alike[1], limit, most)]
+    facts.latest_alike[:] = [wording]
     return prompts_of(facts, alike[1], given, limit, most)
 
 

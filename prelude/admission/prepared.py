@@ -119,13 +119,13 @@ def finished(alike: Alike, outcome: Outcome) -> Any:
     try:
         if alike.word is not None and len(outcome.token_ids) == 1:
             stats, ids = outcome.stats, outcome.token_ids
-            return _make_completion(alike.word(ids[0]), ids, stats.finish_reason, stats, None, None)
+            return make_completion(alike.word(ids[0]), ids, stats.finish_reason, stats, None, None)
         return alike.finish(outcome)
     except Exception as error:
         return error
 
 
-_make_completion = Maker(Completion)
+make_completion = Maker(Completion)
 
 
 class Reader(Protocol):

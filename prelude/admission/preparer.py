@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from prelude._native.core import Ticket
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
 from prelude.admission.decide import Layout, prepare_decide
@@ -104,6 +105,15 @@ class Preparer:
         """What tasks have in common that differ in their token ids alone, and these; ``None`` for all others, which
         ``prepare`` takes one by one. Copies what the caller could still change."""
         return prepare_alike(self._facts, tasks) if tasks else None
+
+    def ticket(self, task: Any, create_future: Callable[[], Any]) -> Ticket | None:
+        """``alike`` of one task, as what its caller waits with."""
+        latest = self._facts.latest_alike
+        ticket = latest[0].ticket(task, create_future) if latest else None
+        if ticket is None:
+            found = self.alike((task,))
+            ticket = None if found is None else Ticket(found[0], found[1][0], create_future())
+        return ticket
 
     def explain(self, task: Task) -> Explanation:
         """What ``prepare`` would hand to the engine, in words."""

@@ -12,14 +12,13 @@ import logging
 import math
 import threading
 import time
-from dataclasses import asdict
 from typing import Any
 
-from prelude._native.core import clones, enter_all
+from prelude._native.core import any_lives, clones
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Alike, Outcome, Prepared
 from prelude.batch import I32
-from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestTooLarge
+from prelude.errors import DeadlineExceeded, ExecutionError, RequestTooLarge
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.runtime.forks import alive
 from prelude.runtime.inbox import Places
@@ -112,19 +111,16 @@ class EngineCore(Stepper):
     ) -> list[Request] | None:
         """``request`` of many prompts that have all else in common, made in one native call. ``None``, and nothing
         done, where one of them could not be taken, or is to hear why."""
-        longest = max(map(len, prompts))
-        if longest > self.budgets.step_tokens - self.budgets.running or self.clock() >= expires:
-            return None
-        if self.force_class is not None:
+        if self.force_class is not None or (expires < math.inf and self.clock() >= expires):
             return None
         like = alike.like
         if like is None:
             like = alike.like = Request(alike.prepared(prompts[0]), sink)
             like.alike = alike
             like.ending = like.sink = like.given = None
-        now = time.perf_counter()
-        requests = clones(like, prompts, IDS, self._ended, sink, options, expires, outbox, now)
-        return requests if places.take_all(requests) else None
+        most, now = self.budgets.step_tokens - self.budgets.running, time.perf_counter()
+        requests = clones(like, prompts, most, IDS, self._ended, sink, options, expires, outbox, now)
+        return requests if requests is not None and places.take_all(requests) else None
 
     def submit(self, request: Request) -> None:
         """Puts a request in the inbox and wakes the engine thread."""
@@ -132,20 +128,13 @@ class EngineCore(Stepper):
 
     def submit_many(self, requests: list[Request], places: Places | None = None) -> None:
         """All in one planning step, as far as the budgets go: they arrive together."""
-        self._post(requests)
-        if places is not None:
-            places.posted()
+        self._post(requests, places)
         self._wake_thread()
 
-    def _post(self, requests: list[Request]) -> None:
-        enter_all(self.live, requests)
-        try:
-            self.inbox.post(requests)
-        except EngineClosed:
-            for request in requests:
-                self.live.pop(request.id, None)
-                self.inbox.leave(request)
-            raise
+    def _post(self, requests: list[Request], places: Places | None = None) -> None:
+        self.inbox.enter(requests, self.live)
+        if places is not None:
+            places.posted()
         if self.events.heard:
             for request in requests:
                 self.events.emit("accepted", request.options.request_id, tokens=request.num_known)
@@ -177,18 +166,13 @@ class EngineCore(Stepper):
             self.submit_many(requests, places)
             return
         try:
-            self._post(requests)
-            if places is not None:
-                places.posted()
-            for request in requests:  # each ends in its turn; those behind mostly have by then
-                while request.id in self.live and self.step():
-                    pass
+            self._post(requests, places)
+            while any_lives(self.live, requests) and self.step():
+                pass
         finally:
-            wanted = self._baton.release()
-            if (
-                wanted or not self.inbox.empty or not self.queues.empty or self._flights or self.closed
-            ):  # others', or left by an interrupt
-                self._wake_thread()
+            wanted, inbox = self._baton.release(), self.inbox
+            if wanted or not inbox.empty or not self.queues.empty or self._flights or inbox.closed:
+                self._wake_thread()  # others', or left by an interrupt
 
     def _wake_thread(self) -> None:
         if self._thread is None:
@@ -281,7 +265,7 @@ class EngineCore(Stepper):
         stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
         stats.blocks_cached = allocator.num_cached
         stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})
-        return {**asdict(stats), "gc_pauses": self.gc_pauses.numbers()}
+        return {**stats.numbers(), "gc_pauses": self.gc_pauses.numbers()}
 
     def audit(self) -> None:
         """Every account against every other; raises with the numbers. For tests and debugging, between steps."""

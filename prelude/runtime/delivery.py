@@ -11,9 +11,9 @@ import math
 import threading
 from typing import Any, Protocol
 
-from prelude._native.core import Outlet, put_ends
-from prelude.admission.prepared import Alike, Outcome, finished
-from prelude.batch import I32, SampleOutput
+from prelude._native.core import Outlet, Ticket, bind_all, put_ends, tell_all, waiting_alike
+from prelude.admission.prepared import Outcome, finished, make_completion
+from prelude.batch import SampleOutput
 from prelude.options import NO_OPTIONS
 from prelude.runtime.core import EngineCore
 from prelude.runtime.stepper import LoopFlush
@@ -45,7 +45,8 @@ class BlockingSink(EndSink):
 
     def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         put_ends(self.ends, requests, outcomes)
-        self._tell()
+        if self._done is not None:
+            self._tell()
 
     def _tell(self) -> None:
         if self._done is not None and len(self.ends) >= self.expected:
@@ -70,6 +71,7 @@ class Outbox(LoopFlush):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
         self.loop = loop
+        self.create_future = loop.create_future
         self._core = core
         core.loops.append(self)
         self._ends = Outlet()  # of calls of `_deliver`'s
@@ -82,34 +84,27 @@ class Outbox(LoopFlush):
             self.loop.call_soon(self._post)
         self._posting.extend(requests)
 
-    def ask(self, alike: Alike, prompt: I32) -> Ticket:
+    def ask(self, ticket: Ticket) -> None:
         """In the loop, for one task that nothing special was said about: what the tasks of this turn ask for in the
         same words is made requests together."""
         if not (self._posting or self._asked):
             self.loop.call_soon(self._post)
-        ticket = Ticket(alike, prompt, self.loop.create_future())
         self._asked.append(ticket)
-        return ticket
 
     def _make_asked(self) -> None:
         """Requests of what was asked for. A ticket that finds no place, or whose request is to hear something of its
         own, is told so by ``None`` and takes the long way."""
         asked, self._asked = self._asked, []
-        groups: dict[int, list[Ticket]] = {}
-        for ticket in asked:
-            if not ticket.future.done():  # given up meanwhile
-                groups.setdefault(id(ticket.alike), []).append(ticket)
-        for tickets in groups.values():
+        for tickets in waiting_alike(asked):  # others were given up meanwhile
             try:
                 requests = self._requests_of(tickets)
             except Exception:  # closed meanwhile: the long way says so
                 requests = None
-            for at, ticket in enumerate(tickets):
-                if requests is None:
-                    ticket.future.set_result(None)
-                else:
-                    ticket.request = requests[at]
-            self._posting.extend(requests or ())
+            if requests is not None:
+                self._posting.extend(requests)
+                continue
+            for ticket in tickets:
+                ticket.future.set_result(None)
 
     def _requests_of(self, tickets: list[Ticket]) -> list[Request] | None:
         places = self._core.reserve_all(len(tickets))
@@ -120,7 +115,7 @@ class Outbox(LoopFlush):
             prompts = [ticket.prompt for ticket in tickets]
             requests = self._core.alike(tickets[0].alike, prompts, sink, NO_OPTIONS, places, math.inf, self)
             if requests is not None:
-                sink.tickets = {request.id: ticket for request, ticket in zip(requests, tickets)}
+                sink.tickets = bind_all(tickets, requests)
                 places.posted()
         return requests
 
@@ -212,17 +207,6 @@ class GroupSink(EndSink):
             self.future.set_result(None)
 
 
-class Ticket:
-    """One task that waits for its result in a loop: ``future`` gets its error or its result, as a value, or None
-    where it has to be asked for the long way. ``request`` is there from the end of the loop's turn on."""
-
-    __slots__ = ("alike", "future", "prompt", "request")
-
-    def __init__(self, alike: Alike, prompt: I32, future: asyncio.Future[Any]) -> None:
-        self.alike, self.prompt, self.future = alike, prompt, future
-        self.request: Request | None = None
-
-
 class TicketSink(EndSink):
     """The ends of what the tasks of one turn of a loop asked for: each has a future of its own."""
 
@@ -242,9 +226,7 @@ class TicketSink(EndSink):
             ticket.future.set_result(error if outcome is None else finished(ticket.alike, outcome))
 
     def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        for at, (request, outcome) in enumerate(zip(requests, outcomes)):
-            try:
-                self.end(request, outcome, None)
-            except BaseException:  # an interrupt: this one and the others are told in another turn of the loop
-                self._outbox.again(self, requests[at:], outcomes[at:])
-                raise
+        tell_all(requests, outcomes, self.tickets, make_completion, finished, self._again)
+
+    def _again(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        self._outbox.again(self, requests, outcomes)

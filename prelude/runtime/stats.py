@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from prelude._native.core import skipped
+from prelude._native.core import StepCounts
 from prelude.admission.classes import ExecutionClass
-from prelude.batch import DecodeBatch, OneShotBatch, StepResult
-from prelude.scheduling.pack import Packed
+from prelude.batch import StepResult
 from prelude.scheduling.plan import Plan
 
 
 @dataclass(slots=True)
-class EngineStats:
-    """Read without stopping the engine; each is exact, a set of them may be a step apart.
+class EngineStats(StepCounts):
+    """Counted natively, a step at a time: ``steps`` by kind, ``prefill_tokens``, ``decode_tokens``,
+    ``prefix_hit_tokens``, ``folded_tokens`` (not computed again because rows of one step shared them),
+    ``lm_head_rows``, ``eager_steps``, ``graph_replays``, ``peak_activation_bytes`` and ``forward_seconds``.
+
+    Read without stopping the engine; each is exact, a set of them may be a step apart.
 
     What came in has ended or is in the queues: ``requests`` = ``finished`` + ``failed`` + ``cancelled`` + ``expired``
     + what waits or runs. ``rejected`` never came in.
@@ -29,23 +32,13 @@ class EngineStats:
     cancelled: int = 0
     expired: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=lambda: {"oneshot": 0, "mixed": 0, "decode": 0})
     failed_steps: int = 0
     discarded_rows: int = 0  # decode rows that were run before it was known that their request had ended
     replays: int = 0  # rows that ran again after a failed step
     hangs: int = 0  # steps that passed the watchdog's limit
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    folded_tokens: int = 0  # tokens that were not computed again because rows of one step shared them
-    lm_head_rows: int = 0
     preemptions: int = 0
     deferrals: int = 0
     evictions: int = 0  # cached blocks that gave way to others
-    eager_steps: int = 0
-    graph_replays: int = 0
-    peak_activation_bytes: int = 0
-    forward_seconds: float = 0.0
     host_seconds: float = 0.0
     tokenizer_calls: int = 0
     queued_requests: int = 0  # waiting, being tokenised or on their way: what max_queued_requests counts
@@ -62,34 +55,16 @@ class EngineStats:
     blocks_cached: int = 0
     blocks_locked: int = 0  # cached ones that a request reads now
 
-    def count_step(self, plan: Plan, packed: Packed, result: StepResult, tokens: int) -> None:
-        """``tokens``: of its batch."""
-        batch = packed.batch
-        if isinstance(batch, OneShotBatch):
-            self.steps["oneshot"] += 1
-            self.prefill_tokens += tokens
-        elif isinstance(batch, DecodeBatch):
-            self.steps["decode"] += 1
-            self.decode_tokens += tokens
-        else:
-            self.steps["mixed"] += 1
-            self.prefill_tokens += batch.prefill_tokens
-            self.decode_tokens += batch.decode_tokens
-        for fold in plan.folds:
-            self.folded_tokens += fold.tokens * (len(fold.members) - 1)
-        if plan.oneshot:
-            self.prefix_hit_tokens += skipped(plan.oneshot)
+    def count(self, plan: Plan, tokens: int, result: StepResult) -> None:
+        """``tokens``: of the step's batch."""
+        decode = len(plan.decode)
+        self.count_step(plan.kind, tokens - decode, decode, plan.oneshot, plan.folds, result)
         for row in plan.prefill:
             if not row.request.stats.chunks and not row.request.output:
                 self.prefix_hit_tokens += row.start
-        self.lm_head_rows += result.lm_head_rows
-        if result.eager:
-            self.eager_steps += 1
-        else:
-            self.graph_replays += 1
-        if result.peak_bytes > self.peak_activation_bytes:
-            self.peak_activation_bytes = result.peak_bytes
-        self.forward_seconds += result.seconds
+
+    def numbers(self) -> dict[str, Any]:
+        return {**asdict(self), **self.counted()}
 
 
 class GcPauses:

@@ -20,7 +20,7 @@ from prelude.batch import StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners
-from prelude.runtime.flight import Flights, make_flight
+from prelude.runtime.flight import Flight, Flights, make_flight
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.stats import EngineStats, GcPauses
@@ -146,8 +146,8 @@ class Stepper(Forkable):
                 self._note_waiting(at_once)
             if at_once.oneshot:
                 self._launch(at_once)
-            if self._flights and not self.overlap:
-                self._land()
+                if self._flights and not self.overlap:
+                    self._land()
             self.stats.host_seconds += time.perf_counter() - began - self._blocked
             self._flush()
             return True
@@ -346,7 +346,7 @@ class Stepper(Forkable):
             return
         if self.overlap:
             self._blocked += time.perf_counter() - entered
-        self._flights.leave(make_flight(plan, packed, began, requests, handle))
+        self._flights.leave(make_flight(plan, packed, began, requests, handle, _NONE, _NONE))
 
     def _land_all(self, void: set[int] | None = None) -> bool:
         """Settles all that is in flight; whether anything was. ``void`` gets the ids of Decode requests in steps that
@@ -376,7 +376,8 @@ class Stepper(Forkable):
             self._flights.arrive(flight, failed=False)
             self.step_began = time.monotonic() if self._flights else 0.0
             self._settle(flight, result)
-        self._flights.let_go()
+        if self._flights.lingers:
+            self._flights.let_go()
         if self._late:
             late, self._late = self._late, []
             for request, ended in late:
@@ -407,7 +408,7 @@ class Stepper(Forkable):
         if living is plan or not living.empty:  # else it says nothing that the step before has not said
             self.failures_in_a_row = 0
         tokens = packed.batch.num_tokens
-        self.stats.count_step(plan, packed, result, tokens)
+        self.stats.count(plan, tokens, result)
         self._measure(plan, tokens, result)
         for request in traced(flight.requests):
             _mark_run(request, flight.began, result)
@@ -432,16 +433,16 @@ class Stepper(Forkable):
             self._watchdog.step_begins()
 
     def _measure(self, plan: Plan, tokens: int, result: StepResult) -> None:
-        prefill = sum([row.count for row in plan.prefill]) if plan.prefill else 0
-        shots = tokens - prefill - len(plan.decode)
-        self.pacer.measured(len(plan.decode), shots, prefill, result.seconds)
-        self.cost.observe_step(tokens, result)
+        prefill, decode = sum([row.count for row in plan.prefill]) if plan.prefill else 0, len(plan.decode)
+        shots = tokens - prefill - decode
+        self.pacer.measured(decode, shots, prefill, result.seconds)
+        self.cost.fit.observe(tokens, result.attended_tokens, result.lm_head_rows, result.seconds)
         if self.events.heard:
             self.events.emit(
                 "step",
                 kind=plan.kind,
                 seconds=result.seconds,
-                decode_rows=len(plan.decode),
+                decode_rows=decode,
                 prefill_tokens=prefill,
                 oneshot_rows=len(plan.oneshot),
                 oneshot_tokens=shots,
@@ -525,6 +526,9 @@ class Stepper(Forkable):
                 self.on_step_end.popleft()
             except IndexError:  # the watchdog was here
                 return
+
+
+_NONE: frozenset[int] = frozenset()
 
 
 def _count_end(stats: EngineStats, error: BaseException | None) -> str:

@@ -35,9 +35,9 @@ def check_result(packed: Packed, result: StepResult) -> None:
         raise ExecutionError(f"the executor returned a {type(result).__name__}, not a StepResult")
     if len(result.outputs) == len(result.bad_rows) == 1 and type(packed.batch) is not MixedBatch:
         readout, output = packed.batch.readout, result.outputs[0]
-        if type(readout) is SampleRows and type(output) is SampleOutput and len(result.bad_rows[0]) == 0:
-            if output.token_ids.shape == readout.rows.shape:
-                return
+        drawn = output.token_ids if type(output) is SampleOutput and len(result.bad_rows[0]) == 0 else None
+        if drawn is not None and type(readout) is SampleRows and drawn.shape == readout.rows.shape:
+            return
     readouts = readouts_of(packed)
     if len(result.outputs) != len(readouts) or len(result.bad_rows) != len(readouts):
         raise ExecutionError(f"the executor returned {len(result.outputs)} outputs, the batch has {len(readouts)}")

@@ -33,7 +33,9 @@ class Line:
         self._by_arrival = by_arrival(policy)
         self._estimates = estimates if self.policy.estimates else None
         self._accounts = Accounts()
-        self.arrivals: OrderedDict[int, Request] = OrderedDict()  # all that wait, by order; this class alone writes it
+        self.arrivals: OrderedDict[int, Request] = (
+            OrderedDict()
+        )  # all that wait, by order; this class alone writes it
         self._groups: dict[Hashable, list[int]] = {}  # readout key -> its number, how many wait
         self._group_numbers = 0
         self._columns = Columns()

@@ -18,6 +18,7 @@ from prelude.batch import (
     DecodeRows,
     ForwardBatch,
     HeadRows,
+    LogitEdits,
     LogprobRows,
     MixedBatch,
     OneShotBatch,
@@ -26,7 +27,7 @@ from prelude.batch import (
     Readout,
     SampleRows,
 )
-from prelude.scheduling.plan import Plan, PrefillRow
+from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
 from prelude.scheduling.request import Request
 
 _EMPTY: I32 = np.zeros(0, dtype=np.int32)
@@ -77,7 +78,7 @@ def _join(plan: Plan, shifts: I32) -> tuple[Readout, I32 | None, I32 | None]:
     row numbers to get the batch's."""
     if draws_tokens(plan):
         *values, edited = draws_of(plan.oneshot, shifts)
-        return _draws(*values, logit_edits(_drawings(plan)) if edited else None), None, None
+        return _draws(*values, _edits(plan.oneshot) if edited else None), None, None
     readouts = [row.request.prepared.readout or _NOTHING for row in plan.oneshot]
     parts = [readout for readout in readouts if not isinstance(readout, Drawing)]
     moved, starts, ends = _concatenated([part.rows for part in parts], shifts)
@@ -97,8 +98,9 @@ def _join(plan: Plan, shifts: I32) -> tuple[Readout, I32 | None, I32 | None]:
 _ZERO: I32 = np.zeros(1, dtype=np.int32)
 
 
-def _drawings(plan: Plan) -> list[Drawing]:
-    return [r for r in (row.request.prepared.readout for row in plan.oneshot) if isinstance(r, Drawing)]
+def _edits(rows: Sequence[OneShotRow]) -> LogitEdits | None:
+    readouts = [row.request.prepared.readout for row in rows]
+    return logit_edits([readout for readout in readouts if isinstance(readout, Drawing)])
 
 
 def _concatenated(parts: list[I32], shifts: I32) -> tuple[I32, I32, I32]:
@@ -141,9 +143,7 @@ def pack(plan: Plan, block_size: int) -> Packed:
         return Packed(DecodeBatch(rows, _decode_readout(plan.decode)), decode=plan.decode)
     folds = [(fold.members, fold.tokens) for fold in plan.folds] if plan.folds else ()
     if plan.kind == "oneshot" and draws_tokens(plan):
-        batch, computed = pack_drawn(
-            plan.oneshot, folds, block_size, _slices, _draws, _oneshot, lambda: logit_edits(_drawings(plan))
-        )
+        batch, computed = pack_drawn(plan.oneshot, folds, block_size, _slices, _draws, _oneshot, _edits)
         packed: Packed = _packed(batch, (), (), (0, 0, 0), computed, None, None)
         return packed
     chunks = [_prefill_row(row) for row in plan.prefill]

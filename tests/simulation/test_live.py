@@ -84,8 +84,8 @@ def live(chosen: Machine, trace: list[Arrival], monkeypatch: pytest.MonkeyPatch)
     executor = Steered(chosen)
     core = make_core(EngineCore, executor, chosen.config, chosen.cost_model())
     plans: list[tuple[object, ...]] = []
-    begin = core._begin
-    monkeypatch.setattr(core, "_begin", lambda plan: (plans.append(described(plan)), begin(plan))[1])
+    launch = core._launch
+    monkeypatch.setattr(core, "_launch", lambda plan: (plans.append(described(plan)), launch(plan))[1])
     source = TokenSource()
     waiting = list(trace)
     leaving: list[tuple[float, Silent, object]] = []
