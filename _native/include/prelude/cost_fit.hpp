@@ -17,9 +17,9 @@ namespace prelude {
 class CostFit {
  public:
   using Terms = std::array<double, 4>;
-  static constexpr int64_t kTrusted = 32;    // steps after which a prediction is good enough to tell an outlier
-  static constexpr int64_t kRefit = 32;      // steps between two solutions, from then on
-  static constexpr double kOutlier = 4.0;    // a step is taken as at most so many times its prediction
+  static constexpr int64_t kTrusted = 32;  // steps after which a prediction is good enough to tell an outlier
+  static constexpr int64_t kRefit = 32;    // steps between two solutions, from then on
+  static constexpr double kOutlier = 4.0;  // a step is taken as at most so many times its prediction
   static constexpr Terms kScale{1.0, 1e2, 1e5, 1e1};
 
   // Sums fade by 1 - 1/memory before an addition, once there are as many steps.

@@ -15,7 +15,8 @@ inline Py_ssize_t slot_offset(PyObject* descriptor) {
 }
 
 // A new instance with `values` in its slots, owned by the caller; no __init__ runs. NULL: a Python error is set.
-inline PyObject* new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject* const* values, Py_ssize_t count) {
+inline PyObject* new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject* const* values,
+                            Py_ssize_t count) {
   PyObject* made = kind->tp_alloc(kind, 0);
   if (made == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
