@@ -194,17 +194,20 @@ cdef extern from "prelude/packer.hpp" namespace "prelude" nogil:
 cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
     cdef cppclass CLease "prelude::Lease":
         cbool growable, released
-        int32_t node, promise, promised, borrowed, ahead
+        int32_t node, promise, promised, borrowed, ahead, slot
         vector[int32_t] shared, own
         int64_t num_blocks()
         void table(int32_t* out)
 
     cdef cppclass CKvPool "prelude::KvPool":
-        CKvPool(CPrefixTrie& trie, cbool caching) except +
+        CKvPool(CPrefixTrie& trie, cbool caching, int32_t slots) except +
         cbool caching()
         int32_t block_size()
         int64_t live_leases()
         int64_t evictions()
+        int32_t num_slots()
+        int32_t free_slots()
+        cbool take_slot(CLease&)
         Result attach(const int32_t*, int64_t, uint64_t, int64_t, CLease*) except +
         Result take(CLease&, int64_t, cbool) except +
         void begin_plan()

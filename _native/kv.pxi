@@ -7,6 +7,7 @@ cdef class Lease:
     ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence order,
     the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that a leader
     is filling. A lease that is not ``growable`` is a OneShot row's: its own blocks are what the step publishes.
+    ``slot``: where a recurrent model keeps the sequence's state; -1 where it keeps none.
     """
 
     cdef CLease c
@@ -40,6 +41,10 @@ cdef class Lease:
         return self.c.ahead
 
     @property
+    def slot(self) -> int:
+        return self.c.slot
+
+    @property
     def num_shared(self) -> int:
         return self.c.shared.size()
 
@@ -65,17 +70,21 @@ cdef class Lease:
 
 
 cdef class KvPool:
-    """The leases of one engine on one pool. One writer at a time: the holder of the baton."""
+    """The leases of one engine on one pool. One writer at a time: the holder of the baton. ``slots``: how many
+    sequences a recurrent model keeps a state of; a pool that has any does not cache prefixes, which have none."""
 
     cdef CKvPool* c  # owned; refers to what `trie` and `allocator` keep alive
     cdef COneShotGroup* group  # owned: the OneShot rows of the step being planned
     cdef readonly BlockAllocator allocator
     cdef readonly PrefixTrie trie
 
-    def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True):
+    def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True,
+                  int32_t slots=0):
+        if slots < 0:
+            raise ValueError("slots must be >= 0")
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.trie = PrefixTrie(self.allocator)
-        self.c = new CKvPool(self.trie.c[0], prefix_cache)
+        self.c = new CKvPool(self.trie.c[0], prefix_cache, slots)
         self.group = new COneShotGroup(self.c[0])
 
     def __dealloc__(self):
@@ -102,6 +111,20 @@ cdef class KvPool:
     def evictions(self) -> int:
         """Cached blocks that gave way to others."""
         return self.c.evictions()
+
+    @property
+    def num_slots(self) -> int:
+        return self.c.num_slots()
+
+    @property
+    def free_slots(self) -> int:
+        return self.c.free_slots()
+
+    def take_slot(self, Lease lease not None) -> bool:
+        """A recurrent slot for a Decode lease; False when all are taken."""
+        if not lease.c.growable or lease.c.slot >= 0 or lease.c.released:
+            raise RuntimeError("a lease that is released, OneShot, or has a slot takes none")
+        return self.c.take_slot(lease.c)
 
     def begin_plan(self) -> None:
         """A new step: what earlier ones promised may be waited for, not borrowed."""
@@ -172,7 +195,7 @@ cdef class KvPool:
         _check(r)
 
     def release(self, Lease lease not None) -> None:
-        """The one place where held blocks and locks are given back."""
+        """The one place where held blocks, locks and slots are given back."""
         if lease.c.released:
             raise RuntimeError("lease released twice")
         self.allocator.enter()
@@ -181,7 +204,8 @@ cdef class KvPool:
         _check(r)
 
     def audit(self, leases) -> None:
-        """Conservation: free + used + cached == total, and nobody holds what is not on ``leases``."""
+        """Conservation: free + used + cached == total, and nobody holds what is not on ``leases``; where there are
+        recurrent slots, each Decode lease has one of its own and OneShot leases have none."""
         self.allocator.audit()
         self.trie.audit()
         if self.c.live_leases() != len(leases):
@@ -191,3 +215,8 @@ cdef class KvPool:
             held.update(lease.own, lease.shared.tolist())
         if len(held) != self.allocator.num_used:
             raise RuntimeError(f"{self.allocator.num_used} blocks are used, leases hold {len(held)}")
+        slots = [lease.slot for lease in leases if lease.slot >= 0]
+        if len(set(slots)) != len(slots) or self.free_slots + len(slots) != self.num_slots:
+            raise RuntimeError(f"{self.free_slots} of {self.num_slots} slots are free, leases hold {sorted(slots)}")
+        if self.num_slots and any([lease.growable != (lease.slot >= 0) for lease in leases]):
+            raise RuntimeError("a Decode lease has no recurrent slot, or a OneShot lease has one")

@@ -16,6 +16,12 @@ to itself. Positions say where a token stands in its own sequence, so siblings s
 segment per request this is plain varlen prefill; with branches it is one state and many questions, or
 requests with a common cold prefix folded into one (the prefix is computed once for every layer).
 
+A model with recurrent layers keeps a state of each running sequence in a *slot*. Decode rows and chunks of prompts
+carry the slot that their sequence owns: a chunk without context begins from the model's initial state, whatever lies
+there, a later one and a decode row go on from it, and each leaves there the state after its last token. A OneShot row
+has no slot, and its state is gone with the step; a segment with a parent goes on from the state at the parent's end.
+Models without such layers have no slots: the arrays are ``None``, ``recurrent_slots`` is 0.
+
 All integer arrays are C-contiguous int32 unless said otherwise; ``indptr`` arrays have one more entry than
 rows and start at 0. Slots are ``block * block_size + offset``; -1 is "not written". Arrays belong to the
 batch: executors read them and keep no reference after ``wait``.
@@ -179,6 +185,10 @@ class OneShotBatch:
     def num_tokens(self) -> int:
         return self.slices.num_tokens
 
+    @property
+    def recurrent_slots(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
@@ -202,10 +212,15 @@ class DecodeRows:
 class DecodeBatch:
     rows: DecodeRows
     readout: SampleRows
+    slots: I32 | None = None  # [B], the recurrent slot of each row
 
     @property
     def num_tokens(self) -> int:
         return self.rows.num_rows
+
+    @property
+    def recurrent_slots(self) -> int:
+        return 0 if self.slots is None else len(self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +228,22 @@ class MixedBatch:
     """Prefill chunks and OneShot rows (``slices``) beside running rows (``decode``).
 
     ``readouts`` index tokens of ``slices``: the OneShot group's readout, and the sample readout of chunks that
-    end their prompt. ``decode_readout`` indexes decode rows. Recurrent slots are their own account (0 for models
-    without recurrent layers).
+    end their prompt. ``decode_readout`` indexes decode rows. Recurrent slots are their own account: those of
+    prompt segments (-1 for OneShot rows) and of decode rows.
     """
 
     slices: PromptSlices
     readouts: tuple[Readout, ...]
     decode: DecodeRows
     decode_readout: SampleRows | None
-    recurrent_slots: int = 0
+    prompt_slots: I32 | None = None  # [S]
+    decode_slots: I32 | None = None  # [B]
+
+    @property
+    def recurrent_slots(self) -> int:
+        if self.prompt_slots is None or self.decode_slots is None:
+            return 0
+        return int((self.prompt_slots >= 0).sum()) + len(self.decode_slots)
 
     @property
     def prefill_tokens(self) -> int:

@@ -32,7 +32,8 @@ class EngineConfig:
     ``kv_bytes``              size of the KV pool when ``kv_blocks`` is not given; by default 256 MiB on a CPU, on a
     GPU
                               what the weights and a step of full size leave
-    ``prefix_cache``, ``fold``  switches for reuse across steps and within one
+    ``prefix_cache``, ``fold``  switches for reuse across steps and within one; models with recurrent layers have no
+                              prefix cache
     ``defer_steps``           steps a request waits at most for another that is computing the prefix they share, where
                               they cannot run together; 0: it never waits
     ``defer_tokens``          a shorter shared prefix is not waited for

@@ -121,7 +121,9 @@ def service_core(
     **options: Any,
 ) -> EngineCore:
     executor = executor or toy.ToyExecutor()
-    pool = KvPool(executor.num_blocks, executor.block_size, prefix_cache=cache)
+    limits = executor.limits()
+    cache = cache and not limits.slot_bytes
+    pool = KvPool(limits.num_blocks, limits.block_size, prefix_cache=cache, slots=limits.recurrent_slots)
     budgets = Budgets(
         step_tokens,
         step_requests,

@@ -28,6 +28,13 @@ Result KvPool::take(Lease& lease, int64_t n, bool spare_protected) {
   return taken;
 }
 
+bool KvPool::take_slot(Lease& lease) {
+  if (free_slots_.empty()) return false;
+  lease.slot = free_slots_.back();
+  free_slots_.pop_back();
+  return true;
+}
+
 Result KvPool::promise(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt) {
   const auto first = static_cast<int64_t>(lease.shared.size());
   const int64_t count = std::min(n / size_, lease.num_blocks()) - first;
@@ -96,6 +103,7 @@ Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t 
 Result KvPool::release(Lease& lease) {
   lease.released = true;
   --live_;
+  if (lease.slot >= 0) free_slots_.push_back(lease.slot), lease.slot = -1;
   Result r;
   if (lease.promise != kNoNode) {
     forget(lease);

@@ -24,6 +24,8 @@ class ExecutorLimits:
     device: str
     dtype: str
     lm_head: bool = True  # False: no logits over the vocabulary, only vectors and class logits
+    recurrent_slots: int = 0  # sequences of which it keeps a recurrent state at a time
+    slot_bytes: int = 0  # of such a state; 0 for a model without recurrent layers
 
 
 @runtime_checkable
@@ -33,8 +35,9 @@ class Executor(Protocol):
 
     ``submit`` raises ``TypeError`` for anything but a ``ForwardBatch`` variant. ``wait`` returns the result of
     that handle or raises what the step raised; after a failed step the executor takes the next one as if
-    nothing had happened (its pool contents for that step's write slots are undefined, and so are the numbers of rows
-    that name a token which it should have drawn). One thread at a time submits; any thread may wait.
+    nothing had happened (undefined are its pool contents for that step's write slots, the states in its recurrent
+    slots, and the numbers of rows that name a token which it should have drawn). One thread at a time submits; any
+    thread may wait.
     """
 
     def submit(self, batch: ForwardBatch) -> Any: ...

@@ -28,7 +28,12 @@ def make_core(
     overlap = limits.device.startswith("cuda") if config.overlap is None else config.overlap
     return kind(
         executor,
-        KvPool(limits.num_blocks, limits.block_size, prefix_cache=config.prefix_cache),
+        KvPool(
+            limits.num_blocks,
+            limits.block_size,
+            prefix_cache=config.prefix_cache and not limits.slot_bytes,  # a cached prefix has no state to go on from
+            slots=limits.recurrent_slots,
+        ),
         Budgets(
             step_tokens=config.resolved_step(limits.max_positions),
             step_requests=config.max_step_requests,

@@ -188,6 +188,11 @@ class EngineCore(Stepper):
                 "beside running rows; ask fewer questions at a time or raise max_step_tokens"
             )
         if request.execution_class is ExecutionClass.DECODE:
+            if self.limits.slot_bytes and not self.pool.num_slots:
+                raise RequestTooLarge(
+                    "a request for more than one token takes a recurrent slot, the executor has none; ask for one "
+                    "token (max_tokens=1), or give it room for states"
+                )
             blocks = -(-(request.max_device_len - 1) // self.pool.block_size)  # the last token is never written
             if blocks > self.pool.num_blocks:
                 raise RequestTooLarge(
@@ -264,6 +269,7 @@ class EngineCore(Stepper):
         stats.callback_errors = self.events.errors
         stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
         stats.blocks_cached = allocator.num_cached
+        stats.slots_free, stats.slots_used = self.pool.free_slots, self.pool.num_slots - self.pool.free_slots
         stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})
         return {**stats.numbers(), "gc_pauses": self.gc_pauses.numbers()}
 

@@ -54,6 +54,8 @@ class EngineStats(StepCounts):
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_locked: int = 0  # cached ones that a request reads now
+    slots_free: int = 0  # for states of a recurrent model
+    slots_used: int = 0
 
     def count(self, plan: Plan, tokens: int, result: StepResult) -> None:
         """``tokens``: of the step's batch."""

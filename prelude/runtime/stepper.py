@@ -332,7 +332,7 @@ class Stepper(Forkable):
         began, requests = time.perf_counter(), plan.requests()
         self._begin(requests, began)
         try:
-            packed = pack(plan, self.pool.block_size)
+            packed = pack(plan, self.pool.block_size, self.pool.num_slots > 0)
             entered = time.perf_counter() if self.overlap else 0.0
             handle = self.executor.submit(packed.batch)
         except BaseException as error:

@@ -1,6 +1,6 @@
 """Need and Ledger: what a row would take, and what this step still has.
 
-Blocks are not in the ledger: the allocator is their only account, and it says no atomically.
+Blocks and recurrent slots are not in the ledger: the pool is their only account, and it says no atomically.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ class Need:
     tokens: int  # to compute, cached ones not counted
     rows: int = 1
     logits_bytes: int = 0
-    recurrent_slots: int = 0
 
 
 @dataclass(slots=True)
@@ -25,15 +24,9 @@ class Ledger:
     tokens: int
     rows: int
     logits_bytes: int
-    recurrent_slots: int = 0
 
     def fits(self, need: Need) -> bool:
-        return (
-            need.tokens <= self.tokens
-            and need.rows <= self.rows
-            and need.logits_bytes <= self.logits_bytes
-            and need.recurrent_slots <= self.recurrent_slots
-        )
+        return need.tokens <= self.tokens and need.rows <= self.rows and need.logits_bytes <= self.logits_bytes
 
     def take(self, need: Need) -> bool:
         if not self.fits(need):
@@ -41,11 +34,9 @@ class Ledger:
         self.tokens -= need.tokens
         self.rows -= need.rows
         self.logits_bytes -= need.logits_bytes
-        self.recurrent_slots -= need.recurrent_slots
         return True
 
     def give_back(self, need: Need) -> None:
         self.tokens += need.tokens
         self.rows += need.rows
         self.logits_bytes += need.logits_bytes
-        self.recurrent_slots += need.recurrent_slots

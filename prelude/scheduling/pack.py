@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -134,17 +134,24 @@ def _decode_readout(requests: Sequence[Request]) -> SampleRows:
     return readout
 
 
+def _slots(requests: Iterable[Request]) -> I32:
+    """[rows]: where a recurrent model keeps the state of each."""
+    return np.array([request.held.slot for request in requests], dtype=np.int32)
+
+
 # ------------------------------------------------------------------ the whole step
 
 
-def pack(plan: Plan, block_size: int) -> Packed:
+def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
+    """``recurrent``: the batch says in which slots the states of its Decode requests are."""
     if plan.kind == "decode":
-        rows = DecodeRows(*pack_running(plan.decode, block_size))
-        return Packed(DecodeBatch(rows, _decode_readout(plan.decode)), decode=plan.decode)
+        rows, readout = DecodeRows(*pack_running(plan.decode, block_size)), _decode_readout(plan.decode)
+        batch = DecodeBatch(rows, readout, _slots(plan.decode)) if recurrent else DecodeBatch(rows, readout)
+        return Packed(batch, decode=plan.decode)
     folds = [(fold.members, fold.tokens) for fold in plan.folds] if plan.folds else ()
     if plan.kind == "oneshot" and draws_tokens(plan):
-        batch, computed = pack_drawn(plan.oneshot, folds, block_size, _slices, _draws, _oneshot, _edits)
-        packed: Packed = _packed(batch, (), (), (0, 0, 0), computed, None, None)
+        oneshot, computed = pack_drawn(plan.oneshot, folds, block_size, _slices, _draws, _oneshot, _edits)
+        packed: Packed = _packed(oneshot, (), (), (0, 0, 0), computed, None, None)
         return packed
     chunks = [_prefill_row(row) for row in plan.prefill]
     arrays, offsets, shifts, computed = pack_step(plan.oneshot, folds, chunks, block_size)
@@ -161,11 +168,18 @@ def pack(plan: Plan, block_size: int) -> Packed:
     sampled = [(token, request) for (token, request), row in zip(ends, plan.prefill) if row.samples]
     if sampled:
         readouts.append(sample_rows([request.drawing(token) for token, request in sampled]))
+    prompt_slots = decode_slots = None
+    if recurrent:  # chunks are the last segments, one each
+        chunked = _slots([row.request for row in plan.prefill])
+        prompt_slots = np.concatenate([np.full(slices.num_segments - len(chunked), -1, dtype=np.int32), chunked])
+        decode_slots = _slots(plan.decode)
     mixed = MixedBatch(
         slices,
         tuple(readouts),
         DecodeRows(*pack_running(plan.decode, block_size)),
         _decode_readout(plan.decode) if plan.decode else None,
+        prompt_slots,
+        decode_slots,
     )
     return Packed(
         mixed,

@@ -229,7 +229,7 @@ def _grow_to(pool: KvPool, lease: Lease, tokens: int) -> bool:
 
 
 def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
-    """Recompute later: blocks go back (what the trie knows stays there), the sampled tokens are kept."""
+    """Recompute later: blocks and slot go back (what the trie knows stays there), the sampled tokens are kept."""
     pool.release(request.held)
     request.lease = None
     request.cached_len = request.staged_len = 0
@@ -309,6 +309,8 @@ def _start(
     deferred: list[Deferral],
 ) -> int:
     """The first chunk of a prompt that waits; how many tokens it has. 0: it found no room, or is deferred."""
+    if pool.num_slots and not pool.free_slots:
+        return 0
     known = request.known[: request.num_known]
     lease = pool.attach(known, request.salt, request.reusable, growable=True)
     if _must_wait(request, lease, known, pool, budgets, retry):
@@ -317,6 +319,8 @@ def _start(
     if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):
         pool.release(lease)
         return 0
+    if pool.num_slots:
+        pool.take_slot(lease)
     request.lease = lease
     cached = lease.num_shared * pool.block_size
     request.cached_len = request.staged_len = cached

@@ -82,12 +82,18 @@ def withdraw_all(plan: Plan, queues: Queues, pool: KvPool) -> None:
 
 def _roll_back(request: Request, pool: KvPool) -> None:
     """Back to the last settled token; one whose chunk was promised, or stood on a promise, to what the trie has of
-    it."""
+    it; one with a recurrent state, of which nobody knows how far it has come, to its first token, in the blocks and
+    the slot that it has."""
     lease = request.lease
     request.staged_len = request.cached_len
     if lease is not None and (lease.promise >= 0 or lease.borrowed):
         pool.withdraw(lease)
         request.cached_len = request.staged_len = lease.num_shared * pool.block_size
+    if lease is not None and lease.slot >= 0:
+        request.cached_len = request.staged_len = 0
+        if request.state is State.DECODE:
+            request.move(State.WAITING)
+            request.move(State.PREFILL)
 
 
 def suspects_left(queues: Queues) -> bool:

@@ -31,6 +31,8 @@ ENGINE_COUNTERS = [
     "blocks_used",
     "blocks_cached",
     "blocks_locked",
+    "slots_free",
+    "slots_used",
     "evictions",
     "preemptions",
     "prefix_hit_tokens",

@@ -13,6 +13,10 @@
 // break what was not, and the next one that wants it leads. Leaders of the step being planned are known by what
 // their promise begins with; begin_plan() forgets them.
 //
+// Recurrent slots. A model with recurrent layers keeps a sequence's state in one of a fixed number of slots: a resource
+// of its own unit, which a lease takes and release() gives back with its blocks. A OneShot row takes none: its state is
+// gone with its step. Blocks of the trie have no state to go on from, so that such a pool does not cache.
+//
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
 // writer at a time.
 #pragma once
@@ -31,6 +35,7 @@ struct Lease {
   bool growable = false, released = false;
   NodeId node = kNoNode, promise = kNoNode;
   int32_t promised = 0, borrowed = 0, ahead = 0;
+  int32_t slot = -1;  // where the sequence's recurrent state is kept; -1: nowhere
   std::vector<int32_t> shared, own;
 
   int64_t num_blocks() const { return static_cast<int64_t>(shared.size() + own.size()); }
@@ -40,13 +45,17 @@ struct Lease {
 
 class KvPool {
  public:
-  KvPool(PrefixTrie& trie, bool caching)
-      : pool_(trie.pool()), trie_(trie), size_(trie.block_size()), caching_(caching) {}
+  KvPool(PrefixTrie& trie, bool caching, int32_t slots = 0)
+      : pool_(trie.pool()), trie_(trie), size_(trie.block_size()), caching_(caching && slots == 0), slots_(slots) {
+    for (int32_t slot = slots; slot-- > 0;) free_slots_.push_back(slot);
+  }
 
   bool caching() const { return caching_; }
   int32_t block_size() const { return size_; }
   int64_t live_leases() const { return live_; }
   int64_t evictions() const { return evictions_; }
+  int32_t num_slots() const { return slots_; }
+  int32_t free_slots() const { return static_cast<int32_t>(free_slots_.size()); }
 
   // --- attach and grow --------------------------------------------------------------------------------------
 
@@ -55,6 +64,9 @@ class KvPool {
 
   // `n` more blocks for the lease itself: all or nothing. `spare_protected`: what was hit before stays.
   Result take(Lease& lease, int64_t n, bool spare_protected);
+
+  // A recurrent slot for the lease, which has none. False: all are taken.
+  bool take_slot(Lease& lease);
 
   // --- promises ---------------------------------------------------------------------------------------------
 
@@ -81,7 +93,7 @@ class KvPool {
   // stays the lease's own. `stale_node`: what a growable lease borrowed is not there.
   Result publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted, bool ends);
 
-  // The one place where held blocks and locks are given back.
+  // The one place where held blocks, locks and slots are given back.
   Result release(Lease& lease);
 
  private:
@@ -107,8 +119,10 @@ class KvPool {
   PrefixTrie& trie_;
   const int32_t size_;
   const bool caching_;
+  const int32_t slots_;
   int64_t live_ = 0, evictions_ = 0;
   std::vector<Leader> leaders_;
+  std::vector<int32_t> free_slots_;  // the one given back last is taken next
 };
 
 }  // namespace prelude

@@ -1,0 +1,144 @@
+"""A toy model with recurrent layers, behind the real executor boundary: a gated linear recurrence over embeddings.
+
+    h = g(x) h + (1 - g(x)) W x        for each layer, in float64, one token after another
+    x = x + h
+
+What a layer keeps of a sequence is its h, in the slot that the batch names. A slot that nobody began holds NaN, and
+so does one whose step failed: whoever goes on from either is found out at once, and whoever goes on from another's
+has other numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from prelude.batch import (
+    DecodeBatch,
+    DecodeRows,
+    LogprobOutput,
+    LogprobRows,
+    MixedBatch,
+    Output,
+    PromptSlices,
+    Readout,
+    SampleOutput,
+    SampleRows,
+    StepResult,
+)
+from prelude.execution.executor import ExecutorLimits
+from tests import toy
+from tests.service import FaultyExecutor
+
+_LAYERS, _WIDTH = 2, 8
+_random = np.random.default_rng(8)
+_EMBEDDING = _random.normal(size=(toy.VOCAB, _WIDTH)) * 2
+_GATES = 1 / (1 + np.exp(-_random.normal(size=(_LAYERS, toy.VOCAB, _WIDTH)) - 1))  # by token: it is an embedding too
+_INWARD = _random.normal(size=(_LAYERS, _WIDTH, _WIDTH))
+
+
+def begin() -> np.ndarray:
+    """[layers, width]: the state before the first token."""
+    return np.zeros((_LAYERS, _WIDTH))
+
+
+def advance(state: np.ndarray, token: int) -> np.ndarray:
+    """Moves ``state`` on by a token, in place; [VOCAB], the logits of the next one."""
+    x = _EMBEDDING[token]
+    for layer in range(_LAYERS):
+        gate = _GATES[layer, token]
+        state[layer] = gate * state[layer] + (1 - gate) * (_INWARD[layer] @ x)
+        x = x + state[layer]
+    logits: np.ndarray = _EMBEDDING @ x
+    return logits
+
+
+def logits_after(tokens: Any) -> np.ndarray:
+    """[VOCAB]: the reference, a whole sequence from its first token."""
+    state = begin()
+    for token in tokens:
+        logits = advance(state, int(token))
+    return logits
+
+
+def logprob_after(tokens: Any, target: int) -> float:
+    return float(_log_softmax(logits_after(tokens)[None])[0, target])
+
+
+def generate(tokens: Any, count: int) -> list[int]:
+    known = [int(token) for token in tokens]
+    for _ in range(count):
+        known.append(int(np.argmax(logits_after(known))))
+    return known[len(known) - count :]
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found
+
+
+class RecurrentToy(toy.ToyExecutor):
+    def __init__(self, slots: int = 4, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.slots = slots
+        self.states = np.full((slots, _LAYERS, _WIDTH), np.nan)
+        self._prompt_slots: list[int] = []
+        self._decode_slots: list[int] = []
+
+    def limits(self) -> ExecutorLimits:
+        return replace(super().limits(), recurrent_slots=self.slots, slot_bytes=8 * _LAYERS * _WIDTH)
+
+    def wait(self, handle: Any) -> StepResult:
+        segments = handle.slices.num_segments if not isinstance(handle, DecodeBatch) else 0
+        self._prompt_slots = [-1] * segments
+        if isinstance(handle, MixedBatch):
+            self._prompt_slots, self._decode_slots = handle.prompt_slots.tolist(), handle.decode_slots.tolist()
+        elif isinstance(handle, DecodeBatch):
+            self._decode_slots = handle.slots.tolist()
+        return super().wait(handle)
+
+    def lose(self, batch: Any) -> None:
+        super().lose(batch)
+        for slots in (getattr(batch, name, None) for name in ("slots", "prompt_slots", "decode_slots")):
+            if slots is not None:
+                self.states[slots[slots >= 0]] = np.nan
+
+    def _prompts(self, slices: PromptSlices) -> list[Any]:
+        """The logits after each token."""
+        ends: list[np.ndarray] = []
+        found: list[np.ndarray] = []
+        for s, slot in enumerate(self._prompt_slots):
+            parent = int(slices.parents[s])
+            state = ends[parent].copy() if parent >= 0 else begin()
+            if parent < 0 and slices.context_lens[s]:
+                state = self.states[slot].copy() if slot >= 0 else np.full_like(state, np.nan)
+            for token in slices.token_ids[slices.starts[s] : slices.starts[s + 1]].tolist():
+                found.append(advance(state, token))
+            ends.append(state)
+            if slot >= 0:
+                self.states[slot] = state
+        return found
+
+    def _rows(self, rows: DecodeRows) -> list[Any]:
+        tokens = self._drawn.resolve(rows.token_ids.astype(np.int64)).tolist()
+        return [advance(self.states[slot], token) for slot, token in zip(self._decode_slots, tokens)]
+
+    def _read(self, readout: Readout, sequences: list[Any]) -> Output:
+        logits = np.array([sequences[row] for row in readout.rows.tolist()]).reshape(-1, toy.VOCAB)
+        if np.isnan(logits).any():
+            raise AssertionError("a row goes on from a state that is not its own")
+        match readout:
+            case SampleRows():
+                return SampleOutput(logits.argmax(axis=1).astype(np.int32))
+            case LogprobRows():
+                found = _log_softmax(logits)[readout.target_rows, readout.targets]
+                return LogprobOutput(found, None, None, None)
+            case _:
+                raise TypeError(type(readout).__name__)
+
+
+class FaultyRecurrent(FaultyExecutor, RecurrentToy):
+    """It goes wrong, and its states with it."""

@@ -1,0 +1,275 @@
+"""Recurrent slots: a state a running sequence, whose numbers are those of the sequence computed alone and at once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import EngineConfig
+from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
+from prelude.errors import EngineClosed, RequestTooLarge
+from prelude.execution.executor import ExecutorLimits
+from prelude.runtime.assembly import make_core
+from prelude.runtime.core import EngineCore
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.planner import preempt
+from prelude.scheduling.request import Request, State
+from tests import recurrent, toy
+from tests.engine.test_faults import ById, submit, text
+from tests.patience import Paced, comes
+from tests.recurrent import FaultyRecurrent, RecurrentToy
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt, run, tree_request
+from tests.service import Fault, is_empty, service_core, toy_service
+
+OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+
+
+def slots_of(core: EngineCore) -> dict[int, int]:
+    """By the id of each request that holds one."""
+    return {r.id: r.lease.slot for r in core.live.values() if r.lease is not None and r.lease.slot >= 0}
+
+
+def stepped(core: EngineCore) -> None:
+    """Until nothing moves; after each step every account is right, and whoever runs has a slot of its own."""
+    while core.step():
+        core.audit()
+        held = slots_of(core)
+        assert held.keys() >= {request.id for request in core.queues.running}
+        assert len(set(held.values())) == len(held) == core.pool.num_slots - core.pool.free_slots
+    assert is_empty(core) and core.pool.free_slots == core.pool.num_slots
+
+
+def check(sink: ById, made: list[tuple[Request, Any, int]]) -> None:
+    for request, tokens, count in made:
+        outcome, error = sink.ends[request.id]
+        assert error is None, error
+        if count:
+            assert list(outcome.token_ids) == recurrent.generate(tokens, count)
+        else:
+            assert outcome.output.logprobs[0] == recurrent.logprob_after(tokens, 5)
+
+
+@pytest.mark.feature("A8")
+@OVERLAP
+def test_chats_and_decisions_of_a_recurrent_model(overlap: bool) -> None:
+    core = service_core(RecurrentToy(slots=4, num_blocks=256), chunk=5, step_tokens=40, overlap=overlap)
+    sink, made = ById(), list[tuple[Request, Any, int]]()
+    common = prompt(9, 77)
+    for i in range(12):
+        tokens, count = prompt(3 + 5 * (i % 4), i), 2 + i % 7
+        made.append((submit(core, [chat(tokens, count)], sink)[0], tokens, count))
+        shot = np.concatenate([common, prompt(1 + i, 50 + i)])
+        made.append((submit(core, [last_logprob(shot)], sink)[0], shot, 0))
+        core.step()
+        core.audit()
+    stepped(core)
+    check(sink, made)
+    kinds = {type(batch) for batch in core.executor.batches}
+    assert kinds >= {MixedBatch, DecodeBatch}
+    for batch in core.executor.batches:
+        if isinstance(batch, MixedBatch):
+            chunks = batch.prompt_slots[batch.prompt_slots >= 0]
+            slots = [*chunks.tolist(), *batch.decode_slots.tolist()]
+        else:
+            slots = batch.slots.tolist() if isinstance(batch, DecodeBatch) else []
+        assert len(set(slots)) == len(slots) == batch.recurrent_slots <= 4
+    assert max(batch.recurrent_slots for batch in core.executor.batches) == 4
+
+
+@pytest.mark.feature("A8")
+def test_oneshot_rows_take_no_slot_and_leave_none() -> None:
+    core = service_core(RecurrentToy(slots=1, num_blocks=64))
+    branches = [prompt(2, 1), prompt(3, 2)]
+    trees = [tree_request(prompt(12, 3), branches), tree_request(prompt(12, 3), branches)]
+    outcomes = run(core, [*trees, last_logprob(prompt(6, 4))])
+    for outcome in outcomes[:2]:
+        expected = [recurrent.logprob_after([*prompt(12, 3), *branch], 5) for branch in branches]
+        assert outcome.output.logprobs.tolist() == expected
+    assert outcomes[2].output.logprobs[0] == recurrent.logprob_after(prompt(6, 4), 5)
+    assert {type(batch) for batch in core.executor.batches} == {OneShotBatch}
+    assert [batch.recurrent_slots for batch in core.executor.batches] == [0] * len(core.executor.batches)
+    assert np.isnan(core.executor.states).all(), "no slot was written"
+    assert core.snapshot()["slots_free"] == 1 and core.snapshot()["slots_used"] == 0
+
+
+@pytest.mark.feature("A8")
+def test_a_model_without_recurrent_layers_has_no_slots() -> None:
+    core = service_core(chunk=4)
+    run(core, [chat(prompt(9, 1), 5), last_logprob(prompt(6, 2)), chat(prompt(3, 3), 9)])
+    assert {type(batch) for batch in core.executor.batches} >= {DecodeBatch, MixedBatch}
+    for batch in core.executor.batches:
+        assert batch.recurrent_slots == 0
+        for name in ("slots", "prompt_slots", "decode_slots"):
+            assert getattr(batch, name, None) is None
+
+
+@pytest.mark.feature("A8")
+@OVERLAP
+def test_who_finds_no_slot_waits_for_one(overlap: bool) -> None:
+    core = service_core(RecurrentToy(slots=2, num_blocks=256), running=8, overlap=overlap)
+    sink = ById()
+    requests = submit(core, [chat(prompt(6, i), 4 + i) for i in range(6)], sink)
+    core.step()
+    assert [r.state is State.WAITING for r in requests] == [False] * 2 + [True] * 4
+    assert core.snapshot()["slots_used"] == 2 and core.pool.allocator.num_free > 200, "it is the slots that are short"
+    [shot] = submit(core, [last_logprob(prompt(5, 9))], sink)
+    core.step()
+    core.step()
+    assert shot.id in sink.ends, "a OneShot request does not wait for them"
+    stepped(core)
+    for i, request in enumerate(requests):
+        assert text(sink, request) == recurrent.generate(prompt(6, i), 4 + i)
+
+
+@pytest.mark.feature("A8")
+@OVERLAP
+def test_a_preempted_sequence_gives_its_slot_and_computes_its_state_again(overlap: bool) -> None:
+    core = service_core(RecurrentToy(slots=3, num_blocks=12), chunk=5, overlap=overlap)
+    sink = ById()
+    requests = submit(core, [chat(prompt(9, i), 14) for i in range(5)], sink)
+    stepped(core)
+    assert core.stats.preemptions > 0
+    for i, request in enumerate(requests):
+        assert text(sink, request) == recurrent.generate(prompt(9, i), 14)
+
+
+@pytest.mark.feature("A8")
+def test_a_slot_goes_back_from_every_state() -> None:
+    seen = set[State]()
+    for steps in range(9):
+        core = service_core(RecurrentToy(slots=2, num_blocks=64), chunk=4)
+        sink = ById()
+        [keep] = submit(core, [chat(prompt(6, 1), 12)], sink)
+        core.step()
+        [gone] = submit(core, [chat(prompt(18, 2), 20)], sink)
+        for _ in range(steps):
+            core.step()
+        if steps == 7:
+            preempt(gone, core.queues, core.pool)
+            assert core.pool.free_slots == 1
+        seen.add(gone.state)
+        core.cancel(gone)
+        core.step()
+        assert gone.id not in slots_of(core) and core.pool.free_slots == 1
+        stepped(core)
+        assert text(sink, keep) == recurrent.generate(prompt(6, 1), 12)
+    assert seen == {State.WAITING, State.PREFILL, State.DECODE}
+
+
+@pytest.mark.feature("A8")
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("site", ["submit", "wait"])
+@OVERLAP
+def test_a_state_that_a_failed_step_may_have_moved_is_computed_again(overlap: bool, site: str, place: int) -> None:
+    executor = FaultyRecurrent(Fault("raise", site, place), Fault("memory", site, place + 4), slots=4, num_blocks=256)
+    core = service_core(executor, chunk=5, overlap=overlap, unhealthy=100)
+    sink, made = ById(), list[tuple[Request, Any, int]]()
+    for i in range(4):
+        tokens = prompt(4 + 6 * i, i)
+        made.append((submit(core, [chat(tokens, 8)], sink)[0], tokens, 8))
+    stepped(core)
+    check(sink, made)
+    assert core.stats.failed_steps >= 2
+
+
+@pytest.mark.feature("A8")
+@OVERLAP
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overlap: bool) -> None:
+    """Audited after every step; whoever survives has its own numbers, to the bit."""
+    rng = np.random.default_rng(seed)
+    faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 400, 12)]
+    executor = FaultyRecurrent(*faults, slots=3, num_blocks=14)
+    core = service_core(executor, running=5, chunk=4, step_tokens=48, overlap=overlap, unhealthy=100)
+    sink, made, cancelled = ById(), dict[int, tuple[Request, Any, int]](), set[int]()
+    while len(made) < 150 or core.live:
+        for _ in range(int(rng.integers(0, 3)) if len(made) < 150 else 0):
+            tokens = prompt(int(rng.integers(1, 20)), int(rng.integers(0, 60)))
+            count = int(rng.integers(2, 20)) if rng.random() < 0.7 else 0
+            [request] = submit(core, [chat(tokens, count) if count else last_logprob(tokens)], sink)
+            made[request.id] = (request, tokens, count)
+        for request in list(core.live.values()):
+            if rng.random() < 0.01:
+                core.cancel(request)
+                cancelled.add(request.id)
+        core.step()
+        core.audit()
+    assert is_empty(core) and core.pool.free_slots == 3 and executor.errors > 4 and core.stats.preemptions > 5
+    well = [one for key, one in made.items() if sink.ends[key][1] is None]
+    check(sink, well)
+    failed = made.keys() - cancelled - {request.id for request, _, _ in well}
+    assert len(well) > 80 and all(made[key][2] == 0 for key in failed), "chats outlive a step that fails"
+
+
+@pytest.mark.feature("A8")
+def test_an_engine_that_is_closed_has_its_slots_back() -> None:
+    async def main() -> None:
+        core = service_core(RecurrentToy(slots=2, num_blocks=256))
+        steps = Paced.of(core, 6)
+        engine = toy_service(core)
+        tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 100))) for i in range(3)]
+        await comes(lambda: steps.held)
+        assert core.pool.free_slots == 0
+        closing = asyncio.create_task(engine.aclose(drain=False))
+        await comes(lambda: core._abort)
+        steps.open()
+        await closing
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, EngineClosed) for end in ends)
+        assert is_empty(core) and core.pool.free_slots == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.feature("A8")
+def test_a_request_that_can_never_have_a_slot_is_refused() -> None:
+    core = service_core(RecurrentToy(slots=0))
+    with pytest.raises(RequestTooLarge, match=r"takes a recurrent slot, the executor has none.*max_tokens=1"):
+        core.request(chat(prompt(6, 1), 2), ById())
+    [outcome] = run(core, [last_logprob(prompt(6, 1))])
+    assert outcome.output.logprobs[0] == recurrent.logprob_after(prompt(6, 1), 5)
+
+
+@pytest.mark.feature("A8")
+@pytest.mark.parametrize(("slots", "state"), [(0, 0), (0, 64), (3, 64)])
+def test_an_engine_has_the_slots_of_its_executor_and_caches_where_there_are_no_states(slots: int, state: int) -> None:
+    class Executor(toy.ToyExecutor):
+        def limits(self) -> ExecutorLimits:
+            return replace(super().limits(), recurrent_slots=slots, slot_bytes=state)
+
+    core = make_core(EngineCore, Executor(), EngineConfig())
+    assert core.pool.num_slots == slots and core.pool.caching == (state == 0)
+
+
+@pytest.mark.feature("A8")
+def test_the_auditor_counts_slots() -> None:
+    pool = KvPool(8, 4, slots=2)
+    tokens = prompt(6, 1)
+    first, second = (pool.attach(tokens, 0, 5, growable=True) for _ in range(2))
+    assert pool.take_slot(first) and first.slot == 0 and pool.free_slots == 1
+    with pytest.raises(RuntimeError, match="Decode lease has no recurrent slot"):
+        pool.audit([first, second])
+    assert pool.take_slot(second)
+    pool.audit([first, second])
+    shot = pool.attach(tokens, 0, 5, growable=False)
+    with pytest.raises(RuntimeError, match="takes none"):
+        pool.take_slot(shot)
+    with pytest.raises(RuntimeError, match="takes none"):
+        pool.take_slot(first)
+    third = pool.attach(tokens, 0, 5, growable=True)
+    assert not pool.take_slot(third) and third.slot == -1
+    pool.release(shot)
+    pool.release(third)
+    pool.audit([first, second])
+    with pytest.raises(RuntimeError, match=r"0 of 2 slots are free, leases hold \[0, 0\]"):
+        pool.audit([first, first])
+    pool.release(first)
+    assert first.slot == -1 and pool.free_slots == 1
+    pool.audit([second])
+    pool.release(second)
+    with pytest.raises(ValueError, match="slots"):
+        KvPool(8, 4, slots=-1)
