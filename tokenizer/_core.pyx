@@ -252,18 +252,7 @@ def digest_file(int file, bytes key):
     return PyBytes_FromStringAndSize(out.data(), out.size())
 
 
-# The int objects of ids, which all tokenizers of a process share. A list that is in use is never changed: where a
-# longer one is needed, it is made of the same objects and more.
-_ints = []
-
-
-cdef list ints_below(uint32_t n):
-    global _ints
-    cdef list known = _ints
-    if len(known) < n:
-        known = known + list(range(len(known), n))
-        _ints = known
-    return known
+include "_ints.pxi"
 
 
 @cython.final

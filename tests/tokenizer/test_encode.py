@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +184,32 @@ def test_odd_code_points(name: str, pair_of: Pair, assert_same: Any) -> None:
     ours, theirs = pair_of(name)
     for text in ("\x00a\x00", "\ufffe\uffff", "\ufeffBOM", "\U0010ffff\U000e0001", "\u0378 unassigned \U0001fae9"):
         assert_same(ours.encode(text), theirs.encode(text), text)
+
+
+IDS_AT_EXIT = """
+import gc, pickle, sys
+from prelude.tokenizer import Tokenizer
+kept = []
+for path in sys.argv[1:]:  # the second is the larger one: more ids are made beside those there are
+    kept.append(Tokenizer.from_file(path, cache=False).encode("Hello there, how are you? 12345").ids)
+gc.collect()
+for ids in kept:
+    copies = [int(str(i)) for i in ids]
+    assert all(type(i) is int for i in ids) and ids == copies and pickle.loads(pickle.dumps(ids)) == copies
+    assert {i: None for i in ids} == dict.fromkeys(copies) and [hash(i) for i in ids] == [hash(i) for i in copies]
+    assert [i + 1 for i in ids] == [i + 1 for i in copies] and [-i << 40 for i in ids] == [-i << 40 for i in copies]
+    assert sys.getsizeof(ids[-1]) == sys.getsizeof(copies[-1])
+print("left", sum(map(len, kept)))
+"""
+
+
+def test_ids_are_ints_like_any_other_until_the_process_ends(tmp_path: Path, json_of: Callable[[str], str]) -> None:
+    small = json.loads(json_of("byte-level"))
+    large = json.loads(json_of("byte-level"))
+    large["added_tokens"] = [token | {"id": token["id"] + 100_000} for token in large["added_tokens"]]
+    large["model"]["vocab"] = {token: id + 100_000 for token, id in large["model"]["vocab"].items()}
+    paths = [tmp_path / "small.json", tmp_path / "large.json"]
+    for path, whole in zip(paths, (small, large)):
+        path.write_text(json.dumps(whole))
+    done = subprocess.run([sys.executable, "-c", IDS_AT_EXIT, *map(str, paths)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("left ")

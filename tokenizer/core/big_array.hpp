@@ -23,13 +23,20 @@ class BigArray {
   BigArray() = default;
   explicit BigArray(size_t n) : size_(n) {
     size_t bytes = n * sizeof(T), align = bytes >= huge ? huge : 128;
-    memory_.reset(std::calloc(1, bytes + align));
-    if (!memory_) throw std::bad_alloc();
+    memory_ = memory(bytes + align);
     uintptr_t at = (reinterpret_cast<uintptr_t>(memory_.get()) + align - 1) / align * align;
     data_ = reinterpret_cast<T*>(at);
 #ifdef MADV_HUGEPAGE
     if (bytes >= huge) (void)madvise(data_, bytes / huge * huge, MADV_HUGEPAGE);
 #endif
+  }
+
+  // What lies elsewhere, and is only read; its owner outlives this.
+  static BigArray view(const T* data, size_t n) {
+    BigArray made;
+    made.data_ = const_cast<T*>(data);
+    made.size_ = n;
+    return made;
   }
 
   T* data() { return data_; }
@@ -45,8 +52,29 @@ class BigArray {
  private:
   static constexpr size_t huge = size_t{2} << 20;
   struct Free {
-    void operator()(void* p) const { std::free(p); }
+    size_t mapped = 0;
+    void operator()(void* p) const {
+#ifdef __linux__
+      if (mapped) return void(munmap(p, mapped));
+#endif
+      std::free(p);
+    }
   };
+  // Zeros. Large ones from the system: what the heap gives may have been used, and would be cleared, so touched,
+  // here.
+  static std::unique_ptr<void, Free> memory(size_t bytes) {
+#ifdef __linux__
+    if (bytes >= huge) {
+      void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (p == MAP_FAILED) throw std::bad_alloc();
+      return {p, Free{bytes}};
+    }
+#endif
+    std::unique_ptr<void, Free> p(std::calloc(1, bytes), Free{});
+    if (!p) throw std::bad_alloc();
+    return p;
+  }
+
   std::unique_ptr<void, Free> memory_;
   T* data_ = nullptr;
   size_t size_ = 0;

@@ -10,8 +10,8 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
+#include "table_array.hpp"
 #include "text.hpp"
 #include "utf8.hpp"
 
@@ -33,7 +33,7 @@ class CharSpans {
   static void tables(Self& self, Io& io) {
     io.array(self.counts_);
   }
-  size_t bytes() const { return counts_.capacity() * sizeof(uint16_t); }
+  size_t bytes() const { return counts_.bytes(); }
   bool known() const { return !counts_.empty(); }
   void forget() { counts_.clear(); }
 
@@ -51,7 +51,7 @@ class CharSpans {
 
  private:
   static constexpr uint32_t continues = 1u << 15, most = continues - 1;
-  std::vector<uint16_t> counts_;
+  TableArray<uint16_t> counts_;
 };
 
 }  // namespace fasttoken

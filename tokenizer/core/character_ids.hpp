@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "table_array.hpp"
 #include "unicode.hpp"
 
 namespace fasttoken {
@@ -28,7 +28,7 @@ class CharacterIds {
   }
   uint32_t find(uint32_t c) const { return ids_[size_t{pages_[c >> 8]} * 256 + (c & 255)]; }
 
-  size_t bytes() const { return pages_.capacity() * 2 + ids_.capacity() * 4; }
+  size_t bytes() const { return pages_.bytes() + ids_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     io.array(self.pages_);
@@ -36,8 +36,8 @@ class CharacterIds {
   }
 
  private:
-  std::vector<uint16_t> pages_;  // code point >> 8 -> page of ids_
-  std::vector<uint32_t> ids_;
+  TableArray<uint16_t> pages_;  // code point >> 8 -> page of ids_
+  TableArray<uint32_t> ids_;
 };
 
 }  // namespace fasttoken

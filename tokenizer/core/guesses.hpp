@@ -86,7 +86,7 @@ class Guesses {
     return settle(merger, merges, byte_ids, piece, g, s);
   }
 
-  size_t bytes() const { return spines_.bytes() + characters_.bytes() + extensions_.size() * 8; }
+  size_t bytes() const { return spines_.bytes() + characters_.bytes() + extensions_.bytes(); }
   size_t cache_bytes() const { return pairs_.size() * 8; }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
@@ -322,7 +322,7 @@ class Guesses {
 
   Spines spines_;
   CharacterIds characters_;           // beyond ASCII, that come out of their bytes
-  std::vector<uint64_t> extensions_;  // (node, character) in 40 bits, in 24 the node reached; 0: nothing
+  TableArray<uint64_t> extensions_;   // (node, character) in 40 bits, in 24 the node reached; 0: nothing
   uint32_t tokens_ = 0;               // nodes from here on are prefixes and no tokens
   BigArray<uint64_t> pairs_;
   uint64_t* pair_slots_ = nullptr;

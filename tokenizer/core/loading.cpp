@@ -32,6 +32,7 @@ Tokenizer::Tokenizer(TableReader& in) {
   in.array(file);
   tables(*this, in);
   in.finish();
+  content_ = in.content();
   tables_known_ = true;
   JsonDocument document(file);
   load(Json(document, 0, ""));
@@ -136,20 +137,22 @@ void Tokenizer::index_ids() {
     specials.insert(content);
     lengths.set(std::min<size_t>(content.size(), 63));
   }
+  std::string bytes;
   if (!trim_passes_.empty()) trims_.assign(n, {0, 0});
   if (decodes_bytes()) byte_where_.reserve(n + 1);
   for (uint32_t i = 0; i < n; ++i) {
     std::string_view t = token(i);
     if (decodes_bytes()) {
-      byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));
-      if (t.data() && !byte_level_decode(t, byte_arena_)) byte_arena_.append(t);
+      byte_where_.push_back(static_cast<uint32_t>(bytes.size()));
+      if (t.data() && !byte_level_decode(t, bytes)) bytes.append(t);
     }
     if (!t.data()) continue;
     if (lengths[std::min<size_t>(t.size(), 63)]) special_[i] = specials.contains(t);
     if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
   }
-  if (decodes_bytes()) byte_where_.push_back(static_cast<uint32_t>(byte_arena_.size()));
-  byte_arena_.append(byte_slack, '\0');
+  if (decodes_bytes()) byte_where_.push_back(static_cast<uint32_t>(bytes.size()));
+  bytes.append(byte_slack, '\0');
+  byte_arena_.append(bytes.data(), bytes.size());
 }
 
 // What each id stands for in a text. Nothing is known where an id stands for two things, or trimming reads an

@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <vector>
 
 #include "big_array.hpp"
+#include "table_array.hpp"
 
 namespace fasttoken {
 
@@ -71,7 +71,7 @@ class MergeTable {
   }
   const BigArray<Merge>& slots() const { return slots_; }
   size_t bytes() const {
-    return slots_.size() * sizeof(Merge) + filter_.capacity() * 8 + direct_.capacity() * sizeof(Ranked);
+    return slots_.size() * sizeof(Merge) + filter_.bytes() + direct_.bytes();
   }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
@@ -97,8 +97,8 @@ class MergeTable {
     return h ^ h >> 32;
   }
   BigArray<Merge> slots_ = free_slots(1);
-  std::vector<uint64_t> filter_ = {0};
-  std::vector<Ranked> direct_ = std::vector<Ranked>(direct * direct, {no_rank, 0});
+  TableArray<uint64_t> filter_{1, 0};
+  TableArray<Ranked> direct_{direct * direct, {no_rank, 0}};
   int shift_ = 58;
 };
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "merges.hpp"
+#include "table_array.hpp"
 
 namespace fasttoken {
 
@@ -42,7 +43,7 @@ class Spines {
       if (stands(merges, m.a, m.b, m.rank)) entries_[m.id] = {m.a, m.b, m.rank + 1};
     }
   }
-  size_t bytes() const { return entries_.capacity() * sizeof(Entry); }
+  size_t bytes() const { return entries_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     io.array(self.entries_);
@@ -76,7 +77,7 @@ class Spines {
   struct Entry {
     uint32_t left, right, made;
   };
-  std::vector<Entry> entries_;
+  TableArray<Entry> entries_;
 };
 
 }  // namespace fasttoken

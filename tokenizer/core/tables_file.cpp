@@ -4,11 +4,19 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #ifdef _WIN32
 #include <io.h>
 #else
+#include <sys/mman.h>
 #include <unistd.h>
+#endif
+#if defined(__linux__)
+#include <sys/vfs.h>
+#elif defined(__APPLE__)
+#include <sys/mount.h>
+#include <sys/param.h>
 #endif
 
 namespace fasttoken {
@@ -16,7 +24,7 @@ namespace fasttoken {
 namespace {
 
 constexpr std::array<char, 16> magic = {'f', 'a', 's', 't', 't', 'o', 'k', 'e',
-                                        'n', ' ', 't', 'a', 'b', 'l', 'e', '1'};
+                                        'n', ' ', 't', 'a', 'b', 'l', 'e', '2'};
 
 struct Header {
   std::array<char, 16> magic;
@@ -41,22 +49,43 @@ size_t read_some(int file, char* to, size_t n) {
   return got;
 }
 
+// Whether the file lies where nobody else can take it away from under a mapping, as another client of a file server
+// can: a mapping whose file is gone is a signal and no error.
+bool is_local([[maybe_unused]] int file) {
+#if defined(__linux__)
+  constexpr unsigned long ext = 0xEF53, xfs = 0x58465342, btrfs = 0x9123683E, tmpfs = 0x01021994,
+                          overlay = 0x794C7630, f2fs = 0xF2F52010, zfs = 0x2FC12FC1;
+  struct statfs found;
+  if (::fstatfs(file, &found) != 0) return false;
+  unsigned long kind = static_cast<unsigned long>(found.f_type) & 0xFFFFFFFF;
+  return kind == ext || kind == xfs || kind == btrfs || kind == tmpfs || kind == overlay || kind == f2fs ||
+         kind == zfs;
+#elif defined(__APPLE__)
+  struct statfs found;
+  return ::fstatfs(file, &found) == 0 && (found.f_flags & MNT_LOCAL) != 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
-void Digest::block(const char* p) {
-  uint64_t w[8];
+inline void Digest::block(const char* p, Lanes& to) const {
+  uint64_t w[2 * lanes];
   std::memcpy(w, p, sizeof w);
-  for (size_t i = 0; i < 4; ++i)
-    lanes_[i] = std::rotl(lanes_[i], 23) + fold(w[2 * i] ^ key_[4 + i], w[2 * i + 1] ^ lanes_[i]);
+  for (size_t i = 0; i < lanes; ++i)
+    to[i] = std::rotl(to[i], 23) + fold(w[2 * i] ^ key_[lanes + i], w[2 * i + 1] ^ to[i]);
 }
 
 void Digest::add(const char* p, size_t n) {
   bytes_ += n;
-  for (; n >= 64; p += 64, n -= 64) block(p);
-  char last[64] = {};
+  Lanes now = lanes_;  // in registers: through memory a block would wait for the one before it
+  for (; n >= wide; p += wide, n -= wide) block(p, now);
+  char last[wide] = {};
   std::memcpy(last, p, n);
-  last[63] = static_cast<char>(n + 1);  // what has 64 bytes is no last block
-  block(last);
+  last[wide - 1] = static_cast<char>(n + 1);  // what is as wide as a block is no last one
+  block(last, now);
+  lanes_ = now;
 }
 
 Digest::Value Digest::value() const {
@@ -83,49 +112,59 @@ Digest::Value digest_of(int file, const Digest::Key& key) {
   }
 }
 
+TableContent::TableContent(int file, size_t size) : size_(size) {
+#ifndef _WIN32
+  if (is_local(file)) {
+#ifdef MAP_POPULATE
+    constexpr int flags = MAP_PRIVATE | MAP_POPULATE;  // all of it is read at once, for the digest
+#else
+    constexpr int flags = MAP_PRIVATE;
+#endif
+    void* p = ::mmap(nullptr, size, PROT_READ, flags, file, 0);
+    mapped_ = p != MAP_FAILED;
+    if (mapped_) data_ = static_cast<const char*>(p);
+  }
+#endif
+  if (mapped_) return;
+  memory_ = BigArray<char>(size);
+  if (read_some(file, memory_.data(), size) != size) throw TablesError("cut short while it was read");
+  data_ = memory_.data();
+}
+
+TableContent::~TableContent() {
+#ifndef _WIN32
+  if (mapped_) ::munmap(const_cast<char*>(data_), size_);
+#endif
+}
+
 TableWriter::TableWriter(const Digest::Key& key, const Digest::Value& source)
-    : out_(sizeof(Header), '\0'), digest_(key) {
+    : key_(key), out_(sizeof(Header), '\0') {
   value(source);
 }
 
-void TableWriter::bytes(const char* p, size_t n) {
-  out_.append(p, n);
-  for (size_t at = 0; at < n; at += Digest::chunk) digest_.add(p + at, std::min(Digest::chunk, n - at));
-}
-
 std::string TableWriter::finish() {
-  Header header{magic, digest_.value(), out_.size() - sizeof(Header)};
+  size_t size = out_.size() - sizeof(Header);
+  Header header{magic, digest_of(std::string_view(out_).substr(sizeof(Header)), key_), size};
   std::memcpy(out_.data(), &header, sizeof header);
   return std::move(out_);
 }
 
-TableReader::TableReader(int file, uint64_t size, const Digest::Key& key, const Digest::Value& source)
-    : file_(file), left_(0), digest_(key) {
+TableReader::TableReader(int file, uint64_t size, const Digest::Key& key, const Digest::Value& source) {
+  if (size < sizeof(Header)) throw TablesError("shorter than a header");
+  content_ = std::make_shared<TableContent>(file, static_cast<size_t>(size));
+  all_ = content_->bytes();
   Header header;
-  if (size < sizeof header || read_some(file, reinterpret_cast<char*>(&header), sizeof header) != sizeof header)
-    throw TablesError("shorter than a header");
+  value(header);
   if (header.magic != magic) throw TablesError("another kind of file");
   if (header.size != size - sizeof header) throw TablesError("cut short, or longer than it says");
-  expected_ = header.digest;
-  left_ = header.size;
+  if (digest_of(all_.substr(sizeof header), key) != header.digest) throw TablesError("not what was written");
   Digest::Value of;
   value(of);
   if (of != source) throw TablesError("of another tokenizer.json");
 }
 
-void TableReader::bytes(char* to, size_t n) {
-  if (n > left_) throw TablesError("a value goes past the end");
-  left_ -= n;
-  for (size_t at = 0; at < n; at += Digest::chunk) {
-    size_t now = std::min(Digest::chunk, n - at);
-    if (read_some(file_, to + at, now) != now) throw TablesError("cut short while it was read");
-    digest_.add(to + at, now);
-  }
-}
-
-void TableReader::finish() {
-  if (left_ != 0) throw TablesError("something follows the tables");
-  if (digest_.value() != expected_) throw TablesError("not what was written");
+void TableReader::finish() const {
+  if (at_ != all_.size()) throw TablesError("something follows the tables");
 }
 
 }  // namespace fasttoken

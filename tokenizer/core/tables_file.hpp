@@ -1,23 +1,28 @@
 // The tables of a loaded tokenizer as a file, to be loaded again without the work of making them.
 //
-//   magic | digest, by the caller's key | size | digest of the tokenizer.json | arrays, each its length and its bytes
+//   magic | digest, by the caller's key | size | digest of the tokenizer.json | arrays, each its length and its
+//   elements
 //
 //   trust       nothing that was read is used before the digest of all of it has been compared. The key is secret,
 //               so who does not have it makes no file that passes; it also stands for the build, since another
 //               build may lay its tables out in another way. Lengths are bounded by what is left of the file
+//   in place    arrays are not copied: they are views of the content, and begin at multiples of `table_alignment`
 //   not here    who may write the file, and where it lies: that is the caller's
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <vector>
+#include <utility>
 
 #include "big_array.hpp"
+#include "table_array.hpp"
 
 namespace fasttoken {
 
@@ -34,7 +39,9 @@ class Digest {
   using Value = std::array<uint64_t, 2>;
   static constexpr size_t chunk = size_t{1} << 18;
 
-  explicit Digest(const Key& key) : key_(key), lanes_{key[0], key[1], key[2], key[3]} {}
+  explicit Digest(const Key& key) : key_(key) {
+    for (size_t i = 0; i < lanes; ++i) lanes_[i] = key[i] + i;
+  }
   // Content comes in chunks of this size and a last one that is shorter.
   void add(const char* p, size_t n);
   Value value() const;
@@ -44,15 +51,35 @@ class Digest {
     __uint128_t m = static_cast<__uint128_t>(a) * b;
     return static_cast<uint64_t>(m) ^ static_cast<uint64_t>(m >> 64);
   }
-  void block(const char* p);
+  static constexpr size_t lanes = 4, wide = 16 * lanes;
+  using Lanes = std::array<uint64_t, lanes>;
+  void block(const char* p, Lanes& to) const;
   Key key_;
-  std::array<uint64_t, 4> lanes_;
+  Lanes lanes_;
   uint64_t bytes_ = 0;
 };
 
 Digest::Value digest_of(std::string_view content, const Digest::Key& key);
 // Of an open file, from where it stands to its end.
 Digest::Value digest_of(int file, const Digest::Key& key);
+
+// What a file of tables holds, mapped or read.
+class TableContent {
+ public:
+  // The file stands at its beginning and has this size.
+  TableContent(int file, size_t size);
+  ~TableContent();
+  TableContent(const TableContent&) = delete;
+  std::string_view bytes() const { return {data_, size_}; }
+
+ private:
+  BigArray<char> memory_;
+  const char* data_ = nullptr;
+  size_t size_ = 0;
+  bool mapped_ = false;
+};
+
+inline constexpr size_t table_alignment = 64;
 
 class TableWriter {
  public:
@@ -61,60 +88,68 @@ class TableWriter {
   template <class T>
   void value(const T& v) {
     static_assert(std::is_trivially_copyable_v<T>);
-    bytes(reinterpret_cast<const char*>(&v), sizeof v);
+    out_.append(reinterpret_cast<const char*>(&v), sizeof v);
   }
   template <class Array>
   void array(const Array& a) {
-    static_assert(std::is_trivially_copyable_v<std::remove_cvref_t<decltype(*a.data())>>);
+    using T = std::remove_cvref_t<decltype(*a.data())>;
+    static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= table_alignment);
     value(uint64_t{a.size()});
-    bytes(reinterpret_cast<const char*>(a.data()), a.size() * sizeof(*a.data()));
+    out_.append((table_alignment - out_.size() % table_alignment) % table_alignment, '\0');
+    out_.append(reinterpret_cast<const char*>(a.data()), a.size() * sizeof(T));
   }
   std::string finish();  // the file
 
  private:
-  void bytes(const char* p, size_t n);
+  Digest::Key key_;
   std::string out_;
-  Digest digest_;
 };
 
 class TableReader {
  public:
-  // The file stands at its beginning and has this size.
+  // The file stands at its beginning and has this size. Throws unless all of it is what was written.
   TableReader(int file, uint64_t size, const Digest::Key& key, const Digest::Value& source);
   template <class T>
   void value(T& v) {
     static_assert(std::is_trivially_copyable_v<T>);
-    bytes(reinterpret_cast<char*>(&v), sizeof v);
-  }
-  template <class T>
-  void array(std::vector<T>& a) {
-    a.resize(length(sizeof(T)));
-    bytes(reinterpret_cast<char*>(a.data()), a.size() * sizeof(T));
+    std::memcpy(&v, take(sizeof v), sizeof v);
   }
   void array(std::string& a) {
-    a.resize(length(1));
-    bytes(a.data(), a.size());
+    auto [p, n] = elements<char>();
+    a.assign(p, n);
+  }
+  template <class T>
+  void array(TableArray<T>& a) {
+    auto [p, n] = elements<T>();
+    a.view(p, n);
   }
   template <class T>
   void array(BigArray<T>& a) {
-    a = BigArray<T>(length(sizeof(T)));
-    bytes(reinterpret_cast<char*>(a.data()), a.size() * sizeof(T));
+    auto [p, n] = elements<T>();
+    a = BigArray<T>::view(p, n);
   }
-  // Throws if the digest is not that of the header.
-  void finish();
+  // Throws if something is left.
+  void finish() const;
+  // What the arrays are views of.
+  std::shared_ptr<const TableContent> content() const { return content_; }
 
  private:
-  size_t length(size_t each) {
+  template <class T>
+  std::pair<const T*, size_t> elements() {
     uint64_t n;
     value(n);
-    if (n > left_ / each) throw TablesError("an array goes past the end");
-    return static_cast<size_t>(n);
+    take((table_alignment - at_ % table_alignment) % table_alignment);
+    if (n > (all_.size() - at_) / sizeof(T)) throw TablesError("an array goes past the end");
+    return {reinterpret_cast<const T*>(take(n * sizeof(T))), static_cast<size_t>(n)};
   }
-  void bytes(char* to, size_t n);
-  int file_;
-  uint64_t left_;
-  Digest digest_;
-  Digest::Value expected_{};
+  const char* take(size_t n) {
+    if (n > all_.size() - at_) throw TablesError("a value goes past the end");
+    at_ += n;
+    return all_.data() + at_ - n;
+  }
+  std::shared_ptr<const TableContent> content_;
+  std::string_view all_;
+  size_t at_ = 0;
 };
 
 }  // namespace fasttoken

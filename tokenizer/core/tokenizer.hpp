@@ -68,8 +68,8 @@ class Tokenizer {
   void write_tables(TableWriter& out) const;
   // What the tables take, and what the caches grow to at most.
   size_t table_bytes() const {
-    return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + byte_arena_.capacity() +
-           byte_where_.capacity() * 4 + trims_.capacity() * sizeof(Trim) + special_.capacity() + spans_.bytes();
+    return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + byte_arena_.bytes() +
+           byte_where_.bytes() + trims_.bytes() + special_.bytes() + spans_.bytes();
   }
 
   // ---- encoding
@@ -463,6 +463,7 @@ class Tokenizer {
   void index_ids();
   void index_spans();
 
+  std::shared_ptr<const TableContent> content_;  // what the tables are views of, if they were read
   Externals externals_;
   Model model_;
   Normalizer normalizer_;
@@ -472,11 +473,11 @@ class Tokenizer {
   std::unordered_map<uint32_t, std::string> shown_;  // what differs from the content of an added token
   AddedMatcher raw_, normalized_;
   std::vector<bool> trim_passes_;
-  std::vector<Trim> trims_;
-  std::vector<uint8_t> special_;
+  TableArray<Trim> trims_;
+  TableArray<uint8_t> special_;
   static constexpr size_t byte_slack = 16;  // bytes after the last token's, that copies may read
-  std::string byte_arena_;
-  std::vector<uint32_t> byte_where_;
+  TableArray<char> byte_arena_;
+  TableArray<uint32_t> byte_where_;
   std::map<std::string, std::string> sections_;
   std::string model_settings_;  // the model without vocabulary and merges, as JSON
   bool needs_align_ = false, tables_known_ = false;

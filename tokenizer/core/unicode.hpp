@@ -70,18 +70,27 @@ class PagedTable {
  public:
   using Page = std::array<T, 256>;
   T operator[](uint32_t c) const { return pages_[at_[c >> 8]][c & 255]; }
-  // Pages come in order; many are of one value, and found again without a comparison.
+  // Pages come in order.
   void add(const Page& page) {
-    bool even = std::all_of(page.begin(), page.end(), [&](T v) { return v == page[0]; });
-    size_t found = pages_.size();
-    if (even)
-      for (size_t i = 0; i < even_.size() && found == pages_.size(); ++i)
-        if (pages_[even_[i]][0] == page[0]) found = even_[i];
-    if (found == pages_.size()) {
-      if (even) even_.push_back(static_cast<uint16_t>(found));
-      pages_.push_back(page);
-    }
-    at_[added_++] = static_cast<uint16_t>(found);
+    if (std::all_of(page.begin(), page.end(), [&](T v) { return v == page[0]; })) return add(page[0]);
+    at_[added_++] = static_cast<uint16_t>(pages_.size());
+    pages_.push_back(page);
+  }
+  // A page of one value. There are many, of few values, and one is kept of each.
+  void add(T value) {
+    for (uint16_t one : even_)
+      if (pages_[one][0] == value) {
+        at_[added_++] = one;
+        return;
+      }
+    even_.push_back(static_cast<uint16_t>(pages_.size()));
+    at_[added_++] = even_.back();
+    pages_.emplace_back().fill(value);
+  }
+  // Whether the page of c has nothing but zeros.
+  bool none(uint32_t c) const {
+    uint16_t at = at_[c >> 8];
+    return pages_[at][0] == 0 && std::find(even_.begin(), even_.end(), at) != even_.end();
   }
 
  private:
@@ -123,6 +132,14 @@ class Unicode {
     PagedTable<uint8_t>::Page page, quick;
     unsigned run = 0;
     for (uint32_t first = 0; first < code_points; first += 256) {
+      while (run + 1 < run_start_size && run_start[run + 1] <= first) ++run;
+      bool plain = canonical_.none(first) && lower_.none(first) && (first + 256 <= hangul || first >= hangul_end);
+      bool whole = run + 1 == run_start_size || run_start[run + 1] >= first + 256;
+      if (plain && whole) {  // most of them
+        record_.add(static_cast<uint8_t>(run_record[run]));
+        quick_.add(quick_of(run_record[run]));
+        continue;
+      }
       for (uint32_t c = first; c < first + 256;) {
         while (run + 1 < run_start_size && run_start[run + 1] <= c) ++run;
         uint32_t end = run + 1 < run_start_size ? std::min(run_start[run + 1], first + 256) : first + 256;
@@ -260,6 +277,10 @@ class Unicode {
     PagedTable<uint16_t>::Page page;
     unsigned i = 0;
     for (uint32_t first = 0; first < code_points; first += 256) {
+      if (i == size || keys[i] >= first + 256) {
+        table.add(0);
+        continue;
+      }
       page.fill(0);
       for (; i < size && keys[i] < first + 256; ++i) page[keys[i] - first] = static_cast<uint16_t>(i + 1);
       table.add(page);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "table_array.hpp"
 
 namespace fasttoken {
 
@@ -61,7 +62,7 @@ class Vocab {
       ++count_;
     }
     where_[id] = {static_cast<uint32_t>(arena_.size()), static_cast<uint32_t>(token.size())};
-    arena_.append(token);
+    arena_.append(token.data(), token.size());
     *slot = {tag(hash_bytes(token)), id};
     return old;
   }
@@ -105,7 +106,7 @@ class Vocab {
     io.value(self.count_);
   }
   size_t bytes() const {
-    return arena_.capacity() + where_.capacity() * sizeof(Where) + slots_.capacity() * sizeof(Slot);
+    return arena_.bytes() + where_.bytes() + slots_.bytes();
   }
 
  private:
@@ -127,7 +128,7 @@ class Vocab {
   }
   void rehash(size_t size) {
     std::vector<Slot> old(size, Slot{0, hole});
-    old.swap(slots_);
+    slots_.swap(old);
     for (const Slot& slot : old) {
       if (slot.id == hole) continue;
       uint64_t h = hash_bytes(text(slot.id));
@@ -137,9 +138,9 @@ class Vocab {
     }
   }
 
-  std::string arena_;
-  std::vector<Where> where_;
-  std::vector<Slot> slots_;
+  TableArray<char> arena_;
+  TableArray<Where> where_;
+  TableArray<Slot> slots_;
   size_t count_ = 0;
 };
 

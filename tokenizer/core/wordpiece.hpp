@@ -37,7 +37,7 @@ class WordPiece {
     }
   }
 
-  size_t bytes() const { return words_.bytes() + tokens_.capacity() * 4 + slots_.capacity() * sizeof(Slot); }
+  size_t bytes() const { return words_.bytes() + tokens_.bytes() + slots_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     WordTable::tables(self.words_, io);
@@ -110,7 +110,7 @@ class WordPiece {
       if (!next) {
         if (tokens_.size() * 2 > slots_.size()) {
           std::vector<Slot> old(slots_.size() * 2, {empty, 0});
-          old.swap(slots_);
+          slots_.swap(old);
           for (const Slot& s : old)
             if (s.key != empty) link(s.key, s.to);
         }
@@ -124,8 +124,8 @@ class WordPiece {
   }
 
   WordTable words_;  // tokens that are whole words, of at most 15 bytes
-  std::vector<uint32_t> tokens_;
-  std::vector<Slot> slots_;
+  TableArray<uint32_t> tokens_;
+  TableArray<Slot> slots_;
   std::optional<uint32_t> unknown_;
 };
 

@@ -1,0 +1,99 @@
+# The int objects of ids, which all tokenizers of a process share; included by _core.pyx.
+#
+#   _ints   [0, 1, 2, ...]   a list that is in use is never changed: where a longer one is needed, it is made of the
+#                            same objects and more
+#
+#   Ids are many, and so are the pages that as many objects of Python's allocator would touch for the first time. On
+#   the CPythons that are known they are put side by side on huge pages instead, each a copy of an int of one digit
+#   with another digit. A reference that nobody gives back keeps each of them: they are never freed.
+
+cdef extern from *:
+    """
+    #include <cstring>
+
+    #include "big_array.hpp"
+
+    namespace {
+
+    constexpr Py_ssize_t cached_ints = 257;  // CPython has its own of those below
+
+    #if PY_VERSION_HEX < 0x030F0000 && !defined(PYPY_VERSION) && !defined(Py_GIL_DISABLED) && !defined(Py_TRACE_REFS)
+    constexpr size_t int_bytes = offsetof(PyLongObject,
+    #if PY_VERSION_HEX >= 0x030C0000
+                                          long_value.ob_digit
+    #else
+                                          ob_digit
+    #endif
+                                          ) + sizeof(digit);
+    struct alignas(16) IntSlot {
+      char bytes[(int_bytes + 15) / 16 * 16];
+    };
+
+    // Into items[from .. to): whether they could be made.
+    inline bool put_ints(PyObject** items, Py_ssize_t from, Py_ssize_t to) {
+      if (to > Py_ssize_t{1} << PyLong_SHIFT || to <= from) return false;
+      PyObject* sample = PyLong_FromSsize_t(cached_ints);
+      if (!sample || Py_REFCNT(sample) != 1) {
+        Py_XDECREF(sample);
+        PyErr_Clear();
+        return false;
+      }
+      IntSlot* slots = nullptr;
+      try {
+        slots = (new fasttoken::BigArray<IntSlot>(static_cast<size_t>(to - from)))->data();  // never freed
+      } catch (const std::bad_alloc&) {
+        Py_DECREF(sample);
+        return false;
+      }
+      Py_SET_REFCNT(sample, 2);  // one of them nobody's
+      for (Py_ssize_t i = from; i < to; ++i) {
+        char* at = slots[i - from].bytes;
+        digit value = static_cast<digit>(i);
+        std::memcpy(at, sample, int_bytes - sizeof value);
+        std::memcpy(at + int_bytes - sizeof value, &value, sizeof value);
+        items[i] = reinterpret_cast<PyObject*>(at);
+      }
+      Py_SET_REFCNT(sample, 1);
+      Py_DECREF(sample);
+      return true;
+    }
+    #else
+    inline bool put_ints(PyObject**, Py_ssize_t, Py_ssize_t) { return false; }
+    #endif
+
+    // known and more, up to n; a new list.
+    inline PyObject* more_ints(PyObject* known, Py_ssize_t n) {
+      PyObject* list = PyList_New(n);
+      if (!list) return nullptr;
+      PyObject** items = PySequence_Fast_ITEMS(list);
+      Py_ssize_t have = PyList_GET_SIZE(known), at = 0;
+      for (; at < have; ++at) {
+        items[at] = PyList_GET_ITEM(known, at);
+        Py_INCREF(items[at]);
+      }
+      for (; at < n; ++at) {
+        if (at >= cached_ints && put_ints(items, at, n)) break;
+        items[at] = PyLong_FromSsize_t(at);
+        if (!items[at]) {
+          Py_DECREF(list);
+          return nullptr;
+        }
+      }
+      return list;
+    }
+
+    }  // namespace
+    """
+    object more_ints(object known, Py_ssize_t n)
+
+
+_ints = []
+
+
+cdef list ints_below(uint32_t n):
+    global _ints
+    cdef list known = _ints
+    if len(known) < n:
+        known = more_ints(known, n)
+        _ints = known
+    return known
