@@ -407,7 +407,7 @@ def pack_running(
 def sampling_arrays(settings: list[Any]) -> tuple[Any, Int32s, Any, Any, Any, int, bool, bool]: ...
 def settle_group(
     pool: KvPool,
-    rows: Sequence[OneShotRow],
+    rows: tuple[OneShotRow, ...],
     computed: Int32s,
     row_ends: Int32s | None,
     pair_ends: Int32s | None,
@@ -525,27 +525,23 @@ class CostFit:
     def largest(self) -> float: ...
 
 def begin_all(requests: list[RecordT], now: float, cost: CostFit, inbox: Inbox) -> list[RecordT]: ...
-def admit_at_once(
-    pool: KvPool,
-    requests: list[Any],
-    limits: tuple[int | bool, ...],
-    oneshot: object,
-    waiting: object,
-    planned: object,
-    order: int,
-    served: int,
-) -> tuple[tuple[OneShotRow, ...], list[tuple[tuple[int, ...], int]], int, list[tuple[Any, int]]] | None: ...
+@final
+class AtOnce:
+    def __init__(
+        self, limits: tuple[int | bool, ...], oneshot: object, waiting: object, planned: object, make: Maker
+    ) -> None: ...
+    def plan(
+        self, pool: KvPool, requests: list[Any], order: int, served: int
+    ) -> tuple[Any, int, list[tuple[tuple[int, ...], int]], list[tuple[Any, int]]] | None: ...
+
 def requests_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
 def draws_of(rows: Iterable[OneShotRow], shifts: Int32s) -> tuple[Any, ...]: ...
-def pack_drawn(
-    rows: Sequence[OneShotRow],
-    folds: Sequence[tuple[tuple[int, ...], int]],
-    block_size: int,
-    slices: Maker,
-    draws: Maker,
-    batch: Maker,
-    edits: Callable[[Any], Any],
-) -> tuple[Any, Int32s]: ...
+@final
+class DrawnPacker:
+    def __init__(
+        self, slices: Maker, draws: Maker, batch: Maker, packed: Maker, edits: Callable[[Any], Any]
+    ) -> None: ...
+    def pack(self, rows: tuple[OneShotRow, ...], folds: tuple[Any, ...], block_size: int) -> Any: ...
 
 class StepCounts:
     steps: dict[str, int]
@@ -562,6 +558,39 @@ class StepCounts:
         self, kind: str, prefill: int, decode: int, rows: tuple[OneShotRow, ...], folds: tuple[Any, ...], result: Any
     ) -> None: ...
     def counted(self) -> dict[str, Any]: ...
+
+@final
+class Settling:
+    def __init__(
+        self,
+        pool: KvPool,
+        counts: StepCounts,
+        cost: CostFit,
+        live: dict[int, Any],
+        vocab_size: int,
+        cut: Callable[[Any, tuple[int, int], tuple[int, int]], Any],
+        planned: object,
+        finished: object,
+    ) -> None: ...
+    def settle(
+        self,
+        rows: tuple[OneShotRow, ...],
+        folds: tuple[Any, ...],
+        computed: Int32s,
+        row_ends: Int32s | None,
+        pair_ends: Int32s | None,
+        output: object,
+        token_ids: Int32s | None,
+        bad: frozenset[int],
+        result: Any,
+        now: float,
+    ) -> tuple[
+        int,
+        int,
+        list[tuple[Any, list[Any], list[Outcome]]],
+        list[tuple[Any, Outcome]],
+        list[tuple[Any, int | None]],
+    ]: ...
 
 # ------------------------------------------------------------------ prompts that have all else in common
 

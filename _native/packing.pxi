@@ -117,6 +117,32 @@ cdef tuple _lay_out(const vector[PromptRow]& packed, int32_t block_size, object 
     return arrays + (row_offsets, row_segments)
 
 
+cdef bint _are_plain(const vector[PromptRow]& packed, const PromptSizes& sizes) noexcept:
+    """Whether every row is one segment of its own, with nothing cached before it."""
+    cdef size_t i
+    if sizes.context != 0 or sizes.segments != <int64_t>packed.size():
+        return False
+    for i in range(packed.size()):
+        if packed[i].parent >= 0 or packed[i].context_len != 0 or packed[i].starts != NULL:
+            return False
+    return True
+
+
+cdef tuple _last_plain = (-1, None)
+
+
+cdef tuple _plain_arrays(int64_t count):
+    """parents, context_lens, context_indptr and context_blocks of so many plain rows: shared with the step before
+    where that had as many, since what they hold is the same."""
+    global _last_plain
+    cdef tuple last = _last_plain
+    if count == <int64_t>last[0]:
+        return last[1]
+    arrays = (_new_int32(count), _new_int32(count), _new_int32(count + 1), _new_int32(0))
+    _last_plain = (count, arrays)
+    return arrays
+
+
 cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, object out, vector[int32_t]& places):
     """The first eight arrays of ``pack_prompt``. ``places``: every row's first token, then every row's first
     segment."""
@@ -132,10 +158,13 @@ cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, objec
     token_ids = _room(out, 0, sizes.tokens, "token_ids")
     positions = _room(out, 1, sizes.tokens, "positions")
     starts = _room(out, 2, sizes.segments + 1, "starts")
-    parents = _room(out, 3, sizes.segments, "parents")
-    context_lens = _room(out, 4, sizes.segments, "context_lens")
-    context_indptr = _room(out, 5, sizes.segments + 1, "context_indptr")
-    context_blocks = _room(out, 6, sizes.context, "context_blocks")
+    if out is None and _are_plain(packed, sizes):
+        parents, context_lens, context_indptr, context_blocks = _plain_arrays(count)
+    else:
+        parents = _room(out, 3, sizes.segments, "parents")
+        context_lens = _room(out, 4, sizes.segments, "context_lens")
+        context_indptr = _room(out, 5, sizes.segments + 1, "context_indptr")
+        context_blocks = _room(out, 6, sizes.context, "context_blocks")
     write_slots = _room(out, 7, sizes.tokens, "write_slots") if sizes.writes else None
     a.token_ids, a.positions, a.starts, a.parents = _data(token_ids), _data(positions), _data(starts), _data(parents)
     a.context_lens, a.context_indptr = _data(context_lens), _data(context_indptr)

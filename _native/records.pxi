@@ -468,12 +468,18 @@ def sampling_arrays(list settings):
 
 # --- settling -------------------------------------------------------------------------------------------------
 
-def settle_group(KvPool pool not None, rows, computed, row_ends, pair_ends, output, cut, token_ids, bad,
+def settle_group(KvPool pool not None, tuple rows, computed, row_ends, pair_ends, output, cut, token_ids, bad,
                  int64_t vocab_size, double forward_ms, int64_t batch_size, planned, finished):
     """Ends the OneShot rows of a step that went well: publishes, gives leases back. (requests, their outcomes,
     [(request, token)] of those that failed: by numbers that are none, token None, or a token outside the vocabulary;
     these are not ended). ``row_ends`` and ``pair_ends`` say where each row's part of ``output`` ends, None where it
     has one row; ``token_ids`` what was drawn, or None."""
+    return _settle_rows(pool, rows, computed, row_ends, pair_ends, output, cut, token_ids, bad, vocab_size, forward_ms,
+                        batch_size, planned, finished)
+
+
+cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, output, cut, token_ids, bad,
+                        int64_t vocab_size, double forward_ms, int64_t batch_size, planned, finished):
     cdef OneShotRow row
     cdef Record r
     cdef RequestStats stats
@@ -610,6 +616,10 @@ def end_all(list requests, list outcomes, dict live, double now):
     """Takes requests that ended well out of ``live`` and says how long they took: how many there were, [(sink,
     requests, outcomes)] of their runs that have the same sink, and [(request, outcome)] of those that want more than
     that (a timeline, a deadline), left as they are."""
+    return _end_rows(requests, outcomes, live, now)
+
+
+cdef tuple _end_rows(list requests, list outcomes, dict live, double now):
     cdef Record r
     cdef RequestStats stats
     cdef Py_ssize_t i, told = 0

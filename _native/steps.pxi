@@ -101,62 +101,75 @@ def begin_all(list requests, double now, CostFit cost not None, Inbox inbox not 
     return fresh
 
 
-def admit_at_once(KvPool pool not None, list requests, tuple limits, oneshot, waiting, planned, int64_t order,
-                  int64_t served):
-    """Plans OneShot requests that came together where nobody waits or runs: all that ``number_all``, ``admit_group``,
-    ``folds_of`` and ``keep_all`` do for them, without a line. None, and nothing done, where one of them is out of the
-    ordinary or they may not all fit one step. Else (rows, folds, tokens taken, [(request, tokens)] of those that wait
-    for a leader); ``order`` is the first one's number, and ``served`` everybody's time."""
-    cdef GroupLimits most
-    cdef Record r, first = requests[0]
-    cdef int64_t tokens = 0, bytes = 0, skip = 0, publish = 0, n = len(requests), at
-    cdef object key = first.key
-    (most.tokens, most.rows, most.logits_bytes, most.logits_row_bytes, most.logits_chunk_rows, most.group_tokens,
-     most.allowance, most.defer_tokens, most.defer_steps, most.fold, most.retry, most.seen) = limits
-    for r in requests:
-        if (r.cancelled or r.expires != INFINITY or r.execution_class is not oneshot or r.state is not waiting
-                or not (r.key is key or r.key == key)):
-            return None
-        tokens += r.num_known
-        bytes += r.row.logits_rows * most.logits_row_bytes
-    if tokens > min(most.tokens, most.group_tokens) or n > most.rows or bytes > most.logits_bytes:
-        return None
-    cdef cbool overlap = most.seen  # keep_all: a row that is planned waits no more
-    most.seen = overlap or n > 1
+@cython.final
+cdef class AtOnce:
+    """Plans OneShot requests that came together where nobody waits or runs. ``limits``: the fields of GroupLimits, of a
+    step that has nothing else; ``make`` makes a plan."""
 
-    cdef COneShotGroup* group = pool.group
-    cdef list rows = [], deferred = [], folds
-    cdef Lease lease = None
-    cdef OneShotRow row
-    cdef Result wrong
-    cdef Verdict verdict
-    pool.c.begin_plan()
-    group.begin(most)
-    for at in range(n):
-        r = requests[at]
-        r.order, r.queued_at = order + at, served
-        lease = Lease.__new__(Lease)
-        pool.allocator.enter()
-        verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
-        pool.allocator.writer.leave()
-        _check(wrong)
-        if verdict == Verdict.full:
-            raise RuntimeError("a request does not fit the step that all of them fit")
-        if verdict == Verdict.deferred:
-            r.deferred += 1
-            r.stats.deferred_ticks += 1
-            deferred.append((r, lease.c.ahead * pool.c.block_size()))
-            continue
-        r.lease = lease
-        r.stats.cached_tokens = skip
-        r.state = planned
-        row = OneShotRow.__new__(OneShotRow)
-        row.request, row.skip, row.publish = r, skip, publish
-        rows.append(row)
-    group.end()
-    folds = folds_of(pool, rows) if n > 1 else []
-    keep_all(pool, rows, folds, overlap, _nobody)
-    return tuple(rows), folds, most.tokens - group.left().tokens, deferred
+    cdef GroupLimits limits
+    cdef object oneshot, waiting, planned
+    cdef Maker make
+
+    def __init__(self, tuple limits, oneshot, waiting, planned, Maker make not None):
+        cdef GroupLimits most
+        (most.tokens, most.rows, most.logits_bytes, most.logits_row_bytes, most.logits_chunk_rows, most.group_tokens,
+         most.allowance, most.defer_tokens, most.defer_steps, most.fold, most.retry, most.seen) = limits
+        self.limits, self.oneshot, self.waiting, self.planned, self.make = most, oneshot, waiting, planned, make
+
+    def plan(self, KvPool pool not None, list requests, int64_t order, int64_t served):
+        """All that ``number_all``, ``admit_group``, ``folds_of`` and ``keep_all`` do for them, without a line. None,
+        and nothing done, where one of them is out of the ordinary or they may not all fit one step. Else (plan, its
+        tokens, its folds, which the plan has not yet, [(request, tokens)] of those that wait for a leader); ``order``
+        is the first one's number, and ``served`` everybody's time."""
+        cdef GroupLimits most = self.limits
+        cdef Record r, first = requests[0]
+        cdef int64_t tokens = 0, bytes = 0, skip = 0, publish = 0, n = len(requests), at
+        cdef object key = first.key
+        for r in requests:
+            if (r.cancelled or r.expires != INFINITY or r.execution_class is not self.oneshot
+                    or r.state is not self.waiting or not (r.key is key or r.key == key)):
+                return None
+            tokens += r.num_known
+            bytes += r.row.logits_rows * most.logits_row_bytes
+        if tokens > min(most.tokens, most.group_tokens) or n > most.rows or bytes > most.logits_bytes:
+            return None
+        cdef cbool overlap = most.seen  # keep_all: a row that is planned waits no more
+        most.seen = overlap or n > 1
+
+        cdef COneShotGroup* group = pool.group
+        cdef list rows = [], deferred = [], folds
+        cdef Lease lease = None
+        cdef OneShotRow row
+        cdef Result wrong
+        cdef Verdict verdict
+        pool.c.begin_plan()
+        group.begin(most)
+        for at in range(n):
+            r = requests[at]
+            r.order, r.queued_at = order + at, served
+            lease = Lease.__new__(Lease)
+            pool.allocator.enter()
+            verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
+            pool.allocator.writer.leave()
+            _check(wrong)
+            if verdict == Verdict.full:
+                raise RuntimeError("a request does not fit the step that all of them fit")
+            if verdict == Verdict.deferred:
+                r.deferred += 1
+                r.stats.deferred_ticks += 1
+                deferred.append((r, lease.c.ahead * pool.c.block_size()))
+                continue
+            r.lease = lease
+            r.stats.cached_tokens = skip
+            r.state = self.planned
+            row = OneShotRow.__new__(OneShotRow)
+            row.request, row.skip, row.publish = r, skip, publish
+            rows.append(row)
+        group.end()
+        folds = folds_of(pool, rows) if n > 1 else []
+        keep_all(pool, rows, folds, overlap, _nobody)
+        plan = self.make.make((tuple(rows), (), (), (), (), (), False))
+        return plan, most.tokens - group.left().tokens, folds, deferred
 
 
 cdef class _Nobody:
@@ -214,24 +227,39 @@ def draws_of(rows, shifts):
     return _draws(rows, at)
 
 
-def pack_drawn(rows, folds, int32_t block_size, Maker slices not None, Maker draws not None, Maker batch not None,
-               edits):
-    """The batch of a step whose OneShot rows all draw one token, and how many tokens each brought (a fold's, to its
-    first member). ``slices``, ``draws`` and ``batch`` make its parts; ``edits(rows)`` what is done to logits,
-    where anything is."""
-    cdef int64_t i, n = len(rows)
-    cdef PackedRows packed
-    cdef tuple values
-    _collect(rows, folds, block_size, 0, packed)
-    cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
-    cdef cnp.ndarray at = _new_int32(n)
-    for i in range(n):
-        _data(at)[i] = <int32_t>(packed.places[packed.at[i]] - packed.begins[i]
-                                 + (<OneShotRow>rows[i]).request.row.read)
-    values = _draws(rows, at)
-    if values[9] is not None:
-        values = (*values[:9], edits(rows))
-    return batch.make((slices.make(arrays), draws.make(values))), _brought(rows, folds, packed)
+@cython.final
+cdef class DrawnPacker:
+    """Packs steps whose OneShot rows all draw one token. Makers make the batch's parts and what is returned of it;
+    ``edits(rows)`` what is done to logits, where anything is."""
+
+    cdef Maker slices, draws, batch, packed
+    cdef object edits
+
+    def __init__(self, Maker slices not None, Maker draws not None, Maker batch not None, Maker packed not None,
+                 edits):
+        self.slices, self.draws, self.batch, self.packed, self.edits = slices, draws, batch, packed, edits
+
+    def pack(self, tuple rows, tuple folds, int32_t block_size):
+        cdef int64_t i, n = len(rows)
+        cdef PackedRows packed
+        cdef tuple values
+        cdef object shared = ()
+        if folds:
+            shared = [(fold.members, fold.tokens) for fold in folds]
+        _collect(rows, shared, block_size, 0, packed)
+        cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
+        cdef cnp.ndarray at = _new_int32(n)
+        for i in range(n):
+            _data(at)[i] = <int32_t>(packed.places[packed.at[i]] - packed.begins[i]
+                                     + (<OneShotRow>rows[i]).request.row.read)
+        values = _draws(rows, at)
+        if values[9] is not None:
+            values = (*values[:9], self.edits(rows))
+        batch = self.batch.make((self.slices.make(arrays), self.draws.make(values)))
+        return self.packed.make((batch, (), (), _FIRST_OUTPUTS, _brought(rows, shared, packed), None, None))
+
+
+cdef tuple _FIRST_OUTPUTS = (0, 0, 0)
 
 
 cdef class StepCounts:
@@ -247,6 +275,9 @@ cdef class StepCounts:
 
     def count_step(self, str kind, int64_t prefill, int64_t decode, tuple rows, tuple folds, result) -> None:
         """A step of ``prefill`` and ``decode`` tokens with these OneShot rows and folds."""
+        self.count(kind, prefill, decode, rows, folds, result)
+
+    cdef int count(self, str kind, int64_t prefill, int64_t decode, tuple rows, tuple folds, result) except -1:
         cdef OneShotRow row
         cdef int64_t peak = result.peak_bytes
         self.steps[kind] = self.steps[kind] + 1
@@ -263,6 +294,7 @@ cdef class StepCounts:
             self.graph_replays += 1
         self.peak_activation_bytes = max(self.peak_activation_bytes, peak)
         self.forward_seconds += <double>result.seconds
+        return 0
 
     def counted(self) -> dict:
         return {"steps": dict(self.steps), "prefill_tokens": self.prefill_tokens, "decode_tokens": self.decode_tokens,
@@ -270,6 +302,41 @@ cdef class StepCounts:
                 "lm_head_rows": self.lm_head_rows, "eager_steps": self.eager_steps,
                 "graph_replays": self.graph_replays, "peak_activation_bytes": self.peak_activation_bytes,
                 "forward_seconds": self.forward_seconds}
+
+
+@cython.final
+cdef class Settling:
+    """Settles steps that have nothing but OneShot rows, all in one call: the step is counted, the cost model learns
+    from it, rows are published, leases go back, requests that ended well are out of ``live``."""
+
+    cdef KvPool pool
+    cdef StepCounts counts
+    cdef CostFit cost
+    cdef dict live
+    cdef object cut, planned, finished
+    cdef int64_t vocab_size
+
+    def __init__(self, KvPool pool not None, StepCounts counts not None, CostFit cost not None, dict live not None,
+                 int64_t vocab_size, cut, planned, finished):
+        self.pool, self.counts, self.cost, self.live = pool, counts, cost, live
+        self.vocab_size, self.cut, self.planned, self.finished = vocab_size, cut, planned, finished
+
+    def settle(self, tuple rows, tuple folds, computed, row_ends, pair_ends, output, token_ids, bad, result,
+               double now):
+        """(its tokens, then what ``end_all`` says: how many ended, runs and more; then those that failed, as
+        ``settle_group`` has them). ``now``: the end of requests that ended well."""
+        cdef int64_t tokens = 0, i
+        cdef double seconds = result.seconds
+        cdef cnp.ndarray brought = computed
+        for i in range(_len(brought)):
+            tokens += _data(brought)[i]
+        self.counts.count("oneshot", tokens, 0, rows, folds, result)
+        self.cost.observe(tokens, result.attended_tokens, result.lm_head_rows, seconds)
+        requests, outcomes, failed = _settle_rows(
+            self.pool, rows, computed, row_ends, pair_ends, output, self.cut, token_ids, bad, self.vocab_size,
+            seconds * 1e3, len(rows), self.planned, self.finished)
+        told, runs, more = _end_rows(requests, outcomes, self.live, now)
+        return tokens, told, runs, more, failed
 
 
 # --- prompts that have all else in common ----------------------------------------------------------------------

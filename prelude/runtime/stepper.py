@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from prelude._native.core import Baton, Doorbell, begin_all, end_all, plain, traced
 from prelude.admission.classes import ExecutionClass
@@ -36,7 +37,7 @@ from prelude.scheduling.planner import Budgets, plan_at_once, plan_step
 from prelude.scheduling.queues import Policies, Queues
 from prelude.scheduling.recovery import failure_of, recover, suspects_left, withdraw_all
 from prelude.scheduling.request import Request, State
-from prelude.scheduling.settle import finish, settle
+from prelude.scheduling.settle import finish, finish_bad, read_of, settle, settling
 
 log = logging.getLogger("prelude.engine")
 
@@ -88,6 +89,7 @@ class Stepper(Forkable):
         self.events = Listeners()
         self.inbox = Inbox(max_queued_requests, max_queued_tokens)
         self.live: dict[int, Request] = {}
+        self._alone = settling(pool, self.stats, self.cost.fit, self.live, self.limits.vocab_size)
         self.unhealthy_after = unhealthy_after
         self.failures_in_a_row = 0
         self.last_error: BaseException | None = None
@@ -274,7 +276,15 @@ class Stepper(Forkable):
             for request, outcome in zip(requests, outcomes):
                 self._ended(request, outcome, None)
             return
-        told, runs, more = end_all(requests, outcomes, self.live, time.perf_counter())
+        self._tell(*end_all(requests, outcomes, self.live, time.perf_counter()))
+
+    def _tell(
+        self,
+        told: int,
+        runs: list[tuple[Any, list[Request], list[Outcome]]],
+        more: list[tuple[Request, Outcome]],
+    ) -> None:
+        """What ``end_all`` says, to sinks."""
         self.stats.finished += told
         for sink, some, theirs in runs:
             deliver_all = getattr(sink, "deliver_all", None)
@@ -330,7 +340,12 @@ class Stepper(Forkable):
         """Packs and submits. Where that fails the steps before it are settled, then its own rows, and nothing is in
         flight."""
         began, requests = time.perf_counter(), plan.requests()
-        self._begin(requests, began)
+        fresh = begin_all(requests, began, self.cost.fit, self.inbox)
+        self.step_began = time.monotonic()
+        if self._watchdog is not None:
+            self._watchdog.step_begins()
+        if self.events.heard or traced(fresh):
+            self._scheduled(fresh, began)
         try:
             packed = pack(plan, self.pool.block_size, self.pool.num_slots > 0)
             entered = time.perf_counter() if self.overlap else 0.0
@@ -346,7 +361,11 @@ class Stepper(Forkable):
             return
         if self.overlap:
             self._blocked += time.perf_counter() - entered
-        self._flights.leave(make_flight(plan, packed, began, requests, handle, _NONE, _NONE))
+        flight = make_flight(plan, packed, began, requests, handle, _NONE, _NONE)
+        if self.overlap:
+            self._flights.leave(flight)
+        else:
+            self._flights.append(flight)
 
     def _land_all(self, void: set[int] | None = None) -> bool:
         """Settles all that is in flight; whether anything was. ``void`` gets the ids of Decode requests in steps that
@@ -375,7 +394,10 @@ class Stepper(Forkable):
             self._blocked += time.perf_counter() - entered if self.overlap else result.seconds
             self._flights.arrive(flight, failed=False)
             self.step_began = time.monotonic() if self._flights else 0.0
-            self._settle(flight, result)
+            if flight.plan.oneshot and not (flight.plan.prefill or flight.plan.decode or self.events.heard):
+                self._settle_alone(flight, result)
+            else:
+                self._settle(flight, result)
         if self._flights.lingers:
             self._flights.let_go()
         if self._late:
@@ -400,6 +422,32 @@ class Stepper(Forkable):
             self._withdrawn = True
             raise error
 
+    def _settle_alone(self, flight: Flight, result: StepResult) -> None:
+        """``_settle`` of a step that has nothing but OneShot rows, while nobody listens to events."""
+        plan, packed = flight.plan, flight.packed
+        self.failures_in_a_row = 0
+        for request in traced(flight.requests):
+            _mark_run(request, flight.began, result)
+        output, drawn, bad = read_of(packed, result)
+        tokens, told, runs, more, failed = self._alone.settle(
+            plan.oneshot,
+            plan.folds,
+            packed.computed,
+            packed.row_ends,
+            packed.pair_ends,
+            output,
+            drawn,
+            bad,
+            result,
+            time.perf_counter(),
+        )
+        self.pacer.measured(0, tokens, 0, result.seconds)
+        self._tell(told, runs, more)
+        if failed:
+            finish_bad(failed, self.queues, self.pool, self.limits.vocab_size)
+        if self._limit is not None and not suspects_left(self.queues):
+            self._limit = None
+
     def _settle(self, flight: Flight, result: StepResult) -> None:
         plan, packed = flight.plan, flight.packed
         living = self._flights.living(flight)
@@ -421,16 +469,12 @@ class Stepper(Forkable):
         if self._limit is not None and not suspects_left(self.queues):
             self._limit = None
 
-    def _begin(self, requests: list[Request], now: float) -> None:
-        fresh = begin_all(requests, now, self.cost.fit, self.inbox)
+    def _scheduled(self, fresh: list[Request], now: float) -> None:
+        """Requests that are planned for the first time, to their timelines and to whoever listens."""
         for request in traced(fresh):
             request.timeline.mark("schedule", end=now)
-        if self.events.heard:
-            for request in fresh:
-                self.events.emit("scheduled", request.options.request_id)
-        self.step_began = time.monotonic()
-        if self._watchdog is not None:
-            self._watchdog.step_begins()
+        for request in fresh if self.events.heard else ():
+            self.events.emit("scheduled", request.options.request_id)
 
     def _measure(self, plan: Plan, tokens: int, result: StepResult) -> None:
         prefill, decode = sum([row.count for row in plan.prefill]) if plan.prefill else 0, len(plan.decode)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import Maker, draws_of, pack_drawn, pack_running, pack_step
+from prelude._native.core import DrawnPacker, Maker, draws_of, pack_running, pack_step
 from prelude.admission.drawing import Drawing
 from prelude.admission.sampling import logit_edits, sample_rows, sampled_rows
 from prelude.batch import (
@@ -64,7 +64,7 @@ class Packed:
 # ------------------------------------------------------------------ OneShot
 
 _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)
-_slices, _draws, _oneshot, _packed = Maker(PromptSlices), Maker(SampleRows), Maker(OneShotBatch), Maker(Packed)
+_slices, _draws = Maker(PromptSlices), Maker(SampleRows)
 
 
 def draws_tokens(plan: Plan) -> bool:
@@ -112,6 +112,9 @@ def _concatenated(parts: list[I32], shifts: I32) -> tuple[I32, I32, I32]:
     return joined, np.concatenate([_ZERO, ends[:-1]]), ends
 
 
+_drawn = DrawnPacker(_slices, _draws, Maker(OneShotBatch), Maker(Packed), _edits)
+
+
 # ------------------------------------------------------------------ Decode
 
 
@@ -144,15 +147,14 @@ def _slots(requests: Iterable[Request]) -> I32:
 
 def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
     """``recurrent``: the batch says in which slots the states of its Decode requests are."""
+    if plan.oneshot and not (plan.prefill or plan.decode) and draws_tokens(plan):
+        packed: Packed = _drawn.pack(plan.oneshot, plan.folds, block_size)
+        return packed
     if plan.kind == "decode":
         rows, readout = DecodeRows(*pack_running(plan.decode, block_size)), _decode_readout(plan.decode)
         batch = DecodeBatch(rows, readout, _slots(plan.decode)) if recurrent else DecodeBatch(rows, readout)
         return Packed(batch, decode=plan.decode)
-    folds = [(fold.members, fold.tokens) for fold in plan.folds] if plan.folds else ()
-    if plan.kind == "oneshot" and draws_tokens(plan):
-        oneshot, computed = pack_drawn(plan.oneshot, folds, block_size, _slices, _draws, _oneshot, _edits)
-        packed: Packed = _packed(oneshot, (), (), (0, 0, 0), computed, None, None)
-        return packed
+    folds = [(fold.members, fold.tokens) for fold in plan.folds]
     chunks = [_prefill_row(row) for row in plan.prefill]
     arrays, offsets, shifts, computed = pack_step(plan.oneshot, folds, chunks, block_size)
     slices = _slices(*arrays)

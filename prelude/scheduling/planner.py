@@ -20,7 +20,7 @@ from itertools import chain
 
 import numpy as np
 
-from prelude._native.core import Maker, admit_at_once, admit_group, folds_of, keep_all
+from prelude._native.core import AtOnce, Maker, admit_group, folds_of, keep_all
 from prelude.admission.classes import ExecutionClass
 from prelude.batch import I32
 from prelude.scheduling.estimates import Estimates
@@ -30,6 +30,8 @@ from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import Deferral, Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
+
+_make_plan = Maker(Plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,9 @@ class Budgets:
     defer_tokens: int = 64  # a shorter one is computed again rather than waited for
     group_tokens: int = 1 << 31  # what follows the first OneShot request of a step brings so many at most
     overlap: bool = False  # the next step is planned before this one is settled
-    group_limits: tuple[int | bool, ...] = field(init=False, repr=False, compare=False)
+    at_once: AtOnce = field(init=False, repr=False, compare=False)  # for requests that find nobody there
 
     def __post_init__(self) -> None:
-        """The fields of GroupLimits, of a step that has nothing but OneShot rows."""
         limits = (
             self.step_tokens,
             self.step_requests,
@@ -66,7 +67,8 @@ class Budgets:
             False,
             self.overlap,
         )
-        object.__setattr__(self, "group_limits", limits)
+        at_once = AtOnce(limits, ExecutionClass.ONESHOT, State.WAITING, State.PREFILL, _make_plan)
+        object.__setattr__(self, "at_once", at_once)
 
     def ledger(self, limit: int | None = None) -> Ledger:
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
@@ -107,39 +109,23 @@ def plan_step(
     return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted), tuple(deferred))
 
 
-_make_plan = Maker(Plan)
-_ONESHOT, _WAITING, _PREFILL = ExecutionClass.ONESHOT, State.WAITING, State.PREFILL
-
-
 def plan_at_once(came: list[Request], queues: Queues, pool: KvPool, budgets: Budgets) -> Plan | None:
     """The plan of OneShot requests that came together while nobody waited or ran, and all of whom fit one step: they
     join no line, since there is nobody to be put in order with. ``None``, and nothing done, for any others."""
-    planned = admit_at_once(
-        pool,
-        came,
-        budgets.group_limits,
-        _ONESHOT,
-        _WAITING,
-        _PREFILL,
-        queues.arrivals + 1,
-        queues.served,
-    )
+    planned = budgets.at_once.plan(pool, came, queues.arrivals + 1, queues.served)
     if planned is None:
         return None
-    rows, folds, tokens, waiting = planned
-    queues.arrivals += len(came)
     plan: Plan
-    if not (folds or waiting):
-        queues.served += tokens
-        plan = _make_plan(rows, (), (), (), (), (), False)
-        return plan
+    plan, tokens, folds, waiting = planned
+    queues.arrivals += len(came)
     if waiting:  # for a leader among the others: these stay, in line with what the others were served
         queues.enter(came)
-        queues.take_oneshot([row.request for row in rows])
+        queues.take_oneshot([row.request for row in plan.oneshot])
     queues.served += tokens
-    deferred = tuple([_deferral(request, ahead) for request, ahead in waiting])
-    shared = tuple([Fold(members, common) for members, common in folds])
-    plan = _make_plan(rows, shared, (), (), (), deferred)
+    if folds or waiting:
+        deferred = tuple([_deferral(request, ahead) for request, ahead in waiting])
+        shared = tuple([Fold(members, common) for members, common in folds])
+        plan = Plan(plan.oneshot, shared, deferred=deferred)
     return plan
 
 

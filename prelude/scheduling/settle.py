@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from prelude._native.core import settle_group, settle_running
+from prelude._native.core import CostFit, Settling, StepCounts, settle_group, settle_running
 from prelude.admission.prepared import Outcome
-from prelude.batch import HeadOutput, LogprobOutput, Output, PooledOutput, SampleOutput, StepResult
+from prelude.batch import I32, HeadOutput, LogprobOutput, Output, PooledOutput, SampleOutput, StepResult
 from prelude.errors import ExecutionError
 from prelude.scheduling.check import bad_rows, readouts_of
 from prelude.scheduling.lease import KvPool
@@ -74,9 +74,6 @@ def settle(
 ) -> None:
     """``ended`` hears of the OneShot requests that ended well, all at once; of others their own ``ending``. ``void``:
     ids of Decode requests whose rows mean nothing, since the step they go on from failed."""
-    if not (plan.prefill or plan.decode):
-        _settle_oneshot(plan, packed, result, queues, pool, vocab_size, len(plan.oneshot), ended)
-        return
     batch_size = len(plan.oneshot) + len(plan.prefill) + len(plan.decode)
     if plan.oneshot:
         _settle_oneshot(plan, packed, result, queues, pool, vocab_size, batch_size, ended)
@@ -100,7 +97,6 @@ def settle(
 
 
 _NONE: frozenset[int] = frozenset()
-_PREFILL, _FINISHED = State.PREFILL, State.FINISHED
 
 
 def _bad_rows(packed: Packed, result: StepResult, output: int) -> frozenset[int]:
@@ -109,6 +105,20 @@ def _bad_rows(packed: Packed, result: StepResult, output: int) -> frozenset[int]
 
 def _not_finite() -> ExecutionError:
     return ExecutionError("the model produced a value that is not finite (NaN or infinity) for this request")
+
+
+def read_of(packed: Packed, result: StepResult) -> tuple[Output, I32 | None, frozenset[int]]:
+    """What the OneShot rows of a step read: the output, the tokens drawn, which of its rows are no numbers."""
+    output, listed = result.outputs[packed.outputs[0]], result.bad_rows[packed.outputs[0]]
+    if type(output) is SampleOutput and not len(listed):
+        return output, output.token_ids, _NONE
+    drawn = output.token_ids if isinstance(output, SampleOutput) else None
+    return output, drawn, _bad_rows(packed, result, packed.outputs[0])
+
+
+def settling(pool: KvPool, counts: StepCounts, cost: CostFit, live: dict[int, Request], vocab_size: int) -> Settling:
+    """For steps that have nothing but OneShot rows."""
+    return Settling(pool, counts, cost, live, vocab_size, output_slice, State.PREFILL, State.FINISHED)
 
 
 def _settle_oneshot(
@@ -121,8 +131,7 @@ def _settle_oneshot(
     batch_size: int,
     ended: Ended,
 ) -> None:
-    output, listed = result.outputs[packed.outputs[0]], result.bad_rows[packed.outputs[0]]
-    drawn = output.token_ids if type(output) is SampleOutput else None
+    output, drawn, bad = read_of(packed, result)
     requests, outcomes, failed = settle_group(
         pool,
         plan.oneshot,
@@ -132,14 +141,19 @@ def _settle_oneshot(
         output,
         output_slice,
         drawn,
-        _NONE if drawn is not None and not len(listed) else _bad_rows(packed, result, packed.outputs[0]),
+        bad,
         vocab_size,
         result.seconds * 1e3,
         batch_size,
-        _PREFILL,
-        _FINISHED,
+        State.PREFILL,
+        State.FINISHED,
     )
     ended(requests, outcomes)
+    finish_bad(failed, queues, pool, vocab_size)
+
+
+def finish_bad(failed: list[tuple[Request, int | None]], queues: Queues, pool: KvPool, vocab_size: int) -> None:
+    """OneShot requests whose numbers are none (``None``), or that drew a token outside the vocabulary."""
     for request, token in failed:
         finish(request, queues, pool, None, _not_finite() if token is None else _out_of_vocabulary(token, vocab_size))
 
