@@ -60,9 +60,9 @@ def ids_below(object x, int64_t limit):
 def all_ids_below(list prompts not None, int64_t limit, int64_t most) -> list:
     """``ids_below`` of each, in one piece of memory; None in the place of one that holds anything else, or not 1 to
     ``most`` ids."""
-    cdef list out = []
+    cdef list out = [None] * len(prompts)
     cdef cnp.npy_intp n
-    cdef int64_t total = 0
+    cdef int64_t total = 0, at = 0
     cdef int32_t* p
     cdef _Recycled memory
     for x in prompts:
@@ -70,17 +70,18 @@ def all_ids_below(list prompts not None, int64_t limit, int64_t most) -> list:
         total += n if 0 < n <= most else 0
     if total * <int64_t>sizeof(int32_t) < RECYCLED_BYTES:
         for x in prompts:
-            out.append(ids_below(x, limit) if 0 < _length_of_ids(x) <= most else None)
+            if 0 < _length_of_ids(x) <= most:
+                out[at] = ids_below(x, limit)
+            at += 1
         return out
     memory = _Recycled.__new__(_Recycled, total * sizeof(int32_t))
     p = <int32_t*>memory.chunk.data
     for x in prompts:
         n = _length_of_ids(x)
         if 0 < n <= most and _copy_ids(x, n, limit, p):
-            out.append(cnp.array_over(1, &n, cnp.NPY_INT32, p, memory))
+            out[at] = cnp.array_over(1, &n, cnp.NPY_INT32, p, memory)
             p += n
-        else:
-            out.append(None)
+        at += 1
     return out
 
 

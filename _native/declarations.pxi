@@ -268,6 +268,8 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
         vector[int64_t] at, begins
         vector[int32_t] places
 
+    void swap_packed "std::swap"(PackedRows& a, PackedRows& b)
+
     PromptRow prompt_row(const RequestRow& r, int64_t begin, int64_t end, int64_t parent, const CLease* lease,
                          int64_t skip, int64_t publish, int32_t block_size)
 

@@ -136,7 +136,8 @@ def clones(Record like not None, list prompts, int64_t most, ids, ending, sink, 
            double now):
     """A request of ``like``'s type a prompt (int32 arrays), alike in all that is not said here. Each reads its last
     token. None where one has more than ``most`` tokens."""
-    cdef list out = []
+    cdef list out = [None] * len(prompts)
+    cdef Py_ssize_t at = 0
     cdef Record r
     cdef RequestStats stats
     cdef cnp.ndarray t
@@ -160,7 +161,8 @@ def clones(Record like not None, list prompts, int64_t most, ids, ending, sink, 
         r.arrived, r.expires = now, expires
         stats = r.stats = RequestStats.__new__(RequestStats)
         stats.execution_class, stats.prompt_tokens, stats.request_id = like.stats.execution_class, n, request_id
-        out.append(r)
+        out[at] = r
+        at += 1
     return out
 
 
@@ -363,7 +365,8 @@ cdef int _collect(rows, folds, int32_t block_size, size_t more, PackedRows& into
     cdef int64_t i, begin, root, n = len(rows)
     cdef OneShotRow row
     cdef Record r
-    into.at.resize(n, -1)
+    into.rows.clear()
+    into.at.assign(n, -1)
     into.begins.resize(n)
     into.rows.reserve(n + 2 * len(folds) + more)
     for members, tokens in folds:
@@ -501,7 +504,8 @@ cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, 
     cdef const int32_t* drawn = NULL
     if token_ids is not None:
         drawn = _data(token_ids)
-    cdef list requests = [], outcomes = [], failed = []
+    cdef Py_ssize_t well = 0
+    cdef list requests = [None] * len(rows), outcomes = [None] * len(rows), failed = []
     cdef object sampling = None, stops = frozenset(), number
     cdef bint keep_stop = False, fine, any_bad = bool(bad)
     b = 0
@@ -560,9 +564,11 @@ cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, 
         outcome.whole, outcome.cut, outcome.stats = output, cut, stats
         outcome.rows[0], outcome.rows[1], outcome.rows[2], outcome.rows[3] = a, b, c, d
         r.state, r.lease = finished, None
-        requests.append(r)
-        outcomes.append(outcome)
+        requests[well], outcomes[well] = r, outcome
+        well += 1
         i += 1
+    if well < len(rows):
+        del requests[well:], outcomes[well:]
     return requests, outcomes, failed
 
 
@@ -622,25 +628,39 @@ def end_all(list requests, list outcomes, dict live, double now):
 cdef tuple _end_rows(list requests, list outcomes, dict live, double now):
     cdef Record r
     cdef RequestStats stats
-    cdef Py_ssize_t i, told = 0
+    cdef Py_ssize_t i, n = len(requests), told = 0
     cdef object sink = None
     cdef list runs = [], more = [], some = [], ends = []
-    for i in range(len(requests)):
+    cdef bint whole = n > 0  # one run of all of them: most steps' ends are
+    for i in range(n):
         r = requests[i]
-        if r.timeline is not None or r.expires != INFINITY or r.queued_tokens >= 0 or r.first_token != 0.0:
+        if i == 0:
+            sink = r.sink
+        whole = whole and r.sink is sink and _ends_plainly(r) and r.id in live
+    if whole:
+        runs.append((sink, requests, outcomes))
+    for i in range(n):
+        r = requests[i]
+        if not whole and not _ends_plainly(r):
             more.append((r, outcomes[i]))
             continue
         if live.pop(r.id, None) is None:
             continue
         stats = r.stats
         stats.total_ms = stats.ttft_ms = (now - r.arrived) * 1e3
-        if told == 0 or r.sink is not sink:
+        told += 1
+        if whole:
+            continue
+        if told == 1 or r.sink is not sink:
             sink, some, ends = r.sink, [], []
             runs.append((sink, some, ends))
-        told += 1
         some.append(r)
         ends.append(outcomes[i])
     return told, runs, more
+
+
+cdef inline bint _ends_plainly(Record r) noexcept:
+    return r.timeline is None and r.expires == INFINITY and r.queued_tokens < 0 and r.first_token == 0.0
 
 
 def any_lives(dict live, list requests) -> bool:
@@ -652,8 +672,50 @@ def any_lives(dict live, list requests) -> bool:
     return False
 
 
-def put_ends(dict ends, list requests, list outcomes) -> None:
-    """``ends[request.id] = (outcome, None)`` of each."""
-    cdef Py_ssize_t i
-    for i in range(len(requests)):
-        ends[(<Record>requests[i]).id] = (outcomes[i], None)
+@cython.final
+cdef class Ends:
+    """The ends of a call's requests, by request id: (outcome, error). A request that ends again has its last end."""
+
+    cdef list requests, outcomes  # of the first run, while it is the only one; else None
+    cdef dict found
+
+    def __cinit__(self):
+        self.found = {}
+
+    def put(self, request, outcome, error) -> None:
+        self.spread()
+        self.found[request.id] = (outcome, error)
+
+    def put_all(self, list requests not None, list outcomes not None) -> None:
+        """Of requests that ended well. The lists are kept: nobody changes them any more."""
+        if self.requests is None and not self.found:
+            self.requests, self.outcomes = requests, outcomes
+            return
+        self.spread()
+        for i in range(len(requests)):
+            self.found[requests[i].id] = (outcomes[i], None)
+
+    cdef int spread(self) except -1:
+        cdef list requests = self.requests, outcomes = self.outcomes
+        if requests is not None:
+            self.requests = self.outcomes = None
+            for i in range(len(requests)):
+                self.found[requests[i].id] = (outcomes[i], None)
+        return 0
+
+    def __len__(self) -> int:
+        return len(self.found) if self.requests is None else len(self.requests)
+
+    def __getitem__(self, id):
+        self.spread()
+        return self.found[id]
+
+    cdef list outcomes_of(self, list requests):
+        """Theirs, where all of them ended well, in this order, at once; else None."""
+        cdef Py_ssize_t i
+        if self.requests is None or len(self.requests) != len(requests):
+            return None
+        for i in range(len(requests)):
+            if self.requests[i] is not requests[i]:
+                return None
+        return self.outcomes

@@ -234,6 +234,7 @@ cdef class DrawnPacker:
 
     cdef Maker slices, draws, batch, packed
     cdef object edits
+    cdef PackedRows room  # of the step before, used again
 
     def __init__(self, Maker slices not None, Maker draws not None, Maker batch not None, Maker packed not None,
                  edits):
@@ -246,6 +247,7 @@ cdef class DrawnPacker:
         cdef object shared = ()
         if folds:
             shared = [(fold.members, fold.tokens) for fold in folds]
+        swap_packed(packed, self.room)  # another engine's thread may come in where the lock is let go of
         _collect(rows, shared, block_size, 0, packed)
         cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
         cdef cnp.ndarray at = _new_int32(n)
@@ -256,7 +258,9 @@ cdef class DrawnPacker:
         if values[9] is not None:
             values = (*values[:9], self.edits(rows))
         batch = self.batch.make((self.slices.make(arrays), self.draws.make(values)))
-        return self.packed.make((batch, (), (), _FIRST_OUTPUTS, _brought(rows, shared, packed), None, None))
+        computed = _brought(rows, shared, packed)
+        swap_packed(packed, self.room)
+        return self.packed.make((batch, (), (), _FIRST_OUTPUTS, computed, None, None))
 
 
 cdef tuple _FIRST_OUTPUTS = (0, 0, 0)
@@ -431,15 +435,19 @@ cdef object _finish(alike, outcome, Maker make, finished, dict texts):
     return make.make((text, ids, one.stats.finish_reason, one.stats, None, None))
 
 
-def finish_all(alike, list requests, dict ends, Maker make not None, finished) -> list:
-    """Results, or errors, of all requests of a call, in order. ``ends[request.id]`` is (outcome, error);
-    ``finished(alike, outcome)`` makes a result that ``make`` cannot."""
-    cdef Record r
+def finish_all(alike, list requests, Ends ends not None, Maker make not None, finished) -> list:
+    """Results, or errors, of all requests of a call, in order. ``finished(alike, outcome)`` makes a result that
+    ``make`` cannot."""
+    cdef Py_ssize_t at
     cdef dict texts = {}
-    cdef list results = []
-    for r in requests:
-        outcome, error = ends[r.id]
-        results.append(error if outcome is None else _finish(alike, outcome, make, finished, texts))
+    cdef list results = [None] * len(requests)
+    cdef list outcomes = ends.outcomes_of(requests)
+    for at in range(len(requests)):
+        if outcomes is not None:
+            results[at] = _finish(alike, outcomes[at], make, finished, texts)
+            continue
+        outcome, error = ends[requests[at].id]
+        results[at] = error if outcome is None else _finish(alike, outcome, make, finished, texts)
     return results
 
 

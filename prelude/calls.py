@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prelude._native.core import finish_all
+from prelude._native.core import Ends, finish_all
 from prelude.admission.prepared import Admitted, Alike, Outcome, finished, make_completion
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions, merge_options
@@ -67,7 +67,7 @@ def make_request(
     return request
 
 
-def finish_alike(alike: Alike, requests: list[Request], ends: dict[int, Any]) -> list[Any]:
+def finish_alike(alike: Alike, requests: list[Request], ends: Ends) -> list[Any]:
     """``finish_call`` of all requests of a call, in order."""
     return finish_all(alike, requests, ends, make_completion, finished)
 

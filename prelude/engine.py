@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from asyncio import get_running_loop
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -153,7 +154,7 @@ class AsyncEngine:
             core = self._engine._core
             if core.forked:
                 core.check_process()
-            outbox = self._outbox(asyncio.get_running_loop(), core)
+            outbox = self._outbox(get_running_loop(), core)
             ticket = self._engine._preparer.ticket(task, outbox.create_future)
             if ticket is not None:  # it is made a request together with others of this turn of the loop
                 outbox.ask(ticket)

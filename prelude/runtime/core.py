@@ -57,7 +57,8 @@ class EngineCore(Stepper):
     def reserve(self, count: int) -> Places:
         """Places in the queue, before anything is tokenised; use it in a ``with`` block around ``request`` and
         ``submit_many``."""
-        self.check_process()
+        if self.forked:
+            self.check_process()
         places = self.inbox.reserve(count)
         if places.left < count and self.events:
             self.events.emit("rejected", reason="queued_requests", count=count - places.left)
@@ -65,7 +66,8 @@ class EngineCore(Stepper):
 
     def reserve_all(self, count: int) -> Places | None:
         """``reserve`` of places for all; ``None``, and nobody refused, where there are fewer."""
-        self.check_process()
+        if self.forked:
+            self.check_process()
         return self.inbox.reserve_all(count)
 
     def request(
@@ -214,13 +216,25 @@ class EngineCore(Stepper):
             if not self._baton.take_or_want():
                 continue  # whoever has it rings when it is done
             try:
-                while self.step():
+                while self.step() and self._more():
                     pass
                 if self.closed and not self.live:
                     self._finish_close()
                     return
             finally:
                 self._baton.release()
+
+    def _more(self) -> bool:
+        """Whether another step has anything to do. Looked at before it is begun: whoever was told of the last one's
+        ends waits for the interpreter's lock meanwhile."""
+        return bool(
+            self._flights
+            or self._cancels
+            or self._expiring
+            or self._abort
+            or not self.inbox.empty
+            or not self.queues.empty
+        )
 
     def _finish_close(self) -> None:
         if self._watchdog is not None:

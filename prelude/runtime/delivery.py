@@ -11,7 +11,7 @@ import math
 import threading
 from typing import Any, Protocol
 
-from prelude._native.core import Outlet, Ticket, bind_all, put_ends, tell_all, waiting_alike
+from prelude._native.core import Ends, Outlet, Ticket, bind_all, tell_all, waiting_alike
 from prelude.admission.prepared import Outcome, finished, make_completion
 from prelude.batch import SampleOutput
 from prelude.options import NO_OPTIONS
@@ -35,16 +35,16 @@ class BlockingSink(EndSink):
     """Collects the ends of a group of requests, by request id; ``wait`` returns when all have ended."""
 
     def __init__(self) -> None:
-        self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
+        self.ends = Ends()
         self.expected = 0
         self._done: threading.Event | None = None  # made by whoever has to wait
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self.ends[request.id] = (outcome, error)
+        self.ends.put(request, outcome, error)
         self._tell()
 
     def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        put_ends(self.ends, requests, outcomes)
+        self.ends.put_all(requests, outcomes)
         if self._done is not None:
             self._tell()
 
@@ -59,7 +59,7 @@ class BlockingSink(EndSink):
             self._done.wait()
 
 
-class Ends(Protocol):
+class Told(Protocol):
     """What an outbox hands ends to, in the loop."""
 
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
@@ -142,7 +142,7 @@ class Outbox(LoopFlush):
                 request.sink.deliver(request, None, error)
             self.flush()  # there may be no step any more
 
-    def put(self, sink: Ends, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+    def put(self, sink: Told, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._put((sink.end, request, outcome, error))
 
     def put_all(self, sink: GroupSink | TicketSink, requests: list[Request], outcomes: list[Outcome]) -> None:
@@ -186,7 +186,7 @@ class GroupSink(EndSink):
         self._outbox = outbox
         self.future = future
         self.expected = 0
-        self.ends: dict[int, tuple[Outcome | None, BaseException | None]] = {}
+        self.ends = Ends()
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._outbox.put(self, request, outcome, error)
@@ -195,11 +195,11 @@ class GroupSink(EndSink):
         self._outbox.put_all(self, requests, outcomes)
 
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self.ends[request.id] = (outcome, error)
+        self.ends.put(request, outcome, error)
         self._told()
 
     def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        put_ends(self.ends, requests, outcomes)
+        self.ends.put_all(requests, outcomes)
         self._told()
 
     def _told(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from prelude._native.core import Baton, Doorbell, begin_all, end_all, plain, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
-from prelude.batch import StepResult
+from prelude.batch import I32, SampleOutput, StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners
@@ -392,7 +392,10 @@ class Stepper(Forkable):
         else:
             succeeded = True
             self._blocked += time.perf_counter() - entered if self.overlap else result.seconds
-            self._flights.arrive(flight, failed=False)
+            if self.overlap:
+                self._flights.arrive(flight, failed=False)
+            else:
+                self._flights.popleft()
             self.step_began = time.monotonic() if self._flights else 0.0
             if flight.plan.oneshot and not (flight.plan.prefill or flight.plan.decode or self.events.heard):
                 self._settle_alone(flight, result)
@@ -428,7 +431,12 @@ class Stepper(Forkable):
         self.failures_in_a_row = 0
         for request in traced(flight.requests):
             _mark_run(request, flight.began, result)
-        output, drawn, bad = read_of(packed, result)
+        drawn: I32 | None
+        output = result.outputs[0]
+        if type(output) is SampleOutput and not len(result.bad_rows[0]):
+            drawn, bad = output.token_ids, _NONE
+        else:
+            output, drawn, bad = read_of(packed, result)
         tokens, told, runs, more, failed = self._alone.settle(
             plan.oneshot,
             plan.folds,

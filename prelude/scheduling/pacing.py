@@ -38,8 +38,8 @@ class Pacer:
         tokens = oneshot_tokens + prefill_tokens
         if rows == 0:
             if tokens:
-                one, old = seconds / tokens, self._token
-                self._token = old + _WEIGHT * (min(one, 3 * old) - old) if old else one
+                one, old = seconds / tokens, self._token  # as _blend has it
+                self._token = old + _WEIGHT * ((one if one < 3 * old else 3 * old) - old) if old else one
             if self._credit < 0.0:
                 self._credit = 0.0  # nobody was kept waiting
             return

@@ -96,9 +96,6 @@ def settle(
             _settle_token(packed.decode[place], place, output, bad, queues, pool, vocab_size)
 
 
-_NONE: frozenset[int] = frozenset()
-
-
 def _bad_rows(packed: Packed, result: StepResult, output: int) -> frozenset[int]:
     return bad_rows(readouts_of(packed)[output], result.outputs[output], result.bad_rows[output])
 
@@ -109,9 +106,7 @@ def _not_finite() -> ExecutionError:
 
 def read_of(packed: Packed, result: StepResult) -> tuple[Output, I32 | None, frozenset[int]]:
     """What the OneShot rows of a step read: the output, the tokens drawn, which of its rows are no numbers."""
-    output, listed = result.outputs[packed.outputs[0]], result.bad_rows[packed.outputs[0]]
-    if type(output) is SampleOutput and not len(listed):
-        return output, output.token_ids, _NONE
+    output = result.outputs[packed.outputs[0]]
     drawn = output.token_ids if isinstance(output, SampleOutput) else None
     return output, drawn, _bad_rows(packed, result, packed.outputs[0])
 
