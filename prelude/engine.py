@@ -119,7 +119,10 @@ class AsyncEngine:
         with self._start_lock:
             if self._engine is None:
                 load = dict(self._load)
-                self._engine = Engine.from_pretrained(load.pop("model"), **load)
+                self._engine = Engine.from_pretrained(load.pop("model", None), **load)
+        if self._closed:  # while it was loading, when there was nothing to close yet
+            self._engine.close()
+            raise EngineClosed("the engine was closed while it was loading; make a new one")
 
     async def aclose(self, *, drain: bool = True) -> None:
         """Stops taking requests, waits for those under way (``drain``) or fails them with ``EngineClosed``, and frees

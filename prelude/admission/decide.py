@@ -182,11 +182,12 @@ def fit_state(
             field="questions",
         )
     room = min(facts.max_length - deepest, facts.step_tokens - asked)
-    excess = len(state) - room
+    least = 1 if len(plans) > 1 else 0  # several questions hang from a token: an empty state begins with one
+    excess = max(len(state), least) - room
     if excess <= 0:
         return state, 0
-    if truncation == "error":
-        raise state_too_long(facts, len(state), deepest, asked)
+    if truncation == "error" or room < least:
+        raise state_too_long(facts, max(len(state), least), deepest, asked)
     ids, cuttable = use.encode_cuttable(pieces)
     return ids[kept(facts, cuttable, excess, truncation, "state", room)], excess
 

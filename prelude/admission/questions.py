@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,16 +79,25 @@ def check_question(facts: Facts, question: Question, field: str) -> Question:
             raise InvalidRequest(
                 f"{len(labels)} labels; it takes 1 to {most} (EngineConfig.max_labels)", field=f"{field}.labels"
             )
-        if type(labels) is not tuple:
-            question = Choice(question.question, tuple(labels))
-        for index, label in enumerate(question.labels):
+        given = labels if type(labels) is tuple else tuple(labels)
+        for index, label in enumerate(given):
             if not isinstance(label, str):
                 raise InvalidRequest(f"{shown(label)} is not a string", field=f"{field}.labels[{index}]")
+        if given is not labels or any([type(label) is not str for label in given]):
+            question = Choice(question.question, tuple([plain_str(label) for label in given]))
     elif not isinstance(question, YesNo):
         raise InvalidRequest(f"{shown(question)} is not a Choice, YesNo or Score", field=field)
     if not isinstance(question.question, str):
         raise InvalidRequest(f"{shown(question.question)} is not a string", field=f"{field}.question")
+    if type(question.question) is not str:
+        question = replace(question, question=plain_str(question.question))
     return question
+
+
+def plain_str(text: str) -> str:
+    """A member of an enumeration, or another string that is more than one, as its characters alone. Plans are kept
+    and found by equality: what a caller hung on its strings must not come out for another caller."""
+    return str.__str__(text)
 
 
 def characters(facts: Facts, question: Question, field: str) -> int:

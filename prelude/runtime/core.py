@@ -163,8 +163,7 @@ class EngineCore(Stepper):
     def run_inline(self, requests: list[Request], places: Places | None = None) -> None:
         """The direct path: on an idle engine the caller runs the steps itself, else it waits like everybody."""
         if not self._baton.take():
-            if self._baton.mine:
-                raise ExecutionError("an event listener or a sink must not wait for the engine that calls it")
+            self.check_may_wait()
             self.submit_many(requests, places)
             return
         try:
@@ -175,6 +174,11 @@ class EngineCore(Stepper):
             wanted, inbox = self._baton.release(), self.inbox
             if wanted or not inbox.empty or not self.queues.empty or self._flights or inbox.closed:
                 self._wake_thread()  # others', or left by an interrupt
+
+    def check_may_wait(self) -> None:
+        """``ExecutionError`` where this thread is in the middle of a step: it would wait for itself."""
+        if self._baton.mine:
+            raise ExecutionError("an event listener or a sink must not wait for the engine that calls it")
 
     def _wake_thread(self) -> None:
         if self._thread is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,10 +32,21 @@ class Event:
 Listener = Callable[[Event], None]
 
 
-class Listeners:
-    """Calls whoever listens. A listener that raises is logged and counted, and never heard of by the loop."""
+def in_main_thread() -> bool:
+    """Where Ctrl-C arrives."""
+    return threading.current_thread() is threading.main_thread()
 
-    def __init__(self) -> None:
+
+class Listeners:
+    """Calls whoever listens. A listener that raises is logged and counted, and never heard of by the loop.
+
+    ``inside`` says whether the calling thread is in the middle of a step. Ctrl-C that lands in a listener there is
+    kept as ``interrupt``, for the step's holder to raise when its accounts are whole again.
+    """
+
+    def __init__(self, inside: Callable[[], bool] = lambda: False) -> None:
+        self._inside = inside
+        self.interrupt: BaseException | None = None
         self._listeners: tuple[Listener, ...] = ()
         self.heard = False  # whether anybody listens
         self.errors = 0
@@ -60,7 +72,12 @@ class Listeners:
         for listener in self._listeners:
             try:
                 listener(event)
-            except Exception:
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt | SystemExit) and in_main_thread():
+                    if not self._inside():
+                        raise
+                    self.interrupt = error
+                    continue
                 self.errors += 1
                 if (
                     self.errors & (self.errors - 1) == 0

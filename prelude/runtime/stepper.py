@@ -20,7 +20,7 @@ from prelude.admission.prepared import Outcome
 from prelude.batch import I32, SampleOutput, StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
-from prelude.runtime.events import Listeners
+from prelude.runtime.events import Listeners, in_main_thread
 from prelude.runtime.flight import Flight, Flights, make_flight
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox
@@ -86,7 +86,7 @@ class Stepper(Forkable):
         self.cost = cost or CostModel()
         self.stats = EngineStats()
         self.gc_pauses = GcPauses.shared()
-        self.events = Listeners()
+        self.events = Listeners(inside=lambda: self._baton.mine)
         self.inbox = Inbox(max_queued_requests, max_queued_tokens)
         self.live: dict[int, Request] = {}
         self._alone = settling(pool, self.stats, self.cost.fit, self.live, self.limits.vocab_size)
@@ -126,16 +126,20 @@ class Stepper(Forkable):
         an executor's sake: what goes wrong outside a batch ends every request with the error rather than leave
         anybody waiting."""
         try:
-            return self._step()
+            went_on = self._step()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit) and _in_main_thread():  # Ctrl-C, not our fault
+            if isinstance(error, KeyboardInterrupt | SystemExit) and in_main_thread():  # Ctrl-C, not our fault
                 if not self._withdrawn:  # between two instructions of ours: no account can be trusted
                     self._abandon(error)
                 self._withdrawn = False
                 raise
             log.exception("the engine's own step failed")
             self._abandon(error)
-            return not self.inbox.empty  # what was posted meanwhile has not been looked at
+            went_on = not self.inbox.empty  # what was posted meanwhile has not been looked at
+        if self.events.interrupt is not None:  # Ctrl-C that came to a listener
+            interrupt, self.events.interrupt = self.events.interrupt, None
+            raise interrupt
+        return went_on
 
     def _step(self) -> bool:
         """Without overlap: plan, submit, wait, settle. With it: plan, submit, then wait for and settle the step
@@ -412,7 +416,7 @@ class Stepper(Forkable):
     def _interrupted(self, error: BaseException) -> None:
         """Ctrl-C while the executor was at work: everybody in flight again, and those of a step that was being
         submitted. The latest step first."""
-        if isinstance(error, KeyboardInterrupt | SystemExit) and _in_main_thread():
+        if isinstance(error, KeyboardInterrupt | SystemExit) and in_main_thread():
             self.step_began = 0.0
             if self._unsent is not None:
                 withdraw_all(self._unsent, self.queues, self.pool)
@@ -607,7 +611,3 @@ def _mark_run(request: Request, began: float, result: StepResult) -> None:
     sampled = now - min(result.extra.get("sample_seconds", 0.0), now - began)
     request.timeline.mark("run", began, sampled)
     request.timeline.mark("sample", sampled, now)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

@@ -8,6 +8,7 @@ waits for it, or by letting go of it: each of these cancels the request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -205,6 +206,7 @@ class TextStream:
             try:
                 chunk = self._sink.take()
                 if chunk is None:
+                    self._core.check_may_wait()
                     self._some.wait()
                     continue
             except BaseException:
@@ -260,8 +262,13 @@ class AsyncSink:
         self.waiter: asyncio.Future[None] | None = None
 
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        _wake(self.waiter)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    """In the waiter's loop."""
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 # What a stream is started with.
@@ -272,7 +279,8 @@ class AsyncTextStream:
     """Asynchronous iterator over the chunks of one text; also an asynchronous context manager.
 
     The request is submitted when the first chunk is asked for. Cancelling the task that waits for a chunk, ``aclose``
-    and letting go of the stream all cancel it. One task reads at a time.
+    and letting go of the stream all cancel it. One task reads at a time, in the loop in which it began: that is the
+    one that is woken.
     """
 
     def __init__(self, start: Callable[[], Awaitable[Start]], hold_words: bool) -> None:
@@ -282,6 +290,7 @@ class AsyncTextStream:
         self._sink: StreamSink | None = None
         self._request: Request | None = None
         self._wakes = AsyncSink()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._reading = False
 
@@ -293,6 +302,11 @@ class AsyncTextStream:
             raise RuntimeError("another task is waiting for this stream's next chunk")
         if self._closed:
             raise StopAsyncIteration
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError("this stream began in another event loop, where its chunks are told; read it there")
         self._reading = True
         try:
             chunk = await self._next()
@@ -311,8 +325,8 @@ class AsyncTextStream:
             chunk = self._sink.take()
             if chunk is not None:
                 return chunk
-            self._wakes.waiter = asyncio.get_running_loop().create_future()
-            await self._wakes.waiter
+            self._wakes.waiter = waiter = asyncio.get_running_loop().create_future()
+            await waiter
             if self._closed:
                 raise StopAsyncIteration
 
@@ -336,9 +350,14 @@ class AsyncTextStream:
         if core and sink and request and not sink.ended and not sink.abandoned:
             sink.abandoned = True
             core.cancel(request)
-        waiter = self._wakes.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        waiter, loop = self._wakes.waiter, self._loop
+        if waiter is None or loop is None or waiter.done():
+            return
+        if loop is asyncio._get_running_loop():
+            _wake(waiter)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+                loop.call_soon_threadsafe(_wake, waiter)
 
     async def aclose(self) -> None:
         self.close()

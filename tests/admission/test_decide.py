@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 from typing import Any
@@ -290,6 +291,41 @@ def test_the_deepest_label_counts_for_the_length(preparer: Preparer) -> None:
     assert fits.prepare(Decide([5] * room, questions)).prepared.tree.depth == deepest + 10
     with pytest.raises(PromptTooLong):
         fits.prepare(Decide([5] * (room + 1), questions))
+
+
+@pytest.mark.fault(3)
+@pytest.mark.parametrize("truncation", ["error", "tail"])
+def test_the_token_that_an_empty_state_begins_with_counts_for_the_length(truncation: Any) -> None:
+    template = DecisionTemplate(state="{state}")
+    questions = [YesNo("Polite?"), YesNo("Well?")]
+    deepest = max(len(asked("Polite?", ["yes", "no"])), len(asked("Well?", ["yes", "no"])))
+    task = Decide("", questions, template=template, truncation=truncation)
+    prepared = toys.make(max_length=deepest + 1).prepare(task).prepared
+    assert prepared.tree.depth == deepest + 1
+    with pytest.raises(PromptTooLong):
+        toys.make(max_length=deepest).prepare(task)
+
+
+class Verdict(str, enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+@pytest.mark.parametrize("norm", ["none", "token"])
+def test_what_a_caller_hangs_on_its_strings_never_reaches_another(norm: Any) -> None:
+    class Marked(str):
+        owner = ""
+
+    preparer, question = toys.make(), Marked("Well?")
+    labels = [Marked("good"), Marked("bad")]
+    for text in (question, *labels):
+        text.owner = "somebody"
+    for first in (Choice("Fine?", list(Verdict)), Choice(question, labels), Score(question), YesNo(question)):
+        toys.run(preparer, Decide(STATE, [first], length_norm=norm))
+    for asks in ("Fine?", "Well?"):
+        [answer] = toys.run(preparer, Decide(STATE, [Choice(asks, ["good", "bad"])], length_norm=norm))
+        kept = [answer.label, *answer.labels, *answer.probabilities, *answer.logprobs]
+        assert {type(text) for text in kept} == {str} and set(kept) == {"good", "bad"}
 
 
 @pytest.mark.fault(5)

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from prelude import AsyncEngine, Choice, Decide, Embed, EngineConfig, Generate, SamplingParams, YesNo
+from prelude import AsyncEngine, Choice, Decide, Embed, Engine, EngineConfig, Generate, SamplingParams, YesNo
 from prelude.errors import EngineClosed, InvalidRequest, ModelError
 from tests.patience import PATIENCE, Paced, comes
 
@@ -183,8 +184,6 @@ with prelude.Engine.from_pretrained({str(checkpoint)!r}) as engine:
 
 @pytest.mark.fault(47)
 def test_what_is_not_a_model_directory_is_refused_by_name(tmp_path: Path) -> None:
-    from prelude import Engine
-
     (tmp_path / "file").write_text("x")
     for bad in (tmp_path / "file", tmp_path / "missing" / "dir", tmp_path):
         with pytest.raises(ModelError, match=str(tmp_path)):
@@ -208,3 +207,39 @@ def test_submit_after_close_and_close_with_work_under_way(checkpoint: Path) -> N
             await engine.run(Generate(STATE, params))
 
     asyncio.run(main())
+
+
+def test_closed_while_it_loads_it_does_not_come_alive(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, go = threading.Event(), threading.Event()
+    made: list[Engine] = []
+    load = Engine.from_pretrained
+
+    def slow(*args: Any, **options: Any) -> Engine:
+        loading.set()
+        assert go.wait(PATIENCE)
+        made.append(load(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(Engine, "from_pretrained", slow)
+
+    async def main() -> None:
+        engine = open_engine(checkpoint)
+        starting = asyncio.create_task(engine.start())
+        await asyncio.to_thread(loading.wait, PATIENCE)
+        await engine.aclose()
+        go.set()
+        with pytest.raises(EngineClosed, match="while it was loading"):
+            await starting
+        with pytest.raises(EngineClosed):
+            await engine.embed(STATE, pooling="mean")
+        assert made[0].health().closed
+
+    asyncio.run(main())
+
+
+def test_an_engine_without_arguments_is_the_packaged_model() -> None:
+    async def main() -> int:
+        async with AsyncEngine() as engine:
+            return len(await engine.embed(STATE, pooling="mean"))
+
+    assert asyncio.run(main()) == 192

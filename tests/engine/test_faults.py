@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -276,6 +277,49 @@ def test_listeners_and_sinks_that_raise_never_reach_the_loop() -> None:
     assert text(polite, good) == generated(2, 8)
     assert core.healthy and core.stats.failed_steps == 0
     assert core.snapshot()["callback_errors"] > 5 and is_empty(core)
+
+
+@pytest.mark.fault(61)
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+def test_a_listener_that_raises_no_ordinary_error_takes_nobody_with_it(kind: type[BaseException]) -> None:
+    """In the engine's thread, where even Ctrl-C cannot be meant."""
+
+    def rude(event: Any) -> None:
+        if event.name in ("finished", "scheduled", "first_token"):
+            raise kind
+
+    core = service_core()
+    core.events.add(rude)
+    sink = ById()
+    requests = [core.request(item, sink) for item in (chat(prompt(6, 1), 8), last_logprob(prompt(5, 2)))]
+    core.submit_many(requests)
+    until(lambda: len(sink.ends) == 2)
+    assert text(sink, requests[0]) == generated(1, 8) and sink.ends[requests[1].id][1] is None
+    assert core.healthy and core.stats.failed_steps == 0
+    core.close()
+    assert is_empty(core)
+
+
+@pytest.mark.fault(60)
+@pytest.mark.fault(61)
+def test_ctrl_c_inside_a_listener_is_raised_when_everybody_has_been_told() -> None:
+    core = service_core()
+    mine, other = ById(), ById()
+    theirs = submit(core, [chat(prompt(6, 1), 6), last_logprob(prompt(5, 3))], other)
+
+    def pressed(event: Any) -> None:
+        if event.name == "finished" and other.ends:
+            remove()
+            raise KeyboardInterrupt
+
+    remove = core.events.add(pressed)
+    with pytest.raises(KeyboardInterrupt):
+        core.run_inline([core.request(chat(prompt(6, 2), 40), mine)])
+    until(lambda: len(other.ends) == 2 and len(mine.ends) == 1)  # the engine's thread goes on with them
+    assert text(other, theirs[0]) == generated(1, 6)
+    assert core.healthy and core.stats.failed_steps == 0 and core.events.errors == 0
+    core.close()
+    assert is_empty(core)
 
 
 @pytest.mark.fault(61)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, Decide, Embed, Engine, EngineConfig, Generate, SamplingParams, YesNo
-from prelude.errors import EngineClosed, InvalidRequest, UnknownParameter
+from prelude.errors import EngineClosed, ExecutionError, InvalidRequest, UnknownParameter
 from prelude.results import Chunk, Completion
 from tests.patience import PATIENCE, Paced, comes, until
 
@@ -315,6 +315,64 @@ def test_streams_among_decisions_in_two_loops_and_a_thread(checkpoint: Path) -> 
     assert not wrong and not any(thread.is_alive() for thread in threads)
     engine._core.audit()
     engine.close()
+
+
+@pytest.mark.fault(60)
+def test_a_stream_is_read_in_the_loop_where_it_began(checkpoint: Path) -> None:
+    """Chunks are told to that loop; in another one its reader would never be woken."""
+
+    async def work(engine: AsyncEngine) -> None:
+        stream = engine.generate(STATE, GREEDY)
+        chunks = [await anext(stream)]
+        refused: list[BaseException] = []
+
+        def elsewhere() -> None:
+            try:
+                asyncio.run(asyncio.wait_for(anext(stream), PATIENCE))
+            except BaseException as error:
+                refused.append(error)
+
+        await asyncio.to_thread(elsewhere)
+        assert [type(error) for error in refused] == [RuntimeError] and "another event loop" in str(refused[0])
+        chunks += [chunk async for chunk in stream]
+        same(chunks, await engine.complete(STATE, GREEDY))
+
+    in_loop(checkpoint, work)
+
+
+@pytest.mark.fault(60)
+def test_a_stream_closed_from_another_thread_lets_its_reader_go(checkpoint: Path) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        steps = Paced.of(engine.engine._core, 3)
+        stream = engine.generate(STATE, LONG)
+
+        async def read() -> list[Chunk]:
+            return [chunk async for chunk in stream]
+
+        reader = asyncio.create_task(read())
+        await comes(lambda: steps.held)
+        await asyncio.to_thread(stream.close)
+        await asyncio.wait_for(reader, PATIENCE)
+        steps.open()
+
+    in_loop(checkpoint, work)
+
+
+@pytest.mark.fault(61)
+def test_a_listener_cannot_read_a_stream_to_its_end(make_engine: Make) -> None:
+    engine = make_engine()
+    refused: list[BaseException] = []
+
+    def reads(event: Any) -> None:
+        if event.name == "finished" and not refused:
+            try:
+                list(engine.stream(STATE, GREEDY))
+            except ExecutionError as error:
+                refused.append(error)
+
+    engine.on_event(reads)
+    engine.complete(STATE, SamplingParams(max_tokens=2, temperature=0.0))
+    assert len(refused) == 1 and "must not wait" in str(refused[0])
 
 
 def test_a_failed_step_and_closing_reach_the_reader(checkpoint: Path) -> None:
