@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prelude._native.core import Ends, finish_all
+from prelude.admission.messages import rough_size
 from prelude.admission.prepared import Admitted, Alike, Outcome, finished, make_completion
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions, merge_options
@@ -16,6 +17,11 @@ from prelude.scheduling.request import Request, Sink
 from prelude.streaming.chunks import timed_finish, watching
 from prelude.tasks import Task
 from prelude.timeline import Timeline
+
+# More than this is prepared on threads, so that it cannot hold up the caller's loop.
+INLINE_CHARS = 4096
+JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
+TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 32  # what preparing one costs beside its text
 
 Options = RequestOptions | Sequence[RequestOptions] | None
 
@@ -102,12 +108,12 @@ def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
     return results
 
 
-def batches(tasks: Iterable[Task], sizes: Iterable[int], most: int, count: int) -> list[list[Task]]:
-    """Runs of tasks of about ``most`` characters or ``count`` tasks each: one job of a preparing thread."""
+def batches(tasks: Iterable[Task], sizes: Iterable[int]) -> list[list[Task]]:
+    """Runs of tasks of about ``JOB_CHARS`` or ``JOB_TASKS`` each: one job of a preparing thread."""
     runs: list[list[Task]] = []
-    total = most
+    total = JOB_CHARS
     for task, size in zip(tasks, sizes):
-        if total >= most or len(runs[-1]) >= count:
+        if total >= JOB_CHARS or len(runs[-1]) >= JOB_TASKS:
             runs.append([])
             total = 0
         runs[-1].append(task)
@@ -126,25 +132,20 @@ def task_list(tasks: Any) -> Sequence[Any]:
 
 
 def text_size(task: Any) -> int:
-    """Characters (or ids) that preparing is going to look at, roughly; unknown shapes count 0 and fail there."""
-    size = 0
+    """What preparing is going to look at, roughly, in characters (or ids); unknown shapes fail there."""
+    size = TASK_CHARS
     for name in ("state", "prompt", "context", "continuation"):
         size += _size(getattr(task, name, None))
     questions = getattr(task, "questions", None)
     for question in questions if isinstance(questions, list | tuple) else ():
-        size += _size(getattr(question, "question", None)) + 8 * _length(getattr(question, "labels", None))
+        labels = getattr(question, "labels", None)
+        size += QUESTION_CHARS + _length(getattr(question, "question", None)) + LABEL_CHARS * _length(labels)
     return size
 
 
 def _size(value: Any) -> int:
     if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
-        return sum(_content(message.get("content")) for message in value if isinstance(message, Mapping))
-    return _length(value)
-
-
-def _content(value: Any) -> int:
-    if isinstance(value, list | tuple):
-        return sum(_length(part.get("text")) for part in value if isinstance(part, Mapping))
+        return rough_size(value, JOB_CHARS)
     return _length(value)
 
 

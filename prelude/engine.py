@@ -24,6 +24,7 @@ from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.base import Health
 from prelude.calls import (
+    INLINE_CHARS,
     Call,
     Options,
     batches,
@@ -72,9 +73,6 @@ from prelude.tasks import (
     Task,
 )
 
-# Text longer than this is tokenised on a preparing thread, so that it cannot hold up the caller's loop.
-_INLINE_CHARS = 4096
-_JOB_CHARS, _JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
 _LOOP_TURN = 64  # results made before the loop gets its turn
 
 
@@ -261,7 +259,7 @@ class AsyncEngine:
 
     async def _prepare(self, engine: Engine, tasks: Sequence[Task]) -> list[Any]:
         sizes = [text_size(task) for task in tasks]
-        if sum(sizes) <= _INLINE_CHARS:
+        if sum(sizes) <= INLINE_CHARS:
             return [caught(engine._preparer.prepare, task) for task in tasks]
         if self._pool is None:
             with self._start_lock:
@@ -269,8 +267,7 @@ class AsyncEngine:
                     self._pool = ThreadPoolExecutor(engine._preparer.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
         jobs = [
-            loop.run_in_executor(self._pool, _prepare_all, engine._preparer, job)
-            for job in batches(tasks, sizes, _JOB_CHARS, _JOB_TASKS)
+            loop.run_in_executor(self._pool, _prepare_all, engine._preparer, job) for job in batches(tasks, sizes)
         ]
         return [item for items in await asyncio.gather(*jobs) for item in items]
 

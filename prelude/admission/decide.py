@@ -22,8 +22,9 @@ from prelude.admission import checks
 from prelude.admission.chat import PLAIN
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.logprobs import logprob_output
+from prelude.admission.messages import check_messages, content_text
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
-from prelude.admission.prompts import TRUNCATIONS, beginning, check_messages, content_text, is_messages, kept
+from prelude.admission.prompts import TRUNCATIONS, beginning, is_messages, kept
 from prelude.admission.questions import QuestionPlan, branch, plan_questions, strip_start
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use, token_ids

@@ -23,9 +23,10 @@ import numpy as np
 
 from prelude.admission import checks
 from prelude.admission.facts import Facts
+from prelude.admission.messages import check_messages, too_many_characters
 from prelude.admission.tokenization import Mask, Piece, Use, token_ids
 from prelude.batch import I32
-from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError, shown
+from prelude.errors import InvalidRequest, PromptTooLong, TemplateError, shown
 
 TRUNCATIONS = ("error", "head", "tail", "middle")
 
@@ -126,49 +127,6 @@ def render(facts: Facts, messages: Sequence[Any], field: str, generation_prompt:
     if sum(len(text) for text, trusted in segments if not trusted) > facts.max_chars:
         raise too_many_characters(facts, field)
     return [(text, trusted) for text, trusted in segments]
-
-
-def too_many_characters(facts: Facts, field: str) -> RequestTooLarge:
-    return RequestTooLarge(
-        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten them "
-        "or raise EngineConfig.max_prompt_chars",
-        field=field,
-    )
-
-
-def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> None:
-    """Roles are strings, contents text or lists of text parts, and all of it within the character limit."""
-    if len(messages) > facts.max_length:
-        raise RequestTooLarge(f"{len(messages)} messages; the limit is {facts.max_length}", field=field)
-    count = 0
-    for index, message in enumerate(messages):
-        here = f"{field}[{index}]"
-        if not isinstance(message, Mapping):
-            raise InvalidRequest(f"{shown(message)} is not a message (a mapping with role and content)", field=here)
-        if not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"role {shown(message.get('role'))} is not a string", field=f"{here}.role")
-        count += len(content_text(message.get("content"), f"{here}.content", facts.max_chars))
-        if count > facts.max_chars:
-            raise too_many_characters(facts, field)
-
-
-def content_text(content: Any, field: str, most: int) -> str:
-    """A message's content as text: a string, ``None``, or a list of ``{"type": "text", "text": ...}`` parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return checks.text(content, field, most)
-    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
-        raise InvalidRequest(f"{shown(content)} is not text or a list of text parts", field=field)
-    if len(content) > most:
-        raise RequestTooLarge(f"{len(content)} parts; the limit is {most}", field=field)
-    texts = []
-    for index, part in enumerate(content):
-        if not isinstance(part, Mapping) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            raise InvalidRequest(f"{shown(kind)} is not a text part; only text is taken", field=f"{field}[{index}]")
-        texts.append(checks.text(part.get("text"), f"{field}[{index}].text", most))
-    return "".join(texts)
 
 
 # ------------------------------------------------------------------ truncation

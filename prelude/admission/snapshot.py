@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from prelude.admission.messages import copy_messages
 from prelude.tasks import Choice, SamplingParams
 
 T = TypeVar("T")
 _PROMPTS = ("state", "prompt", "context", "continuation")
-_DEPTH = 16
 
 
 def snapshot(task: T) -> T:
@@ -40,10 +40,8 @@ def copy_prompt(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, list | tuple):
-        if value and isinstance(value[0], Mapping):
-            return [copy_plain(item, _DEPTH) for item in value]
-        return list(value)
-    return copy_plain(value, _DEPTH)
+        return copy_messages(value) if value and isinstance(value[0], Mapping) else list(value)
+    return value  # immutable, or refused
 
 
 def copy_params(params: SamplingParams) -> SamplingParams:
@@ -62,12 +60,3 @@ def copy_question(question: Any) -> Any:
     if isinstance(question, Choice) and isinstance(question.labels, list):
         return Choice(question.question, tuple(question.labels))
     return question
-
-
-def copy_plain(value: Any, depth: int) -> Any:
-    """Dicts and lists, as JSON has them; anything else is immutable or will be refused."""
-    if depth and isinstance(value, Mapping):
-        return {key: copy_plain(item, depth - 1) for key, item in value.items()}
-    if depth and isinstance(value, list | tuple):
-        return [copy_plain(item, depth - 1) for item in value]
-    return value

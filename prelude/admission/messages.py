@@ -1,0 +1,220 @@
+"""Chat messages as they are given: what they may hold, and copies of them.
+
+A chat template sees every field of a message, so all of them are bounded, not the text alone: characters (of strings
+and of keys) together, values (messages, items and what stands under a key) together, and how deep they are nested. A
+copy is made in the caller's thread, which may be a loop: it stops where the messages are too large to be taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prelude.admission import checks
+from prelude.admission.facts import Facts
+from prelude.errors import InvalidRequest, RequestTooLarge, shown
+
+MAX_VALUES = 1 << 15
+MAX_DEPTH = 64
+MAX_ROLE = 64  # characters
+VALUE_CHARS = 16  # what preparing one value costs, in characters
+_PLAIN = frozenset([str, int, float, bool, type(None)])
+
+
+class TooLarge(dict[str, Any]):
+    """Stands in a copy for a value that is not copied and will be refused; a mapping, as a message is one."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+TOO_MANY = TooLarge(
+    f"more than {MAX_VALUES} values in the messages together; leave out fields that the chat template does not show, "
+    "or send fewer messages"
+)
+TOO_DEEP = TooLarge(f"it is nested deeper than {MAX_DEPTH}; flatten it, or give it as text")
+
+
+# ------------------------------------------------------------------ copying
+
+
+def copy_messages(messages: Sequence[Any]) -> list[Any]:
+    if len(messages) > MAX_VALUES:
+        return list(messages)  # refused for its length, whatever they say
+    copies: list[Any] = _Copies().of(messages, MAX_DEPTH)
+    return copies
+
+
+class _Copies:
+    """Of dicts and lists, as JSON has them; anything else is immutable, or is nobody's business but its owner's."""
+
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
+
+    def of(self, value: Any, depth: int) -> Any:
+        table = type(value) is dict or isinstance(value, Mapping)
+        if not table and not isinstance(value, list | tuple):
+            return value
+        if not depth or len(value) > self._left:
+            return too_large(depth)
+        self._left -= len(value)
+        depth -= 1
+        if table:
+            return {key: item if type(item) in _PLAIN else self.of(item, depth) for key, item in value.items()}
+        return [item if type(item) in _PLAIN else self.of(item, depth) for item in value]
+
+
+def too_large(depth: int) -> TooLarge:
+    return TOO_MANY if depth else TOO_DEEP
+
+
+def rough_size(messages: Sequence[Any], enough: int) -> int:
+    """Characters and values that preparing is going to look at; not counted on where they are ``enough``."""
+    size = 0
+    ahead: list[Any] = [messages]
+    while ahead and size < enough:
+        value = ahead.pop()
+        size += VALUE_CHARS
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            size += VALUE_CHARS * len(value)
+            ahead.extend(value.values())
+        elif isinstance(value, list | tuple):
+            ahead.extend(value)
+        elif type(value) not in _PLAIN:
+            size += enough  # who knows what the template is going to see of it
+    return size
+
+
+# ------------------------------------------------------------------ checking
+
+
+def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> None:
+    """Roles are strings, contents text or lists of text parts, and all fields are within the limits."""
+    most = min(facts.max_length, MAX_VALUES)
+    if len(messages) > most:
+        raise RequestTooLarge(f"{len(messages)} messages; the limit is {most}", field=field)
+    account = _Account(facts, field, MAX_VALUES - len(messages))
+    for index, message in enumerate(messages):
+        here = f"{field}[{index}]"
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"{shown(message)} is not a message (a mapping with role and content)", field=here)
+        account.message(message, here)
+        content_text(message.get("content"), f"{here}.content", facts.max_chars)
+
+
+class _Account:
+    """What one list of messages may still hold. Paths are chains (the part before, key or index) up to a text."""
+
+    def __init__(self, facts: Facts, field: str, values: int) -> None:
+        self._facts = facts
+        self._field = field  # of all messages
+        self._values = values
+        self._chars = facts.max_chars
+
+    def message(self, message: Mapping[Any, Any], here: str) -> None:
+        """The names "role" and "content", and short roles, are no more than the template's own text."""
+        if isinstance(message, TooLarge):
+            raise RequestTooLarge(message.reason, field=here)
+        role = message.get("role")
+        if not isinstance(role, str):
+            raise InvalidRequest(f"role {shown(role)} is not a string", field=f"{here}.role")
+        if len(role) > MAX_ROLE:
+            raise RequestTooLarge(f"{len(role)} characters; the limit is {MAX_ROLE}", field=f"{here}.role")
+        self._enter(len(message), here, MAX_DEPTH - 1)
+        for key, value in message.items():
+            if key == "role":
+                checks.text(value, f"{here}.role", MAX_ROLE)
+                continue
+            inside = (here, key)
+            if key != "content" and isinstance(key, str):
+                self._text(key, inside)
+            self.take(value, inside, MAX_DEPTH - 2)
+
+    def take(self, value: Any, path: Any, depth: int) -> None:
+        kind = type(value)
+        if isinstance(value, str):
+            self._text(value, path)
+        elif kind in _PLAIN:
+            return
+        elif kind is TooLarge:
+            raise RequestTooLarge(value.reason, field=written(path))
+        elif kind is dict or isinstance(value, Mapping):
+            self._enter(len(value), path, depth)
+            for key, item in value.items():
+                inside = (path, key)
+                if isinstance(key, str):
+                    self._text(key, inside)
+                self.take(item, inside, depth - 1)
+        elif isinstance(value, list | tuple):
+            self._enter(len(value), path, depth)
+            for index, item in enumerate(value):
+                self.take(item, (path, index), depth - 1)
+        else:
+            fields = shown_fields(value, path)
+            if fields is not None:
+                self._enter(1, path, depth)
+                self.take(fields, path, depth - 1)
+
+    def _enter(self, length: int, path: Any, depth: int) -> None:
+        if length > self._values or not depth:
+            raise RequestTooLarge(too_large(depth).reason, field=written(path))
+        self._values -= length
+
+    def _text(self, value: str, path: Any) -> None:
+        if len(value) > self._facts.max_chars or not value.isascii():
+            checks.text(value, written(path), self._facts.max_chars)
+        self._chars -= len(value)
+        if self._chars < 0:
+            raise too_many_characters(self._facts, self._field)
+
+
+def written(path: Any) -> str:
+    """A path as a reader would write it, its end left out where it is long."""
+    parts: list[str] = []
+    while not isinstance(path, str):
+        path, key = path
+        known = isinstance(key, str) and len(key) <= 40 and key.isascii()
+        parts.append(f".{key}" if known else f"[{shown(key)}]")
+    return "".join([path, *reversed(parts[-8:])])
+
+
+def shown_fields(value: Any, path: Any) -> Any:
+    """What a chat template sees of an object that brings its own idea of it; ``None`` for any other."""
+    try:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        dump = getattr(value, "model_dump", None)
+        return dump() if callable(dump) else None
+    except Exception as error:
+        message = f"{type(value).__name__} does not say what is in it: {shown(str(error))}; give a dict"
+        raise InvalidRequest(message, field=written(path)) from error
+
+
+def too_many_characters(facts: Facts, field: str) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten them "
+        "or raise EngineConfig.max_prompt_chars",
+        field=field,
+    )
+
+
+def content_text(content: Any, field: str, most: int) -> str:
+    """A message's content as text: a string, ``None``, or a list of ``{"type": "text", "text": ...}`` parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return checks.text(content, field, most)
+    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
+        raise InvalidRequest(f"{shown(content)} is not text or a list of text parts", field=field)
+    if len(content) > most:
+        raise RequestTooLarge(f"{len(content)} parts; the limit is {most}", field=field)
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise InvalidRequest(f"{shown(kind)} is not a text part; only text is taken", field=f"{field}[{index}]")
+        texts.append(checks.text(part.get("text"), f"{field}[{index}].text", most))
+    return "".join(texts)
