@@ -192,7 +192,7 @@ Stream::Stream(const Core* core, const std::vector<uint32_t>& ids, bool skip_spe
 Stream::Stream(const Stream& other) : core_(other.core_), stream_(std::make_unique<DecodeStream>(*other.stream_)) {}
 Stream::~Stream() = default;
 
-bool Stream::step_whole(uint32_t id, std::string_view& out) const { return stream_->step_whole(id, out); }
+bool Stream::step_whole(uint32_t id, std::string_view& out) { return stream_->step_whole(id, out); }
 bool Stream::step(const uint32_t* ids, size_t n, std::string& out) {
   ScratchFor s(*core_->tokenizer_);
   auto text = stream_->step(std::span(ids, n), s.get());

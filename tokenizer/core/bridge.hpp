@@ -112,7 +112,7 @@ class Stream {
   ~Stream();
 
   // The id is whole characters, which lie in the tokenizer. False: nothing was done, and step() has to.
-  bool step_whole(uint32_t id, std::string_view& out) const;
+  bool step_whole(uint32_t id, std::string_view& out);
   // False while a character is open.
   bool step(const uint32_t* ids, size_t n, std::string& out);
   std::string finish();

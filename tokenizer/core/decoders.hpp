@@ -6,8 +6,10 @@
 //   only ByteLevel (by far the most common) works on bytes alone: see Tokenizer::decode.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bytelevel.hpp"
@@ -26,6 +28,41 @@ class Decoder {
 
   void apply(Tokens& tokens, RegexScratch& scratch) const {
     for (const Step& step : steps_) apply(step, tokens, scratch);
+  }
+
+  // Replace any number of times, then ByteFallback, Fuse and a Strip of at most one leading character, each or none:
+  // what a token becomes does not depend on its neighbours, but for bytes of one character and the first token.
+  struct Apart {
+    bool fallback = false;
+    std::optional<uint32_t> leading;  // taken from the beginning of the whole text
+  };
+  std::optional<Apart> apart() const {
+    Apart found;
+    int last = 0;
+    for (const Step& step : steps_) {
+      int now = step.kind == Kind::replace         ? 1
+                : step.kind == Kind::byte_fallback ? 2
+                : step.kind == Kind::fuse          ? 3
+                : step.kind == Kind::strip         ? 4
+                                                   : 0;
+      if (now < last || now == 0 || (now == last && now > 1)) return std::nullopt;
+      if (now == 1 && !step.pattern.is_fixed()) return std::nullopt;
+      if (now == 4 && (last != 3 || step.start > 1 || step.stop != 0)) return std::nullopt;
+      if (now == 2) found.fallback = true;
+      if (now == 4 && step.start == 1) found.leading = step.character;
+      last = now;
+    }
+    return last == 0 ? std::nullopt : std::optional(found);
+  }
+  // Of one that is apart(): what a token becomes, and whether that is one byte of a character.
+  std::pair<std::string, bool> piece(std::string_view token, RegexScratch& scratch) const {
+    std::string now(token);
+    for (const Step& step : steps_) {
+      if (step.kind == Kind::replace) now = replaced(step, now, scratch);
+      if (step.kind != Kind::byte_fallback) continue;
+      if (int b = fallback_byte(now); b >= 0) return {std::string(1, static_cast<char>(b)), true};
+    }
+    return {now, false};
   }
 
   // What a token in the middle of a text becomes, in bytes.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bitset>
 #include <iterator>
+#include <tuple>
 #include <unordered_set>
 
 #include "model_json.hpp"
@@ -16,8 +17,7 @@ void Tokenizer::tables(Self& self, Io& io) {
   WordPiece::tables(self.model_.word_piece, io);
   io.array(self.trims_);
   io.array(self.special_);
-  io.array(self.byte_arena_);
-  io.array(self.byte_where_);
+  TokenBytes::tables(self.token_bytes_, io);
   CharSpans::tables(self.spans_, io);
 }
 
@@ -74,6 +74,7 @@ void Tokenizer::load(const Json& root) {
     else
       model_.word_piece.settle(model_.vocab);
   }
+  if (auto apart = decoder_.apart()) leading_ = apart->leading;
   needs_align_ = pre_.needs_shift() && !normalizer_.empty();
   if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
   index_added(root);
@@ -137,22 +138,36 @@ void Tokenizer::index_ids() {
     specials.insert(content);
     lengths.set(std::min<size_t>(content.size(), 63));
   }
-  std::string bytes;
   if (!trim_passes_.empty()) trims_.assign(n, {0, 0});
-  if (decodes_bytes()) byte_where_.reserve(n + 1);
   for (uint32_t i = 0; i < n; ++i) {
     std::string_view t = token(i);
-    if (decodes_bytes()) {
-      byte_where_.push_back(static_cast<uint32_t>(bytes.size()));
-      if (t.data() && !byte_level_decode(t, bytes)) bytes.append(t);
-    }
     if (!t.data()) continue;
     if (lengths[std::min<size_t>(t.size(), 63)]) special_[i] = specials.contains(t);
     if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
   }
-  if (decodes_bytes()) byte_where_.push_back(static_cast<uint32_t>(bytes.size()));
-  bytes.append(byte_slack, '\0');
-  byte_arena_.append(bytes.data(), bytes.size());
+  index_bytes();
+}
+
+void Tokenizer::index_bytes() {
+  std::optional<Decoder::Apart> apart = decoder_.apart();
+  if (!decodes_bytes() && !apart) return;
+  uint32_t n = id_limit();
+  token_bytes_.reserve(n);
+  std::string bytes;
+  Scratch s;
+  for (uint32_t i = 0; i < n; ++i) {
+    std::string_view t = token(i);
+    bool raw = false;
+    bytes.clear();
+    if (apart && t.data()) {
+      std::tie(bytes, raw) = decoder_.piece(t, s.regex);
+      if (bytes.empty()) return token_bytes_.forget();  // it would part the bytes around it, and say nothing
+    } else if (t.data() && !byte_level_decode(t, bytes)) {
+      bytes = t;
+    }
+    token_bytes_.add(bytes, raw);
+  }
+  token_bytes_.close();
 }
 
 // What each id stands for in a text. Nothing is known where an id stands for two things, or trimming reads an

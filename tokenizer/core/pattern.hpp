@@ -82,6 +82,7 @@ class Pattern {
       found(static_cast<uint32_t>(at), static_cast<uint32_t>(at + text_.size()));
   }
 
+  bool is_fixed() const { return !regex_ && !externals_; }
   bool is_text(std::string_view text) const { return !regex_ && !externals_ && text_ == text; }
   const Regex* regex() const { return regex_.get(); }  // null for a fixed text and where it is the caller's matcher
 

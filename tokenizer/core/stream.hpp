@@ -3,6 +3,8 @@
 //   byte-level decoders   text_ | tail_      text decoded and not yet given out, an unfinished character
 //                         given out as soon as it does not end in U+FFFD; what was given out is forgotten
 //   others                ids_ , prefix_     decode all ids of the window, give out what is past the prefix
+//   of these, where ids   alone_             the window is one id that was given out, as after most steps: another of
+//   do not touch                             whole characters adds its own text, and is the window then
 //
 //   ownership   the tokenizer is the caller's and outlives the stream; a stream belongs to one thread at a time
 #pragma once
@@ -34,7 +36,10 @@ class DecodeStream {
   // The new text, or nothing while a character is open.
   template <class Ids>
   std::optional<std::string> step(const Ids& ids, Scratch& s) {
-    if (!bytes_) return step_window(ids, s);
+    if (!bytes_) {
+      open_window(s);
+      return step_window(ids, s);
+    }
     for (auto id : ids) feed(static_cast<uint32_t>(id));
     if (!ready()) return std::nullopt;
     std::string out;
@@ -44,10 +49,11 @@ class DecodeStream {
 
   // The usual step: nothing is held back and the id is whole characters, which are given out as they lie in the
   // tokenizer. False: nothing was done, and step() has to.
-  bool step_whole(uint32_t id, std::string_view& out) const {
-    if (!bytes_ || !text_.empty() || !tail_.empty() || (skip_ && tokenizer_->is_special(id))) return false;
+  bool step_whole(uint32_t id, std::string_view& out) {
+    if (!bytes_) return step_apart(id, out);
+    if (!text_.empty() || !tail_.empty() || (skip_ && tokenizer_->is_special(id))) return false;
     out = tokenizer_->bytes(id);
-    return !out.empty() && utf8_invalid_at(out) == std::string_view::npos && !out.ends_with("\xEF\xBF\xBD");
+    return !out.empty() && utf8_invalid_at(out) == std::string_view::npos && !ends_open(out);
   }
 
   // What is held back; the stream is then as new.
@@ -59,6 +65,7 @@ class DecodeStream {
       tail_.clear();
       return out;
     }
+    open_window(s);
     std::string all = tokenizer_->decode(ids_, skip_, s);
     if (all.starts_with(prefix_)) out = all.substr(prefix_.size());
     ids_.clear();
@@ -68,7 +75,7 @@ class DecodeStream {
   }
 
  private:
-  static bool ends_open(const std::string& text) { return text.ends_with("\xEF\xBF\xBD"); }
+  static bool ends_open(std::string_view text) { return text.ends_with("\xEF\xBF\xBD"); }
   bool ready() const { return !text_.empty() && tail_.empty() && !ends_open(text_); }
 
   void feed(uint32_t id) {
@@ -100,6 +107,29 @@ class DecodeStream {
     return static_cast<uint32_t>(end - p) < utf8_length(lead);
   }
 
+  // Whether the id is text of its own wherever it stands, but for what the first loses.
+  bool is_apart(uint32_t id) const {
+    if (tokenizer_->is_raw_byte(id) || (skip_ && tokenizer_->is_special(id))) return false;
+    std::string_view text = tokenizer_->bytes(id);
+    return !text.empty() && !ends_open(text);
+  }
+  bool step_apart(uint32_t id, std::string_view& out) {
+    if (!tokenizer_->decodes_apart() || !is_apart(id)) return false;
+    if (!alone_ && !(ids_.size() == 1 && index_ == 1 && is_apart(ids_[0]))) return false;
+    out = tokenizer_->bytes(id);
+    last_ = id;
+    alone_ = true;
+    return true;
+  }
+  // ids_, index_ and prefix_ as steps without alone_ would have left them.
+  void open_window(Scratch& s) {
+    if (!alone_) return;
+    alone_ = false;
+    ids_.assign(1, last_);
+    index_ = 1;
+    prefix_ = tokenizer_->decode(ids_, skip_, s);
+  }
+
   template <class Ids>
   std::optional<std::string> step_window(const Ids& ids, Scratch& s) {
     if (prefix_.empty() && !ids_.empty()) {
@@ -128,6 +158,8 @@ class DecodeStream {
   std::vector<uint32_t> ids_;
   std::string prefix_;
   size_t index_ = 0;
+  uint32_t last_ = 0;
+  bool alone_ = false;
 };
 
 }  // namespace fasttoken

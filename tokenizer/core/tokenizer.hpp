@@ -19,6 +19,7 @@
 #include "loader.hpp"
 #include "pretokenizers.hpp"
 #include "tables_file.hpp"
+#include "token_bytes.hpp"
 
 namespace fasttoken {
 
@@ -68,8 +69,8 @@ class Tokenizer {
   void write_tables(TableWriter& out) const;
   // What the tables take, and what the caches grow to at most.
   size_t table_bytes() const {
-    return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + byte_arena_.bytes() +
-           byte_where_.bytes() + trims_.bytes() + special_.bytes() + spans_.bytes();
+    return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + token_bytes_.bytes() +
+           trims_.bytes() + special_.bytes() + spans_.bytes();
   }
 
   // ---- encoding
@@ -236,12 +237,14 @@ class Tokenizer {
 
   // ---- decoding
 
+  // bytes() of all ids in a row are the text's.
   bool decodes_bytes() const { return decoder_.only_byte_level(); }
-  // What an id adds, when decodes_bytes(); empty for what is not a token.
-  std::string_view bytes(uint32_t id) const {
-    if (size_t{id} + 1 >= byte_where_.size()) return {byte_arena_.data(), 0};
-    return {byte_arena_.data() + byte_where_[id], byte_where_[id + 1] - byte_where_[id]};
-  }
+  // What ids add does not depend on their neighbours, but for bytes of one character and the text's first one.
+  bool decodes_apart() const { return !decodes_bytes() && token_bytes_.known(); }
+  // What an id adds, when either holds; empty for what is not a token.
+  std::string_view bytes(uint32_t id) const { return token_bytes_[id]; }
+  // When decodes_apart(): the id is one byte of a character.
+  bool is_raw_byte(uint32_t id) const { return token_bytes_.is_raw(id); }
   // The bytes of all ids, when decodes_bytes(): how many, and put at out, which has room for just as many.
   size_t byte_count(const std::vector<uint32_t>& ids, bool skip_special) const {
     size_t n = 0;
@@ -251,15 +254,8 @@ class Tokenizer {
   }
   void put_bytes(const std::vector<uint32_t>& ids, bool skip_special, char* out, size_t size) const {
     const char* end = out + size;
-    for (uint32_t id : ids) {
-      if (skip_special && is_special(id)) continue;
-      std::string_view b = bytes(id);
-      if (b.size() <= byte_slack && end - out >= static_cast<std::ptrdiff_t>(byte_slack))
-        std::memcpy(out, b.data(), byte_slack);  // more than is there, to be overwritten: no loop, no branch
-      else if (!b.empty())
-        std::memcpy(out, b.data(), b.size());
-      out += b.size();
-    }
+    for (uint32_t id : ids)
+      if (!skip_special || !is_special(id)) out = token_bytes_.put(id, out, end);
   }
   std::string token_bytes(uint32_t id, Scratch& s) const {
     return decodes_bytes() ? std::string(bytes(id)) : decoder_.alone(token(id), s.regex);
@@ -278,6 +274,8 @@ class Tokenizer {
       utf8_append_lossy(out, all);
       return out;
     }
+    if (decodes_apart())
+      return token_bytes_.text(ids, [&](uint32_t i) { return skip_special && is_special(i); }, leading_);
     Decoder::Tokens tokens;
     for (auto id : ids) {
       uint32_t i = static_cast<uint32_t>(id);
@@ -461,6 +459,7 @@ class Tokenizer {
   void read_post(const Json& json);
   void index_added(const Json& root);
   void index_ids();
+  void index_bytes();
   void index_spans();
 
   std::shared_ptr<const TableContent> content_;  // what the tables are views of, if they were read
@@ -475,9 +474,8 @@ class Tokenizer {
   std::vector<bool> trim_passes_;
   TableArray<Trim> trims_;
   TableArray<uint8_t> special_;
-  static constexpr size_t byte_slack = 16;  // bytes after the last token's, that copies may read
-  TableArray<char> byte_arena_;
-  TableArray<uint32_t> byte_where_;
+  TokenBytes token_bytes_;
+  std::optional<uint32_t> leading_;  // when decodes_apart(): what a text loses if it begins with it
   std::map<std::string, std::string> sections_;
   std::string model_settings_;  // the model without vocabulary and merges, as JSON
   bool needs_align_ = false, tables_known_ = false;
