@@ -144,7 +144,9 @@ def pair_list(cnp.ndarray pairs):
     """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
     if cnp.PyArray_TYPE(pairs) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(pairs) or pairs.size % 2:
         raise TypeError("expected a C-contiguous int32 array of pairs")
+    return pairs_of(<const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2)
+
+
+cdef object pairs_of(const int32_t* pairs, size_t n):
     cdef list numbers = _ints
-    return list_of_pairs(
-        <const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2, (<PyListPeek*> numbers).ob_item, len(numbers)
-    )
+    return list_of_pairs(pairs, n, (<PyListPeek*> numbers).ob_item, len(numbers))

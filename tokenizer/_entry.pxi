@@ -109,17 +109,17 @@ cdef class FreshEncoding:
 
     @property
     def offsets(self):
-        if self.fresh and self.placed:
-            spans = self.spans()
-            if spans is not None:
-                return pair_list(spans)
+        cdef vector[Align] pairs
+        if self.fresh and self.placed and self.place(pairs):
+            return pairs_of(<const int32_t*> pairs.data(), pairs.size())
         return self._offset_list()
 
-    cdef object spans(self):
-        """The offsets of a fresh encoding, those of the frame with them, or None."""
+    cdef bint place(self, vector[Align]& out) except -1:
+        """The offsets of a fresh encoding, those of the frame's tokens (0, 0); False: encode_full() has to say."""
         cdef Py_ssize_t before = self.frame.before.size(), after = self.frame.after.size()
-        spans = self.core.spans_of(self.raw + before, self.count - before - after, self.text)
-        return spans if spans is None or before + after == 0 else self.frame.frame.rows(spans, 0)
+        cdef Py_ssize_t n = self.count - before - after
+        out.resize(self.count)  # of zeros
+        return self.core.core.char_spans(self.raw + before, n, PyUnicode_GET_LENGTH(self.text), out.data() + before)
 
     def __len__(self):
         return self.count if self.fresh else len(self._ids)
