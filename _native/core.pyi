@@ -576,7 +576,11 @@ class Settling:
         cut: Callable[[Any, tuple[int, int], tuple[int, int]], Any],
         planned: object,
         finished: object,
+        result: type,
+        asked: type,
+        answer: type,
     ) -> None: ...
+    def drawn(self, readout: Any, result: Any) -> Int32s | None: ...
     def settle(
         self,
         rows: tuple[OneShotRow, ...],

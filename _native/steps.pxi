@@ -317,13 +317,30 @@ cdef class Settling:
     cdef StepCounts counts
     cdef CostFit cost
     cdef dict live
-    cdef object cut, planned, finished
+    cdef object cut, planned, finished, result, asked, answer
     cdef int64_t vocab_size
 
     def __init__(self, KvPool pool not None, StepCounts counts not None, CostFit cost not None, dict live not None,
-                 int64_t vocab_size, cut, planned, finished):
+                 int64_t vocab_size, cut, planned, finished, result, asked, answer):
         self.pool, self.counts, self.cost, self.live = pool, counts, cost, live
         self.vocab_size, self.cut, self.planned, self.finished = vocab_size, cut, planned, finished
+        self.result, self.asked, self.answer = result, asked, answer
+
+    def drawn(self, readout, result):
+        """The tokens of a result that is nothing but what ``readout`` asks for, one drawn in each row, none bad; None
+        of any other, right or wrong. ``result``, ``asked`` and ``answer`` are the types of such a result, of such a
+        readout and of its output."""
+        if type(result) is not self.result or type(readout) is not self.asked:
+            return None
+        cdef object outputs = result.outputs, listed = result.bad_rows, ids
+        if type(outputs) is not tuple or type(listed) is not tuple or len(outputs) != 1 or len(listed) != 1:
+            return None
+        if type(outputs[0]) is not self.answer or len(listed[0]) != 0:
+            return None
+        ids = outputs[0].token_ids
+        if not cnp.PyArray_Check(ids) or cnp.PyArray_NDIM(ids) != 1 or _len(ids) != <int64_t>len(readout.rows):
+            return None
+        return ids
 
     def settle(self, tuple rows, tuple folds, computed, row_ends, pair_ends, output, token_ids, bad, result,
                double now):

@@ -129,11 +129,6 @@ class Flights(deque[Flight]):
         return flight.plan.without(flight.void) if self._ended or flight.void else flight.plan
 
     @property
-    def lingers(self) -> bool:
-        """Whether somebody has ended who holds something."""
-        return bool(self._ended)
-
-    @property
     def lingering(self) -> list[Request]:
         return list(self._ended.values())
 

@@ -17,7 +17,7 @@ from typing import Any
 from prelude._native.core import Baton, Doorbell, begin_all, end_all, plain, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
-from prelude.batch import I32, SampleOutput, StepResult
+from prelude.batch import I32, StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners, in_main_thread
@@ -147,16 +147,21 @@ class Stepper(Forkable):
         next is planned is a step that comes first (penalties, half a prompt), one that runs again what failed, one
         beside which somebody would have to give way."""
         began, self._blocked = time.perf_counter(), 0.0
-        if self._idle() and (at_once := self._plan_at_once()) is not None:
-            if at_once.deferred:
-                self._note_waiting(at_once)
-            if at_once.oneshot:
-                self._launch(at_once)
-                if self._flights and not self.overlap:
-                    self._land()
-            self.stats.host_seconds += time.perf_counter() - began - self._blocked
-            self._flush()
-            return True
+        if self._idle() and (came := self.inbox.take()):
+            at_once = plan_at_once(came, self.queues, self.pool, self.budgets)
+            if at_once is not None:
+                self.stats.requests["oneshot"] += len(came)
+                if at_once.deferred:
+                    self._note_waiting(at_once)
+                if at_once.oneshot:
+                    self._launch(at_once)
+                    if self._flights and not self.overlap:
+                        self._land()
+                self.stats.host_seconds += time.perf_counter() - began - self._blocked
+                if self.on_step_end or self._expiring:
+                    self._flush()
+                return True
+            self._enter(came)
         self._drain()
         landed = launched = False
         if self._flights and (self._limit is not None or self._flights[-1].comes_first):
@@ -190,21 +195,9 @@ class Stepper(Forkable):
         return (
             not (self._flights or self._cancels or self._expiring or self._abort)
             and self._limit is None
-            and self.queues.empty
+            and not (self.queues.running or self.queues.oneshot.arrivals or self.queues.decode.arrivals)
             and not (self.loops and any([loop.closed() for loop in self.loops]))
         )
-
-    def _plan_at_once(self) -> Plan | None:
-        """What has come, planned past the lines; ``None``, and it is in the queues, where that cannot be."""
-        came = self.inbox.take()
-        if not came:
-            return None
-        plan = plan_at_once(came, self.queues, self.pool, self.budgets)
-        if plan is None:
-            self._enter(came)
-        else:
-            self.stats.requests["oneshot"] += len(came)
-        return plan
 
     def _drain(self) -> None:
         """The inbox into the queues; then whoever need not run any more ends: cancelled, expired, loop closed."""
@@ -383,11 +376,15 @@ class Stepper(Forkable):
 
     def _land(self) -> bool:
         """Waits for the first step in flight and settles it. Whether it succeeded."""
-        flight, succeeded = self._flights[0], False
+        flight, succeeded, drawn = self._flights[0], False, None
+        alone = not (flight.plan.prefill or flight.plan.decode)
         entered = time.perf_counter() if self.overlap else 0.0
         try:
             result = self.executor.wait(flight.handle)
-            check_result(flight.packed, result)
+            if alone:
+                drawn = self._alone.drawn(flight.packed.batch.readout, result)
+            if drawn is None:
+                check_result(flight.packed, result)
         except BaseException as error:
             self._interrupted(error)
             self._flights.arrive(flight, failed=True)
@@ -401,11 +398,11 @@ class Stepper(Forkable):
             else:
                 self._flights.popleft()
             self.step_began = time.monotonic() if self._flights else 0.0
-            if flight.plan.oneshot and not (flight.plan.prefill or flight.plan.decode or self.events.heard):
-                self._settle_alone(flight, result)
+            if alone and not self.events.heard:
+                self._settle_alone(flight, result, drawn)
             else:
                 self._settle(flight, result)
-        if self._flights.lingers:
+        if self.overlap:
             self._flights.let_go()
         if self._late:
             late, self._late = self._late, []
@@ -429,17 +426,15 @@ class Stepper(Forkable):
             self._withdrawn = True
             raise error
 
-    def _settle_alone(self, flight: Flight, result: StepResult) -> None:
-        """``_settle`` of a step that has nothing but OneShot rows, while nobody listens to events."""
+    def _settle_alone(self, flight: Flight, result: StepResult, drawn: I32 | None) -> None:
+        """``_settle`` of a step that has nothing but OneShot rows, while nobody listens to events. ``drawn``: the
+        tokens, where that is all there is to its result."""
         plan, packed = flight.plan, flight.packed
         self.failures_in_a_row = 0
         for request in traced(flight.requests):
             _mark_run(request, flight.began, result)
-        drawn: I32 | None
-        output = result.outputs[0]
-        if type(output) is SampleOutput and not len(result.bad_rows[0]):
-            drawn, bad = output.token_ids, _NONE
-        else:
+        output, bad = result.outputs[0], _NONE
+        if drawn is None:
             output, drawn, bad = read_of(packed, result)
         tokens, told, runs, more, failed = self._alone.settle(
             plan.oneshot,

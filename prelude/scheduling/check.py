@@ -33,11 +33,6 @@ def readouts_of(packed: Packed) -> tuple[Readout, ...]:
 def check_result(packed: Packed, result: StepResult) -> None:
     if not isinstance(result, StepResult):
         raise ExecutionError(f"the executor returned a {type(result).__name__}, not a StepResult")
-    if len(result.outputs) == len(result.bad_rows) == 1 and not isinstance(packed.batch, MixedBatch):
-        readout, output = packed.batch.readout, result.outputs[0]
-        drawn = output.token_ids if type(output) is SampleOutput and len(result.bad_rows[0]) == 0 else None
-        if drawn is not None and type(readout) is SampleRows and len(drawn) == len(readout.rows) and drawn.ndim == 1:
-            return
     readouts = readouts_of(packed)
     if len(result.outputs) != len(readouts) or len(result.bad_rows) != len(readouts):
         raise ExecutionError(f"the executor returned {len(result.outputs)} outputs, the batch has {len(readouts)}")

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from prelude._native.core import CostFit, Settling, StepCounts, settle_group, settle_running
 from prelude.admission.prepared import Outcome
-from prelude.batch import I32, HeadOutput, LogprobOutput, Output, PooledOutput, SampleOutput, StepResult
+from prelude.batch import I32, HeadOutput, LogprobOutput, Output, PooledOutput, SampleOutput, SampleRows, StepResult
 from prelude.errors import ExecutionError
 from prelude.scheduling.check import bad_rows, readouts_of
 from prelude.scheduling.lease import KvPool
@@ -113,7 +113,8 @@ def read_of(packed: Packed, result: StepResult) -> tuple[Output, I32 | None, fro
 
 def settling(pool: KvPool, counts: StepCounts, cost: CostFit, live: dict[int, Request], vocab_size: int) -> Settling:
     """For steps that have nothing but OneShot rows."""
-    return Settling(pool, counts, cost, live, vocab_size, output_slice, State.PREFILL, State.FINISHED)
+    states, types = (State.PREFILL, State.FINISHED), (StepResult, SampleRows, SampleOutput)
+    return Settling(pool, counts, cost, live, vocab_size, output_slice, *states, *types)
 
 
 def _settle_oneshot(
