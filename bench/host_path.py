@@ -6,7 +6,8 @@ Every step is answered with a constant. CPU time of this thread, microseconds a 
 The pool holds two batches and is full before the clock starts, so blocks are evicted all the time. ``core`` begins
 with token ids (a list, or an int32 array) and ends when the request's numbers are with its sink; ``engine`` is the
 public ``run_many``, from ``Generate(ids, max_tokens=1)`` to a ``Completion``; ``asyncio`` is 64 tasks awaiting
-``run`` at the same time, and one ``await run_many``, with the engine thread's own time counted.
+``run`` at the same time, one ``await run_many``, and one ``await run`` alone, with the engine thread's own time
+counted: an event loop never runs a step itself.
 """
 
 from __future__ import annotations
@@ -162,17 +163,23 @@ class Bench:
         """All threads' CPU time, since the step runs beside the loop."""
         engine = self.engine(rows, tokens)
         outer = AsyncEngine(engine)
-        for key, measure, reach in (("tasks64", "asyncio, 64 tasks", 9), ("run_many64", "asyncio, run_many(64)", 2)):
+        for key, measure, count, reach in (
+            ("tasks64", "asyncio, 64 tasks", rows, 9),
+            ("run_many64", "asyncio, run_many(64)", rows, 2),
+            ("run1", "asyncio, one run", 1, None),
+        ):
             costs: list[float] = []
             until = time.perf_counter() + self.seconds
             while time.perf_counter() < until or len(costs) < 20:
-                tasks = [Generate(p.tolist(), PARAMS) for p in self.prompts(rows, tokens)]
+                tasks = [Generate(p.tolist(), PARAMS) for p in self.prompts(count, tokens)]
                 began = time.process_time_ns()
                 if key == "tasks64":
                     await asyncio.gather(*(outer.run(task) for task in tasks))
+                elif key == "run1":
+                    await outer.run(tasks[0])
                 else:
                     await outer.run_many(tasks)
-                costs.append((time.process_time_ns() - began) / rows / 1000)
+                costs.append((time.process_time_ns() - began) / count / 1000)
             self.add(f"asyncio_{key}", f"{tokens} tokens", measure, costs[5:], reach)
         await outer.aclose()
 
