@@ -351,6 +351,7 @@ cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
 
 cdef extern from "prelude/slots.hpp" namespace "prelude":
     Py_ssize_t slot_offset(object descriptor) noexcept
+    PyObject* slot_of(PyObject* of, Py_ssize_t offset) noexcept
     object new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject** values, Py_ssize_t count)
 
 

@@ -382,16 +382,31 @@ cdef class Wording:
     cdef object kind, params, truncation, cache, salt
     cdef readonly object alike
     cdef int64_t limit, most
+    cdef Py_ssize_t places[5]  # of a task's slots, in the order of _WORDS
 
     def __init__(self, task, alike, int64_t limit, int64_t most):
         self.kind, self.params, self.alike = type(task), task.params, alike
         self.truncation, self.cache, self.salt = task.truncation, task.cache, task.salt
         self.limit, self.most = limit, most
+        for at, name in enumerate(_WORDS):
+            self.places[at] = slot_offset(getattr(self.kind, name, None))
+            if self.places[at] < 0:
+                raise TypeError(f"{self.kind.__name__}: {name} is not a slot")
 
     cdef bint says(self, task) except -1:
-        return type(task) is self.kind and task.params is self.params and (
-            _same(task.truncation, self.truncation) and _same(task.cache, self.cache)
-            and _same(task.salt, self.salt))
+        if type(task) is not self.kind:
+            return False
+        cdef PyObject* params = slot_of(<PyObject*>task, self.places[0])
+        cdef PyObject* truncation = slot_of(<PyObject*>task, self.places[1])
+        cdef PyObject* cache = slot_of(<PyObject*>task, self.places[2])
+        cdef PyObject* salt = slot_of(<PyObject*>task, self.places[3])
+        return (params == <PyObject*>self.params and truncation != NULL and cache != NULL and salt != NULL
+                and slot_of(<PyObject*>task, self.places[4]) != NULL
+                and _same(<object>truncation, self.truncation) and _same(<object>cache, self.cache)
+                and _same(<object>salt, self.salt))
+
+    cdef object prompt_of(self, task):
+        return <object>slot_of(<PyObject*>task, self.places[4])
 
     def prompts(self, tasks):
         """Those of tasks that say the same, one type of object to all of them; None where one does not."""
@@ -399,7 +414,7 @@ cdef class Wording:
         for task in tasks:
             if not self.says(task):
                 return None
-            found.append(task.prompt)
+            found.append(self.prompt_of(task))
         return found
 
     def ids(self, tasks):
@@ -418,11 +433,14 @@ cdef class Wording:
         """For a task that says the same; None where it, or its prompt, is not as it should be."""
         if not self.says(task):
             return None
-        prompt = task.prompt
+        prompt = self.prompt_of(task)
         if not 0 < _length_of_ids(prompt) <= self.most:
             return None
         ids = ids_below(prompt, self.limit)
         return None if ids is None else Ticket(self.alike, ids, create_future())
+
+
+cdef tuple _WORDS = ("params", "truncation", "cache", "salt", "prompt")
 
 
 cdef inline bint _same(one, other) except -1:
@@ -477,7 +495,8 @@ def tell_all(list requests, list outcomes, dict tickets, Maker make not None, fi
     cdef object alike = None
     try:
         for at in range(len(requests)):
-            ticket = tickets[requests[at].id]
+            request = requests[at]
+            ticket = tickets[(<Record>request).id if isinstance(request, Record) else request.id]
             if ticket.future.done():
                 continue
             if ticket.alike is not alike:

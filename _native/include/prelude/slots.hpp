@@ -14,6 +14,11 @@ inline Py_ssize_t slot_offset(PyObject* descriptor) {
   return member->type == T_OBJECT_EX ? member->offset : -1;
 }
 
+// What lies in a slot, borrowed; the object is of the class that the offset is from. NULL: nothing.
+inline PyObject* slot_of(PyObject* object, Py_ssize_t offset) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+}
+
 // A new instance with `values` in its slots, owned by the caller; no __init__ runs. NULL: a Python error is set.
 inline PyObject* new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject* const* values,
                             Py_ssize_t count) {

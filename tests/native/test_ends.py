@@ -1,0 +1,131 @@
+"""What ends of requests become: in the order they were told, in another, again, one by one; and what a step's result
+is taken for before it is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from prelude._native.core import Ends, Maker, Outcome, RequestStats, finish_all
+
+from prelude.admission.prepared import finished, make_completion
+from prelude.batch import LogprobOutput, LogprobRows, SampleOutput, SampleRows, StepResult
+from prelude.results import Completion
+from prelude.scheduling.cost import CostModel
+from prelude.scheduling.request import Request
+from prelude.scheduling.settle import settling
+from tests.engine.test_lifecycle import ById
+from tests.scheduling.test_engine_core import last_logprob, prompt
+from tests.service import service_core
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(last_logprob(prompt(4, at)), ById()) for at in range(count)]
+
+
+def outcome(*ids: int) -> Outcome:
+    stats = RequestStats(finish_reason="length")
+    return Outcome(None, ids, stats)
+
+
+def alike(word: Callable[[int], str] | None = lambda token_id: f"<{token_id}>") -> Any:
+    return SimpleNamespace(word=word, finish=lambda outcome: ("long", outcome.token_ids))
+
+
+def test_ends_are_found_by_id_and_counted_once_however_they_come() -> None:
+    one, two, three = requests(3)
+    ends, first, second = Ends(), outcome(1), outcome(2)
+    assert len(ends) == 0
+    ends.put_all([one, two], [first, second])
+    assert len(ends) == 2
+    error = ValueError("later")
+    ends.put(three, None, error)
+    ends.put(one, None, error)
+    assert len(ends) == 3, "an end that comes again is no further end"
+    assert ends[one.id] == ends[three.id] == (None, error) and ends[two.id] == (second, None)
+    ends.put_all([one], [first])
+    assert len(ends) == 3 and ends[one.id] == (first, None)
+    with pytest.raises(KeyError):
+        ends[0]
+
+
+def test_results_are_those_of_the_requests_in_whatever_order_they_ended() -> None:
+    some = requests(4)
+    outcomes = [outcome(at) for at in range(4)]
+    expected = [Completion(f"<{at}>", (at,), "length", outcomes[at].stats) for at in range(4)]
+    straight, turned, single = Ends(), Ends(), Ends()
+    straight.put_all(some, outcomes)
+    turned.put_all(some[::-1], outcomes[::-1])
+    for request, one in zip(some, outcomes):
+        single.put(request, one, None)
+    for ends in (straight, turned, single):
+        assert finish_all(alike(), some, ends, make_completion, finished) == expected
+    assert finish_all(alike(), some[2:], straight, make_completion, finished) == expected[2:]
+
+
+def test_a_result_that_is_more_than_a_word_is_made_the_long_way_and_errors_are_values() -> None:
+    asked: list[int] = []
+
+    def word(token_id: int) -> str:
+        asked.append(token_id)
+        if token_id == 3:
+            raise ValueError("no text")
+        return str(token_id)
+
+    some = requests(6)
+    ends = Ends()
+    ends.put_all(some[:5], [outcome(7), outcome(), outcome(3), outcome(7), outcome(1, 2)])
+    error = RuntimeError("failed")
+    ends.put(some[5], None, error)
+    seven, none, bad, again, two, failed = finish_all(alike(word), some, ends, make_completion, finished)
+    assert (seven.text, again.text) == ("7", "7") and asked == [7, 3], "a text is asked for once a call"
+    assert none == ("long", ()) and two == ("long", (1, 2))
+    assert isinstance(bad, ValueError) and failed is error
+    assert finish_all(alike(None), some[:1], ends, make_completion, finished) == [("long", (7,))]
+
+
+def test_a_maker_refuses_what_has_no_slots() -> None:
+    with pytest.raises(TypeError, match="text is not a slot"):
+        Maker(Loose)
+
+
+def _loose() -> type:
+    from dataclasses import dataclass
+
+    @dataclass
+    class Loose:
+        text: str = ""
+
+    return Loose
+
+
+Loose = _loose()
+
+
+def test_only_a_result_that_is_what_was_asked_for_is_taken_as_tokens() -> None:
+    core = service_core()
+    alone = settling(core.pool, core.stats, CostModel().fit, core.live, 10)
+    rows, floats = np.arange(2, dtype=np.int32), np.zeros(2, np.float32)
+    asked = SampleRows(rows, floats, rows, floats, floats, np.zeros(2, np.uint64), rows)
+    none = np.zeros(0, np.int32)
+    good = StepResult((SampleOutput(rows),), (none,), 0.1)
+    assert alone.drawn(asked, good) is rows
+    wrong: list[Any] = [
+        replace(good, outputs=()),
+        replace(good, outputs=good.outputs * 2),
+        replace(good, bad_rows=()),
+        replace(good, bad_rows=(rows[:1],)),
+        replace(good, outputs=(SampleOutput(rows[:1]),)),
+        replace(good, outputs=(SampleOutput(rows.reshape(1, 2)),)),
+        replace(good, outputs=(SampleOutput([0, 1]),)),  # type: ignore[arg-type]
+        replace(good, outputs=(LogprobOutput(np.zeros(2), None, None, None),)),
+        SimpleNamespace(outputs=good.outputs, bad_rows=good.bad_rows),
+        "not a result",
+    ]
+    for result in wrong:
+        assert alone.drawn(asked, result) is None
+    assert alone.drawn(LogprobRows(rows, rows, rows), good) is None
