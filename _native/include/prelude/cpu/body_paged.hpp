@@ -24,7 +24,7 @@ constexpr int kKeysAhead = 16;
 #endif
 
 struct PagedTile {
-  int64_t at[kPagedKeys];  // where the keys begin, in values
+  int64_t at[kPagedKeys + kKeysAhead + 4];  // where the keys begin, in values; behind the last one its place again
   int count;
 
   // The next keys of a table, from `block` and the slot `in_block` on, both of which go on.
@@ -37,13 +37,7 @@ struct PagedTile {
       i += some, in_block += some;
       if (in_block == block_size) in_block = 0, ++block;
     }
-  }
-
-  // Where key i + kKeysAhead lies; behind the last of `now` come those of `then`.
-  template <class T>
-  const T* soon(int i, const T* now, const T* then) const {
-    const int key = i + kKeysAhead;
-    return key < count ? now + at[key] : then + at[key - count < count ? key - count : 0];
+    for (int j = 0; j < kKeysAhead + 4; ++j) at[count + j] = at[count - 1];
   }
 };
 
@@ -60,15 +54,34 @@ inline Vec load_few(const uint16_t* p, int n) {
   return load(values);
 }
 
-// scores[g][i] = q[g] . key i. Rows of q are `wide` apart, with zeros behind `width`; the values `v` are read next.
+// What kLanes values of four keys, or the first `few`, add to their products with G queries.
+template <int G, bool Whole, class T>
+inline void meet_keys(const T* const* keys, const float* q, int64_t wide, int64_t d, int few, Vec (*parts)[4]) {
+  Vec queries[G];
+  PRELUDE_SPELL_OUT
+  for (int g = 0; g < G; ++g) queries[g] = in_register(load(q + g * wide + d));
+  PRELUDE_SPELL_OUT
+  for (int j = 0; j < 4; ++j) {
+    const Vec key = in_register(Whole ? load(keys[j] + d) : load_few(keys[j] + d, few));
+    PRELUDE_SPELL_OUT
+    for (int g = 0; g < G; ++g) parts[g][j] = fma(queries[g], key, parts[g][j]);
+  }
+}
+
+// scores[g][i] = q[g] . key i. Rows of q are `wide` apart, with zeros behind `width`. What is left behind the last
+// vector has a call of its own: asked about in the loop, it would cost that the registers and a branch.
 template <int G, class T>
-inline void score_tile(const PagedTile& tile, const T* k, const T* v, const float* q, int64_t width, int64_t wide,
-                       float* scores) {
+inline void score_tile(const PagedTile& tile, const T* k, const float* q, int64_t width, int64_t wide, float* scores) {
+  constexpr int64_t line = 64 / sizeof(T);
+  const int few = static_cast<int>(width % kLanes);
+  const int64_t whole = width - few;
   for (int i = 0; i < tile.count; i += 4) {
-    const T* keys[4];
-    for (int j = 0; j < 4; ++j) {
-      keys[j] = k + tile.at[i + j < tile.count ? i + j : tile.count - 1];
-      fetch_values(tile.soon(i + j, k, v), width);
+    const T *keys[4], *soon[4];
+    PRELUDE_SPELL_OUT
+    for (int j = 0; j < 4; ++j) keys[j] = k + tile.at[i + j], soon[j] = k + tile.at[i + j + kKeysAhead];
+    for (int64_t d = 0; d < width; d += line) {
+      PRELUDE_SPELL_OUT
+      for (int j = 0; j < 4; ++j) fetch(soon[j] + d);
     }
     Vec parts[G][4];
     PRELUDE_SPELL_OUT
@@ -76,18 +89,8 @@ inline void score_tile(const PagedTile& tile, const T* k, const T* v, const floa
       PRELUDE_SPELL_OUT
       for (int j = 0; j < 4; ++j) parts[g][j] = zero();
     }
-    for (int64_t d = 0; d < width; d += kLanes) {
-      Vec queries[G];
-      PRELUDE_SPELL_OUT
-      for (int g = 0; g < G; ++g) queries[g] = in_register(load(q + g * wide + d));
-      PRELUDE_SPELL_OUT
-      for (int j = 0; j < 4; ++j) {
-        const Vec key =
-            in_register(d + kLanes <= width ? load(keys[j] + d) : load_few(keys[j] + d, static_cast<int>(width - d)));
-        PRELUDE_SPELL_OUT
-        for (int g = 0; g < G; ++g) parts[g][j] = fma(queries[g], key, parts[g][j]);
-      }
-    }
+    for (int64_t d = 0; d < whole; d += kLanes) meet_keys<G, true>(keys, q, wide, d, kLanes, parts);
+    if (few > 0) meet_keys<G, false>(keys, q, wide, whole, few, parts);
     PRELUDE_SPELL_OUT
     for (int g = 0; g < G; ++g) four_sums(parts[g], scores + g * kPagedKeys + i);
   }
@@ -125,7 +128,7 @@ inline void add_values(const PagedTile& tile, const T* v, const float* weights, 
   }
   for (int i = 0; i < tile.count; ++i) {
     const T* value = v + tile.at[i];
-    fetch_values(tile.soon(i, v, v), V > 1 ? V * kLanes : few);
+    fetch_values(v + tile.at[i + kKeysAhead], V > 1 ? V * kLanes : few);
     Vec by[G];
     PRELUDE_SPELL_OUT
     for (int g = 0; g < G; ++g) by[g] = in_register(same(weights[g * kPagedKeys + i]));
@@ -150,7 +153,8 @@ void attend_tile(const PagedTile& tile, const T* k, const T* v, const float* q, 
                  float* most, float* total, float* out) {
   alignas(64) float scores[G * kPagedKeys];
   float factors[G];
-  score_tile<G>(tile, k, v, q, width, wide, scores);
+  score_tile<G>(tile, k, q, width, wide, scores);
+  for (int i = 0; i < kKeysAhead; ++i) fetch_values(v + tile.at[i], width);
   for (int g = 0; g < G; ++g) factors[g] = soften_tile(scores + g * kPagedKeys, tile.count, most[g], total[g]);
   int64_t d = 0;
   for (; d + kPagedVectors * kLanes <= width; d += kPagedVectors * kLanes)
