@@ -13,9 +13,10 @@
 // break what was not, and the next one that wants it leads. Leaders of the step being planned are known by what
 // their promise begins with; begin_plan() forgets them.
 //
-// Recurrent slots. A model with recurrent layers keeps a sequence's state in one of a fixed number of slots: a resource
-// of its own unit, which a lease takes and release() gives back with its blocks. A OneShot row takes none: its state is
-// gone with its step. Blocks of the trie have no state to go on from, so that such a pool does not cache.
+// Recurrent slots. A model with recurrent layers keeps a sequence's state in one of a fixed number of slots: a
+// resource of its own unit, which a lease takes and release() gives back with its blocks. A OneShot row takes none:
+// its state is gone with its step. Blocks of the trie have no state to go on from, so that such a pool does not
+// cache.
 //
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
 // writer at a time.

@@ -71,7 +71,8 @@ inline void meet_keys(const T* const* keys, const float* q, int64_t wide, int64_
 // scores[g][i] = q[g] . key i. Rows of q are `wide` apart, with zeros behind `width`. What is left behind the last
 // vector has a call of its own: asked about in the loop, it would cost that the registers and a branch.
 template <int G, class T>
-inline void score_tile(const PagedTile& tile, const T* k, const float* q, int64_t width, int64_t wide, float* scores) {
+inline void score_tile(const PagedTile& tile, const T* k, const float* q, int64_t width, int64_t wide,
+                       float* scores) {
   constexpr int64_t line = 64 / sizeof(T);
   const int few = static_cast<int>(width % kLanes);
   const int64_t whole = width - few;
