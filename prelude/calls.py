@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prelude._native.core import Ends, finish_all
 from prelude.admission.messages import rough_size
 from prelude.admission.prepared import Admitted, Alike, Outcome, finished, make_completion
+from prelude.batch import LogprobRows
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions, merge_options
 from prelude.runtime.core import EngineCore
@@ -21,6 +23,9 @@ from prelude.timeline import Timeline
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.
 INLINE_CHARS = 4096
 JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
+# A call of more tasks is as many calls as it takes, each begun in a turn of its own.
+PART_TASKS = 512
+TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
 TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 32  # what preparing one costs beside its text
 
 Options = RequestOptions | Sequence[RequestOptions] | None
@@ -119,6 +124,27 @@ def batches(tasks: Iterable[Task], sizes: Iterable[int]) -> list[list[Task]]:
         runs[-1].append(task)
         total += size
     return runs
+
+
+def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -> Iterator[tuple[Any, Options]]:
+    """``PART_TASKS`` tasks at a time, and their options as they are when it is their turn."""
+    began = time.monotonic()
+    if isinstance(options, Sequence):
+        all_options = [call.options for call in make_calls(len(tasks), options, keywords)]
+    else:
+        all_options = [merge_options(options, keywords)]
+    for at in range(0, len(tasks), PART_TASKS):
+        passed = time.monotonic() - began
+        if isinstance(options, Sequence):
+            yield tasks[at : at + PART_TASKS], [one.after(passed) for one in all_options[at : at + PART_TASKS]]
+        else:
+            yield tasks[at : at + PART_TASKS], all_options[0].after(passed)
+
+
+def result_size(admitted: Any) -> int:
+    """Pairs of a token and its logprob that ``finish`` is going to make."""
+    readout = admitted.prepared.readout
+    return len(readout.targets) * readout.top if isinstance(readout, LogprobRows) else 0
 
 
 def task_list(tasks: Any) -> Sequence[Any]:

@@ -25,6 +25,9 @@ from prelude.admission.snapshot import snapshot
 from prelude.base import Health
 from prelude.calls import (
     INLINE_CHARS,
+    PART_TASKS,
+    TURN_PAIRS,
+    TURN_RESULTS,
     Call,
     Options,
     batches,
@@ -35,7 +38,9 @@ from prelude.calls import (
     make_calls,
     make_request,
     mark_all,
+    parts,
     plain_options,
+    result_size,
     task_list,
     text_size,
 )
@@ -72,8 +77,6 @@ from prelude.tasks import (
     SamplingParams,
     Task,
 )
-
-_LOOP_TURN = 64  # results made before the loop gets its turn
 
 
 class AsyncEngine:
@@ -178,13 +181,16 @@ class AsyncEngine:
     async def run_many(
         self, tasks: Sequence[Task], options: Options = None, *, return_exceptions: bool = False, **keywords: Any
     ) -> list[Any]:
-        """Runs tasks together (one future, one wake-up); results in the order of ``tasks``. ``options`` is one for
-        all, or one each. When the queue is full, those that find no place have ``QueueFull``, at once."""
+        """Runs tasks together (one future and one wake-up for some hundreds); results in the order of ``tasks``.
+        ``options`` is one for all, or one each. When the queue is full, those that find no place have ``QueueFull``,
+        at once."""
         if self._engine is None:
             await self.start()
         engine = self.engine
         core = engine._core
         tasks = task_list(tasks)
+        if len(tasks) > PART_TASKS:
+            return first_error(await self._run_parts(list(tasks), options, keywords), return_exceptions)
         same = plain_options(options, keywords)
         loop = asyncio.get_running_loop()
         outbox = self._outbox(loop, core)
@@ -215,15 +221,32 @@ class AsyncEngine:
                 for one in live:
                     core.cancel(one)
                 raise
-        results = []
+        results, pairs = [], 0
         for item, call, request in zip(admitted, calls, requests):
             if isinstance(request, Request):
-                results.append(finish_call(item, call, *sink.ends[request.id]))
+                size = result_size(item)
+                given = (finish_call, item, call, *sink.ends[request.id])
+                results.append(await asyncio.to_thread(*given) if size > TURN_PAIRS else finish_call(*given[1:]))
+                pairs += size
             else:
                 results.append(request)
-            if len(results) % _LOOP_TURN == 0:
+            if len(results) % TURN_RESULTS == 0 or pairs > TURN_PAIRS:
+                pairs = 0
                 await asyncio.sleep(0)
         return first_error(results, return_exceptions)
+
+    async def _run_parts(self, tasks: list[Any], options: Options, keywords: dict[str, Any]) -> list[Any]:
+        """``run_many`` of more tasks than a turn of the loop may begin with; errors are results."""
+        running: list[asyncio.Task[list[Any]]] = []
+        try:
+            for part, said in parts(tasks, options, keywords):
+                running.append(asyncio.create_task(self.run_many(part, said, return_exceptions=True)))
+                await asyncio.sleep(0)
+            return [result for results in await asyncio.gather(*running) for result in results]
+        except BaseException:
+            for one in running:
+                one.cancel()
+            raise
 
     async def _run_alike(
         self, engine: Engine, outbox: Outbox, tasks: Sequence[Any], options: RequestOptions

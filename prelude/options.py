@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prelude.admission.checks import flag, integer, number
@@ -48,6 +48,10 @@ class RequestOptions:
     def expires(self) -> float:
         """The moment on the monotonic clock, counted from now; infinity without a deadline."""
         return math.inf if self.deadline is None else time.monotonic() + self.deadline
+
+    def after(self, seconds: float) -> RequestOptions:
+        """The same, said so much later."""
+        return self if self.deadline is None else replace(self, deadline=max(0.0, self.deadline - seconds))
 
 
 def _check_label(field: str, value: Any) -> None:
