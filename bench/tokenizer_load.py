@@ -79,16 +79,14 @@ def measured(table: Table, sides: Sides, texts: list[str], quick: bool) -> None:
     path, count = sides.path, 2 if quick else 5
     with tempfile.TemporaryDirectory() as folder:
         Tokenizer.from_file(path, cache=folder)
-        names = {"read": Tokenizer.from_file, "path": path, "folder": folder}
+        names = {"read": Tokenizer.from_file, "path": path}
         runs = {
             HF: statement("load(path)", {"load": LOADERS[HF], "path": path}),
             "json": statement("read(path, cache=False)", names),
-            "tables": statement("read(path, cache=folder)", names),
         }
         times = blocks(runs, 5 if quick else 15, 0.002)
         note = f"{times.median('json') * 1e3:.1f} ms, HF {times.median(HF) * 1e3:.1f}"
         table.row("the tokenizer.json", "load, of HF's time", times.ratios("json", HF), most=0.45, note=note)
-        table.row("the kept tables", "load", [one * 1e3 for one in times.of["tables"]], "ms", most=10)
         files = []
         for at, text in enumerate(texts):
             files.append(Path(folder) / f"text{at}")
