@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import sys
 from collections import deque
@@ -50,9 +51,21 @@ def read(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = line
         yield row if isinstance(row, dict) else {"text": line}
+
+
+def written(row: dict[str, Any]) -> str:
+    """One line, whatever the row brought: half characters are written as escapes."""
+    try:
+        line = json.dumps(row, ensure_ascii=False)
+        line.encode()
+    except UnicodeEncodeError:
+        line = json.dumps(row)
+    except RecursionError:
+        line = json.dumps({"error": "it is nested too deeply to be written again"})
+    return line
 
 
 async def scored(engine: AsyncEngine, row: dict[str, Any], rubric: str, question: Question) -> dict[str, Any]:
@@ -82,17 +95,22 @@ async def score_all(
     count = 0
     async with aclosing(in_order(rows, lambda row: scored(engine, row, rubric, question), in_flight)) as results:
         async for result in results:
-            out.write(json.dumps(result, ensure_ascii=False) + "\n")
+            out.write(written(result) + "\n")
             count += 1
             advance()
     return count
+
+
+def text_file(path: str) -> TextIO:
+    """Bytes that are no UTF-8 become half characters, which the engine refuses in their own line."""
+    return open(path, encoding="utf-8", errors="surrogateescape")
 
 
 async def run(chosen: argparse.Namespace, source: TextIO, out: TextIO) -> int:
     question = Choice(chosen.question, chosen.labels.split(",")) if chosen.labels else YesNo(chosen.question)
     total = None
     if chosen.input != "-":
-        with open(chosen.input, encoding="utf-8") as lines:
+        with text_file(chosen.input) as lines:
             total = sum(1 for row in read(lines))
     with tqdm(desc="scored", total=total, unit=" lines") as progress:
         async with AsyncEngine.from_pretrained(chosen.model) as engine:
@@ -109,10 +127,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--model", help="a directory or a hub name; the packaged model by default")
     chosen = parser.parse_args(arguments)
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "strict")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)  # whatever the locale says
     if chosen.input == "-":
         asyncio.run(run(chosen, sys.stdin, sys.stdout))
     else:
-        with open(chosen.input, encoding="utf-8") as source:
+        with text_file(chosen.input) as source:
             asyncio.run(run(chosen, source, sys.stdout))
 
 

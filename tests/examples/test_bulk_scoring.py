@@ -106,3 +106,20 @@ def test_the_command_line(
     monkeypatch.setattr("sys.stdin", io.StringIO(TEXTS[2] + "\n"))
     bulk.main(["-", "--question", "Which language is it?", "--labels", "English,French"])
     assert json.loads(capsys.readouterr().out)["label"] in ("English", "French")
+
+
+def test_a_line_that_is_no_text_fails_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = json.dumps({"text": TEXTS[0]}).encode()
+    nested = b'{"text": "x", "a": ' + b"[" * 900 + b"]" * 900 + b"}"
+    bad = [b'{"text": "\\ud800 half"}', b"[" * 100_000, b"\xff\xfe latin", nested, b'{"n": ' + b"9" * 5000 + b"}"]
+    source = tmp_path / "texts.jsonl"
+    source.write_bytes(b"\n".join([good, *[line for one in bad for line in (one, good)]]))
+    bulk.main([str(source), "--question", "Is it polite?"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 11 and all(line["label"] in ("yes", "no") for line in lines[::2])
+    half, brackets, latin, deep, number = lines[1::2]
+    assert half["text"] == "\ud800 half" and "lone surrogate" in half["error"]
+    assert brackets["error"].startswith(("RequestTooLarge", "PromptTooLong"))
+    assert latin["text"] == "\udcff\udcfe latin" and "lone surrogate" in latin["error"]
+    assert deep.get("label") or "nested" in deep["error"]
+    assert number["error"].startswith("PromptTooLong")
