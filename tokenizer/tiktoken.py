@@ -33,6 +33,13 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
             raise TokenizerError(f"special_tokens[{token!r}]: id {id} is already taken")
         taken.add(id)
     written = {token: "".join(map(BYTE_CHARS.__getitem__, token)) for token in by_bytes}
+    ordinary = dict(zip(written.values(), by_bytes.values()))
+    for token in special_tokens:
+        if token in ordinary:
+            raise TokenizerError(
+                f"special_tokens[{token!r}]: the ordinary token {ordinary[token]} is written the same, and one string "
+                "has one id; leave it out, or write it in a way that no ordinary token is written"
+            )
     whole = {
         "version": "1.0",
         "truncation": None,
@@ -73,8 +80,7 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": True,
-            "vocab": {written[token]: id for token, id in by_bytes.items()}
-            | {token: id for token, id in special_tokens.items()},
+            "vocab": ordinary | special_tokens,
             "merges": [[written[a], written[b]] for a, b in _merges(by_bytes)],
         },
     }

@@ -285,6 +285,8 @@ def test_tiktoken_file_on_disk_with_special_tokens(rank_file: Any, tmp_path: Pat
         (None, {"<|x|>": 3}, "already taken"),
         (None, {"<|x|>": -1}, "not an id"),
         (None, {"": 999}, "not an id"),
+        (None, {"h": 999}, "the ordinary token 104 is written the same"),
+        (None, {"Ċ": 999}, "the ordinary token 10 is written the same"),
     ],
 )
 def test_malformed_tiktoken_files(rank_file: Any, data: bytes | None, special: Any, says: str) -> None:
