@@ -168,7 +168,7 @@ class EngineCore(Stepper):
             return
         try:
             self._post(requests, places)
-            while any_lives(self.live, requests) and self.step():
+            while self.step() and any_lives(self.live, requests):
                 pass
         finally:
             wanted, inbox = self._baton.release(), self.inbox

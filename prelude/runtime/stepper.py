@@ -17,7 +17,7 @@ from typing import Any
 from prelude._native.core import Baton, Doorbell, begin_all, end_all, plain, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
-from prelude.batch import I32, StepResult
+from prelude.batch import I32, OneShotBatch, StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners, in_main_thread
@@ -377,12 +377,13 @@ class Stepper(Forkable):
     def _land(self) -> bool:
         """Waits for the first step in flight and settles it. Whether it succeeded."""
         flight, succeeded, drawn = self._flights[0], False, None
-        alone = not (flight.plan.prefill or flight.plan.decode)
+        batch = flight.packed.batch
+        alone = batch if isinstance(batch, OneShotBatch) else None
         entered = time.perf_counter() if self.overlap else 0.0
         try:
             result = self.executor.wait(flight.handle)
-            if alone:
-                drawn = self._alone.drawn(flight.packed.batch.readout, result)
+            if alone is not None:
+                drawn = self._alone.drawn(alone.readout, result)
             if drawn is None:
                 check_result(flight.packed, result)
         except BaseException as error:
@@ -398,7 +399,7 @@ class Stepper(Forkable):
             else:
                 self._flights.popleft()
             self.step_began = time.monotonic() if self._flights else 0.0
-            if alone and not self.events.heard:
+            if alone is not None and not self.events.heard:
                 self._settle_alone(flight, result, drawn)
             else:
                 self._settle(flight, result)
