@@ -194,6 +194,14 @@ def fit_state(
 
 
 def state_too_long(facts: Facts, state: int, deepest: int, asked: int) -> InvalidRequest:
+    if deepest >= facts.max_length:
+        return PromptTooLong(
+            f"the longest question has {deepest} tokens with its label; the limit is {facts.max_length}, the state "
+            "included; shorten the question",
+            tokens=deepest,
+            limit=facts.max_length,
+            field="questions",
+        )
     if state + deepest > facts.max_length:
         return PromptTooLong(
             f"{state} tokens of state and {deepest} of the longest question and label; the limit is "

@@ -10,10 +10,10 @@ import numpy as np
 from prelude.admission import checks
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
-from prelude.admission.prompts import Encoded, encode_prompt, too_long
+from prelude.admission.prompts import Encoded, encode_prompt
 from prelude.admission.tokenization import Use, token_ids
 from prelude.batch import I32, LogprobOutput, LogprobRows
-from prelude.errors import InvalidRequest
+from prelude.errors import InvalidRequest, PromptTooLong
 from prelude.results import LoglikelihoodResult, PromptLogprobsResult, RequestStats, TokenLogprob
 from prelude.tasks import Loglikelihood, PromptLogprobs
 
@@ -57,7 +57,13 @@ def continuation_ids(facts: Facts, use: Use, continuation: Any) -> I32:
 
 def context_ids(facts: Facts, use: Use, task: Loglikelihood, room: int, scored: int) -> Encoded:
     if room < 1:
-        raise too_long(facts, scored + 1, facts.max_length + 1, "continuation")
+        raise PromptTooLong(
+            f"{scored} tokens; after a context of at least one token the limit is {facts.max_length}; shorten it "
+            "(truncation= cuts the context alone)",
+            tokens=scored,
+            limit=facts.max_length,
+            field="continuation",
+        )
     return encode_prompt(
         facts,
         use,

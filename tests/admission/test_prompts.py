@@ -393,3 +393,19 @@ def test_a_prompt_of_the_whole_length_is_read_to_its_end() -> None:
     readout = prepared.readout
     assert isinstance(readout, PooledRows)
     assert readout.rows.tolist() == [255] and prepared.tree.depth == 256
+
+
+@pytest.mark.fault(3)
+@pytest.mark.parametrize("mode", ["error", "head", "tail", "middle"])
+def test_what_no_truncation_can_help_names_its_own_field(mode: Any) -> None:
+    preparer = toys.make(max_length=64)
+    question = Decide("state", [YesNo("word " * 100)], truncation=mode)
+    with pytest.raises(
+        PromptTooLong, match=r"the longest question has \d+ tokens.*64.*shorten the question"
+    ) as caught:
+        preparer.prepare(question)
+    assert caught.value.field == "questions" and caught.value.limit == 64 < caught.value.tokens
+    with pytest.raises(PromptTooLong, match=r"65 tokens; after a context.*64; shorten it") as caught:
+        preparer.prepare(Loglikelihood("x", [5] * 65, truncation=mode))
+    assert caught.value.field == "continuation" and (caught.value.tokens, caught.value.limit) == (65, 64)
+    preparer.prepare(Loglikelihood("x", [5] * 64, truncation=mode))
