@@ -13,6 +13,7 @@ from prelude.scheduling.policies import Policy, policy_named
 from prelude.tasks import CacheMode, strict_keywords
 
 CPU_KV_BYTES = 256 << 20
+MAX_BLOCK_SIZE = 4096  # of the pool's allocator
 
 
 @strict_keywords
@@ -110,6 +111,8 @@ class EngineConfig:
                     raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
             elif value is not None:
                 _positive(field.name, value, least=0 if field.name == "defer_steps" else 1)
+        if self.block_size > MAX_BLOCK_SIZE:
+            raise ConfigError(f"block_size={self.block_size} is out of range; it takes 1 to {MAX_BLOCK_SIZE}")
         if self.max_running > self.max_step_requests:
             raise ConfigError(
                 f"max_running={self.max_running} is above max_step_requests={self.max_step_requests}: every running "

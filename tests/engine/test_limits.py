@@ -155,6 +155,7 @@ def test_part_of_a_large_call_is_refused_and_the_rest_is_answered() -> None:
         {"hang_seconds": True},
         {"unhealthy_after": 0},
         {"max_running": 1.5},
+        {"block_size": 4097},
     ],
 )
 def test_limits_that_make_no_sense_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
