@@ -30,6 +30,7 @@ LEAST = 512 << 10  # smaller files load fast enough
 _MOST_BYTES = 512 << 20  # of all files in the folder; the oldest go first
 _LARGEST = 1 << 30
 _OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_OPEN |= getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place has nobody at its other end
 
 
 def at(cache: bool | str | os.PathLike[str]) -> TableCache | None:

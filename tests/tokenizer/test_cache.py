@@ -50,6 +50,25 @@ def assert_works(path: Path, folder: Path) -> None:
     assert is_used(path, folder)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_in_the_place_of_tables_holds_nobody_up(folder: Path, file: Path) -> None:
+    code = f"""
+import os
+from prelude.tokenizer import Tokenizer, _cache
+_cache.LEAST = 0
+Tokenizer.from_file({str(file)!r}, cache={str(folder)!r})
+[tables] = [name for name in os.listdir({str(folder)!r}) if name != "key"]
+for name in (tables, "key"):
+    os.remove(os.path.join({str(folder)!r}, name))
+    os.mkfifo(os.path.join({str(folder)!r}, name))
+    _cache._caches.clear()
+    print(len(Tokenizer.from_file({str(file)!r}, cache={str(folder)!r}).encode("Hello there").ids))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    whole = len(Tokenizer.from_file(file, cache=False).encode("Hello there").ids)
+    assert ran.stdout.split() == [str(whole)] * 2, ran.stderr
+
+
 def test_tables_give_the_same_tokenizer(
     folder: Path, name: str, json_of: Callable[[str], str], texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
