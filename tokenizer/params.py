@@ -16,6 +16,7 @@ from .encoding import Encoding
 Direction = Literal["left", "right"]
 Strategy = Literal["longest_first", "only_first", "only_second"]
 
+_MOST_ID = (1 << 31) - 1
 _WRAP = 1 << 64  # HF subtracts in 64 bits without a sign
 _STRATEGY_JSON = {"longest_first": "LongestFirst", "only_first": "OnlyFirst", "only_second": "OnlySecond"}
 _STRATEGY_NAME = {value: key for key, value in _STRATEGY_JSON.items()}
@@ -94,9 +95,9 @@ class Padding:
         return Padding(
             None if length is None else _unsigned(length),
             None if pad_to_multiple_of is None else _unsigned(pad_to_multiple_of),
-            _unsigned(pad_id),
+            _id("pad_id", pad_id),
             pad_token,
-            _unsigned(pad_type_id),
+            _id("pad_type_id", pad_type_id),
             _direction(direction),
         )
 
@@ -106,9 +107,9 @@ class Padding:
         return Padding(
             int(strategy["Fixed"]) if isinstance(strategy, dict) else None,
             member.get("pad_to_multiple_of"),
-            int(member["pad_id"]),
+            _id("pad_id", int(member["pad_id"])),
             str(member["pad_token"]),
-            int(member["pad_type_id"]),
+            _id("pad_type_id", int(member["pad_type_id"])),
             _direction(str(member["direction"]).lower()),
         )
 
@@ -182,6 +183,14 @@ def _direction(value: str) -> Direction:
     if value not in ("left", "right"):
         raise ValueError(f"Unknown `direction`: `{value}`. Use one of `left` or `right`.")
     return cast(Direction, value)
+
+
+def _id(name: str, value: Any) -> int:
+    """Ids are int32 in every array."""
+    number = _unsigned(value)
+    if number > _MOST_ID:
+        raise OverflowError(f"{name}={number} is out of range; it takes 0 to {_MOST_ID}")
+    return number
 
 
 def _unsigned(value: Any) -> int:

@@ -37,8 +37,8 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
     for token in special_tokens:
         if token in ordinary:
             raise TokenizerError(
-                f"special_tokens[{token!r}]: the ordinary token {ordinary[token]} is written the same, and one string "
-                "has one id; leave it out, or write it in a way that no ordinary token is written"
+                f"special_tokens[{token!r}]: the ordinary token {ordinary[token]} is written the same, and one "
+                "string has one id; leave it out, or write it in a way that no ordinary token is written"
             )
     whole = {
         "version": "1.0",

@@ -323,7 +323,7 @@ def _restored(data: bytes, config: FileConfig, encode_special: bool) -> Tokenize
 def _parsed(member: Any, path: str, parse: Callable[[dict[str, Any]], Any]) -> Any:
     try:
         return None if member is None else parse(member)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TokenizerFileError(path, f"not {path} parameters: {type(error).__name__} {error}") from None
 
 

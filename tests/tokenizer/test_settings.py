@@ -163,3 +163,15 @@ def test_num_special_tokens_to_add(name: str, pair_of: Pair) -> None:
     ours, theirs = pair_of(name)
     for is_pair in (True, False):
         assert ours.num_special_tokens_to_add(is_pair) == theirs.num_special_tokens_to_add(is_pair)
+
+
+@pytest.mark.parametrize("name", ["pad_id", "pad_type_id"])
+def test_an_id_that_no_array_holds_is_refused_when_it_is_set(pair_of: Pair, name: str) -> None:
+    """HF's ids have 32 bits, those of the arrays here 31."""
+    ours, _ = pair_of("byte-level")
+    ours.enable_padding(length=9, **{name: (1 << 31) - 1})
+    padded = ours.encode("Hello")
+    assert (padded.ids if name == "pad_id" else padded.type_ids)[-1] == (1 << 31) - 1
+    with pytest.raises(OverflowError, match=f"{name}=2147483648 is out of range; it takes 0 to 2147483647"):
+        ours.enable_padding(length=9, **{name: 1 << 31})
+    assert ours.encode("Hello").ids == padded.ids
