@@ -18,6 +18,7 @@
 //   table   code point --> bits of `Class`: pages of 256, those of ASCII apart
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -61,20 +62,23 @@ struct ClassTable {
 
   uint8_t of(uint32_t c) const { return bits[size_t{page[c >> 8]} * 256 + (c & 255)]; }
 
-  template <class F>
-  void fill(F&& bits_of) {
-    std::map<std::string, uint16_t> seen;
-    page.assign(code_points / 256, 0);
-    std::string one(256, 0);
-    for (uint32_t c = 0; c < code_points; ++c) {
-      uint8_t b = bits_of(c);
-      one[c & 255] = static_cast<char>(b);
-      if (c < 128) ascii[c] = b;
-      if ((c & 255) != 255) continue;
+  // flat: the bits of every code point.
+  void fill(const std::vector<uint8_t>& flat) {
+    std::map<std::string_view, uint16_t> seen;
+    std::string_view all_bits(reinterpret_cast<const char*>(flat.data()), flat.size()), last;
+    page.clear();
+    for (uint32_t first = 0; first < code_points; first += 256) {
+      std::string_view one = all_bits.substr(first, 256);
+      if (one == last) {  // as most are
+        page.push_back(page.back());
+        continue;
+      }
+      last = one;
       auto [at, fresh] = seen.try_emplace(one, static_cast<uint16_t>(seen.size()));
       if (fresh) bits.insert(bits.end(), one.begin(), one.end());
-      page[c >> 8] = at->second;
+      page.push_back(at->second);
     }
+    std::copy_n(flat.begin(), ascii.size(), ascii.begin());
     auto all = [&](uint8_t what, uint32_t from, uint32_t to) {
       for (uint32_t c = from; c < to; ++c)
         if (of(c) != what) return false;
@@ -142,7 +146,9 @@ class PlanReader : private Shapes {
   static std::unique_ptr<SplitPlan> spaced() {
     auto plan = std::make_unique<SplitPlan>();
     plan->family = SplitFamily::spaced;
-    plan->classes.fill([](uint32_t c) { return c == ' ' ? uint8_t{class_blank} : uint8_t{0}; });
+    std::vector<uint8_t> flat(code_points);
+    flat[' '] = class_blank;
+    plan->classes.fill(flat);
     return plan;
   }
 
@@ -270,7 +276,7 @@ class PlanReader : private Shapes {
     mark(flat, space(), class_space);
     mark(flat, newline(), class_newline);
     mark(flat, CharSet::one(' '), class_blank);
-    plan.classes.fill([&](uint32_t c) { return flat[c]; });
+    plan.classes.fill(flat);
   }
   void fill(const CharSet& letter, const CharSet& number, const CharSet& upper, const CharSet& special) {
     std::vector<uint8_t> flat(code_points);
