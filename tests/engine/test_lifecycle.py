@@ -1,13 +1,9 @@
-"""The engine in a process that it does not own: loops, threads, signals, forks, exits, and what idling costs."""
+"""The engine in a process that it does not own: loops, threads, closing, and what idling costs."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -15,7 +11,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, RequestOptions
-from prelude.errors import EngineClosed, EngineForked, InvalidRequest, UnknownParameter
+from prelude.errors import EngineClosed, InvalidRequest, UnknownParameter
 from tests import toy
 from tests.engine.test_faults import ById, generated
 from tests.patience import PATIENCE, Paced, comes, shown, until
@@ -27,10 +23,6 @@ SLOW = 0.004  # seconds a step
 
 def slow_service(**options: Any) -> AsyncEngine:
     return toy_service(service_core(toy.ToyExecutor(num_blocks=8192, delay=SLOW), **options))
-
-
-def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
 # ------------------------------------------------------------------ loops and threads
@@ -368,153 +360,3 @@ def test_warmup_takes_what_is_alive_out_of_the_collectors_sight() -> None:
         gc.unfreeze()
         del heap
     engine.close()
-
-
-# ------------------------------------------------------------------ processes
-
-TOY = "from tests.service import *; from tests.scheduling.test_engine_core import *; import asyncio, time, os\n"
-
-
-@pytest.mark.fault(62)
-def test_a_forked_child_is_told_at_once() -> None:
-    engine = slow_service()
-    core = engine.engine._core
-    core.submit(core.request(chat(prompt(6, 1), 200), ById()))
-    assert core._baton.take() or core._thread is not None  # somebody has it at that moment
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover
-        code = 1
-        try:
-            signal.alarm(60)
-            told = 0
-            for attempt in (
-                lambda: engine.engine.run(last_logprob(prompt(4, 1))),
-                lambda: asyncio.run(engine.run(last_logprob(prompt(4, 1)))),
-                lambda: core.request(last_logprob(prompt(4, 1)), ById()),
-            ):
-                try:
-                    attempt()
-                except EngineForked:
-                    told += 1
-            health = engine.health()
-            engine.engine.close()
-            code = 0 if told == 3 and not health.ok and "forked" in str(health.reason) else 1
-        finally:
-            os._exit(code)
-    if core._baton.mine:
-        core._baton.release()
-        core._wake.ring()
-    os.close(read)
-    os.close(write)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert engine.health().ok, "the parent goes on"
-    engine.engine.close(drain=False)
-
-
-@pytest.mark.fault(62)
-def test_spawned_processes_have_their_own_engine_and_none_is_pickled() -> None:
-    import pickle
-
-    with pytest.raises(TypeError, match="another process"):
-        pickle.dumps(toy_service().engine)
-    code = """
-import multiprocessing as mp
-from tests.service import toy_service
-from tests.scheduling.test_engine_core import last_logprob, prompt
-
-def work(queue):
-    with toy_service().engine as engine:
-        queue.put(float(engine.run(last_logprob(prompt(4, 1))).output.logprobs[0]))
-
-if __name__ == "__main__":
-    here = toy_service().engine
-    want = float(here.run(last_logprob(prompt(4, 1))).output.logprobs[0])
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=work, args=(queue,))
-    process.start()
-    print(queue.get() == want)
-    process.join()
-"""
-    import tempfile
-
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
-        file.write(code)
-        file.flush()
-        done = subprocess.run(
-            [sys.executable, file.name],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-        )
-    assert done.stdout == "True\n", done.stderr
-
-
-@pytest.mark.fault(60)
-@pytest.mark.parametrize("how", ["idle", "in flight", "async", "loop open"])
-def test_an_engine_that_nobody_closes_does_not_hold_up_the_exit(how: str) -> None:
-    code = {
-        "idle": "e = toy_service(); e.engine.run(last_logprob(prompt(4, 1)))",
-        "in flight": "c = service_core(toy.ToyExecutor(delay=0.01))\n"
-        "c.submit(c.request(chat(prompt(6, 1), 200), Collect())); time.sleep(0.05)",
-        "async": "e = toy_service(service_core(toy.ToyExecutor(delay=0.01)))\n"
-        "async def main():\n    t = asyncio.create_task(e.run(chat(prompt(6, 1), 200))); await asyncio.sleep(0.05)\n"
-        "asyncio.run(main())",
-        "loop open": "e = toy_service(service_core(toy.ToyExecutor(delay=0.01)))\n"
-        "l = asyncio.new_event_loop(); t = l.create_task(e.run(chat(prompt(6, 1), 200)))\n"
-        "l.run_until_complete(asyncio.sleep(0.05))",
-    }[how]
-    done = run_code(f"{TOY}{code}\nimport atexit; atexit.register(print, 'left')\n")
-    assert done.returncode == 0 and "Fatal" not in done.stderr and done.stdout == "left\n", done.stderr
-
-
-def test_an_engine_that_is_dropped_ends_its_threads() -> None:
-    import weakref
-
-    engine = toy_service()
-    core = engine.engine._core
-    asyncio.run(engine.run(last_logprob(prompt(4, 1))))
-    thread = core._thread
-    assert thread is not None and thread.is_alive()
-    gone = weakref.ref(engine.engine)
-    del engine
-    until(lambda: gc.collect() >= 0 and gone() is None)
-    thread.join(PATIENCE)
-    assert not thread.is_alive() and core.executor.closed
-
-
-@pytest.mark.fault(60)
-@pytest.mark.parametrize("kind", ["SIGTERM drains", "SIGINT"])
-def test_signals(kind: str) -> None:
-    """What the README says of signals: SIGTERM sets an event, and leaving the ``async with`` block drains."""
-    drains = """
-import signal
-async def main():
-    engine = toy_service(service_core(toy.ToyExecutor(delay=0.01), running=8))
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with engine:
-        tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 30))) for i in range(4)]
-        await asyncio.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await stop.wait()
-    ends = await asyncio.gather(*tasks)
-    print(sum(len(end.token_ids) for end in ends))
-asyncio.run(main())
-"""
-    interrupted = """
-import signal, threading
-engine = toy_service(service_core(toy.ToyExecutor(num_blocks=8192, delay=0.01))).engine
-try:
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    engine.run(chat(prompt(6, 1), 4000))
-except KeyboardInterrupt:
-    end = engine.run(chat(prompt(6, 1), 20))
-    engine.close()
-    from tests.service import is_empty
-    print(list(end.token_ids) == toy.generate(prompt(6, 1).tolist(), 20) and is_empty(engine._core))
-"""
-    done = run_code(TOY + (drains if kind.startswith("SIGTERM") else interrupted))
-    assert done.stdout == ("120\n" if kind.startswith("SIGTERM") else "True\n"), done.stderr
