@@ -225,8 +225,9 @@ class AsyncEngine:
         for item, call, request in zip(admitted, calls, requests):
             if isinstance(request, Request):
                 size = result_size(item)
-                given = (finish_call, item, call, *sink.ends[request.id])
-                results.append(await asyncio.to_thread(*given) if size > TURN_PAIRS else finish_call(*given[1:]))
+                ended = (item, call, *sink.ends[request.id])
+                large = size > TURN_PAIRS
+                results.append(await asyncio.to_thread(finish_call, *ended) if large else finish_call(*ended))
                 pairs += size
             else:
                 results.append(request)
