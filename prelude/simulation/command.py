@@ -24,7 +24,7 @@ from prelude.simulation.machines import MACHINES, Machine, machine
 from prelude.simulation.report import Report, seconds_text, table
 from prelude.simulation.routing import ROUTERS
 from prelude.simulation.traces import Arrival, read_trace, write_trace
-from prelude.simulation.workloads import WORKLOADS, cancelled
+from prelude.simulation.workloads import WORKLOADS, cancelled, rubrics
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--write-trace", default=None, metavar="FILE", help="write the arrivals as a trace file and stop")
 
 
+# Of EngineConfig: what only an engine with a model, its texts and its clock looks at.
+_UNSEEN = frozenset(
+    [
+        "max_length",
+        "kv_bytes",
+        "attention",
+        "default_cache",
+        "deterministic",
+        "max_prompt_chars",
+        "max_questions",
+        "max_labels",
+        "max_top",
+        "prepare_threads",
+        "cost_model",
+        "hang_seconds",
+        "unhealthy_after",
+    ]
+)
+_LEAST = {"skew": 0, "chats": 0, "tenants": 0}  # of workload options; others are positive
+_MOST = {"skew": 16, "chats": 1}
+_MOST_COUNT = 1 << 24
+
+
 def main(chosen: argparse.Namespace) -> int:
+    try:
+        return _main(chosen)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+
+
+def _main(chosen: argparse.Namespace) -> int:
+    _check(chosen)
     engine = machine(chosen.machine, **_settings(chosen.set))
     options = _options(chosen)
     if chosen.write_trace:
@@ -101,6 +132,29 @@ def main(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _check(chosen: argparse.Namespace) -> None:
+    """What cannot be said together, and shares that are none."""
+    if chosen.rate is not None:
+        _number(f"{chosen.rate:g}")
+    if not 0 <= chosen.cancel <= 1:
+        raise ConfigError(f"--cancel {chosen.cancel}: a share of the callers, from 0 to 1")
+    together = [("--ablation", "--policy"), ("--rates", "--clients")]
+    together += [("--equal-p99", other) for other in ("--rates", "--clients", "--replicas", "--policy", "--ablation")]
+    said = {
+        "--ablation": chosen.ablation,
+        "--policy": chosen.policy,
+        "--rates": chosen.rates,
+        "--clients": chosen.clients is not None,
+        "--equal-p99": chosen.equal_p99,
+        "--replicas": chosen.replicas != 1,
+    }
+    for one, other in together:
+        if said[one] and said[other]:
+            raise ConfigError(f"{one} takes no {other}; give one of them")
+    if chosen.rates and "," in chosen.routing:
+        raise ConfigError(f"--routing {chosen.routing}: --rates takes one")
+
+
 def _variants(chosen: argparse.Namespace) -> Mapping[str, Settings]:
     if chosen.ablation:
         return ABLATIONS
@@ -111,7 +165,8 @@ def _variants(chosen: argparse.Namespace) -> Mapping[str, Settings]:
 
 def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate, title: str) -> int:
     rates = [_number(text) for text in chosen.rates.split(",")]
-    sweeps = compare.sweep(engine, trace, rates, _variants(chosen))
+    options = {"replicas": chosen.replicas, "routing": [chosen.routing], "seed": chosen.seed, "audit": chosen.audit}
+    sweeps = compare.sweep(engine, trace, rates, _variants(chosen), **options)
     for number, rate in enumerate(rates):
         _show([sweep.reports[number] for sweep in sweeps], f"{chosen.workload} at {rate:g}/s on {engine.name}")
     if chosen.plot:
@@ -165,14 +220,39 @@ def _source(chosen: argparse.Namespace, options: Mapping[str, Any], rate: float)
 def _options(chosen: argparse.Namespace) -> dict[str, Any]:
     if _is_file(chosen):
         return {}
-    signature = inspect.signature(WORKLOADS[chosen.workload])
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    parameters = dict(inspect.signature(WORKLOADS[chosen.workload]).parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        parameters = {**inspect.signature(rubrics).parameters, **parameters}
+    known = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
     options = dict(_pair(text) for text in chosen.option)
-    for name in options:
-        if name not in signature.parameters and not open_ended:
-            known = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name, value in options.items():
+        if name not in known:
             raise ConfigError(f"{chosen.workload} has no option {name!r}; it takes {', '.join(known)}")
+        _check_option(name, value, known[name])
     return options
+
+
+def _check_option(name: str, value: Any, default: Any) -> None:
+    """It is of its default's kind, and in a range that makes sense."""
+    least, most = _LEAST.get(name, 1), _MOST.get(name, _MOST_COUNT)
+    if isinstance(default, tuple):
+        counts = value if isinstance(value, tuple) else ()
+        whole = all(_is_count(count, 1, most) for count in counts)
+        if isinstance(value, tuple) and whole and (not default or (len(value) == 2 and value[0] <= value[1])):
+            return
+        takes = "[least, most]" if default else "a list"
+        raise ConfigError(f"{name}={value!r}: it takes {takes} of integers from 1 to {most}")
+    if isinstance(default, int):
+        if not _is_count(value, least, most):
+            raise ConfigError(f"{name}={value!r}: it takes an integer from {least} to {most}")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ConfigError(f"{name}={value!r}: it takes a number from 0 to {most}")
+    elif value == 0 and name not in _LEAST:
+        raise ConfigError(f"{name}={value!r}: it takes a number above 0")
+
+
+def _is_count(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -181,6 +261,8 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     for name in settings:
         if name not in known:
             raise ConfigError(f"EngineConfig has no field {name!r}")
+        if name in _UNSEEN:
+            raise ConfigError(f"{name} changes nothing in a simulation: the trace and the machine say it")
     return settings
 
 
@@ -190,7 +272,7 @@ def _pair(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{text!r} is not NAME=VALUE")
     try:
         parsed = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = value
     return name, tuple(parsed) if isinstance(parsed, list) else parsed
 
@@ -200,8 +282,8 @@ def _number(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{text!r} is not a positive rate")
+    if not 1e-6 <= value <= 1e9:
+        raise ConfigError(f"{text!r} is not a positive rate, from 1e-6 to 1e9")
     return value
 
 

@@ -72,9 +72,16 @@ class Sweep:
     reports: tuple[Report, ...]
 
 
-def sweep(machine: Machine, trace: AtRate, rates: Sequence[float], variants: Mapping[str, Settings]) -> list[Sweep]:
+def sweep(
+    machine: Machine, trace: AtRate, rates: Sequence[float], variants: Mapping[str, Settings], **options: Any
+) -> list[Sweep]:
+    """``options``: of ``run``; one routing."""
     return [
-        Sweep(name, tuple(rates), tuple(run(machine, partial(trace, r, 0), {name: settings})[0] for r in rates))
+        Sweep(
+            name,
+            tuple(rates),
+            tuple(run(machine, partial(trace, r, 0), {name: settings}, **options)[0] for r in rates),
+        )
         for name, settings in variants.items()
     ]
 

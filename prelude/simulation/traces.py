@@ -17,7 +17,6 @@ A trace file has one JSON object a line, in order of ``at``; fields that are lef
 from __future__ import annotations
 
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -31,7 +30,7 @@ import numpy as np
 from prelude.admission.drawing import Sampling
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import I32, LogprobRows, PooledRows
-from prelude.errors import TraceError
+from prelude.errors import TraceError, shown
 from prelude.options import RequestOptions
 from prelude.tasks import CacheMode
 
@@ -39,6 +38,9 @@ Part: TypeAlias = "tuple[str | None, int]"
 TaskName: TypeAlias = Literal["decide", "embed", "generate"]
 
 _MASK = (1 << 31) - 1
+MAX_TOKENS = 1 << 24  # of one arrival
+MAX_LABELS = 1 << 20  # likewise
+MAX_SECONDS = 1e9
 _KEPT_TOKENS = 16 << 20  # of named parts: 64 MB
 _LAST: I32 = np.zeros(1, dtype=np.int32)
 
@@ -156,12 +158,14 @@ def write_trace(arrivals: Iterable[Arrival], path: str | Path) -> int:
 def read_trace(path: str | Path) -> Iterator[Arrival]:
     """Line by line. ``TraceError`` names the line that is not an arrival."""
     before = 0.0
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                arrival = _arrival(json.loads(line))
+                arrival = _arrival(json.loads(line.decode()))
+            except RecursionError:
+                raise TraceError(f"{path}, line {number}: it is nested too deeply") from None
             except (TypeError, ValueError) as error:
                 raise TraceError(f"{path}, line {number}: {error}") from None
             if arrival.at < before:
@@ -181,12 +185,16 @@ def _arrival(line: Any) -> Arrival:
     for part in parts:
         if not (isinstance(part, list) and len(part) == 2 and isinstance(part[0], str | None)):
             raise ValueError(f"parts has {part!r}, not [name or null, tokens]")
+        if part[0] is not None:
+            _text("parts", part[0])
         _whole("parts", part[1], 1)
     questions = line.get("questions", [])
     if not isinstance(questions, list):
         raise ValueError(f"questions={questions!r} is not a list of token counts")
     for tokens in questions:
         _whole("questions", tokens, 1)
+    if sum(tokens for _, tokens in parts) + sum(questions) > MAX_TOKENS:
+        raise ValueError(f"parts and questions have more than {MAX_TOKENS} tokens together")
     given = {**line, "parts": tuple((name, tokens) for name, tokens in parts), "questions": tuple(questions)}
     known = {field.name for field in fields(Arrival)}
     if unknown := sorted(given.keys() - known):
@@ -203,16 +211,30 @@ def _arrival(line: Any) -> Arrival:
     if arrival.cache not in ("auto", "always", "never"):
         raise ValueError(f"cache={arrival.cache!r} is not 'auto', 'always' or 'never'")
     _whole("labels", arrival.labels, 1)
+    if arrival.labels * max(1, len(arrival.questions)) > MAX_LABELS:
+        raise ValueError(f"labels={arrival.labels} a question: the limit is {MAX_LABELS} in all")
+    if arrival.user is not None:
+        _text("user", arrival.user)
     _whole("max_tokens", arrival.max_tokens, 1 if arrival.task == "generate" else 0)
     arrival.options()
     return arrival
 
 
 def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MASK:
-        raise ValueError(f"{name}: {value!r} is not an integer of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value:
+        raise ValueError(f"{name}: {shown(value)} is not an integer of at least {least}")
+    if value > MAX_TOKENS:
+        raise ValueError(f"{name}: {shown(value)} is too much; the limit is {MAX_TOKENS}")
 
 
 def _seconds(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{name}={value!r} is not a number of seconds of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        raise ValueError(f"{name}={shown(value)} is not a number of seconds from 0 to {MAX_SECONDS:g}")
+
+
+def _text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value.isascii():
+        try:
+            value.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise ValueError(f"{name}: {shown(value)} is no text") from None

@@ -92,6 +92,26 @@ def test_without_probation_whatever_is_computed_pushes_the_rubrics_out(tmp_path:
         (["--seeds", "0", "--equal-p99", "--rate", "10"], "at least one"),
         (["--set", "nothing=1"], "no field"),
         (["--rates", "0"], "positive rate"),
+        (["--rates", "5", "--clients", "2"], "--rates takes no --clients"),
+        (["--rates", "5", "--routing", "random,prefix-affine"], "--rates takes one"),
+        (["--ablation", "--policy", "first_come_first_served"], "--ablation takes no --policy"),
+        (["--equal-p99", "--replicas", "2"], "--equal-p99 takes no --replicas"),
+        (["--rate", "0"], "positive rate"),
+        (["--rate", "nan"], "positive rate"),
+        (["--cancel", "nan"], "--cancel nan: a share"),
+        (["--cancel", "2"], "--cancel 2"),
+        (["--cancel=-1"], "--cancel -1"),
+        (["--set", "max_length=5"], "max_length changes nothing"),
+        (["--set", "kv_bytes=5"], "kv_bytes changes nothing"),
+        (["--option", "requests=abc"], "requests='abc': it takes an integer from 1"),
+        (["--option", "rubrics=0"], "rubrics=0: it takes an integer from 1"),
+        (["--option", "skew=nan"], "skew='nan': it takes a number"),
+        (["--option", "skew=NaN"], "skew=nan: it takes a number"),
+        (["--option", "text_tokens=[5]"], "text_tokens=(5,): it takes [least, most]"),
+        (["--option", "text_tokens=[9,5]"], "text_tokens=(9, 5): it takes [least, most]"),
+        (["--option", "questions=[0]"], "questions=(0,): it takes a list of integers"),
+        (["--option", "requests=10", "--rate", "5", "--json", "/dev/null/x"], "/dev/null"),
+        (["--option", "requests=10", "--rate", "5", "--write-trace", "/dev/null/x"], "/dev/null/x"),
     ],
 )
 def test_what_makes_no_sense_is_said(
@@ -99,3 +119,20 @@ def test_what_makes_no_sense_is_said(
 ) -> None:
     assert main(["simulate", "rubrics", *SMALL, *arguments]) != 0
     assert said in capsys.readouterr().err
+
+
+def test_a_sweep_has_the_replicas_it_was_told(tmp_path: Path) -> None:
+    """Two replicas carry a rate at which one has a queue."""
+    one, two = (
+        ran(tmp_path, "--rates", "2000", "--replicas", count)["reports"][0]["reports"][0]["latency"]["mean"]
+        for count in ("1", "2")
+    )
+    assert two < one
+
+
+def test_options_of_the_workload_inside_are_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "bursts", "--rate", "5", "--option", "requests=10", "rubrics=x"]) != 0
+    assert "rubrics='x'" in capsys.readouterr().err
+    assert main(["simulate", "bursts", "--rate", "5", "--option", "requests=10", "calm=0"]) != 0
+    assert "calm=0: it takes a number above 0" in capsys.readouterr().err
+    assert main(["simulate", "bursts", "--rate", "5", "--option", "requests=10", "rubrics=3", "skew=0"]) == 0

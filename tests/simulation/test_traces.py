@@ -113,12 +113,24 @@ def test_a_trace_file_gives_back_what_was_written(tmp_path: Path) -> None:
         ({"at": 0, "parts": [["a", 1]], "deadline": -2}, "deadline"),
         ({"at": 0, "parts": [["a", 1]], "priority": "high"}, "priority"),
         ({"at": 0, "parts": [["a", 1]], "questions": [0]}, "questions"),
+        (b"\xff", "can't decode byte 0xff"),
+        ("[" * 100_000, "nested too deeply"),
+        ({"at": 0, "parts": [["\ud800", 1]]}, "is no text"),
+        ({"at": 0, "parts": [["a", 1]], "user": ["a"]}, "user: ['a'] is no text"),
+        ({"at": 1e308, "parts": [["a", 1]]}, "at=1e+308"),
+        ({"at": 0, "parts": [["a", (1 << 31) - 1]]}, "parts: 2147483647 is too much"),
+        ({"at": 0, "parts": [["a", 1 << 24], ["b", 1]]}, "more than 16777216 tokens together"),
+        ({"at": 0, "parts": [["a", 1]], "labels": (1 << 31) - 1}, "labels: 2147483647 is too much"),
+        ({"at": 0, "parts": [["a", 1]], "labels": 1 << 10, "questions": [1] * 1025}, "labels=1024 a question"),
+        ({"at": 0, "parts": [["a", 1]], "task": "generate", "max_tokens": (1 << 31) - 1}, "max_tokens: 2147483647"),
     ],
 )
 def test_a_line_that_is_no_arrival_is_named(tmp_path: Path, line: object, says: str) -> None:
-    text = line if isinstance(line, str) else json.dumps(line)
+    text = line if isinstance(line, str | bytes) else json.dumps(line)
     path = tmp_path / "trace.jsonl"
-    path.write_text('{"at": 0, "parts": [["a", 10]]}\n' + text + "\n")
+    path.write_bytes(
+        b'{"at": 0, "parts": [["a", 10]]}\n' + (text.encode() if isinstance(text, str) else text) + b"\n"
+    )
     with pytest.raises(TraceError) as raised:
         list(read_trace(path))
     assert "line 2" in str(raised.value) and says in str(raised.value)
