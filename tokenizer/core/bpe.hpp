@@ -41,7 +41,7 @@ struct Token {
 struct BpeScratch {
   ScratchVector<Symbol> symbols;  // their lengths in bytes
   MergeScratch merging;
-  GuessScratch guessing;
+  GuessScratch guessing, together;  // of one word, and of several
   std::string text, spaced;
 };
 
@@ -126,6 +126,20 @@ class Bpe {
   bool cuts() const { return cuts_; }
   const WordTable& spaced_words() const { return spaced_words_; }
   static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
+  // Whether the tokens of a word that is none by itself are guessed (guesses.hpp), so that several words may be
+  // tokenized together: read_guess() each, guess() all, then out() of each as encode() would call it.
+  bool guesses(std::string_view piece) const {
+    if (!guesses_.built() || is_ascii(piece)) return false;
+    return !config.ignore_merges || piece.size() <= WordTable::longest || !words_.find(piece);
+  }
+  void read_guess(std::string_view piece, BpeScratch& s) const { guesses_.read(piece, byte_ids_[0], s.together); }
+  void guess(BpeScratch& s) const { guesses_.guess(Merger(merges, ranks), byte_ids_[0], s.together, s.merging); }
+  template <class Out>
+  void settle_guess(const Vocab& vocab, size_t word, BpeScratch& s, Out&& out) const {
+    if (!guesses_.settle(Merger(merges, ranks), merges, byte_ids_[0], word, s.together, s.merging))
+      return merge_all(vocab, s.together.words[word].text, s, out);
+    for (const Symbol& token : s.merging.chain) out(token.id, token.length);
+  }
   // Calls out(id, length) for each token of the piece, which is not empty.
   template <class Out>
   void encode(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {

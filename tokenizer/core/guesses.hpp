@@ -1,7 +1,7 @@
 // Words beyond ASCII, tokenized by a guess that is then settled, which takes fewer look-ups than merging their bytes.
 //
-//   guess    characters of three bytes: the longest token of whole characters at each place, by a trie.
-//            Others: the characters that are tokens, merged
+//   guess    characters of three bytes: the longest token of whole characters at each place, by a trie; ASCII among
+//            them, merged. Others: the characters that are tokens, merged
 //   settle   from left to right, a token that stands behind the one before it (spines.hpp) stays. Where one does
 //            not, it is merged from bytes, together with a neighbour on either side, and with more on the left
 //            until what comes out stands there
@@ -11,8 +11,9 @@
 //   so is the one on its right, when its turn comes.
 //
 //   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits a slot, at most 5/8 full
-//   pairs_        pairs that were found to stand, so that a pair of a text is looked at once: one word a pair, the
+//   pairs_        whether pairs were found to stand, so that a pair of a text is looked at once: one word a pair, the
 //                 whole pair in it, and so a fact about the model whoever wrote it; written over by others
+//   repairs_      what windows came out as, as word_cache.hpp keeps words
 //
 //   threads       the tables are immutable; pairs_ is written by any thread, a word at a time
 #pragma once
@@ -34,6 +35,7 @@
 #include "spines.hpp"
 #include "utf8.hpp"
 #include "vocab.hpp"
+#include "word_cache.hpp"
 
 namespace fasttoken {
 
@@ -41,8 +43,21 @@ struct GuessScratch {
   struct Character {
     uint32_t id, code;  // id: none if it is no token
   };
+  struct Word {
+    std::string_view text;
+    size_t characters, guess;  // where each of them ends
+  };
+  // Of all words, one behind the other.
   ScratchVector<Character> characters;
-  ScratchVector<Symbol> guess, settled;
+  ScratchVector<Symbol> guess;
+  std::vector<Word> words;
+  ScratchVector<Symbol> settled;  // of one
+
+  void clear() {
+    characters.clear();
+    guess.clear();
+    words.clear();
+  }
 };
 
 class Guesses {
@@ -78,16 +93,85 @@ class Guesses {
   // The tokens into s.chain, their lengths in bytes; false: not known, nothing is said. The piece is a text.
   bool encode(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, std::string_view piece,
               GuessScratch& g, MergeScratch& s) const {
-    size_t n = read(piece, byte_ids, g);
-    if (is_wide(piece))
-      longest(n, byte_ids, piece, g);
-    else
-      merged(n, byte_ids, piece, merger, g, s);
-    return settle(merger, merges, byte_ids, piece, g, s);
+    g.clear();
+    read(piece, byte_ids, g);
+    guess(merger, byte_ids, g, s);
+    return settle(merger, merges, byte_ids, 0, g, s);
+  }
+
+  // The same for several words, each step for all of them before the next: what it reads of the tables was asked for
+  // in the one before. clear() g, read() each word, guess() all, settle() each.
+  void read(std::string_view piece, const ByteIds& byte_ids, GuessScratch& g) const {
+    size_t from = g.characters.size();
+    g.characters.resize(from + piece.size());
+    GuessScratch::Character* to = g.characters.data() + from;
+    uint32_t before = none;
+    for (const char *p = piece.data(), *end = p + piece.size(); p < end; ++to) {
+      uint32_t c = utf8_next(p);
+      if (before != none) __builtin_prefetch(&extensions_[slot(before, c)]);
+      *to = {before = c < 0x80 ? byte_ids[c] : characters_.find(c), c};
+    }
+    g.characters.resize(static_cast<size_t>(to - g.characters.data()));
+    g.words.push_back({piece, g.characters.size(), 0});
+  }
+  void guess(const Merger& merger, const ByteIds& byte_ids, GuessScratch& g, MergeScratch& s) const {
+    const GuessScratch::Character* from = g.characters.data();
+    for (GuessScratch::Word& word : g.words) {
+      const GuessScratch::Character* to = g.characters.data() + word.characters;
+      if (is_wide(word.text))
+        longest(from, static_cast<size_t>(to - from), byte_ids, word.text, merger, g);
+      else
+        merged(from, static_cast<size_t>(to - from), byte_ids, word.text, merger, g, s);
+      word.guess = g.guess.size();
+      from = to;
+    }
+    for (size_t i = 1; i < g.guess.size(); ++i) {
+      uint32_t x = g.guess[i - 1].id, y = g.guess[i].id;
+      if (!spines_.surely_stands(x, y)) __builtin_prefetch(pair_slots_ + pair_slot(x, y));
+    }
+  }
+
+  // The tokens of a word that was guessed into s.chain, as encode() has them.
+  bool settle(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, size_t word, GuessScratch& g,
+              MergeScratch& s) const {
+    const std::string_view piece = g.words[word].text;
+    const Symbol* guess = g.guess.data() + (word ? g.words[word - 1].guess : 0);
+    const size_t guessed = static_cast<size_t>(g.guess.data() + g.words[word].guess - guess);
+    auto& out = g.settled;
+    out.clear();
+    auto stays = [&](const Symbol& t) {
+      if (out.empty()) return spines_.known(t.id);
+      return stand(merges, out.back().id, t.id);
+    };
+    size_t at = 0, spent = 0;
+    for (size_t i = 0; i < guessed;) {
+      if (stays(guess[i])) {
+        at += guess[i].length;
+        out.push_back(guess[i++]);
+        continue;
+      }
+      size_t begin = at, end = at + guess[i++].length;
+      if (i < guessed) end += guess[i++].length;
+      Symbol window[small];
+      size_t n;
+      do {
+        if (!out.empty()) {
+          begin -= out.back().length;
+          out.pop_back();
+        }
+        spent += end - begin;
+        if (end - begin > small || spent > 4 * piece.size()) return false;  // a word made to tear every guess
+        n = repaired(merger, byte_ids, piece.substr(begin, end - begin), window);
+      } while (!out.empty() && !stays(window[0]));
+      out.insert(out.end(), window, window + n);
+      at = end;
+    }
+    s.chain.swap(out);
+    return true;
   }
 
   size_t bytes() const { return spines_.bytes() + characters_.bytes() + extensions_.bytes(); }
-  size_t cache_bytes() const { return pairs_.size() * 8; }
+  size_t cache_bytes() const { return pairs_.size() * 8 + repairs_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     Spines::tables(self.spines_, io);
@@ -101,6 +185,8 @@ class Guesses {
  private:
   static constexpr size_t small = Merger::linear_limit;
   static constexpr int pair_bits = 16;
+  static constexpr size_t repair_bytes = size_t{1} << 20;
+  using RepairCache = CacheOfWords<4, 3>;  // with the lengths of the tokens beside them
   static constexpr uint32_t leads_on = 1u << 23;  // of an entry: there are longer ones
   static constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
 
@@ -111,39 +197,40 @@ class Guesses {
   void remember() {
     pairs_ = BigArray<uint64_t>(size_t{1} << pair_bits);
     pair_slots_ = pairs_.data();
+    repairs_.reserve(repair_bytes, repair_bytes);
   }
 
   // ---- the guess
 
-  // The characters of the piece into g.characters; how many.
-  size_t read(std::string_view piece, const ByteIds& byte_ids, GuessScratch& g) const {
-    g.characters.resize(piece.size());
-    GuessScratch::Character* to = g.characters.data();
-    uint32_t before = none;
-    for (const char *p = piece.data(), *end = p + piece.size(); p < end; ++to) {
-      uint32_t c = utf8_next(p);
-      if (before != none) __builtin_prefetch(&extensions_[slot(before, c)]);
-      *to = {before = c < 0x80 ? byte_ids[c] : characters_.find(c), c};
-    }
-    return static_cast<size_t>(to - g.characters.data());
-  }
   static void put_bytes(std::string_view bytes, const ByteIds& byte_ids, ScratchVector<Symbol>& out) {
     for (char b : bytes) out.push_back({byte_ids[static_cast<unsigned char>(b)], 1});
   }
 
-  void longest(size_t n, const ByteIds& byte_ids, std::string_view piece, GuessScratch& g) const {
-    const GuessScratch::Character* all = g.characters.data();
+  static void put_merged(std::string_view bytes, const ByteIds& byte_ids, const Merger& merger,
+                         ScratchVector<Symbol>& out) {
+    size_t before = out.size();
+    put_bytes(bytes, byte_ids, out);
+    out.resize(before + merger.linear(out.data() + before, bytes.size()));
+  }
+
+  void longest(const GuessScratch::Character* all, size_t n, const ByteIds& byte_ids, std::string_view piece,
+               const Merger& merger, GuessScratch& g) const {
     auto& out = g.guess;
-    out.clear();
-    uint32_t before = none;
     size_t at = 0;
     for (size_t i = 0; i < n;) {
       uint32_t id = all[i].id;
       size_t from = at;
+      size_t plain = i;
+      while (plain < n && plain - i < small && all[plain].code < 0x80) ++plain;
+      if (plain > i + 1) {  // a word of ASCII among them
+        at += plain - i;
+        i = plain;
+        put_merged(piece.substr(from, at - from), byte_ids, merger, out);
+        continue;
+      }
       at += utf8_length_of(all[i++].code);
       if (id == none) {
         put_bytes(piece.substr(from, at - from), byte_ids, out);
-        before = none;
         continue;
       }
       uint32_t node = id;
@@ -161,16 +248,14 @@ class Guesses {
         if (!(entry & leads_on)) break;
       }
       out.push_back({id, static_cast<uint32_t>(at - from)});
-      if (before != none) __builtin_prefetch(pair_slots_ + pair_slot(before, id));
-      before = id;
+      spines_.fetch(id);
     }
   }
 
-  void merged(size_t n, const ByteIds& byte_ids, std::string_view piece, const Merger& merger, GuessScratch& g,
-              MergeScratch& s) const {
-    const GuessScratch::Character* all = g.characters.data();
+  void merged(const GuessScratch::Character* all, size_t n, const ByteIds& byte_ids, std::string_view piece,
+              const Merger& merger, GuessScratch& g, MergeScratch& s) const {
     auto& symbols = g.guess;
-    symbols.clear();
+    const size_t before = symbols.size();
     size_t at = 0, i = 0;
     // A blank and a letter are often merged before the letter's own bytes are.
     if (n > 1 && all[0].code == ' ' && all[1].code >= 0x80) {
@@ -189,68 +274,62 @@ class Guesses {
         put_bytes(piece.substr(at, size), byte_ids, symbols);
       at += size;
     }
-    if (symbols.size() <= small) {
-      symbols.resize(merger.linear(symbols.data(), symbols.size()));
-      return;
+    const size_t many = symbols.size() - before;
+    if (many <= small) {
+      symbols.resize(before + merger.linear(symbols.data() + before, many));
+    } else {
+      merger.windows(symbols.data() + before, many, s);
+      const Symbol* symbol = symbols.data() + before;
+      for (Symbol& token : s.chain) {
+        uint32_t length = 0;
+        for (uint32_t k = 0; k < token.length; ++k) length += symbol++->length;
+        token.length = length;
+      }
+      symbols.resize(before);
+      symbols.insert(symbols.end(), s.chain.begin(), s.chain.end());
     }
-    merger.windows(symbols.data(), symbols.size(), s);
-    const Symbol* symbol = symbols.data();
-    for (Symbol& token : s.chain) {
-      uint32_t length = 0;
-      for (uint32_t k = 0; k < token.length; ++k) length += symbol++->length;
-      token.length = length;
-    }
-    symbols.swap(s.chain);
+    for (size_t k = before; k < symbols.size(); ++k) spines_.fetch(symbols[k].id);
   }
 
   // ---- settling it
 
-  bool settle(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, std::string_view piece,
-              GuessScratch& g, MergeScratch& s) const {
-    const auto& guess = g.guess;
-    auto& out = g.settled;
-    out.clear();
-    auto stays = [&](const Symbol& t) {
-      if (out.empty()) return spines_.known(t.id);
-      return stand(merges, out.back().id, t.id);
-    };
-    size_t at = 0, spent = 0;
-    for (size_t i = 0; i < guess.size();) {
-      if (stays(guess[i])) {
-        at += guess[i].length;
-        out.push_back(guess[i++]);
-        continue;
-      }
-      size_t begin = at, end = at + guess[i++].length;
-      if (i < guess.size()) end += guess[i++].length;
-      Symbol window[small];
-      size_t n;
-      do {
-        if (!out.empty()) {
-          begin -= out.back().length;
-          out.pop_back();
-        }
-        spent += end - begin;
-        if (end - begin > small || spent > 4 * piece.size()) return false;  // a word made to tear every guess
-        n = 0;
-        for (char b : piece.substr(begin, end - begin)) window[n++] = {byte_ids[static_cast<unsigned char>(b)], 1};
-        n = merger.linear(window, n);
-      } while (!out.empty() && !stays(window[0]));
-      out.insert(out.end(), window, window + n);
-      at = end;
-    }
-    s.chain.swap(out);
-    return true;
-  }
-
   // Whether both are known and may stand beside each other.
   bool stand(const MergeTable& merges, uint32_t x, uint32_t y) const {
+    if (spines_.surely_stands(x, y)) return true;
     uint64_t pair = uint64_t{x} << 32 | y, kept = pair + 1;  // an empty slot is no pair
+    constexpr uint64_t falls = uint64_t{1} << 63;
     std::atomic_ref slot(pair_slots_[pair_slot(x, y)]);
-    if (slot.load(std::memory_order_relaxed) == kept) return true;
-    if (!spines_.known(x) || !spines_.known(y) || !spines_.stands(merges, x, y)) return false;
-    slot.store(kept, std::memory_order_relaxed);
-    return true;
+    uint64_t found = slot.load(std::memory_order_relaxed);
+    if ((found & ~falls) == kept) return !(found & falls);
+    bool stands = spines_.known(x) && spines_.known(y) && spines_.stands(merges, x, y);
+    slot.store(stands ? kept : kept | falls, std::memory_order_relaxed);
+    return stands;
+  }
+  // What the bytes of a window merge to, of which there are at most `small`: often what they did before.
+  size_t repaired(const Merger& merger, const ByteIds& byte_ids, std::string_view bytes, Symbol* out) const {
+    constexpr int id_bits = 24;
+    static_assert(RepairCache::longest < 1u << (31 - id_bits));
+    RepairCache::Key key;
+    uint64_t hash = 0;
+    int32_t row[RepairCache::most_ids];
+    const bool may_know = bytes.size() <= RepairCache::longest && tokens_ < 1u << id_bits;
+    size_t n = 0;
+    if (may_know) {
+      key = RepairCache::Key::of(bytes.data(), bytes.size());
+      hash = key.hash();
+      n = repairs_.find(key, hash, row);
+      for (size_t i = 0; i < n; ++i) {
+        uint32_t one = static_cast<uint32_t>(row[i]);
+        out[i] = {one & ((1u << id_bits) - 1), one >> id_bits};
+      }
+      if (n) return n;
+    }
+    for (char b : bytes) out[n++] = {byte_ids[static_cast<unsigned char>(b)], 1};
+    n = merger.linear(out, n);
+    if (!may_know || n > RepairCache::most_ids) return n;
+    for (size_t i = 0; i < n; ++i) row[i] = static_cast<int32_t>(out[i].length << id_bits | out[i].id);
+    repairs_.put(key, hash, row, n);
+    return n;
   }
   static size_t pair_slot(uint32_t x, uint32_t y) { return ((uint64_t{x} << 32 | y) * golden) >> (64 - pair_bits); }
 
@@ -325,6 +404,7 @@ class Guesses {
   TableArray<uint64_t> extensions_;   // (node, character) in 40 bits, in 24 the node reached; 0: nothing
   uint32_t tokens_ = 0;               // nodes from here on are prefixes and no tokens
   BigArray<uint64_t> pairs_;
+  RepairCache repairs_;
   uint64_t* pair_slots_ = nullptr;
 };
 

@@ -212,17 +212,31 @@ constexpr size_t enough_found = 48, most_found = enough_found + 65;  // a block 
     table.fetch(hash[i]);
   }
   int32_t ids[most_found];
+  uint8_t missing[most_found];  // which words are not in the table, and may be beyond ASCII
+  size_t missed = 0;
   for (size_t i = 0; i < n; ++i) {
     uint32_t id = length(i) <= WordTable::longest ? table.find(key[i], hash[i]) : WordTable::none;
     ids[i] = static_cast<int32_t>(id);
-    if (id == WordTable::none) [[unlikely]]
-      out.fetch(hash[i]);
+    if (id == WordTable::none) [[unlikely]] {
+      out.fetch(starts[i], length(i), hash[i]);
+      if (length(i) > WordTable::longest || ((key[i].low | key[i].high) & 0x8080808080808080u))
+        missing[missed++] = static_cast<uint8_t>(i);
+    }
     out.saw(hash[i]);
+  }
+  constexpr int32_t guessed = INT32_MIN;
+  if (missed) {
+    out.start();
+    for (size_t k = 0; k < missed; ++k)
+      if (size_t i = missing[k]; out.later(starts[i], length(i))) ids[i] = guessed;
+    out.guess();
   }
   out.room(static_cast<size_t>(end - starts[0]));
   for (size_t i = 0; i < n; ++i) {
     if (ids[i] >= 0) [[likely]]
       *out.out++ = ids[i];
+    else if (ids[i] == guessed)
+      out.put(starts[i], length(i));
     else if (length(i) > WordTable::longest)
       out.long_word(starts[i], length(i), static_cast<size_t>(end - starts[i]));
     else
@@ -274,7 +288,8 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
         continue;
       }
     }
-    if (out.far(starts) && !last) {
+    bool wide = std::popcount(m.high & valid) > 24;
+    if (out.far(starts, wide) && !last) {
       for (starts |= 1; starts; starts &= starts - 1) found[waiting++] = p + std::countr_zero(starts);
       p = found[--waiting];
       if (waiting > enough_found) put_waiting();

@@ -56,7 +56,7 @@ class MergeTable {
   }
 
   // rank no_rank: they do not merge.
-  Merge find(uint32_t a, uint32_t b) const {
+  [[gnu::always_inline]] Merge find(uint32_t a, uint32_t b) const {
     if ((a | b) < direct) {
       const Ranked& r = direct_[a * direct + b];
       return {a, b, r.rank, r.id};

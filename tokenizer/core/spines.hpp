@@ -10,6 +10,10 @@
 //   A chain of tokens that each come out of their own bytes and stand beside each other two by two is what the
 //   whole merges to (merging.hpp says why). So a guess can be checked, and made any way that is fast.
 //
+//   borders_     of each token, hashed to bits: what can touch a border at its end and merges with something while it is
+//                there, and what merges with something that can touch a border at its beginning. Where the two have no
+//                bit in common nothing merges across, which is true of most neighbours and spares the walk
+//
 //   invariants   only tokens whose parts rank below them have an entry; for the others nothing is known, and a
 //                guess with one of them is not used. Ranks are stored plus one; single bytes have 0
 #pragma once
@@ -30,28 +34,48 @@ class Spines {
     entries_.assign(ids, {0, 0, unknown});
     for (uint32_t id = 0; id < ids; ++id)
       if (is_byte(id)) entries_[id] = {id, id, 0};
+    // Up to the merge at hand: with which tokens one merges on its left, and whether with any on its right. borders_
+    // have until the end only what is consumed within a token, each as long as it is there.
+    std::vector<uint64_t> on_left(ids);
+    std::vector<bool> on_right(ids);
+    borders_.assign(ids, {0, 0});
     constexpr size_t ahead = 16;
     for (size_t i = 0; i < order.size(); ++i) {
       if (i + ahead < order.size()) {
         __builtin_prefetch(&entries_[order[i + ahead].a]);
         __builtin_prefetch(&entries_[order[i + ahead].b]);
         __builtin_prefetch(&entries_[order[i + ahead].id], 1);
+        __builtin_prefetch(&on_left[order[i + ahead].b], 1);
       }
       const Merge& m = order[i];
+      on_left[m.b] |= bit(m.a);
+      on_right[m.a] = true;
       if (entries_[m.id].made != unknown) continue;
       if (entries_[m.a].made > m.rank || entries_[m.b].made > m.rank) continue;
-      if (stands(merges, m.a, m.b, m.rank)) entries_[m.id] = {m.a, m.b, m.rank + 1};
+      if (!stands(merges, m.a, m.b, m.rank)) continue;
+      entries_[m.id] = {m.a, m.b, m.rank + 1};
+      borders_[m.id] = {borders_[m.b].end | (on_right[m.b] ? bit(m.b) : 0), borders_[m.a].begin | on_left[m.a]};
+    }
+    for (uint32_t id = 0; id < ids; ++id) {
+      uint64_t not_known = known(id) ? 0 : 3;
+      borders_[id].end |= (on_right[id] ? bit(id) : 0) | not_known | 1;
+      borders_[id].begin |= on_left[id] | not_known | 2;
     }
   }
-  size_t bytes() const { return entries_.bytes(); }
+  size_t bytes() const { return entries_.bytes() + borders_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     io.array(self.entries_);
+    io.array(self.borders_);
   }
   bool built() const { return !entries_.empty(); }
 
   // Whether the token comes out of its own bytes, as far as is known.
   bool known(uint32_t id) const { return id < entries_.size() && entries_[id].made != unknown; }
+
+  // Whether both are known and stand beside each other, where that can be seen at once.
+  bool surely_stands(uint32_t x, uint32_t y) const { return (borders_[x].end & borders_[y].begin) == 0; }
+  void fetch(uint32_t id) const { __builtin_prefetch(&borders_[id]); }
 
   // Both are known. until: only merges of a lower rank count.
   bool stands(const MergeTable& merges, uint32_t x, uint32_t y, uint32_t until = no_rank) const {
@@ -77,7 +101,13 @@ class Spines {
   struct Entry {
     uint32_t left, right, made;
   };
+  struct Border {
+    uint64_t end, begin;  // bit 0, bit 1: always set in the one, in the other for tokens that are not known
+  };
+  static uint64_t bit(uint32_t id) { return uint64_t{4} << (((id * 0x9E3779B9u) >> 16) * 62 >> 16); }
+
   TableArray<Entry> entries_;
+  TableArray<Border> borders_;
 };
 
 }  // namespace fasttoken

@@ -41,11 +41,14 @@ class WordWriter {
   void finish() { ids_.finish(out); }
 
   // Whether the lines of the words with these starts are better asked for ahead of use: not at the beginning of a
-  // text, nor for a while where words come again and again, so that their lines are near.
-  bool far(uint64_t starts) {
+  // text, nor for a while where words come again and again, so that their lines are near. wide: they are of characters
+  // beyond ASCII, with many look-ups each; then from the beginning, until some have come again.
+  bool far(uint64_t starts, bool wide) {
     words_ += static_cast<size_t>(std::popcount(starts));
     if (words_ >= until_) [[unlikely]] judge();
-    return far_;
+    if (far_ || !wide || judged_) return far_;
+    if (!looked_) std::fill(std::begin(seen_), std::end(seen_), 0);
+    return looked_ < 32 || fresh_ * 3 > looked_;
   }
   // A word of which far() said yes.
   void saw(uint64_t hash) {
@@ -55,8 +58,37 @@ class WordWriter {
     row |= bit;
     ++looked_;
   }
-  // Has the line near that the cache may have for a word that is not in the table.
-  void fetch(uint64_t hash) const { caches_.words.fetch(std::rotr(hash, 32)); }
+  // Has the line near that a cache may have for a word that is not in the table. hash: of a word of at most 15 bytes.
+  void fetch(const char* p, size_t n, uint64_t hash) const {
+    if (n <= WordTable::longest) return caches_.words.fetch(std::rotr(hash, 32));
+    if (in_words(p, n)) return caches_.words.fetch(WordCache::Key::of(p, n).hash());
+    if (n <= ClauseCache::longest) caches_.clauses.fetch(ClauseCache::Key::of(p, n).hash());
+  }
+
+  // Words whose tokens are guessed, many at a time: of those that later() takes, guess() makes the guesses, and put()
+  // tokenizes them in the same order.
+  void start() {
+    scratch_.together.clear();
+    settled_ = 0;
+  }
+  // Whether the word, which is not in the table, is taken; if not, missed() or long_word() has it.
+  bool later(const char* p, size_t n) {
+    if (n > ClauseCache::longest || !bpe_.guesses({p, n})) return false;
+    bool known = in_words(p, n) ? has(caches_.words, p, n) : has(caches_.clauses, p, n);
+    if (!known) bpe_.read_guess({p, n}, scratch_);
+    return !known;
+  }
+  void guess() {
+    if (!scratch_.together.words.empty()) bpe_.guess(scratch_);
+  }
+  void put(const char* p, size_t n) {
+    const int32_t* from = out;
+    bpe_.settle_guess(vocab_, settled_++, scratch_, [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
+    if (in_words(p, n))
+      keep(caches_.words, p, n, from);
+    else
+      keep(caches_.clauses, p, n, from);
+  }
 
   // A word of at most 15 bytes, of this hash, that is not in the table.
   [[gnu::noinline]] void missed(const char* p, size_t n, const WordKey& word, uint64_t hash) {
@@ -66,7 +98,7 @@ class WordWriter {
   // A longer one; there is room for `bytes` from where it starts, for itself and what follows.
   [[gnu::noinline]] void long_word(const char* p, size_t n, size_t bytes) {
     room(bytes);
-    if (n <= WordCache::longest && !is_clause(p, n)) return cached(caches_.words, p, n);
+    if (in_words(p, n)) return cached(caches_.words, p, n);
     if (n <= ClauseCache::longest) return cached(caches_.clauses, p, n);
     merged(p, n);
   }
@@ -81,12 +113,32 @@ class WordWriter {
   }
 
  private:
-  // Characters of three bytes are about a token each, too many for a line of the smaller cache.
-  static bool is_clause(const char* p, size_t n) {
-    return n > 3 * WordCache::most_ids && static_cast<unsigned char>(p[n - 3]) >= 0xE0;
+  // Whether it is the smaller cache that may know a word. Characters of three bytes are about a token each, too many
+  // for one of its lines.
+  static bool in_words(const char* p, size_t n) {
+    if (n > WordCache::longest) return false;
+    return n <= WordTable::longest || n <= 3 * WordCache::most_ids || static_cast<unsigned char>(p[n - 3]) < 0xE0;
+  }
+  template <class Cache>
+  bool has(const Cache& cache, const char* p, size_t n) const {
+    auto key = Cache::Key::of(p, n);
+    int32_t row[Cache::most_ids];
+    return cache.find(key, hash_of(key, p, n), row) != 0;
+  }
+  template <class Cache>
+  void keep(const Cache& cache, const char* p, size_t n, const int32_t* from) const {
+    size_t made = static_cast<size_t>(out - from);
+    auto key = Cache::Key::of(p, n);
+    if (made >= 1 && made <= Cache::most_ids) cache.put(key, hash_of(key, p, n), from, made);
+  }
+  // As missed() has it for words of the table's length.
+  template <class Key>
+  static uint64_t hash_of(const Key& key, const char* p, size_t n) {
+    return n <= WordTable::longest ? std::rotr(WordKey::of(p, n).hash(), 32) : key.hash();
   }
   [[gnu::noinline]] void judge() {
     far_ = !far_ || fresh_ * 3 > looked_;
+    judged_ = true;
     until_ = words_ + (far_ ? 256 : 8192);
     fresh_ = looked_ = 0;
     std::fill(std::begin(seen_), std::end(seen_), 0);
@@ -123,9 +175,10 @@ class WordWriter {
     limit_ = ids_.limit();
   }
 
-  bool far_ = false;
+  bool far_ = false, judged_ = false;
   size_t words_ = 0, until_ = 256;   // counted; when to judge again
   size_t fresh_ = 0, looked_ = 0;    // of those looked at since then, the new ones
+  size_t settled_ = 0;               // of the words taken by later()
   uint64_t seen_[64];  // one bit a word, by its hash
 
   const bool spaced_;

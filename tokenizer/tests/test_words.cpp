@@ -188,6 +188,36 @@ void kernels_equal_pieces() {
   unsetenv("PRELUDE_TOKENIZER_ISA");
 }
 
+// Words beyond ASCII are looked up and guessed many at a time, from the beginning of a text on: what is long or short,
+// ASCII among them or alone, seen before or twice at once, comes out as word by word.
+void words_together_equal_words_alone() {
+  const char* const alphabets[] = {"\xE4\xB8\x80\xE4\xB8\x81\xE4\xB9\x80\xE3\x81\x82\xE3\x82\xA2",
+                                   "\xD0\xB0\xD0\xB1\xD1\x80\xD1\x81\xD2\x90", "\xEA\xB0\x80\xEA\xB0\x81\xED\x95\x9C"};
+  uint32_t seed = 40;
+  for (const char* pattern : {gpt2, qwen, deepseek, nemo}) {
+    Tokenizer t(file(pattern, seed));
+    std::mt19937 random(seed++);
+    Scratch s;
+    bool equal = true;
+    for (int round = 0; equal && round < 400; ++round) {
+      std::string_view letters = alphabets[round % 3];
+      const size_t size = round % 3 == 1 ? 2 : 3;
+      std::vector<std::string> phrases;
+      for (int i = 0; i < 40; ++i) {
+        std::string& one = phrases.emplace_back();
+        for (size_t n = 1 + random() % (i % 8 ? 12 : 60); n > 0; --n)
+          one += random() % 30 ? std::string(letters.substr(random() % (letters.size() / size) * size, size)) : "the";
+      }
+      const char* const between[] = {" ", ". ", "\xE3\x80\x82", "\n", ", a", " than ", "1", "\xEF\xBC\x8C"};
+      std::string one;
+      for (size_t most = random() % (round % 20 ? 1500 : 12000); one.size() < most;)
+        one += phrases[random() % (round % 5 ? phrases.size() : 3)] + between[random() % std::size(between)];
+      equal = same(t, s, one);
+    }
+    CHECK(equal);
+  }
+}
+
 void spaced_words_equal_pieces() {
   for (const char* isa : {"scalar", "avx2", "avx512"}) {
     setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
@@ -282,7 +312,7 @@ void near_misses_are_not_recognized() {
 void neighbours_as_merging_has_them() {
   std::mt19937 random(21);
   MergeScratch scratch;
-  int stood = 0, fell = 0;
+  int stood = 0, fell = 0, seen = 0;  // seen: at once, of those that stand
   for (int round = 0; round < 150; ++round) {
     uint32_t letters = 1 + random() % 4, ranks = 0;
     MergeTable merges;
@@ -314,6 +344,8 @@ void neighbours_as_merging_has_them() {
       return out;
     };
     for (uint32_t a = 0; a < texts.size(); ++a) {
+      for (uint32_t b = 0; b < texts.size(); ++b)
+        if (!spines.known(a) || !spines.known(b)) CHECK(!spines.surely_stands(a, b));
       if (!spines.known(a)) continue;
       CHECK(merged(texts[a]) == std::vector<uint32_t>{a});
       for (uint32_t b = 0; b < texts.size(); ++b) {
@@ -323,10 +355,12 @@ void neighbours_as_merging_has_them() {
         bool stands = spines.stands(merges, a, b);
         CHECK(stands == (merged(both) == std::vector<uint32_t>{a, b}));
         ++(stands ? stood : fell);
+        CHECK(stands || !spines.surely_stands(a, b));
+        seen += spines.surely_stands(a, b);
       }
     }
   }
-  CHECK(stood > 1000 && fell > 1000);
+  CHECK(stood > 1000 && fell > 1000 && seen * 3 > stood && seen < stood);
 }
 
 // One set of the cache for many words, and every answer is none or the right one, whatever threads do.
@@ -439,6 +473,7 @@ void threads_share_a_tokenizer() {
 
 int main() {
   kernels_equal_pieces();
+  words_together_equal_words_alone();
   spaced_words_equal_pieces();
   stretches_between_control_tokens();
   near_misses_are_not_recognized();
