@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -141,16 +142,16 @@ class Clocked:
         self.seconds = 0.0
 
     def submit(self, batch: ForwardBatch) -> Any:
-        began = time.process_time()
-        try:
-            return self._executor.submit(batch)
-        finally:
-            self.seconds += time.process_time() - began
+        return self._timed(self._executor.submit, batch)
 
     def wait(self, handle: Any) -> StepResult:
+        result: StepResult = self._timed(self._executor.wait, handle)
+        return result
+
+    def _timed(self, function: Callable[[Any], Any], given: Any) -> Any:
         began = time.process_time()
         try:
-            return self._executor.wait(handle)
+            return function(given)
         finally:
             self.seconds += time.process_time() - began
 

@@ -158,10 +158,7 @@ class AsyncEngine:
             core = self._engine._core
             if core.forked:
                 core.check_process()
-            loop = get_running_loop()
-            outbox = self._outboxes.get(id(loop))
-            if outbox is None or outbox.loop is not loop:
-                outbox = self._outbox(loop, core)
+            outbox = self._outbox(get_running_loop(), core)
             ticket = self._engine._preparer.ticket(task, outbox.create_future)
             if ticket is not None:  # it is made a request together with others of this turn of the loop
                 outbox.ask(ticket)

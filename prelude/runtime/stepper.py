@@ -358,11 +358,7 @@ class Stepper(Forkable):
             return
         if self.overlap:
             self._blocked += time.perf_counter() - entered
-        flight = make_flight(plan, packed, began, requests, handle, _NONE, _NONE)
-        if self.overlap:
-            self._flights.leave(flight)
-        else:
-            self._flights.append(flight)
+        self._flights.leave(make_flight(plan, packed, began, requests, handle, _NONE, _NONE))
 
     def _land_all(self, void: set[int] | None = None) -> bool:
         """Settles all that is in flight; whether anything was. ``void`` gets the ids of Decode requests in steps that
@@ -394,17 +390,17 @@ class Stepper(Forkable):
         else:
             succeeded = True
             self._blocked += time.perf_counter() - entered if self.overlap else result.seconds
-            if self.overlap:
-                self._flights.arrive(flight, failed=False)
-            else:
-                self._flights.popleft()
+            self._flights.arrive(flight, failed=False)
             self.step_began = time.monotonic() if self._flights else 0.0
+            for request in traced(flight.requests):
+                _mark_run(request, flight.began, result)
             if alone is not None and not self.events.heard:
                 self._settle_alone(flight, result, drawn)
             else:
                 self._settle(flight, result)
-        if self.overlap:
-            self._flights.let_go()
+            if self._limit is not None and not suspects_left(self.queues):
+                self._limit = None
+        self._flights.let_go()
         if self._late:
             late, self._late = self._late, []
             for request, ended in late:
@@ -432,8 +428,6 @@ class Stepper(Forkable):
         tokens, where that is all there is to its result."""
         plan, packed = flight.plan, flight.packed
         self.failures_in_a_row = 0
-        for request in traced(flight.requests):
-            _mark_run(request, flight.began, result)
         output, bad = result.outputs[0], _NONE
         if drawn is None:
             output, drawn, bad = read_of(packed, result)
@@ -453,8 +447,6 @@ class Stepper(Forkable):
         self._tell(told, runs, more)
         if failed:
             finish_bad(failed, self.queues, self.pool, self.limits.vocab_size)
-        if self._limit is not None and not suspects_left(self.queues):
-            self._limit = None
 
     def _settle(self, flight: Flight, result: StepResult) -> None:
         plan, packed = flight.plan, flight.packed
@@ -466,16 +458,12 @@ class Stepper(Forkable):
         tokens = packed.batch.num_tokens
         self.stats.count(plan, tokens, result)
         self._measure(plan, tokens, result)
-        for request in traced(flight.requests):
-            _mark_run(request, flight.began, result)
         first = [r for r in (*(row.request for row in living.prefill),) if not r.output] if self.events.heard else []
         limit = self.limits.vocab_size
         settle(plan, packed, result, self.queues, self.pool, limit, self._ended_well, flight.void)
         for request in first:
             if request.output:
                 self.events.emit("first_token", request.options.request_id)
-        if self._limit is not None and not suspects_left(self.queues):
-            self._limit = None
 
     def _scheduled(self, fresh: list[Request], now: float) -> None:
         """Requests that are planned for the first time, to their timelines and to whoever listens."""

@@ -74,10 +74,6 @@ class CostModel:
         """A measured step. What cannot be one (no time, not a number) is ignored."""
         self.fit.observe(work.tokens, work.keys, work.lm_rows, seconds)
 
-    def observe_step(self, tokens: int, result: StepResult) -> None:
-        """``observe(step_work(batch, result), result.seconds)`` of a batch of so many tokens."""
-        self.fit.observe(tokens, result.attended_tokens, result.lm_head_rows, result.seconds)
-
     # -------------------------------------------------------------- asking
 
     def predict(self, work: Work) -> float:

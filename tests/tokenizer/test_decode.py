@@ -88,12 +88,8 @@ def test_offsets_are_monotone_and_in_bounds(pair_of: Pair, flavour: str, text: s
     assert len(ids) == len(offsets)
 
 
-@pytest.mark.parametrize("skip", [True, False])
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@laws
-@given(ids=id_lists)
-def test_stream_gives_what_hf_gives(pair_of: Pair, flavour: str, skip: bool, ids: list[int]) -> None:
-    ours, theirs = pair_of(flavour)
+def streamed_as_hf(ours: Tokenizer, theirs: Any, skip: bool, ids: list[int]) -> DecodeStream | None:
+    """Ours behind all of ``ids``, each step as HF's; ``None`` where both ended in an error."""
     mine, other = DecodeStream(skip_special_tokens=skip), tokenizers.decoders.DecodeStream(skip_special_tokens=skip)
     for id in ids:
         try:
@@ -101,8 +97,18 @@ def test_stream_gives_what_hf_gives(pair_of: Pair, flavour: str, skip: bool, ids
         except Exception:  # HF's invalid prefix
             with pytest.raises(ValueError):
                 mine.step(ours, id)
-            return
+            return None
         assert mine.step(ours, id) == expected
+    return mine
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@laws
+@given(ids=id_lists)
+def test_stream_gives_what_hf_gives(pair_of: Pair, flavour: str, skip: bool, ids: list[int]) -> None:
+    ours, theirs = pair_of(flavour)
+    streamed_as_hf(ours, theirs, skip, ids)
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
@@ -141,15 +147,9 @@ def test_decoders_near_those_whose_tokens_stand_apart(
 ) -> None:
     ours, theirs = of_shape(shape, json_of("sentence pieces"))
     assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
-    mine, other = DecodeStream(skip_special_tokens=skip), tokenizers.decoders.DecodeStream(skip_special_tokens=skip)
-    for id in ids:
-        try:
-            expected = other.step(theirs, id)
-        except Exception:  # HF's invalid prefix
-            with pytest.raises(ValueError):
-                mine.step(ours, id)
-            return
-        assert mine.step(ours, id) == expected
+    mine = streamed_as_hf(ours, theirs, skip, ids)
+    if mine is None:
+        return
     twin = copy.copy(mine)
     assert twin.finish() == mine.finish() and mine.finish() == ""
 
