@@ -200,6 +200,7 @@ cdef cnp.ndarray int64_array(const vector[int64_t]& values):
     return out
 
 
+include "_ints.pxi"
 include "_decode.pxi"
 
 
@@ -250,9 +251,6 @@ def digest_file(int file, bytes key):
     with nogil:
         out = file_digest(file, raw)
     return PyBytes_FromStringAndSize(out.data(), out.size())
-
-
-include "_ints.pxi"
 
 
 @cython.final

@@ -9,24 +9,12 @@ cdef extern from *:
     """
     namespace {
 
-    // A new list of the shared int objects; their addresses are asked for ahead of use.
+    // A new list of the shared int objects.
     inline PyObject* list_of_shared(PyObject** items, const int32_t* ids, Py_ssize_t n) {
       PyObject* list = PyList_New(n);
       if (!list) return nullptr;
       PyObject** out = PySequence_Fast_ITEMS(list);
-      constexpr Py_ssize_t ahead = 12;
-      Py_ssize_t i = 0;
-      for (; i + ahead < n; ++i) {
-        __builtin_prefetch(items[ids[i + ahead]], 1);
-        PyObject* item = items[ids[i]];
-        Py_INCREF(item);
-        out[i] = item;
-      }
-      for (; i < n; ++i) {
-        PyObject* item = items[ids[i]];
-        Py_INCREF(item);
-        out[i] = item;
-      }
+      for (Py_ssize_t i = 0; i < n; ++i) out[i] = take_shared(items[ids[i]]);
       return list;
     }
 
@@ -39,6 +27,12 @@ cdef extern from *:
     """
     object list_of_shared(PyObject** items, const int32_t* ids, Py_ssize_t n)
     object new_of(PyObject* type, PyObject* no_arguments)
+
+cdef extern from "scratch_vector.hpp" namespace "fasttoken":
+    cppclass Aligns "fasttoken::ScratchVector<fasttoken::Align>":
+        Align* data()
+        size_t size()
+        void resize(size_t) except +
 
 cdef extern from "Python.h":
     bint PyUnicode_CheckExact(object)
@@ -109,16 +103,20 @@ cdef class FreshEncoding:
 
     @property
     def offsets(self):
-        cdef vector[Align] pairs
+        cdef Aligns pairs
         if self.fresh and self.placed and self.place(pairs):
             return pairs_of(<const int32_t*> pairs.data(), pairs.size())
         return self._offset_list()
 
-    cdef bint place(self, vector[Align]& out) except -1:
+    cdef bint place(self, Aligns& out) except -1:
         """The offsets of a fresh encoding, those of the frame's tokens (0, 0); False: encode_full() has to say."""
         cdef Py_ssize_t before = self.frame.before.size(), after = self.frame.after.size()
         cdef Py_ssize_t n = self.count - before - after
-        out.resize(self.count)  # of zeros
+        out.resize(self.count)  # not cleared
+        if before:
+            memset(out.data(), 0, before * sizeof(Align))
+        if after:
+            memset(out.data() + before + n, 0, after * sizeof(Align))
         return self.core.core.char_spans(self.raw + before, n, PyUnicode_GET_LENGTH(self.text), out.data() + before)
 
     def __len__(self):

@@ -5,7 +5,9 @@
 #
 #   Ids are many, and so are the pages that as many objects of Python's allocator would touch for the first time. On
 #   the CPythons that are known they are put side by side on huge pages instead, each a copy of an int of one digit
-#   with another digit. A reference that nobody gives back keeps each of them: they are never freed.
+#   with another digit. References that nobody gives back keep each of them: they are never freed. Where a count has
+#   64 bits and does not mark objects as immortal (before CPython 3.12), these references are 2^60, and what is taken
+#   of the list is not counted: those who drop it, a billion a second, need 36 years to be through.
 
 cdef extern from *:
     """
@@ -16,6 +18,18 @@ cdef extern from *:
     namespace {
 
     constexpr Py_ssize_t cached_ints = 257;  // CPython has its own of those below
+
+    #if PY_VERSION_HEX < 0x030C0000 && !defined(PYPY_VERSION) && !defined(Py_REF_DEBUG) && SIZEOF_SIZE_T == 8
+    constexpr Py_ssize_t for_ever = Py_ssize_t{1} << 60;
+    inline void keep_for_ever(PyObject* item) { Py_SET_REFCNT(item, Py_REFCNT(item) + for_ever); }
+    inline PyObject* take_shared(PyObject* item) { return item; }
+    #else
+    inline void keep_for_ever(PyObject*) {}
+    inline PyObject* take_shared(PyObject* item) {
+      Py_INCREF(item);
+      return item;
+    }
+    #endif
 
     #if PY_VERSION_HEX < 0x030F0000 && !defined(PYPY_VERSION) && !defined(Py_GIL_DISABLED) && !defined(Py_TRACE_REFS)
     constexpr size_t int_bytes = offsetof(PyLongObject,
@@ -46,6 +60,7 @@ cdef extern from *:
         return false;
       }
       Py_SET_REFCNT(sample, 2);  // one of them nobody's
+      keep_for_ever(sample);
       for (Py_ssize_t i = from; i < to; ++i) {
         char* at = slots[i - from].bytes;
         digit value = static_cast<digit>(i);
@@ -78,6 +93,7 @@ cdef extern from *:
           Py_DECREF(list);
           return nullptr;
         }
+        keep_for_ever(items[at]);
       }
       return list;
     }

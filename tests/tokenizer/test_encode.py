@@ -199,6 +199,13 @@ for ids in kept:
     assert {i: None for i in ids} == dict.fromkeys(copies) and [hash(i) for i in ids] == [hash(i) for i in copies]
     assert [i + 1 for i in ids] == [i + 1 for i in copies] and [-i << 40 for i in ids] == [-i << 40 for i in copies]
     assert sys.getsizeof(ids[-1]) == sys.getsizeof(copies[-1])
+encode, text = Tokenizer.from_file(sys.argv[1], cache=False).encode, "Hello there, how are you? 12345"
+held = [sys.getrefcount(i) for i in kept[0]]
+for _ in range(100_000):  # what is dropped may be more than was counted when it was taken
+    encode(text).ids
+    encode(text).offsets
+assert kept[0] == encode(text).ids == [int(str(i)) for i in kept[0]]
+assert all(now == was or min(now, was) > 1 << 31 for now, was in zip(map(sys.getrefcount, kept[0]), held))
 print("left", sum(map(len, kept)))
 """
 
