@@ -241,8 +241,8 @@ class Bpe {
   }
 
   void index_words(const Vocab& vocab) {
-    short_words_.reserve(vocab.size());
-    if (cuts_) spaced_words_.reserve(vocab.size());
+    short_words_.reserve(vocab.size(), vocab.end());
+    if (cuts_) spaced_words_.reserve(vocab.size(), vocab.end());
     if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
     WordTable::Filler short_words(short_words_), spaced_words(spaced_words_);
     std::string bytes;

@@ -46,10 +46,124 @@ static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
   m.upper = with(class_upper);
 }
 
-static inline WordKey key_of(const char* p, size_t n) {
-  __m128i bytes = _mm_maskz_loadu_epi8(static_cast<__mmask16>(_bzhi_u32(0xFFFF, static_cast<unsigned>(n))), p);
-  return {static_cast<uint64_t>(_mm_cvtsi128_si64(bytes)),
-          static_cast<uint64_t>(_mm_extract_epi64(bytes, 1)) | static_cast<uint64_t>(n) << 56};
+// Where the bits of a mask are, counted from `from`; 16 are written at a time.
+static inline void put_places(uint64_t mask, uint32_t from, uint32_t* out) {
+  alignas(64) static constexpr auto counted = [] {
+    std::array<uint8_t, 64> all{};
+    for (uint8_t i = 0; i < 64; ++i) all[i] = i;
+    return all;
+  }();
+  __m512i places = _mm512_maskz_compress_epi8(mask, _mm512_load_si512(counted.data()));
+  const __m512i base = _mm512_set1_epi32(static_cast<int>(from));
+  for (int left = std::popcount(mask); left > 0; left -= 16, out += 16) {
+    _mm512_storeu_si512(out, _mm512_add_epi32(_mm512_cvtepu8_epi32(_mm512_castsi512_si128(places)), base));
+    places = _mm512_alignr_epi64(places, places, 2);
+  }
+}
+
+// The first and the second eight bytes of eight words.
+static inline void read_words(const char* base, const uint32_t* at, __m512i& low, __m512i& high) {
+  auto four = [&](size_t i) {
+    auto one = [&](size_t k) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + at[i + k])); };
+    return _mm512_inserti64x4(
+        _mm512_castsi256_si512(_mm256_inserti128_si256(_mm256_castsi128_si256(one(0)), one(1), 1)),
+        _mm256_inserti128_si256(_mm256_castsi128_si256(one(2)), one(3), 1), 1);
+  };
+  const __m512i first = four(0), second = four(4);
+  low = _mm512_permutex2var_epi64(first, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), second);
+  high = _mm512_permutex2var_epi64(first, _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15), second);
+}
+
+static inline void place_words(FoundWords& f, const WordTable::Probe& table) {
+  const __m512i one = _mm512_set1_epi64(1),
+                used = _mm512_set1_epi64(static_cast<int64_t>(~uint64_t{0} << WordTable::spare_bits));
+  const __m512i factors[] = {_mm512_set1_epi64(static_cast<int64_t>(WordTable::factors[0])),
+                             _mm512_set1_epi64(static_cast<int64_t>(WordTable::factors[1])),
+                             _mm512_set1_epi64(static_cast<int64_t>(WordTable::factors[2]))};
+  const __m128i down = _mm_cvtsi32_si128(64 - table.bits), up = _mm_cvtsi32_si128(table.bits);
+  const __m256i counted = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m512i wide_lines = _mm512_set1_epi64(int64_t{1} << table.bits);
+  size_t narrow = 0, wide = 0;
+  for (size_t i = f.count; i < f.count + 8; ++i)
+    f.at[i + 1] = f.at[f.count];  // words of no bytes, which are not used
+  for (size_t i = 0; i < f.count; i += 8) {
+    const __m256i at = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(f.at + i)),
+                  next = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(f.at + i + 1));
+    const __m512i size = _mm512_cvtepu32_epi64(_mm256_sub_epi32(next, at)), bits = _mm512_slli_epi64(size, 3);
+    const __mmask8 there = static_cast<__mmask8>(_bzhi_u32(0xFF, static_cast<unsigned>(f.count - i)));
+    const __mmask8 is_narrow = _mm512_mask_cmple_epu64_mask(there, size, _mm512_set1_epi64(7)),
+                   is_wide = _mm512_mask_cmple_epu64_mask(there & ~is_narrow, size, _mm512_set1_epi64(15));
+    __m512i low, behind;
+    read_words(f.base, f.at + i, low, behind);
+    // Shifts by 64 and more give 0.
+    low = _mm512_and_si512(low, _mm512_sub_epi64(_mm512_sllv_epi64(one, bits), one));
+    __m512i high = _mm512_slli_epi64(size, 56 + WordTable::spare_bits);
+    behind = _mm512_maskz_and_epi64(
+        is_wide, behind,
+        _mm512_sub_epi64(_mm512_sllv_epi64(one, _mm512_sub_epi64(bits, _mm512_set1_epi64(64))), one));
+    high = _mm512_or_si512(high, _mm512_slli_epi64(behind, WordTable::spare_bits));
+    __m512i lows = _mm512_mullo_epi64(low, factors[0]);
+    lows = _mm512_and_si512(_mm512_xor_si512(lows, _mm512_srli_epi64(lows, 32)), used);
+    __m512i x = _mm512_mask_mov_epi64(_mm512_slli_epi64(low, WordTable::spare_bits), is_wide, lows);
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, high), factors[1]);
+    x = _mm512_xor_si512(x, _mm512_and_si512(_mm512_srli_epi64(x, 32), used));
+    x = _mm512_mullo_epi64(x, factors[2]);
+    _mm512_storeu_si512(f.low + i, low);
+    _mm512_storeu_si512(f.rest + i, _mm512_sll_epi64(x, up));
+    __m512i lines = _mm512_srl_epi64(x, down);
+    lines = _mm512_mask_or_epi64(lines, is_wide, lines, wide_lines);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(f.line + i), _mm512_cvtepi64_epi32(lines));
+    for (size_t k = 0; k < 8; ++k) table.fetch(f.line[i + k]);
+    const __m256i numbers = _mm256_add_epi32(counted, _mm256_set1_epi32(static_cast<int>(i)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(f.narrow + narrow),
+                        _mm256_maskz_compress_epi32(is_narrow, numbers));
+    narrow += static_cast<size_t>(std::popcount(is_narrow));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(f.wide + wide), _mm256_maskz_compress_epi32(is_wide, numbers));
+    wide += static_cast<size_t>(std::popcount(is_wide));
+  }
+  f.narrow_count = narrow;
+  f.wide_count = wide;
+}
+
+static inline void find_words(FoundWords& f, const WordTable::Probe& table) {
+  for (size_t i = 0; i < f.count; i += 16) _mm512_storeu_si512(f.ids + i, _mm512_set1_epi32(-1));
+  const int64_t ids = (int64_t{1} << table.id_bits()) - 1;
+  const __m512i differ = _mm512_set1_epi64(ids);
+  const __m128i id = _mm_set1_epi64x(ids), one = _mm_set1_epi64x(1);
+  const WordTable::Line* const lines = table.lines;
+  // The id of the first slot that is the same, -1 if there is none or it is empty: no branch, since one word in ten
+  // is not found.
+  auto put = [&](size_t i, __m512i line, __mmask8 same) {
+    __m128i slot = _mm512_castsi512_si128(_mm512_maskz_compress_epi64(same, line));
+    f.ids[i] = _mm_cvtsi128_si32(_mm_sub_epi64(_mm_and_si128(slot, id), one));
+  };
+  for (size_t k = 0; k < f.narrow_count; ++k) {
+    const size_t i = f.narrow[k];
+    const __m512i line = _mm512_load_si512(lines + f.line[i]),
+                  said = _mm512_set1_epi64(static_cast<int64_t>(f.rest[i]));
+    put(i, line, _mm512_cmple_epu64_mask(_mm512_xor_si512(line, said), differ));
+  }
+  const __m512i differ_wide = _mm512_maskz_mov_epi64(0xF0, differ);
+  for (size_t k = 0; k < f.wide_count; ++k) {
+    const size_t i = f.wide[k];
+    const __m512i line = _mm512_load_si512(lines + f.line[i]);
+    const __m512i said = _mm512_mask_set1_epi64(_mm512_set1_epi64(static_cast<int64_t>(f.low[i])), 0xF0,
+                                                static_cast<int64_t>(f.rest[i]));
+    const __mmask8 same = _mm512_cmple_epu64_mask(_mm512_xor_si512(line, said), differ_wide);
+    put(i, line, _kand_mask8(same, _kshiftli_mask8(same, 4)));
+  }
+}
+
+// Which ids are -1, into out; how many.
+static inline size_t not_found(const FoundWords& f, uint32_t* out) {
+  size_t n = 0;
+  for (size_t i = 0; i < f.count; i += 16) {
+    uint32_t mask = _mm512_movepi32_mask(_mm512_loadu_si512(f.ids + i));
+    if (f.count - i < 16) mask = _bzhi_u32(mask, static_cast<unsigned>(f.count - i));
+    for (; mask; mask &= mask - 1)
+      out[n++] = static_cast<uint32_t>(i) + static_cast<uint32_t>(std::countr_zero(mask));
+  }
+  return n;
 }
 
 #elif FASTTOKEN_LEVEL == 1
@@ -135,7 +249,7 @@ static inline uint64_t mask_of(const char* p, char c) {
   return out;
 }
 
-static inline WordKey key_of(const char* p, size_t n) { return WordKey::of_readable(p, n); }
+#define FASTTOKEN_WORDS_ONE_BY_ONE
 
 #else
 
@@ -174,7 +288,46 @@ static inline uint64_t mask_of(const char* p, char c) {
   return out;
 }
 
-static inline WordKey key_of(const char* p, size_t n) { return WordKey::of_readable(p, n); }
+#define FASTTOKEN_WORDS_ONE_BY_ONE
+
+#endif
+
+#ifdef FASTTOKEN_WORDS_ONE_BY_ONE
+#undef FASTTOKEN_WORDS_ONE_BY_ONE
+
+static inline void put_places(uint64_t mask, uint32_t from, uint32_t* out) {
+  for (; mask; mask &= mask - 1) *out++ = from + static_cast<uint32_t>(std::countr_zero(mask));
+}
+
+static inline void place_words(FoundWords& f, const WordTable::Probe& table) {
+  for (size_t i = 0; i < f.count; ++i) {
+    // Of a longer word this is not used.
+    WordKey key = WordKey::of_readable(f.base + f.at[i], std::min(f.size(i), WordTable::longest));
+    f.low[i] = key.low;
+    const uint64_t mixed = WordTable::mixed(key);
+    f.rest[i] = mixed << table.bits;
+    f.line[i] = table.line(mixed, key.wide());
+    table.fetch(f.line[i]);
+  }
+}
+
+static inline void find_words(FoundWords& f, const WordTable::Probe& table) {
+  for (size_t i = 0; i < f.count; ++i) {
+    const size_t size = f.size(i);
+    f.ids[i] = -1;
+    if (size > WordTable::longest) continue;
+    f.ids[i] = static_cast<int32_t>(table.find_in({f.low[i], f.rest[i], f.line[i], size > 7}));
+  }
+}
+
+static inline size_t not_found(const FoundWords& f, uint32_t* out) {
+  size_t n = 0;
+  for (size_t i = 0; i < f.count; ++i) {
+    out[n] = static_cast<uint32_t>(i);
+    n += f.ids[i] < 0;
+  }
+  return n;
+}
 
 #endif
 

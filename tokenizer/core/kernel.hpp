@@ -175,73 +175,63 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
   return p + n;
 }
 
-// at: where the next id goes; known to `out` only while that is asked.
-static inline void put(const char* p, size_t n, const WordTable::Probe& table, WordWriter& out, int32_t*& at) {
-  if (n > WordTable::longest) [[unlikely]] {
-    out.out = at;
-    out.long_word(p, n, n);
-    at = out.out;
-    return;
-  }
-  WordKey key = key_of(p, n);
-  uint64_t hash = key.hash();
-  uint32_t id = table.find(key, hash);
-  if (id == WordTable::none) [[unlikely]] {
-    out.out = at;
-    out.missed(p, n, key, hash);
-    at = out.out;
-    return;
-  }
-  *at++ = static_cast<int32_t>(id);
-}
-
-// Words of which out.far() says yes, found one behind the other and looked up some at a time, so that the lines of
-// the tables are on their way before they are needed.
-constexpr size_t enough_found = 48, most_found = enough_found + 65;  // a block has at most 64 words
-
-// The words between starts[0], starts[1]... and end; 16 bytes can be read from where each starts.
-[[gnu::noinline]] static void put_all(const char** starts, size_t n, const char* end, const WordTable::Probe& table,
+// All words found, of which the last ends at `end`; 16 bytes can be read from where each starts.
+[[gnu::noinline]] static void put_all(FoundWords& found, const char* end, const WordTable::Probe& table,
                                       WordWriter& out) {
-  starts[n] = end;
-  auto length = [&](size_t i) { return static_cast<size_t>(starts[i + 1] - starts[i]); };
-  WordKey key[most_found];
-  uint64_t hash[most_found];
-  for (size_t i = 0; i < n; ++i) {
-    key[i] = key_of(starts[i], std::min(length(i), WordTable::longest));  // of a longer one it is not used
-    hash[i] = key[i].hash();
-    table.fetch(hash[i]);
-  }
-  int32_t ids[most_found];
-  uint8_t missing[most_found];  // which words are not in the table, and may be beyond ASCII
-  size_t missed = 0;
-  for (size_t i = 0; i < n; ++i) {
-    uint32_t id = length(i) <= WordTable::longest ? table.find(key[i], hash[i]) : WordTable::none;
-    ids[i] = static_cast<int32_t>(id);
-    if (id == WordTable::none) [[unlikely]] {
-      out.fetch(starts[i], length(i), hash[i]);
-      if (length(i) > WordTable::longest || ((key[i].low | key[i].high) & 0x8080808080808080u))
-        missing[missed++] = static_cast<uint8_t>(i);
+  const size_t n = found.count;
+  const char* const base = found.base;
+  found.at[n] = static_cast<uint32_t>(end - base);
+  place_words(found, table);
+  find_words(found, table);
+  out.room(found.at[n] - found.at[0]);
+  size_t done = 0;
+  auto put_known = [&](size_t until) {
+    constexpr size_t run = 8;
+    int32_t* at = out.out;
+    for (size_t i = done; i < until; i += run) std::memcpy(at + (i - done), found.ids + i, run * sizeof *at);
+    out.out = at + (until - done);
+    done = until + 1;
+  };
+  uint32_t missing[FoundWords::most + 1];
+  if (size_t missed = not_found(found, missing)) {
+    auto placed = [&](size_t i) {
+      return WordTable::Place{found.low[i], found.rest[i], found.line[i], found.size(i) > 7};
+    };
+    auto overflown = [&](size_t i) {
+      return found.size(i) <= WordTable::longest && table.lines[found.line[i]].full();
+    };
+    for (size_t k = 0; k < missed; ++k) {
+      size_t i = missing[k];
+      out.fetch(base + found.at[i], found.size(i), table.mixed(placed(i)));
+      if (overflown(i)) table.fetch(table.second(placed(i)).line);
     }
-    out.saw(hash[i]);
-  }
-  constexpr int32_t guessed = INT32_MIN;
-  if (missed) {
+    size_t left = 0;
     out.start();
-    for (size_t k = 0; k < missed; ++k)
-      if (size_t i = missing[k]; out.later(starts[i], length(i))) ids[i] = guessed;
+    for (size_t k = 0; k < missed; ++k) {
+      size_t i = missing[k];
+      if (overflown(i)) {
+        found.ids[i] = static_cast<int32_t>(table.find_in(table.second(placed(i))));
+        if (found.ids[i] >= 0) continue;
+      }
+      missing[left++] = static_cast<uint32_t>(i);
+    }
+    constexpr int32_t guessed = INT32_MIN;
+    for (size_t k = 0; k < left; ++k) {
+      size_t i = missing[k];
+      if (out.later(base + found.at[i], found.size(i))) found.ids[i] = guessed;
+    }
     out.guess();
+    for (size_t k = 0; k < left; ++k) {
+      size_t i = missing[k];
+      put_known(i);
+      if (found.ids[i] == guessed)
+        out.put(base + found.at[i], found.size(i));
+      else
+        out.missed(base + found.at[i], found.size(i), found.at[n] - found.at[i]);
+    }
   }
-  out.room(static_cast<size_t>(end - starts[0]));
-  for (size_t i = 0; i < n; ++i) {
-    if (ids[i] >= 0) [[likely]]
-      *out.out++ = ids[i];
-    else if (ids[i] == guessed)
-      out.put(starts[i], length(i));
-    else if (length(i) > WordTable::longest)
-      out.long_word(starts[i], length(i), static_cast<size_t>(end - starts[i]));
-    else
-      out.missed(starts[i], length(i), key[i], hash[i]);
-  }
+  put_known(n);
+  found.count = 0;
 }
 
 template <SplitFamily family>
@@ -249,11 +239,10 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
   const char *p = text.data(), *end = p + text.size();
   const AsciiClasses ascii(plan.classes);
   const WordTable::Probe table = out.table.probe();
-  const char* found[most_found + 1];
-  size_t waiting = 0;
-  auto put_waiting = [&] {
-    if (waiting) put_all(found, waiting, p, table, out);
-    waiting = 0;
+  FoundWords found;
+  found.base = p;
+  auto put_found = [&] {
+    if (found.count) put_all(found, p, table, out);
   };
   constexpr size_t block = 64, margin = 16;
   char copy[block + 2 * margin + block];
@@ -261,54 +250,44 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
   while (p < end) {
     size_t left = static_cast<size_t>(end - p);
     if (left < block + margin && !copied) {  // from here on in a copy, so that reading goes past its end
-      put_waiting();
+      put_found();
       std::memset(copy, 0, sizeof copy);  // of a constant size: a few stores
       std::memcpy(copy, p, left);
-      p = copy;
+      found.base = p = copy;
       end = copy + left;
       copied = true;
     }
     bool last = left <= block;
     uint64_t valid = left >= block ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
-    out.room(block);
     Masks m{};
     masks_of(p, ascii, m);
     if (family != SplitFamily::spaced && (m.high & valid)) add_others(p, plan.classes, valid, m);
     uint64_t starts, runs;
     if (!starts_of<family>(p, plan, m, valid, starts, runs)) {
-      put_waiting();
+      put_found();
+      out.room(left);
       for (const char* until = p + std::min(left, block); p < until;) p = one_by_table(plan, p, end, out);
       continue;
     }
+    starts |= 1;
+    const char* next = end;
     if (!last) {
       starts &= (uint64_t{2} << (63 - std::countl_zero(runs))) - 1;
-      if (starts <= 1) {
-        put_waiting();
+      const int from = 63 - std::countl_zero(starts);  // the next block
+      if (from == 0) {
+        put_found();
         p = one_by_table(plan, p, end, out);
         continue;
       }
+      starts ^= uint64_t{1} << from;
+      next = p + from;
     }
-    bool wide = std::popcount(m.high & valid) > 24;
-    if (out.far(starts, wide) && !last) {
-      for (starts |= 1; starts; starts &= starts - 1) found[waiting++] = p + std::countr_zero(starts);
-      p = found[--waiting];
-      if (waiting > enough_found) put_waiting();
-      continue;
-    }
-    put_waiting();
-    int32_t* at = out.out;
-    unsigned from = 0;
-    for (starts &= starts - 1; starts; starts &= starts - 1) {
-      unsigned to = static_cast<unsigned>(std::countr_zero(starts));
-      put(p + from, to - from, table, out, at);
-      from = to;
-    }
-    if (last) put(p + from, left - from, table, out, at);
-    out.out = at;
-    if (last) return;
-    p += from;
+    put_places(starts, static_cast<uint32_t>(p - found.base), found.at + found.count);
+    found.count += static_cast<size_t>(std::popcount(starts));
+    p = next;
+    if (found.count >= FoundWords::enough) put_found();
   }
-  put_waiting();
+  put_found();
 }
 
 static void cut_any(const SplitPlan& plan, std::string_view text, WordWriter& out) {

@@ -1,9 +1,11 @@
 // The kernels of kernel.hpp for each set of instructions, and the one for this machine.
 #include "kernels.hpp"
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace fasttoken {
 
@@ -16,6 +18,23 @@ struct Masks {
 // three that are not letters but class_upper.
 struct Leads {
   uint64_t two, three, upper;
+};
+
+// Words found one behind the other, which are looked up many at a time: the lines of the tables are on their way
+// before they are needed. What a word has is at its number; 16 may be written at a time.
+struct FoundWords {
+  static constexpr size_t enough = 192, most = enough + 64;  // a block has at most 64 words
+
+  const char* base;  // what places count from; 16 bytes can be read from where a word begins
+  size_t count = 0;
+  uint32_t at[most + 16];                    // where each begins, and where the last ends
+  uint64_t low[most + 16], rest[most + 16];  // as WordTable has them
+  uint32_t line[most + 16];
+  int32_t ids[most + 16];                       // -1: not in its first line
+  uint32_t narrow[most + 16], wide[most + 16];  // the numbers of the words of at most 7, of at most 15 bytes
+  size_t narrow_count, wide_count;
+
+  size_t size(size_t i) const { return at[i + 1] - at[i]; }
 };
 
 }  // namespace fasttoken
@@ -44,12 +63,16 @@ struct Leads {
 #undef FASTTOKEN_LEVEL
 #ifdef __clang__
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi,bmi,bmi2,lzcnt,popcnt"))), \
-                             apply_to = function)
+#pragma clang attribute push(                                                                                   \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,bmi,bmi2,lzcnt,popcnt"))), \
+    apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vbmi,bmi,bmi2,lzcnt,popcnt")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,bmi,bmi2,lzcnt,popcnt")
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in the headers of the intrinsics (GCC bug 105593)
 #endif
 #define FASTTOKEN_KERNEL avx512
 #define FASTTOKEN_LEVEL 2

@@ -26,7 +26,7 @@ class WordPiece {
     if (whole_words) return;
     tokens_.assign(2, none);
     slots_.assign(1 << 16, {empty, 0});
-    words_.reserve(vocab.size());
+    words_.reserve(vocab.size(), vocab.end());
     WordTable::Filler words(words_);
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;

@@ -40,27 +40,9 @@ class WordWriter {
   }
   void finish() { ids_.finish(out); }
 
-  // Whether the lines of the words with these starts are better asked for ahead of use: not at the beginning of a
-  // text, nor for a while where words come again and again, so that their lines are near. wide: they are of characters
-  // beyond ASCII, with many look-ups each; then from the beginning, until some have come again.
-  bool far(uint64_t starts, bool wide) {
-    words_ += static_cast<size_t>(std::popcount(starts));
-    if (words_ >= until_) [[unlikely]] judge();
-    if (far_ || !wide || judged_) return far_;
-    if (!looked_) std::fill(std::begin(seen_), std::end(seen_), 0);
-    return looked_ < 32 || fresh_ * 3 > looked_;
-  }
-  // A word of which far() said yes.
-  void saw(uint64_t hash) {
-    uint64_t& row = seen_[hash >> 58];
-    uint64_t bit = uint64_t{1} << (hash >> 52 & 63);
-    fresh_ += (row & bit) == 0;
-    row |= bit;
-    ++looked_;
-  }
-  // Has the line near that a cache may have for a word that is not in the table. hash: of a word of at most 15 bytes.
-  void fetch(const char* p, size_t n, uint64_t hash) const {
-    if (n <= WordTable::longest) return caches_.words.fetch(std::rotr(hash, 32));
+  // Has the line near that a cache may have for a word that is not in the table.
+  void fetch(const char* p, size_t n, uint64_t mixed) const {
+    if (n <= WordTable::longest) return caches_.words.fetch(WordTable::hash(mixed));
     if (in_words(p, n)) return caches_.words.fetch(WordCache::Key::of(p, n).hash());
     if (n <= ClauseCache::longest) caches_.clauses.fetch(ClauseCache::Key::of(p, n).hash());
   }
@@ -83,33 +65,33 @@ class WordWriter {
   }
   void put(const char* p, size_t n) {
     const int32_t* from = out;
-    bpe_.settle_guess(vocab_, settled_++, scratch_, [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
+    bpe_.settle_guess(vocab_, settled_++, scratch_,
+                      [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
     if (in_words(p, n))
       keep(caches_.words, p, n, from);
     else
       keep(caches_.clauses, p, n, from);
   }
 
-  // A word of at most 15 bytes, of this hash, that is not in the table.
-  [[gnu::noinline]] void missed(const char* p, size_t n, const WordKey& word, uint64_t hash) {
-    WordCache::Key key{{word.low, word.high & ~(uint64_t{0xFF} << 56), 0, uint64_t{n} << 56}};
-    cached(caches_.words, key, std::rotr(hash, 32), p, n);
-  }
-  // A longer one; there is room for `bytes` from where it starts, for itself and what follows.
-  [[gnu::noinline]] void long_word(const char* p, size_t n, size_t bytes) {
+  // A word that is not in the table. bytes: there is room for so many from where it starts, for it and what follows.
+  [[gnu::noinline]] void missed(const char* p, size_t n, size_t bytes) {
+    if (n <= WordTable::longest) {
+      WordKey word = WordKey::of(p, n);
+      WordCache::Key key{{word.low, word.high & ~(uint64_t{0xFF} << 56), 0, uint64_t{n} << 56}};
+      return cached(caches_.words, key, WordTable::hash(WordTable::mixed(word)), p, n);
+    }
     room(bytes);
     if (in_words(p, n)) return cached(caches_.words, p, n);
     if (n <= ClauseCache::longest) return cached(caches_.clauses, p, n);
     merged(p, n);
   }
   void any(const char* p, size_t n) {
-    if (n > WordTable::longest) return long_word(p, n, n);
-    room(n);
-    WordKey key = WordKey::of(p, n);
-    uint64_t hash = key.hash();
-    uint32_t id = table.find(key, hash);
-    if (id == WordTable::none) return missed(p, n, key, hash);
-    *out++ = static_cast<int32_t>(id);
+    if (n <= WordTable::longest) {
+      room(n);
+      uint32_t id = table.find({p, n});
+      if (id != WordTable::none) return void(*out++ = static_cast<int32_t>(id));
+    }
+    missed(p, n, n);
   }
 
  private:
@@ -134,14 +116,7 @@ class WordWriter {
   // As missed() has it for words of the table's length.
   template <class Key>
   static uint64_t hash_of(const Key& key, const char* p, size_t n) {
-    return n <= WordTable::longest ? std::rotr(WordKey::of(p, n).hash(), 32) : key.hash();
-  }
-  [[gnu::noinline]] void judge() {
-    far_ = !far_ || fresh_ * 3 > looked_;
-    judged_ = true;
-    until_ = words_ + (far_ ? 256 : 8192);
-    fresh_ = looked_ = 0;
-    std::fill(std::begin(seen_), std::end(seen_), 0);
+    return n <= WordTable::longest ? WordTable::hash(WordTable::mixed(WordKey::of(p, n))) : key.hash();
   }
   template <class Cache>
   void cached(const Cache& cache, const char* p, size_t n) {
@@ -175,11 +150,7 @@ class WordWriter {
     limit_ = ids_.limit();
   }
 
-  bool far_ = false, judged_ = false;
-  size_t words_ = 0, until_ = 256;   // counted; when to judge again
-  size_t fresh_ = 0, looked_ = 0;    // of those looked at since then, the new ones
-  size_t settled_ = 0;               // of the words taken by later()
-  uint64_t seen_[64];  // one bit a word, by its hash
+  size_t settled_ = 0;  // of the words taken by later()
 
   const bool spaced_;
   const int32_t* limit_;
