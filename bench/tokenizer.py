@@ -36,7 +36,7 @@ from bench import tokenizer_load
 from bench.blocks import Run, Times, blocks, means, statement
 from bench.common import Report, machine_facts
 from bench.tokenizer_sides import HF, KINDS, LOADERS, OURS, SEGMENTS, Side, Sides, version_of
-from bench.tokenizer_streams import Unequal, in_turn, mixed, streamed, unseen_chats
+from bench.tokenizer_streams import Unequal, grown_chats, in_turn, mixed, streamed, unseen_chats
 from bench.tokenizer_table import Table
 from bench.tokenizer_texts import EXTRA, inputs, texts_of
 
@@ -155,21 +155,30 @@ class Bench:
             self.table.row(load, what, means([times.ratios(base, ours) for times in known]), least=least)
 
     def chats(self) -> None:
-        """Turns that no cache of what stands between control tokens has; their words are known."""
-        texts, rounds = unseen_chats(7 if self.quick else 25, 4_000 if self.quick else 85_480), 3
-        count = (len(texts) - 1) // rounds
+        """Turns that no cache of what stands between control tokens has, their words known; then conversations of
+        which all but the last turn was sent before, the first three of each not counted."""
+        size = 4_000 if self.quick else 85_480
+        self.sent_once(
+            "turns never seen", unseen_chats(7 if self.quick else 25, size), 0, 2 if self.quick else 8, 300
+        )
+        self.sent_once(
+            "a turn more each time", grown_chats(3, 4 if self.quick else 11, size), 3, 1 if self.quick else 8
+        )
+
+    def sent_once(self, what: str, texts: list[str], begun: int, count: int, least: float | None = None) -> None:
+        """Texts one after the other, in rounds: ``begun`` untimed (0: one before all), then ``count`` of them."""
+        texts = texts if begun else texts[: 1 + 3 * count]
         names = [name for name in (HF, OURS, "HF 1.0", "fastokens", "gigatoken") if name in self.sides.loaded]
         runs = {name: in_turn(self.sides[name], texts) for name in names}
         taken: dict[str, list[float]] = {name: [] for name in runs}
-        for run in runs.values():
-            run(1)
-        for _ in range(rounds):
+        for at in range(3):
             for name, run in runs.items():
+                run(begun or int(at == 0))
                 taken[name].append(run(count) / count)
         times = Times(taken)
         note = ", ".join(f"{name} {times.median(HF) / times.median(name):.0f}x" for name in names[2:])
-        load = f"chat of {len(texts[0])} ch, turns never seen"
-        self.table.row(load, "to a list", times.ratios(HF, OURS), least=300, note=note)
+        load = f"chat of {max(map(len, texts))} ch, {what}"
+        self.table.row(load, "to a list", times.ratios(HF, OURS), least=least, note=note)
 
     def streamed(self) -> None:
         if not self.natural:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import time
 from collections.abc import Sequence
 
@@ -115,6 +116,15 @@ def mixed(table: Table, sides: Sides, texts: dict[str, str], quick: bool) -> Non
 
 def unseen_chats(count: int, characters: int = 85_480) -> list[str]:
     return [chat(characters, 100 + at) for at in range(count)]
+
+
+def grown_chats(count: int, turns: int, characters: int = 85_480) -> list[str]:
+    """The last turns of each of some conversations, as they are sent: a turn more each time."""
+    texts = []
+    for whole in unseen_chats(count, characters):
+        begins = [at.start() for at in re.finditer(re.escape("<|im_start|>user"), whole)]
+        texts += [whole[:end] for end in [*begins[-turns:], len(whole)][1:]]
+    return texts
 
 
 def in_turn(side: Side, texts: Sequence[str]) -> Run:

@@ -34,6 +34,9 @@ for at in range(0, len(words), 1000):
     tokenizer.encode(" ".join(words[at : at + 1000])).offsets
 for at in range(0, len(words), 1000):  # chats: their stretches are kept apart from words
     tokenizer.encode_array("<|im_end|><|eot_id|>".join(" ".join(words[i : i + 4]) for i in range(at, at + 1000, 4)))
+    texts = "<|im_end|><|eot_id|>".join(" ".join(words[i : i + 400]) for i in range(at, at + 1000, 400))
+    for _ in range(2):  # what is met again is kept whole
+        tokenizer.encode_array(texts)
 for text in hostile:
     tokenizer.encode_array(text)
 print(loaded - begin, resident() - loaded, tokenizer._core.table_bytes, tokenizer._core.cache_bytes)

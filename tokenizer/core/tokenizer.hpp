@@ -18,6 +18,7 @@
 #include "kernels.hpp"
 #include "loader.hpp"
 #include "pretokenizers.hpp"
+#include "prompt_cache.hpp"
 #include "tables_file.hpp"
 #include "token_bytes.hpp"
 
@@ -30,6 +31,7 @@ struct Scratch {
   std::vector<Token> tokens;
   RegexScratch regex;
   IdBuffer ids;
+  PromptCache::Marks marks;
   std::string first_word;
   bool rewritten = false;  // whether ids were made of anything but the text as it is
 };
@@ -53,7 +55,8 @@ class Tokenizer {
   const std::vector<AddedToken>& added() const { return added_.tokens; }
   // Whether ids are made by kernel.hpp, and what its caches can grow to.
   bool cuts_by_kernel() const { return plan_ != nullptr; }
-  size_t cache_bytes() const { return caches_.bytes() + model_.bpe.cache_bytes(); }
+  size_t cache_bytes() const { return caches_.bytes() + model_.bpe.cache_bytes() + PromptCache::bound; }
+  const PromptCache& prompts() const { return prompts_; }
   const std::vector<bool>& trim_passes() const { return trim_passes_; }
   const std::string* section(const std::string& name) const {
     auto at = sections_.find(name);
@@ -78,9 +81,13 @@ class Tokenizer {
   // Appends the ids; whether char_spans() may be asked about them.
   bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out) const {
     check(text);
-    Ids sink{out};
     s.rewritten = !spans_.known();
-    run(text, parse_special, s, needs_align_, sink);
+    if (parse_special && text.size() >= PromptCache::least && !raw_.empty()) {
+      encode_on(text, prompts_.find(text), s, out);
+    } else {
+      Ids sink{out};
+      run(text, parse_special, s, needs_align_, sink);
+    }
     return !s.rewritten;
   }
   void encode_ids(std::string_view text, bool parse_special, Scratch& s, std::vector<int32_t>& out) const {
@@ -343,8 +350,30 @@ class Tokenizer {
     if (text.size() > max_text) throw TextError("the text is longer than 512 MB", max_text);
   }
 
-  template <class Sink>
-  void run(std::string_view text, bool parse_special, Scratch& s, bool align, Sink& sink) const {
+  // From what is known of a text on.
+  void encode_on(std::string_view text, const PromptCache::Known& known, Scratch& s, IdBuffer& out) const {
+    const size_t first = out.size();
+    if (known.prompt) {
+      out.finish(std::copy_n(known.ids(), known.upto.ids, out.room(known.upto.ids)));
+      s.rewritten |= known.upto.rewritten;
+      if (known.whole) return;
+    }
+    s.marks.start(known.upto);
+    Ids sink{out};
+    run(text, true, s, needs_align_, sink, known.upto.end, [&](uint32_t end, const AddedToken& token) {
+      s.marks.passed(end, end + raw_.beyond(), raw_.goes_on_behind(token), out.size() - first, s.rewritten,
+                     text.size());
+    });
+    prompts_.consider(text, known, s.marks.marks(), out.data() + first, out.size() - first, s.rewritten);
+  }
+
+  struct Unseen {
+    void operator()(uint32_t, const AddedToken&) const {}
+  };
+  // passed(end, token) is told of each added token.
+  template <class Sink, class Passed = Unseen>
+  void run(std::string_view text, bool parse_special, Scratch& s, bool align, Sink& sink, uint32_t from = 0,
+           Passed&& passed = {}) const {
     split_added(
         text, raw_, added_.tokens, parse_special,
         [&](uint32_t begin, uint32_t end) {
@@ -355,9 +384,11 @@ class Tokenizer {
           segment(part, begin, parse_special, s, align, sink);
         },
         [&](uint32_t begin, uint32_t end, int32_t token) {
-          sink.added(nullptr, begin, end, text.substr(begin, end - begin),
-                     added_.tokens[static_cast<size_t>(token)].id);
-        });
+          const AddedToken& added = added_.tokens[static_cast<size_t>(token)];
+          sink.added(nullptr, begin, end, text.substr(begin, end - begin), added.id);
+          passed(end, added);
+        },
+        from);
   }
 
   // Whether a stretch between control tokens may be in the cache: its ids are then a matter of its bytes alone.
@@ -483,6 +514,7 @@ class Tokenizer {
   CutWords cut_ = nullptr;
   bool spaced_ = false;
   WordCaches caches_;
+  PromptCache prompts_;
   CharSpans spans_;
 };
 
