@@ -194,37 +194,43 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
   };
   uint32_t missing[FoundWords::most + 1];
   if (size_t missed = not_found(found, missing)) {
+    constexpr int32_t guessed = INT32_MIN;
     auto placed = [&](size_t i) {
       return WordTable::Place{found.low[i], found.rest[i], found.line[i], found.size(i) > 7};
     };
-    auto overflown = [&](size_t i) {
-      return found.size(i) <= WordTable::longest && table.lines[found.line[i]].full();
-    };
     for (size_t k = 0; k < missed; ++k) {
-      size_t i = missing[k];
-      out.fetch(base + found.at[i], found.size(i), table.mixed(placed(i)));
-      if (overflown(i)) table.fetch(table.second(placed(i)).line);
+      const size_t i = missing[k];
+      if (found.size(i) > WordTable::longest) {
+        out.fetch(base + found.at[i], found.size(i));
+        continue;
+      }
+      out.fetch(WordTable::hash(table.mixed(placed(i))));
+      if (table.lines[found.line[i]].full()) table.fetch(table.second(placed(i)).line);
     }
+    WordWriter::Known known[FoundWords::most];  // of those that are left
     size_t left = 0;
     out.start();
     for (size_t k = 0; k < missed; ++k) {
-      size_t i = missing[k];
-      if (overflown(i)) {
-        found.ids[i] = static_cast<int32_t>(table.find_in(table.second(placed(i))));
-        if (found.ids[i] >= 0) continue;
+      const size_t i = missing[k], size = found.size(i);
+      const char* const p = base + found.at[i];
+      known[left].count = 0;
+      if (size <= WordTable::longest) {
+        if (table.lines[found.line[i]].full()) {
+          found.ids[i] = static_cast<int32_t>(table.find_in(table.second(placed(i))));
+          if (found.ids[i] >= 0) continue;
+        }
+        known[left] = out.known(WordKey::of_readable(p, size), WordTable::hash(table.mixed(placed(i))));
       }
+      if (!known[left].count && out.later(p, size)) found.ids[i] = guessed;
       missing[left++] = static_cast<uint32_t>(i);
-    }
-    constexpr int32_t guessed = INT32_MIN;
-    for (size_t k = 0; k < left; ++k) {
-      size_t i = missing[k];
-      if (out.later(base + found.at[i], found.size(i))) found.ids[i] = guessed;
     }
     out.guess();
     for (size_t k = 0; k < left; ++k) {
-      size_t i = missing[k];
+      const size_t i = missing[k];
       put_known(i);
-      if (found.ids[i] == guessed)
+      if (known[k].count)
+        out.put(known[k]);
+      else if (found.ids[i] == guessed)
         out.put(base + found.at[i], found.size(i));
       else
         out.missed(base + found.at[i], found.size(i), found.at[n] - found.at[i]);

@@ -1,8 +1,10 @@
 // What words of several tokens came out as, so that a word is merged once.
 //
-//   line    |version|      key: 31 bytes, length      |    six ids     |      64 bytes, one cache line
+//   line    |version|      key: 15 bytes, length      |   three ids    |      32 bytes
+//           |version|      key: 31 bytes, length      |    six ids     |      64 bytes, one cache line
 //           |version|      key: 127 bytes, length     |    30 ids      |      256 bytes: clauses without spaces
 //   set     two lines, hash(key) says which; the one written less often is written over
+//   ids     each plus one, 0 behind the last
 //
 //   threads  any number, none waits. A writer takes a line by making its version odd, and does nothing if it
 //            was odd or changed meanwhile; a reader that finds the version odd, or not the same before and
@@ -23,7 +25,8 @@
 
 namespace fasttoken {
 
-template <size_t key_words, size_t id_words>
+// id_bits: of an id; larger ones are not kept.
+template <size_t key_words, size_t id_words, int id_bits = 32>
 class CacheOfWords {
   struct Line {
     uint64_t version, key[key_words], ids[id_words];
@@ -31,7 +34,9 @@ class CacheOfWords {
   static_assert(std::has_single_bit(sizeof(Line)));
 
  public:
-  static constexpr size_t longest = key_words * 8 - 1, most_ids = id_words * 2;
+  static constexpr size_t ids_in_word = 64 / id_bits;
+  static constexpr size_t longest = key_words * 8 - 1, most_ids = id_words * ids_in_word;
+  static constexpr uint32_t ids_end = static_cast<uint32_t>((uint64_t{1} << id_bits) - 1);  // past the largest
   static constexpr size_t usual_bytes = size_t{8} << 20;
 
   struct Key {
@@ -74,7 +79,7 @@ class CacheOfWords {
     Line* set = lines_ + (hash & mask());
     // Words of one length differ in these, or not at all; most others in those beside the version.
     const size_t used =
-        key_words == 4 ? 3 : (size_t{reinterpret_cast<const unsigned char*>(key.part)[longest]} + 7) / 8;
+        key_words <= 4 ? key_words - 1 : (size_t{reinterpret_cast<const unsigned char*>(key.part)[longest]} + 7) / 8;
     constexpr size_t beside = 7;
     for (size_t way = 0; way < 2; ++way) {
       Line& line = set[way];
@@ -94,12 +99,14 @@ class CacheOfWords {
       if (differ) continue;
       // Acquire: the version is looked at again after these, not before. Few words have as many ids as there is room.
       size_t n = 0;
-      for (size_t i = 0; i < id_words && n == i * 2; ++i) {
-        uint64_t two = std::atomic_ref(line.ids[i]).load(std::memory_order_acquire);
-        std::memcpy(out + n, &two, sizeof two);
-        n += 1 + (out[n + 1] >= 0);
+      for (size_t i = 0; i < id_words && n == i * ids_in_word; ++i) {
+        uint64_t some = std::atomic_ref(line.ids[i]).load(std::memory_order_acquire);
+        for (size_t k = 0; k < ids_in_word; ++k, some = shifted(some)) {
+          uint32_t id = static_cast<uint32_t>(some) & ids_end;
+          out[i * ids_in_word + k] = static_cast<int32_t>(id - 1);
+          n += id != 0;
+        }
       }
-      n -= out[n - 1] < 0;
       if (std::atomic_ref(line.version).load(std::memory_order_relaxed) != version) continue;
       return n;
     }
@@ -108,6 +115,12 @@ class CacheOfWords {
 
   // n: 1 to most_ids.
   void put(const Key& key, uint64_t hash, const int32_t* ids, size_t n) const {
+    uint64_t words[id_words] = {};
+    for (size_t i = 0; i < n; ++i) {
+      uint32_t id = static_cast<uint32_t>(ids[i]);
+      if (id >= ids_end) return;
+      words[i / ids_in_word] |= uint64_t{id + 1} << (i % ids_in_word * id_bits);
+    }
     Line* set = lines_ + (hash & mask());
     uint64_t versions[2];
     for (size_t way = 0; way < 2; ++way)
@@ -118,11 +131,6 @@ class CacheOfWords {
     if ((version & 1) ||
         !state.compare_exchange_strong(version, version + 1, std::memory_order_acquire, std::memory_order_relaxed))
       return;
-    int32_t row[most_ids];
-    std::fill(row, row + most_ids, -1);
-    std::memcpy(row, ids, n * sizeof *ids);
-    uint64_t words[id_words];
-    std::memcpy(words, row, sizeof row);
     // Release: whoever sees one of these sees that the version was odd.
     for (size_t i = 0; i < key_words; ++i)
       std::atomic_ref(set[way].key[i]).store(key.part[i], std::memory_order_release);
@@ -132,6 +140,7 @@ class CacheOfWords {
   }
 
  private:
+  static uint64_t shifted(uint64_t ids) { return id_bits < 64 ? ids >> id_bits : 0; }
   static constexpr size_t counted_of = 64;  // one word in so many is counted, by its hash
 
   size_t mask() const { return std::atomic_ref(mask_).load(std::memory_order_relaxed); }
@@ -148,21 +157,24 @@ class CacheOfWords {
   mutable size_t count_ = 0;  // of the words that came in since it changed
 };
 
+using ShortWordCache = CacheOfWords<2, 1, 21>;
 using WordCache = CacheOfWords<4, 3>;
 using ClauseCache = CacheOfWords<16, 15>;
 
 struct WordCaches {
+  ShortWordCache short_words;  // a set is one cache line
   WordCache words;
   ClauseCache clauses;
   ClauseCache segments;  // not words but stretches between control tokens, which chats repeat
 
   void reserve() {
-    words.reserve();
+    short_words.reserve(size_t{4} << 20, size_t{1} << 20);
+    words.reserve(size_t{4} << 20, size_t{1} << 20);
     // All of it at once: fewer of them come in, and merging the ones that growing loses costs more than the memory.
     clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes);
     segments.reserve();
   }
-  size_t bytes() const { return words.bytes() + clauses.bytes() + segments.bytes(); }
+  size_t bytes() const { return short_words.bytes() + words.bytes() + clauses.bytes() + segments.bytes(); }
 };
 
 }  // namespace fasttoken

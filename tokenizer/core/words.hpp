@@ -40,9 +40,26 @@ class WordWriter {
   }
   void finish() { ids_.finish(out); }
 
-  // Has the line near that a cache may have for a word that is not in the table.
-  void fetch(const char* p, size_t n, uint64_t mixed) const {
-    if (n <= WordTable::longest) return caches_.words.fetch(WordTable::hash(mixed));
+  // What the caches know of a word of at most 15 bytes; hash: WordTable's.
+  struct Known {
+    size_t count;  // of its ids; 0: not known
+    int32_t ids[WordCache::most_ids];
+  };
+  void fetch(uint64_t hash) const { caches_.short_words.fetch(hash); }
+  Known known(const WordKey& word, uint64_t hash) const {
+    Known found;
+    found.count = caches_.short_words.find(short_key(word), hash, found.ids);
+    if (found.count == 1 && found.ids[0] == more) [[unlikely]]
+      found.count = caches_.words.find(long_key(word), hash, found.ids);
+    return found;
+  }
+  void put(const Known& known) {
+    std::memcpy(out, known.ids, sizeof known.ids);
+    out += known.count;
+  }
+
+  // Has the line near that a cache may have for a longer one.
+  void fetch(const char* p, size_t n) const {
     if (in_words(p, n)) return caches_.words.fetch(WordCache::Key::of(p, n).hash());
     if (n <= ClauseCache::longest) caches_.clauses.fetch(ClauseCache::Key::of(p, n).hash());
   }
@@ -53,12 +70,14 @@ class WordWriter {
     scratch_.together.clear();
     settled_ = 0;
   }
-  // Whether the word, which is not in the table, is taken; if not, missed() or long_word() has it.
+  // Whether the word, of which the table knows nothing and, if it is short, the caches do not either, is taken; if
+  // not, missed() has it.
   bool later(const char* p, size_t n) {
     if (n > ClauseCache::longest || !bpe_.guesses({p, n})) return false;
-    bool known = in_words(p, n) ? has(caches_.words, p, n) : has(caches_.clauses, p, n);
-    if (!known) bpe_.read_guess({p, n}, scratch_);
-    return !known;
+    if (n > WordTable::longest && (in_words(p, n) ? has(caches_.words, p, n) : has(caches_.clauses, p, n)))
+      return false;
+    bpe_.read_guess({p, n}, scratch_);
+    return true;
   }
   void guess() {
     if (!scratch_.together.words.empty()) bpe_.guess(scratch_);
@@ -67,18 +86,21 @@ class WordWriter {
     const int32_t* from = out;
     bpe_.settle_guess(vocab_, settled_++, scratch_,
                       [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
-    if (in_words(p, n))
+    if (n <= WordTable::longest)
+      keep(WordKey::of(p, n), from);
+    else if (in_words(p, n))
       keep(caches_.words, p, n, from);
     else
       keep(caches_.clauses, p, n, from);
   }
 
-  // A word that is not in the table. bytes: there is room for so many from where it starts, for it and what follows.
+  // A word that is not in the table, nor in the caches if it is short. bytes: there is room for so many from where it
+  // starts, for it and what follows.
   [[gnu::noinline]] void missed(const char* p, size_t n, size_t bytes) {
     if (n <= WordTable::longest) {
-      WordKey word = WordKey::of(p, n);
-      WordCache::Key key{{word.low, word.high & ~(uint64_t{0xFF} << 56), 0, uint64_t{n} << 56}};
-      return cached(caches_.words, key, WordTable::hash(WordTable::mixed(word)), p, n);
+      const int32_t* from = out;
+      merged(p, n);
+      return keep(WordKey::of(p, n), from);
     }
     room(bytes);
     if (in_words(p, n)) return cached(caches_.words, p, n);
@@ -86,45 +108,56 @@ class WordWriter {
     merged(p, n);
   }
   void any(const char* p, size_t n) {
+    room(n);
     if (n <= WordTable::longest) {
-      room(n);
-      uint32_t id = table.find({p, n});
+      WordKey word = WordKey::of(p, n);
+      uint32_t id = table.find(word);
       if (id != WordTable::none) return void(*out++ = static_cast<int32_t>(id));
+      Known found = known(word, WordTable::hash(WordTable::mixed(word)));
+      if (found.count) return put(found);
     }
     missed(p, n, n);
   }
 
  private:
+  static constexpr int32_t more = ShortWordCache::ids_end - 1;  // in place of ids: they are in the larger cache
+
+  static ShortWordCache::Key short_key(const WordKey& word) { return {{word.low, word.high}}; }
+  static WordCache::Key long_key(const WordKey& word) {
+    constexpr uint64_t length = uint64_t{0xFF} << 56;
+    return {{word.low, word.high & ~length, 0, word.high & length}};
+  }
+  void keep(const WordKey& word, const int32_t* from) const {
+    const size_t made = static_cast<size_t>(out - from);
+    const uint64_t hash = WordTable::hash(WordTable::mixed(word));
+    if (made == 0 || made > WordCache::most_ids) return;
+    if (made <= ShortWordCache::most_ids) return caches_.short_words.put(short_key(word), hash, from, made);
+    caches_.words.put(long_key(word), hash, from, made);
+    caches_.short_words.put(short_key(word), hash, &more, 1);
+  }
+
   // Whether it is the smaller cache that may know a word. Characters of three bytes are about a token each, too many
   // for one of its lines.
   static bool in_words(const char* p, size_t n) {
     if (n > WordCache::longest) return false;
-    return n <= WordTable::longest || n <= 3 * WordCache::most_ids || static_cast<unsigned char>(p[n - 3]) < 0xE0;
+    return n <= 3 * WordCache::most_ids || static_cast<unsigned char>(p[n - 3]) < 0xE0;
   }
   template <class Cache>
   bool has(const Cache& cache, const char* p, size_t n) const {
     auto key = Cache::Key::of(p, n);
     int32_t row[Cache::most_ids];
-    return cache.find(key, hash_of(key, p, n), row) != 0;
+    return cache.find(key, key.hash(), row) != 0;
   }
   template <class Cache>
   void keep(const Cache& cache, const char* p, size_t n, const int32_t* from) const {
     size_t made = static_cast<size_t>(out - from);
     auto key = Cache::Key::of(p, n);
-    if (made >= 1 && made <= Cache::most_ids) cache.put(key, hash_of(key, p, n), from, made);
-  }
-  // As missed() has it for words of the table's length.
-  template <class Key>
-  static uint64_t hash_of(const Key& key, const char* p, size_t n) {
-    return n <= WordTable::longest ? WordTable::hash(WordTable::mixed(WordKey::of(p, n))) : key.hash();
+    if (made >= 1 && made <= Cache::most_ids) cache.put(key, key.hash(), from, made);
   }
   template <class Cache>
   void cached(const Cache& cache, const char* p, size_t n) {
     auto key = Cache::Key::of(p, n);
-    cached(cache, key, key.hash(), p, n);
-  }
-  template <class Cache>
-  void cached(const Cache& cache, const typename Cache::Key& key, uint64_t hash, const char* p, size_t n) {
+    const uint64_t hash = key.hash();
     if (size_t known = cache.find(key, hash, out)) {
       out += known;
       return;
