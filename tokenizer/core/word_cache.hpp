@@ -157,6 +157,37 @@ class CacheOfWords {
   mutable size_t count_ = 0;  // of the words that came in since it changed
 };
 
+// Which words were met before, as far as 16 bits of their hashes tell: what is met once only is then neither looked for
+// in a cache nor written to it, and a text that never comes again leaves no lines behind. Met again by mistake: it is
+// looked for and written. Small enough to stay near.
+//
+//   rows_   hash says which: four marks of 16 bits, the last one met behind the others; 0: none
+class MetBefore {
+ public:
+  void reserve() {
+    memory_ = BigArray<uint64_t>(size_t{1} << bits);
+    rows_ = memory_.data();
+  }
+  size_t bytes() const { return memory_.size() * sizeof(uint64_t); }
+
+  // Whether a word of this hash was asked about before, as four others of its row were not since.
+  bool again(uint64_t hash) const {
+    std::atomic_ref row(rows_[hash >> (64 - bits)]);
+    const uint64_t marks = row.load(std::memory_order_relaxed), mark = (hash >> 8 & 0xFFFF) | 1;
+    // A mark is odd: where it is subtracted in each of the four places, one of them becomes 0.
+    constexpr uint64_t each = 0x0001000100010001u;
+    const uint64_t differ = marks ^ mark * each;
+    if ((differ - each) & ~differ & each << 15) return true;
+    row.store(marks << 16 | mark, std::memory_order_relaxed);
+    return false;
+  }
+
+ private:
+  static constexpr int bits = 14;
+  BigArray<uint64_t> memory_;
+  uint64_t* rows_ = nullptr;
+};
+
 using ShortWordCache = CacheOfWords<2, 1, 21>;
 using WordCache = CacheOfWords<4, 3>;
 using ClauseCache = CacheOfWords<16, 15>;
@@ -165,6 +196,7 @@ struct WordCaches {
   ShortWordCache short_words;  // a set is one cache line
   WordCache words;
   ClauseCache clauses;
+  MetBefore met;         // of the clauses, and of longer words of wide characters
   ClauseCache segments;  // not words but stretches between control tokens, which chats repeat
 
   void reserve() {
@@ -173,8 +205,9 @@ struct WordCaches {
     // All of it at once: fewer of them come in, and merging the ones that growing loses costs more than the memory.
     clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes);
     segments.reserve();
+    met.reserve();
   }
-  size_t bytes() const { return short_words.bytes() + words.bytes() + clauses.bytes() + segments.bytes(); }
+  size_t bytes() const { return short_words.bytes() + words.bytes() + clauses.bytes() + segments.bytes() + met.bytes(); }
 };
 
 }  // namespace fasttoken

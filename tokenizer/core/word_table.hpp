@@ -69,6 +69,27 @@ struct WordKey {
   bool operator==(const WordKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
 };
 
+// Of any text of at least one byte, without a copy of it; not the hash of its key.
+inline uint64_t hash_of_text(const char* p, size_t n) {
+  auto eight = [](const char* from) {
+    uint64_t bytes;
+    std::memcpy(&bytes, from, 8);
+    return bytes;
+  };
+  auto four = [](const char* from) {
+    uint32_t bytes;
+    std::memcpy(&bytes, from, 4);
+    return bytes;
+  };
+  uint64_t seed = n;
+  for (; n > 16; p += 16, n -= 16) seed = WordKey{eight(p) ^ seed, eight(p + 8)}.hash();
+  if (n >= 8) return WordKey{eight(p) ^ seed, eight(p + n - 8)}.hash();
+  if (n >= 4) return WordKey{four(p) ^ seed, four(p + n - 4)}.hash();
+  uint64_t bytes = static_cast<unsigned char>(p[0]) | uint64_t{static_cast<unsigned char>(p[n / 2])} << 8 |
+                   uint64_t{static_cast<unsigned char>(p[n - 1])} << 16;
+  return WordKey{bytes ^ seed, 0}.hash();
+}
+
 class WordTable {
  public:
   static constexpr size_t longest = WordKey::longest;

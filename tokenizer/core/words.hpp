@@ -60,8 +60,7 @@ class WordWriter {
 
   // Has the line near that a cache may have for a longer one.
   void fetch(const char* p, size_t n) const {
-    if (in_words(p, n)) return caches_.words.fetch(WordCache::Key::of(p, n).hash());
-    if (n <= ClauseCache::longest) caches_.clauses.fetch(ClauseCache::Key::of(p, n).hash());
+    if (!counts_once(p, n)) caches_.words.fetch(WordCache::Key::of(p, n).hash());
   }
 
   // Words whose tokens are guessed, many at a time: of those that later() takes, guess() makes the guesses, and put()
@@ -74,8 +73,7 @@ class WordWriter {
   // not, missed() has it.
   bool later(const char* p, size_t n) {
     if (n > ClauseCache::longest || !bpe_.guesses({p, n})) return false;
-    if (n > WordTable::longest && (in_words(p, n) ? has(caches_.words, p, n) : has(caches_.clauses, p, n)))
-      return false;
+    if (n > WordTable::longest && (counts_once(p, n) ? met(p, n) : has(p, n))) return false;
     bpe_.read_guess({p, n}, scratch_);
     return true;
   }
@@ -88,10 +86,8 @@ class WordWriter {
                       [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
     if (n <= WordTable::longest)
       keep(WordKey::of(p, n), from);
-    else if (in_words(p, n))
-      keep(caches_.words, p, n, from);
-    else
-      keep(caches_.clauses, p, n, from);
+    else if (!counts_once(p, n))
+      keep(p, n, from);
   }
 
   // A word that is not in the table, nor in the caches if it is short. bytes: there is room for so many from where it
@@ -103,9 +99,9 @@ class WordWriter {
       return keep(WordKey::of(p, n), from);
     }
     room(bytes);
-    if (in_words(p, n)) return cached(caches_.words, p, n);
-    if (n <= ClauseCache::longest) return cached(caches_.clauses, p, n);
-    merged(p, n);
+    if (n > ClauseCache::longest || (counts_once(p, n) && !met(p, n))) return merged(p, n);
+    if (in_words(p, n)) return cached(caches_.words, WordCache::Key::of(p, n), p, n);
+    cached(caches_.clauses, ClauseCache::Key::of(p, n), p, n);
   }
   void any(const char* p, size_t n) {
     room(n);
@@ -142,21 +138,26 @@ class WordWriter {
     if (n > WordCache::longest) return false;
     return n <= 3 * WordCache::most_ids || static_cast<unsigned char>(p[n - 3]) < 0xE0;
   }
-  template <class Cache>
-  bool has(const Cache& cache, const char* p, size_t n) const {
-    auto key = Cache::Key::of(p, n);
-    int32_t row[Cache::most_ids];
-    return cache.find(key, key.hash(), row) != 0;
+  // Whether it goes to a cache when it is met again only: clauses, and longer words of wide characters. They seldom
+  // come again, and tokenizing them costs less than lines that are written for nothing.
+  static bool counts_once(const char* p, size_t n) {
+    return n > WordCache::longest || static_cast<unsigned char>(p[n - 3]) >= 0xE0;
   }
-  template <class Cache>
-  void keep(const Cache& cache, const char* p, size_t n, const int32_t* from) const {
+  // Such a one, which may be in a cache then.
+  bool met(const char* p, size_t n) const { return caches_.met.again(hash_of_text(p, n)); }
+
+  bool has(const char* p, size_t n) const {
+    auto key = WordCache::Key::of(p, n);
+    int32_t row[WordCache::most_ids];
+    return caches_.words.find(key, key.hash(), row) != 0;
+  }
+  void keep(const char* p, size_t n, const int32_t* from) const {
     size_t made = static_cast<size_t>(out - from);
-    auto key = Cache::Key::of(p, n);
-    if (made >= 1 && made <= Cache::most_ids) cache.put(key, key.hash(), from, made);
+    auto key = WordCache::Key::of(p, n);
+    if (made >= 1 && made <= WordCache::most_ids) caches_.words.put(key, key.hash(), from, made);
   }
   template <class Cache>
-  void cached(const Cache& cache, const char* p, size_t n) {
-    auto key = Cache::Key::of(p, n);
+  void cached(const Cache& cache, const typename Cache::Key& key, const char* p, size_t n) {
     const uint64_t hash = key.hash();
     if (size_t known = cache.find(key, hash, out)) {
       out += known;

@@ -2,6 +2,7 @@
 // instructions, place in a block, and cache; and one cache that threads share.
 #include <atomic>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <sstream>
 #include <thread>
@@ -152,7 +153,7 @@ bool same(const Tokenizer& t, Scratch& s, const std::string& one) {
   Encoded e;
   std::vector<int32_t> ids;
   t.encode(one, true, s, e);
-  for (int again = 0; again < 2; ++again) {  // the second time out of the caches
+  for (int again = 0; again < 4; ++again) {  // the second time out of the caches, or the third
     ids.clear();
     t.encode_ids(one, true, s, ids);
     if (ids != e.ids) break;
@@ -216,6 +217,61 @@ void words_together_equal_words_alone() {
     }
     CHECK(equal);
   }
+}
+
+void hashes_of_texts_depend_on_each_byte() {
+  std::mt19937 random(3);
+  for (size_t n = 1; n <= 200; ++n) {
+    // On the heap without room to spare, so that a sanitizer sees what is read beside it.
+    std::vector<char> bytes(n);
+    for (char& b : bytes) b = static_cast<char>(random());
+    const uint64_t hash = hash_of_text(bytes.data(), n);
+    for (char& b : bytes) {
+      b = static_cast<char>(b ^ 1 << random() % 8);
+      CHECK(hash_of_text(bytes.data(), n) != hash);
+      hash_of_text(std::vector<char>(bytes).data(), n);
+    }
+  }
+}
+
+void words_are_met_again() {
+  MetBefore met;
+  met.reserve();
+  CHECK(met.bytes() <= size_t{1} << 17);
+  std::mt19937_64 random(6);
+  std::vector<uint64_t> hashes(5'000);
+  size_t known = 0, still = 0;
+  for (uint64_t& hash : hashes) known += met.again(hash = random());
+  for (uint64_t hash : hashes) still += met.again(hash);
+  CHECK(known < 20 && still > 4'950);
+  // Four of one row beside each other; the one met longest ago goes.
+  for (uint64_t row : {uint64_t{0}, uint64_t{5} << 50, ~uint64_t{0} << 50}) {
+    auto with = [&](uint64_t mark) { return row | mark << 8; };
+    MetBefore other;
+    other.reserve();
+    for (uint64_t mark : {1, 0x10, 0xFFFE, 0x8000}) CHECK(!other.again(with(mark)));
+    for (uint64_t mark : {0x8000, 0xFFFE, 0x10, 1}) CHECK(other.again(with(mark)));
+    CHECK(!other.again(with(0x300)) && other.again(with(0x10)) && !other.again(with(1)));
+  }
+}
+
+// Clauses that are taken for one another, so that some are looked for at their first time.
+void clauses_of_one_mark_are_their_own() {
+  Tokenizer t(file(qwen, 3));
+  std::map<uint64_t, std::string> seen;
+  Scratch s;
+  bool equal = true;
+  size_t pairs = 0;
+  for (uint32_t i = 0; i < 160'000; ++i) {
+    std::string clause;
+    for (uint32_t k = 0, left = i; k < 9; ++k, left /= 5) utf8_append(clause, 0x4E00 + left % 5 * 7);
+    const uint64_t hash = hash_of_text(clause.data(), clause.size());
+    auto [at, fresh] = seen.try_emplace((hash >> 50) << 16 | (hash >> 8 & 0xFFFF) | 1, clause);
+    if (fresh) continue;
+    ++pairs;
+    equal &= same(t, s, at->second) && same(t, s, clause) && same(t, s, at->second);
+  }
+  CHECK(equal && pairs > 5);
 }
 
 void spaced_words_equal_pieces() {
@@ -474,6 +530,9 @@ void threads_share_a_tokenizer() {
 int main() {
   kernels_equal_pieces();
   words_together_equal_words_alone();
+  hashes_of_texts_depend_on_each_byte();
+  words_are_met_again();
+  clauses_of_one_mark_are_their_own();
   spaced_words_equal_pieces();
   stretches_between_control_tokens();
   near_misses_are_not_recognized();
