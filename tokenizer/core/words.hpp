@@ -60,7 +60,7 @@ class WordWriter {
 
   // Has the line near that a cache may have for a longer one.
   void fetch(const char* p, size_t n) const {
-    if (!counts_once(p, n)) caches_.words.fetch(WordCache::Key::of(p, n).hash());
+    if (!counts_once(p, n)) caches_.words.fetch(hash_of_text(p, n));
   }
 
   // Words whose tokens are guessed, many at a time: of those that later() takes, guess() makes the guesses, and put()
@@ -73,7 +73,18 @@ class WordWriter {
   // not, missed() has it.
   bool later(const char* p, size_t n) {
     if (n > ClauseCache::longest || !bpe_.guesses({p, n})) return false;
-    if (n > WordTable::longest && (counts_once(p, n) ? met(p, n) : has(p, n))) return false;
+    if (n > WordTable::longest) {
+      const uint64_t hash = hash_of_text(p, n);
+      if (!counts_once(p, n)) {
+        if (has(p, n, hash)) return false;
+      } else if (caches_.met.again(hash)) {
+        if (in_words(p, n))
+          caches_.words.fetch(hash);
+        else
+          caches_.clauses.fetch(hash);
+        return false;
+      }
+    }
     bpe_.read_guess({p, n}, scratch_);
     return true;
   }
@@ -99,9 +110,11 @@ class WordWriter {
       return keep(WordKey::of(p, n), from);
     }
     room(bytes);
-    if (n > ClauseCache::longest || (counts_once(p, n) && !met(p, n))) return merged(p, n);
-    if (in_words(p, n)) return cached(caches_.words, WordCache::Key::of(p, n), p, n);
-    cached(caches_.clauses, ClauseCache::Key::of(p, n), p, n);
+    if (n > ClauseCache::longest) return merged(p, n);
+    const uint64_t hash = hash_of_text(p, n);
+    if (counts_once(p, n) && !caches_.met.again(hash)) return merged(p, n);
+    if (in_words(p, n)) return cached(caches_.words, hash, p, n);
+    cached(caches_.clauses, hash, p, n);
   }
   void any(const char* p, size_t n) {
     room(n);
@@ -143,22 +156,18 @@ class WordWriter {
   static bool counts_once(const char* p, size_t n) {
     return n > WordCache::longest || static_cast<unsigned char>(p[n - 3]) >= 0xE0;
   }
-  // Such a one, which may be in a cache then.
-  bool met(const char* p, size_t n) const { return caches_.met.again(hash_of_text(p, n)); }
-
-  bool has(const char* p, size_t n) const {
-    auto key = WordCache::Key::of(p, n);
+  bool has(const char* p, size_t n, uint64_t hash) const {
     int32_t row[WordCache::most_ids];
-    return caches_.words.find(key, key.hash(), row) != 0;
+    return caches_.words.find(WordCache::Key::of(p, n), hash, row) != 0;
   }
   void keep(const char* p, size_t n, const int32_t* from) const {
     size_t made = static_cast<size_t>(out - from);
-    auto key = WordCache::Key::of(p, n);
-    if (made >= 1 && made <= WordCache::most_ids) caches_.words.put(key, key.hash(), from, made);
+    if (made >= 1 && made <= WordCache::most_ids)
+      caches_.words.put(WordCache::Key::of(p, n), hash_of_text(p, n), from, made);
   }
   template <class Cache>
-  void cached(const Cache& cache, const typename Cache::Key& key, const char* p, size_t n) {
-    const uint64_t hash = key.hash();
+  void cached(const Cache& cache, uint64_t hash, const char* p, size_t n) {
+    const auto key = Cache::Key::of(p, n);
     if (size_t known = cache.find(key, hash, out)) {
       out += known;
       return;
