@@ -327,7 +327,7 @@ cdef class CoreTokenizer:
         return [to_str(patterns[0][i]) for i in range(patterns.size())]
 
     cdef list list_of(self, const int32_t* ids, Py_ssize_t n):
-        return list_of_shared(self._int_items, ids, n)
+        return list_of_shared(self._int_items, self._int_count, ids, n)
 
     cdef int ids_into(self, object text, cbool special, CallIds& ids) except -1:
         """1 where the ids say where they lie."""

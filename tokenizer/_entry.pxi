@@ -9,12 +9,15 @@ cdef extern from *:
     """
     namespace {
 
-    // A new list of the shared int objects.
-    inline PyObject* list_of_shared(PyObject** items, const int32_t* ids, Py_ssize_t n) {
+    // A new list of the shared int objects; end: past the largest there are.
+    inline PyObject* list_of_shared(PyObject** items, Py_ssize_t end, const int32_t* ids, Py_ssize_t n) {
       PyObject* list = PyList_New(n);
       if (!list) return nullptr;
       PyObject** out = PySequence_Fast_ITEMS(list);
-      for (Py_ssize_t i = 0; i < n; ++i) out[i] = take_shared(items[ids[i]]);
+      if (is_by_address(end))
+        for (Py_ssize_t i = 0; i < n; ++i) out[i] = take_shared(int_at(ids[i]));
+      else
+        for (Py_ssize_t i = 0; i < n; ++i) out[i] = take_shared(items[ids[i]]);
       return list;
     }
 
@@ -25,7 +28,7 @@ cdef extern from *:
 
     }  // namespace
     """
-    object list_of_shared(PyObject** items, const int32_t* ids, Py_ssize_t n)
+    object list_of_shared(PyObject** items, Py_ssize_t end, const int32_t* ids, Py_ssize_t n)
     object new_of(PyObject* type, PyObject* no_arguments)
 
 cdef extern from "scratch_vector.hpp" namespace "fasttoken":
@@ -98,7 +101,7 @@ cdef class FreshEncoding:
     @property
     def ids(self):
         if self.fresh:
-            return list_of_shared(self.core._int_items, self.raw, self.count)
+            return list_of_shared(self.core._int_items, self.core._int_count, self.raw, self.count)
         return self._ids.tolist()
 
     @property

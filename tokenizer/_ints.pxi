@@ -8,6 +8,8 @@
 #   with another digit. References that nobody gives back keep each of them: they are never freed. Where a count has
 #   64 bits and does not mark objects as immortal (before CPython 3.12), these references are 2^60, and what is taken
 #   of the list is not counted: those who drop it, a billion a second, need 36 years to be through.
+#   As CPython's own ints lie side by side as well, the address of each is known from its number, and a list of ids is
+#   made without reading where they are.
 
 cdef extern from *:
     """
@@ -43,26 +45,41 @@ cdef extern from *:
       char bytes[(int_bytes + 15) / 16 * 16];
     };
 
-    // Into items[from .. to): whether they could be made.
+    // Those below cached_ints, and the others, counted from 0 too; of all below `end`.
+    struct IntsByAddress {
+      IntSlot *small = nullptr, *large = nullptr;
+      Py_ssize_t end = 0;
+    };
+    IntsByAddress by_address;  // written with the GIL held, like `_ints`
+    constexpr Py_ssize_t most_by_address = Py_ssize_t{1} << 20;  // room that costs memory as far as it is used
+
+    inline PyObject* int_at(Py_ssize_t i) {
+      return reinterpret_cast<PyObject*>((i < cached_ints ? by_address.small : by_address.large) + i);
+    }
+    inline bool is_by_address(Py_ssize_t end) { return end <= by_address.end; }
+
+    // Into items[from .. to), where those before are already: whether they could be made.
     inline bool put_ints(PyObject** items, Py_ssize_t from, Py_ssize_t to) {
-      if (to > Py_ssize_t{1} << PyLong_SHIFT || to <= from) return false;
+      if (to > most_by_address || to > Py_ssize_t{1} << PyLong_SHIFT || to <= from) return false;
+      if (by_address.end && by_address.end != from) return false;
       PyObject* sample = PyLong_FromSsize_t(cached_ints);
       if (!sample || Py_REFCNT(sample) != 1) {
         Py_XDECREF(sample);
         PyErr_Clear();
         return false;
       }
-      IntSlot* slots = nullptr;
-      try {
-        slots = (new fasttoken::BigArray<IntSlot>(static_cast<size_t>(to - from)))->data();  // never freed
-      } catch (const std::bad_alloc&) {
-        Py_DECREF(sample);
-        return false;
+      if (!by_address.large) {
+        try {
+          by_address.large = (new fasttoken::BigArray<IntSlot>(most_by_address))->data();  // never freed
+        } catch (const std::bad_alloc&) {
+          Py_DECREF(sample);
+          return false;
+        }
       }
       Py_SET_REFCNT(sample, 2);  // one of them nobody's
       keep_for_ever(sample);
       for (Py_ssize_t i = from; i < to; ++i) {
-        char* at = slots[i - from].bytes;
+        char* at = by_address.large[i].bytes;
         digit value = static_cast<digit>(i);
         std::memcpy(at, sample, int_bytes - sizeof value);
         std::memcpy(at + int_bytes - sizeof value, &value, sizeof value);
@@ -70,9 +87,16 @@ cdef extern from *:
       }
       Py_SET_REFCNT(sample, 1);
       Py_DECREF(sample);
+      bool in_a_row = sizeof(PyLongObject) <= sizeof(IntSlot);
+      for (Py_ssize_t i = 0; i < cached_ints; ++i)
+        in_a_row &= items[i] == reinterpret_cast<PyObject*>(reinterpret_cast<IntSlot*>(items[0]) + i);
+      by_address.small = reinterpret_cast<IntSlot*>(items[0]);
+      if (in_a_row) by_address.end = to;
       return true;
     }
     #else
+    inline PyObject* int_at(Py_ssize_t) { return nullptr; }
+    inline bool is_by_address(Py_ssize_t) { return false; }
     inline bool put_ints(PyObject**, Py_ssize_t, Py_ssize_t) { return false; }
     #endif
 
