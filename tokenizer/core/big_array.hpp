@@ -31,6 +31,13 @@ class BigArray {
 #endif
   }
 
+  // Has the system give the pages of the first n bytes now; they are zeros as before.
+  void touch(size_t n) {
+    constexpr size_t page = 4096;
+    volatile char* at = reinterpret_cast<char*>(data_);
+    for (size_t i = 0; i < n; i += page) at[i] = 0;
+  }
+
   // What lies elsewhere, and is only read; its owner outlives this.
   static BigArray view(const T* data, size_t n) {
     BigArray made;

@@ -67,6 +67,8 @@ class CacheOfWords {
     most_ = memory_.size() - 2;
     mask_ = std::min(most_, at_first / sizeof(Line) - 2);
   }
+  // Has the memory that is used at first now, not when the first words come in.
+  void touch() { memory_.touch((mask_ + 2) * sizeof(Line)); }
   // How many lines are in use.
   size_t used_lines() const { return mask() + 2; }
   bool ready() const { return lines_ != nullptr; }
@@ -202,6 +204,8 @@ struct WordCaches {
   void reserve() {
     short_words.reserve(size_t{4} << 20, size_t{1} << 20);
     words.reserve(size_t{4} << 20, size_t{1} << 20);
+    short_words.touch();
+    words.touch();
     // All of it at once: fewer of them come in, and merging the ones that growing loses costs more than the memory.
     clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes);
     segments.reserve();
