@@ -5,7 +5,8 @@
 //
 //   trie   nodes_[n]: bytes that must follow (labels_), then the token that ends here, edges sorted by byte in
 //          edges_[from, to); the root has a table of 256 instead. Up to four possible first bytes are looked
-//          for with memchr, each remembered until it is passed
+//          for with memchr, each remembered until it is passed. Most contents are known by their first and last
+//          eight bytes (wholes_), without a walk
 //
 //   Leftmost start, then longest, then first in the file: as HF's automaton has it. A match that its flags
 //   discard is skipped together with its text, and the search goes on behind it (also as HF has it).
@@ -72,6 +73,7 @@ class AddedMatcher {
       for (auto& [byte, to] : at->next) edges_.push_back({byte, to});
       node.to = static_cast<uint32_t>(edges_.size());
     }
+    index_wholes(contents);
     root_.fill(0);
     firsts_.clear();
     longest_ = 0;
@@ -102,6 +104,8 @@ class AddedMatcher {
     Hit next(size_t at) {
       const size_t n = text_.size();
       for (; (at = candidate(at)) < n; ++at) {
+        if (const Whole* whole = m_.whole_at(text_.data() + at, n - at))
+          return {static_cast<uint32_t>(at), static_cast<uint32_t>(at + whole->size), whole->token};
         uint32_t node = m_.root_[static_cast<unsigned char>(text_[at])];
         int32_t best = -1;
         size_t i = at + 1, best_end = i;
@@ -163,6 +167,38 @@ class AddedMatcher {
   };
 
  private:
+  // A content of 8 to 16 bytes, of which the first 8 are no other's: where they are and its last 8, it is, and
+  // nothing longer.
+  struct Whole {
+    uint64_t first, last;
+    uint32_t size = 0;  // 0: none
+    int32_t token;
+  };
+  static uint64_t eight(const char* p) {
+    uint64_t bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    return bytes;
+  }
+  static size_t slot(uint64_t first) { return (first * 0x9E3779B97F4A7C15u) >> 58; }
+  const Whole* whole_at(const char* p, size_t left) const {
+    if (left < 16) return nullptr;
+    uint64_t first = eight(p);
+    const Whole& whole = wholes_[slot(first)];
+    return whole.size && whole.first == first && eight(p + whole.size - 8) == whole.last ? &whole : nullptr;
+  }
+  void index_wholes(const std::vector<std::pair<std::string, int32_t>>& contents) {
+    wholes_.fill({});
+    std::map<std::string_view, size_t> begins;
+    for (auto& [content, token] : contents) ++begins[std::string_view(content).substr(0, 8)];
+    for (auto& [content, token] : contents) {
+      const size_t size = content.size();
+      if (size < 8 || size > 16 || begins[std::string_view(content).substr(0, 8)] > 1) continue;
+      Whole& whole = wholes_[slot(eight(content.data()))];
+      if (!whole.size)
+        whole = {eight(content.data()), eight(content.data() + size - 8), static_cast<uint32_t>(size), token};
+    }
+  }
+
   struct Node {
     uint32_t from, to, label, length;
     int32_t token;
@@ -192,6 +228,7 @@ class AddedMatcher {
   std::vector<Node> nodes_;
   std::vector<Edge> edges_;
   std::array<uint32_t, 256> root_{};
+  std::array<Whole, 64> wholes_{};  // by the hash of the first 8 bytes
   std::string labels_, firsts_;
   size_t longest_ = 0;
   bool spaced_ = false;  // whether any begins with white space

@@ -79,8 +79,8 @@ static inline unsigned contraction(const char* p, bool folded) {
 
 // Starts of words; `ends`: where the runs of one class begin. False: ask the table.
 template <SplitFamily family>
-static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& m, uint64_t valid, uint64_t& starts,
-                             uint64_t& runs) {
+static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, const Masks& m, uint64_t valid,
+                             uint64_t& starts, uint64_t& runs) {
   if constexpr (family == SplitFamily::spaced) {
     runs = starts = (m.blank & ~(m.blank << 1) & valid) | 1;
     return true;
@@ -139,7 +139,7 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
     for (uint64_t at = m.quote & word_other & letter >> 1; at; at &= at - 1) {
       unsigned i = static_cast<unsigned>(std::countr_zero(at));
       unsigned n = contraction(p + i + 1, family == SplitFamily::prefixed);
-      if (n == 0) continue;
+      if (n == 0 || i + n >= left) continue;
       starts &= ~(uint64_t{2} << i);
       unsigned end = i + 1 + n;
       if (end < 64 && (letter >> end & 1)) starts |= uint64_t{1} << end;
@@ -150,7 +150,7 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
     for (uint64_t at = mask_of(p, '\'') & valid & letter << 1; at; at &= at - 1) {
       unsigned i = static_cast<unsigned>(std::countr_zero(at));
       unsigned n = i == last ? 0 : contraction(p + i + 1, true);
-      if (n == 0) continue;
+      if (n == 0 || i + n >= left) continue;
       last = i + 1 + n;
       starts &= ~(((uint64_t{2} << n) - 1) << i);
       if (last < 64 && (letter >> last & 1)) starts |= uint64_t{1} << last;
@@ -241,7 +241,7 @@ static inline bool starts_of(const char* p, const SplitPlan& plan, const Masks& 
 }
 
 template <SplitFamily family>
-static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
+static void cut(const SplitPlan& plan, std::string_view text, const char* readable, WordWriter& out) {
   const char *p = text.data(), *end = p + text.size();
   const AsciiClasses ascii(plan.classes);
   const WordTable::Probe table = out.table.probe();
@@ -255,21 +255,24 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
   bool copied = false;
   while (p < end) {
     size_t left = static_cast<size_t>(end - p);
-    if (left < block + margin && !copied) {  // from here on in a copy, so that reading goes past its end
+    if (left < block + margin && static_cast<size_t>(readable - p) < block + margin &&
+        !copied) {  // from here on in a copy, so that reading goes past its end
       put_found();
       std::memset(copy, 0, sizeof copy);  // of a constant size: a few stores
       std::memcpy(copy, p, left);
       found.base = p = copy;
       end = copy + left;
+      readable = copy + sizeof copy;
       copied = true;
     }
     bool last = left <= block;
     uint64_t valid = left >= block ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
     Masks m{};
     masks_of(p, ascii, m);
+    if (left < block) m.only(valid);
     if (family != SplitFamily::spaced && (m.high & valid)) add_others(p, plan.classes, valid, m);
     uint64_t starts, runs;
-    if (!starts_of<family>(p, plan, m, valid, starts, runs)) {
+    if (!starts_of<family>(p, left, plan, m, valid, starts, runs)) {
       put_found();
       out.room(left);
       for (const char* until = p + std::min(left, block); p < until;) p = one_by_table(plan, p, end, out);
@@ -296,18 +299,18 @@ static void cut(const SplitPlan& plan, std::string_view text, WordWriter& out) {
   put_found();
 }
 
-static void cut_any(const SplitPlan& plan, std::string_view text, WordWriter& out) {
+static void cut_any(const SplitPlan& plan, std::string_view text, const char* readable, WordWriter& out) {
   switch (plan.family) {
     case SplitFamily::gpt2:
-      return cut<SplitFamily::gpt2>(plan, text, out);
+      return cut<SplitFamily::gpt2>(plan, text, readable, out);
     case SplitFamily::spaced:
-      return cut<SplitFamily::spaced>(plan, text, out);
+      return cut<SplitFamily::spaced>(plan, text, readable, out);
     case SplitFamily::prefixed:
-      return cut<SplitFamily::prefixed>(plan, text, out);
+      return cut<SplitFamily::prefixed>(plan, text, readable, out);
     case SplitFamily::scripted:
-      return cut<SplitFamily::scripted>(plan, text, out);
+      return cut<SplitFamily::scripted>(plan, text, readable, out);
     default:
-      return cut<SplitFamily::cased>(plan, text, out);
+      return cut<SplitFamily::cased>(plan, text, readable, out);
   }
 }
 

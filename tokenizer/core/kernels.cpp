@@ -12,6 +12,12 @@ namespace fasttoken {
 // One bit for each of 64 bytes; a byte beyond ASCII has the class of its character. inside: not its first.
 struct Masks {
   uint64_t letter, number, space, newline, blank, quote, upper, special, high, inside;
+
+  // Of bytes that are no longer the text's nothing is said; before characters beyond ASCII are added.
+  void only(uint64_t valid) {
+    letter &= valid, number &= valid, space &= valid, newline &= valid, blank &= valid, quote &= valid,
+        upper &= valid;
+  }
 };
 
 // Where characters of two and of three bytes begin that are letters, as their first byte or two say; upper: those of

@@ -9,8 +9,8 @@
 
 namespace fasttoken {
 
-// Appends the ids of a text's words.
-using CutWords = void (*)(const SplitPlan&, std::string_view, WordWriter&);
+// Appends the ids of a text's words. The last but one: the end, at or past the text's, of what can be read.
+using CutWords = void (*)(const SplitPlan&, std::string_view, const char*, WordWriter&);
 
 // The one for this machine.
 CutWords cutter(Isa isa);

@@ -97,6 +97,7 @@ void Tokenizer::plan() {
   }
   if (!plan_) return;
   cut_ = cutter(best_isa());
+  plain_ascii_ = !spaced_ && normalized_.empty() && normalizer_.keeps_ascii();
   caches_.reserve();
 }
 

@@ -6,6 +6,7 @@
 //   that no step changes is never copied.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,12 @@ class Normalizer {
   void read(const Json& json, Externals& externals);
 
   bool empty() const { return steps_.empty(); }
+  // Whether ASCII stays as it is.
+  bool keeps_ascii() const {
+    return std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
+      return step.kind == Kind::nfc || step.kind == Kind::nfd || step.kind == Kind::nfk;
+    });
+  }
   // Whether all that is done is to put a mark before the text and in the place of each space.
   bool only_marks_spaces(std::string_view mark) const {
     return steps_.size() == 2 && steps_[0].kind == Kind::prepend && steps_[0].content == mark &&

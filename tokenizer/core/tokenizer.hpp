@@ -33,7 +33,8 @@ struct Scratch {
   IdBuffer ids;
   PromptCache::Marks marks;
   std::string first_word;
-  bool rewritten = false;  // whether ids were made of anything but the text as it is
+  const char* readable = nullptr;  // the end of the text whose parts are encoded
+  bool rewritten = false;          // whether ids were made of anything but the text as it is
 };
 
 class Tokenizer {
@@ -82,6 +83,7 @@ class Tokenizer {
   bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out) const {
     check(text);
     s.rewritten = !spans_.known();
+    s.readable = text.data() + text.size();
     if (parse_special && text.size() >= PromptCache::least && !raw_.empty()) {
       encode_on(text, prompts_.find(text), s, out);
     } else {
@@ -391,29 +393,38 @@ class Tokenizer {
         from);
   }
 
-  // Whether a stretch between control tokens may be in the cache: its ids are then a matter of its bytes alone.
+  // Whether a stretch between control tokens may be in a cache: its ids are then a matter of its bytes alone.
   bool may_know(std::string_view part) const {
     return plan_ && normalized_.empty() && part.size() <= ClauseCache::longest;
   }
   void known_segment(std::string_view part, bool parse_special, Scratch& s, bool align, Ids& sink) const {
-    auto key = ClauseCache::Key::of(part.data(), part.size());
-    uint64_t hash = key.hash();
-    int32_t* row = sink.out.room(ClauseCache::most_ids);
-    if (size_t known = caches_.segments.find(key, hash, row)) return sink.out.finish(row + known);
+    if (part.size() <= WordCache::longest) return known_in(caches_.roles, part, parse_special, s, align, sink);
+    known_in(caches_.segments, part, parse_special, s, align, sink);
+  }
+  template <class Cache>
+  void known_in(const Cache& cache, std::string_view part, bool parse_special, Scratch& s, bool align,
+                Ids& sink) const {
+    const uint64_t hash = hash_of_text(part.data(), part.size());
+    if (std::is_same_v<Cache, ClauseCache> && !caches_.met.again(hash))
+      return segment(part, 0, parse_special, s, align, sink);
+    auto key = Cache::Key::of(part.data(), part.size());
+    int32_t* row = sink.out.room(Cache::most_ids);
+    if (size_t known = cache.find(key, hash, row)) return sink.out.finish(row + known);
     size_t from = sink.out.size();
     bool before = s.rewritten;
     s.rewritten = false;
     segment(part, 0, parse_special, s, align, sink);
     size_t made = sink.out.size() - from;
-    if (!s.rewritten && made >= 1 && made <= ClauseCache::most_ids)
-      caches_.segments.put(key, hash, sink.out.data() + from, made);
+    if (!s.rewritten && made >= 1 && made <= Cache::most_ids) cache.put(key, hash, sink.out.data() + from, made);
     s.rewritten |= before;
   }
 
   template <class Sink>
   void segment(std::string_view bytes, uint32_t base, bool parse_special, Scratch& s, bool align, Sink& sink) const {
-    if constexpr (std::is_same_v<Sink, Ids>)
+    if constexpr (std::is_same_v<Sink, Ids>) {
       if (spaced_ && bytes.find(Bpe::mark) == std::string_view::npos) return spaced_words(bytes, s, sink.out);
+      if (plain_ascii_ && is_ascii(bytes)) return planned(bytes, s, sink.out, s.readable);
+    }
     s.text.start(bytes, base, align);
     normalizer_.apply(s.text, s.pre.normalizer);
     s.rewritten |= s.text.touched();
@@ -421,7 +432,7 @@ class Tokenizer {
     if (n == 0) return;
     if (normalized_.empty() || AddedMatcher::Search(normalized_, s.text.view()).next(0).token < 0) {
       if constexpr (std::is_same_v<Sink, Ids>)
-        if (plan_ && !spaced_) return planned(s.text.view(), s, sink.out);
+        if (plan_ && !spaced_) return planned(s.text.view(), s, sink.out, s.text.touched() ? nullptr : s.readable);
       s.pre.pieces.assign(1, s.text.slice(0, n, base));
       return pieces(s.text, s, sink);
     }
@@ -438,9 +449,10 @@ class Tokenizer {
         });
   }
 
-  void planned(std::string_view text, Scratch& s, IdBuffer& out) const {
+  // readable: the end of what can be read; null: the text's.
+  void planned(std::string_view text, Scratch& s, IdBuffer& out, const char* readable = nullptr) const {
     WordWriter words(model_.bpe, model_.vocab, caches_, s.bpe, out, false);
-    cut_(*plan_, text, words);
+    cut_(*plan_, text, readable ? readable : text.data() + text.size(), words);
     words.finish();
   }
 
@@ -452,7 +464,7 @@ class Tokenizer {
     end = std::min(bytes.find(' ', end), bytes.size());
     s.first_word.assign(1, ' ').append(bytes.substr(0, end));
     words.any(s.first_word.data(), s.first_word.size());
-    if (end < bytes.size()) cut_(*plan_, bytes.substr(end), words);
+    if (end < bytes.size()) cut_(*plan_, bytes.substr(end), bytes.data() + bytes.size(), words);
     words.finish();
   }
 
@@ -513,6 +525,7 @@ class Tokenizer {
   std::unique_ptr<SplitPlan> plan_;
   CutWords cut_ = nullptr;
   bool spaced_ = false;
+  bool plain_ascii_ = false;  // whether ASCII is cut as it is
   WordCaches caches_;
   PromptCache prompts_;
   CharSpans spans_;

@@ -102,6 +102,11 @@ inline Utf8Step utf8_step(const char* p, const char* end) {
 
 inline bool is_ascii(std::string_view s) {
   const char *p = s.data(), *end = p + s.size();
+  for (; end - p >= 32; p += 32) {
+    uint64_t words[4];
+    std::memcpy(words, p, sizeof words);
+    if ((words[0] | words[1] | words[2] | words[3]) & 0x8080808080808080u) return false;
+  }
   for (; end - p >= 8; p += 8) {
     uint64_t word;
     std::memcpy(&word, p, 8);

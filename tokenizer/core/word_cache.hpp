@@ -16,6 +16,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdint>
@@ -159,9 +160,9 @@ class CacheOfWords {
   mutable size_t count_ = 0;  // of the words that came in since it changed
 };
 
-// Which words were met before, as far as 16 bits of their hashes tell: what is met once only is then neither looked for
-// in a cache nor written to it, and a text that never comes again leaves no lines behind. Met again by mistake: it is
-// looked for and written. Small enough to stay near.
+// Which words were met before, as far as 16 bits of their hashes tell: what is met once only is then neither looked
+// for in a cache nor written to it, and a text that never comes again leaves no lines behind. Met again by mistake:
+// it is looked for and written. Small enough to stay near.
 //
 //   rows_   hash says which: four marks of 16 bits, the last one met behind the others; 0: none
 class MetBefore {
@@ -198,8 +199,10 @@ struct WordCaches {
   ShortWordCache short_words;  // a set is one cache line
   WordCache words;
   ClauseCache clauses;
-  MetBefore met;         // of the clauses, and of longer words of wide characters
-  ClauseCache segments;  // not words but stretches between control tokens, which chats repeat
+  MetBefore met;  // of the clauses and segments, and of longer words of wide characters
+  // Not words but stretches between control tokens, which chats repeat: those of up to 31 bytes, and longer ones.
+  WordCache roles;
+  ClauseCache segments;
 
   void reserve() {
     short_words.reserve(size_t{4} << 20, size_t{1} << 20);
@@ -208,10 +211,13 @@ struct WordCaches {
     words.touch();
     // All of it at once: fewer of them come in, and merging the ones that growing loses costs more than the memory.
     clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes);
-    segments.reserve();
+    roles.reserve(size_t{1} << 16, size_t{1} << 16);
+    segments.reserve(size_t{1} << 21);
     met.reserve();
   }
-  size_t bytes() const { return short_words.bytes() + words.bytes() + clauses.bytes() + segments.bytes() + met.bytes(); }
+  size_t bytes() const {
+    return short_words.bytes() + words.bytes() + clauses.bytes() + roles.bytes() + segments.bytes() + met.bytes();
+  }
 };
 
 }  // namespace fasttoken

@@ -189,11 +189,12 @@ void kernels_equal_pieces() {
   unsetenv("PRELUDE_TOKENIZER_ISA");
 }
 
-// Words beyond ASCII are looked up and guessed many at a time, from the beginning of a text on: what is long or short,
-// ASCII among them or alone, seen before or twice at once, comes out as word by word.
+// Words beyond ASCII are looked up and guessed many at a time, from the beginning of a text on: what is long or
+// short, ASCII among them or alone, seen before or twice at once, comes out as word by word.
 void words_together_equal_words_alone() {
   const char* const alphabets[] = {"\xE4\xB8\x80\xE4\xB8\x81\xE4\xB9\x80\xE3\x81\x82\xE3\x82\xA2",
-                                   "\xD0\xB0\xD0\xB1\xD1\x80\xD1\x81\xD2\x90", "\xEA\xB0\x80\xEA\xB0\x81\xED\x95\x9C"};
+                                   "\xD0\xB0\xD0\xB1\xD1\x80\xD1\x81\xD2\x90",
+                                   "\xEA\xB0\x80\xEA\xB0\x81\xED\x95\x9C"};
   uint32_t seed = 40;
   for (const char* pattern : {gpt2, qwen, deepseek, nemo}) {
     Tokenizer t(file(pattern, seed));
@@ -343,6 +344,43 @@ void stretches_between_control_tokens() {
   }
   CHECK(equal);
   CHECK(kept > 50 && rewritten > 50);
+}
+
+// A stretch is read where it lies, in front of other text, which would make words longer were it part of it.
+void what_follows_a_stretch_is_not_its() {
+  const char* const behind[] = {"s~", "e~", "ll~",           "1~",        "\\n~", " ~",
+                                "/~", "A~", "\xE4\xB8\xAD~", "\xCC\x81~", ".~"};
+  std::string added;
+  for (size_t i = 0; i < std::size(behind); ++i)
+    added += std::string(i ? "," : "") + "{\"id\":" + std::to_string(20000 + i) + ",\"content\":\"" + behind[i] +
+             R"(","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true})";
+  for (const char* isa : {"scalar", "avx2", "avx512"}) {
+    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+    uint32_t seed = 60;
+    for (const char* pattern : {gpt2, qwen, llama, marks, nemo, o200k, deepseek}) {
+      std::string json = file(pattern, seed);
+      json.insert(json.find("\"normalizer\""), "\"added_tokens\":[" + added + "],");
+      Tokenizer t(json);
+      CHECK(t.cuts_by_kernel());
+      std::mt19937 random(seed++);
+      Scratch s;
+      bool equal = true;
+      auto token = [&](size_t i) { return i == 4 ? std::string("\n~") : std::string(behind[i]); };
+      for (int round = 0; equal && round < 400; ++round) {
+        std::string one;
+        for (int n = 0; n < 8; ++n) one += text(random, random() % 200) + token(random() % std::size(behind));
+        equal = same(t, s, one);
+      }
+      for (const char* shard : shards)  // each behind each of which a stretch may end, at places of a block
+        for (size_t i = 0; i < std::size(behind); ++i)
+          for (size_t at : {1, 17, 61, 62, 63, 64, 65, 80, 130})
+            equal = equal && same(t, s,
+                                  std::string(at, 'x').replace(at / 2, 1, " ") + shard + token(i) + "a long end " +
+                                      std::string(90, 'y'));
+      CHECK(equal);
+    }
+  }
+  unsetenv("PRELUDE_TOKENIZER_ISA");
 }
 
 void near_misses_are_not_recognized() {
@@ -535,6 +573,7 @@ int main() {
   clauses_of_one_mark_are_their_own();
   spaced_words_equal_pieces();
   stretches_between_control_tokens();
+  what_follows_a_stretch_is_not_its();
   near_misses_are_not_recognized();
   neighbours_as_merging_has_them();
   cache_in_threads<WordCache>(1024);
