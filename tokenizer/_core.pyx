@@ -116,7 +116,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         string tables(const char*, const char*) except +raise_core
         size_t table_bytes()
         size_t cache_bytes()
-        cbool encode_ids(string_view, cbool, CallIds&) except +raise_core nogil
+        cbool encode_ids(string_view, cbool, CallIds&, cbool) except +raise_core nogil
         cbool char_spans(const int32_t*, size_t, size_t, Align*)
         void encode_ids_batch(const vector[string_view]&, cbool, CallIds&, vector[int64_t]&) except +raise_core nogil
         void encode(string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
@@ -332,12 +332,13 @@ cdef class CoreTokenizer:
     cdef int ids_into(self, object text, cbool special, CallIds& ids) except -1:
         """1 where the ids say where they lie."""
         cdef string_view view = view_of(text)
+        cdef cbool ascii = isinstance(text, str) and PyUnicode_IS_COMPACT_ASCII(text)
         cdef int known
         if view.size() < RELEASE_AT:
-            known = self.core.encode_ids(view, special, ids)
+            known = self.core.encode_ids(view, special, ids, ascii)
         else:
             with nogil:
-                known = self.core.encode_ids(view, special, ids)
+                known = self.core.encode_ids(view, special, ids, ascii)
         return known
 
     def encode_ids(self, text, bint parse_special=True):

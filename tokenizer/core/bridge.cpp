@@ -92,9 +92,9 @@ std::string Core::tables(const char* key, const char* source) const {
 size_t Core::table_bytes() const { return tokenizer_->table_bytes(); }
 size_t Core::cache_bytes() const { return tokenizer_->cache_bytes(); }
 
-bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call) const {
+bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii) const {
   ScratchFor s(*tokenizer_, text.size());
-  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids);
+  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii);
 }
 bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
   return tokenizer_->char_spans(ids, n, characters, out);

@@ -65,8 +65,8 @@ class Core {
   size_t table_bytes() const;
   size_t cache_bytes() const;
 
-  // Whether the ids say where they lie: char_spans() may be asked.
-  bool encode_ids(std::string_view text, bool parse_special, CallIds& call) const;
+  // Whether the ids say where they lie: char_spans() may be asked. ascii: it is known that the text is no more.
+  bool encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii = false) const;
   bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const;
   void encode_ids_batch(const std::vector<std::string_view>& texts, bool parse_special, CallIds& call,
                         std::vector<int64_t>& starts) const;

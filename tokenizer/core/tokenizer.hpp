@@ -34,6 +34,7 @@ struct Scratch {
   PromptCache::Marks marks;
   std::string first_word;
   const char* readable = nullptr;  // the end of the text whose parts are encoded
+  bool ascii = false;              // whether the text is known to be no more
   bool rewritten = false;          // whether ids were made of anything but the text as it is
 };
 
@@ -79,9 +80,10 @@ class Tokenizer {
 
   // ---- encoding
 
-  // Appends the ids; whether char_spans() may be asked about them.
-  bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out) const {
+  // Appends the ids; whether char_spans() may be asked about them. ascii: the caller knows that the text is no more.
+  bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out, bool ascii = false) const {
     check(text);
+    s.ascii = ascii;
     s.rewritten = !spans_.known();
     s.readable = text.data() + text.size();
     if (parse_special && text.size() >= PromptCache::least && !raw_.empty()) {
@@ -423,7 +425,7 @@ class Tokenizer {
   void segment(std::string_view bytes, uint32_t base, bool parse_special, Scratch& s, bool align, Sink& sink) const {
     if constexpr (std::is_same_v<Sink, Ids>) {
       if (spaced_ && bytes.find(Bpe::mark) == std::string_view::npos) return spaced_words(bytes, s, sink.out);
-      if (plain_ascii_ && is_ascii(bytes)) return planned(bytes, s, sink.out, s.readable);
+      if (plain_ascii_ && (s.ascii || is_ascii(bytes))) return planned(bytes, s, sink.out, s.readable);
     }
     s.text.start(bytes, base, align);
     normalizer_.apply(s.text, s.pre.normalizer);
