@@ -1,16 +1,20 @@
 // Words beyond ASCII, tokenized by a guess that is then settled, which takes fewer look-ups than merging their bytes.
 //
 //   guess    characters of three bytes: the longest token of whole characters at each place, by a trie; ASCII among
-//            them, merged. Others: the characters that are tokens, merged
+//            them, merged; what no token begins with, and a blank before a character, as their bytes merge. Others: the
+//            characters that are tokens, merged
 //   settle   from left to right, a token that stands behind the one before it (spines.hpp) stays. Where one does
-//            not, it is merged from bytes, together with a neighbour on either side, and with more on the left
-//            until what comes out stands there
+//            not: a shorter one of whole characters there, or in the place of those before it, and the longest ones
+//            from there on until they meet the guess again. Where that finds none, it is merged from bytes, together
+//            with a neighbour on either side, and with more on the left until what comes out stands there
 //
 //   Why the result is exact: all of its tokens stand beside each other two by two. Tokens of one window do, since a
 //   border that its merging left is one that its two tokens have alone; at a window's left the pair is looked at, and
 //   so is the one on its right, when its turn comes.
 //
 //   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits a slot, at most 5/8 full
+//   filter_       a bit for each of these, 8 bits or more an entry: most pairs asked for are not there
+//   pieces_       what the bytes of a character merge to, and those of a blank and it, as met: up to three tokens
 //   pairs_        whether pairs were found to stand, so that a pair of a text is looked at once: one word a pair, the
 //                 whole pair in it, and so a fact about the model whoever wrote it; written over by others
 //   repairs_      what windows came out as, as word_cache.hpp keeps words
@@ -41,7 +45,8 @@ namespace fasttoken {
 
 struct GuessScratch {
   struct Character {
-    uint32_t id, code;  // id: none if it is no token
+    uint32_t id;                      // none if it is no token
+    uint32_t code : 31, extends : 1;  // extends: with the one before it, it may begin a longer token
   };
   struct Word {
     std::string_view text;
@@ -108,8 +113,13 @@ class Guesses {
     uint32_t before = none;
     for (const char *p = piece.data(), *end = p + piece.size(); p < end; ++to) {
       uint32_t c = utf8_next(p);
-      if (before != none) __builtin_prefetch(&extensions_[slot(before, c)]);
-      *to = {before = c < 0x80 ? byte_ids[c] : characters_.find(c), c};
+      bool extends = false;
+      if (before != none && c < 0x10000) {
+        uint64_t hash = hash_of(before, c);
+        extends = may_be(hash);
+        if (extends) __builtin_prefetch(&extensions_[slot(hash)]);
+      }
+      *to = {before = c < 0x80 ? byte_ids[c] : characters_.find(c), c, extends};
     }
     g.characters.resize(static_cast<size_t>(to - g.characters.data()));
     g.words.push_back({piece, g.characters.size(), 0});
@@ -127,7 +137,10 @@ class Guesses {
     }
     for (size_t i = 1; i < g.guess.size(); ++i) {
       uint32_t x = g.guess[i - 1].id, y = g.guess[i].id;
-      if (!spines_.surely_stands(x, y)) __builtin_prefetch(pair_slots_ + pair_slot(x, y));
+      if (spines_.surely_stands(x, y))
+        g.guess[i].length |= sure;
+      else
+        __builtin_prefetch(pair_slots_ + pair_slot(x, y));
     }
   }
 
@@ -137,21 +150,30 @@ class Guesses {
     const std::string_view piece = g.words[word].text;
     const Symbol* guess = g.guess.data() + (word ? g.words[word - 1].guess : 0);
     const size_t guessed = static_cast<size_t>(g.guess.data() + g.words[word].guess - guess);
+    const bool wide = is_wide(piece);
     auto& out = g.settled;
     out.clear();
     auto stays = [&](const Symbol& t) {
-      if (out.empty()) return spines_.known(t.id);
+      if (out.empty()) return spines_.surely_known(t.id);
       return stand(merges, out.back().id, t.id);
     };
-    size_t at = 0, spent = 0;
+    size_t at = 0, spent = 0, searched = 0;
+    bool follows = false;  // whether the guess before this one was kept
     for (size_t i = 0; i < guessed;) {
-      if (stays(guess[i])) {
-        at += guess[i].length;
-        out.push_back(guess[i++]);
+      const Symbol token{guess[i].id, guess[i].length & ~sure};
+      if ((follows && (guess[i].length & sure)) || stays(token)) {
+        follows = true;
+        at += token.length;
+        out.push_back(token);
+        ++i;
         continue;
       }
-      size_t begin = at, end = at + guess[i++].length;
-      if (i < guessed) end += guess[i++].length;
+      follows = false;
+      if (wide && 2 * searched <= piece.size() + 128 &&
+          resumed(merges, piece, guess, guessed, i, at, searched, out))
+        continue;
+      size_t begin = at, end = at + token.length;
+      if (++i < guessed) end += guess[i++].length & ~sure;
       Symbol window[small];
       size_t n;
       do {
@@ -170,13 +192,14 @@ class Guesses {
     return true;
   }
 
-  size_t bytes() const { return spines_.bytes() + characters_.bytes() + extensions_.bytes(); }
-  size_t cache_bytes() const { return pairs_.size() * 8 + repairs_.bytes(); }
+  size_t bytes() const { return spines_.bytes() + characters_.bytes() + extensions_.bytes() + filter_.bytes(); }
+  size_t cache_bytes() const { return (pairs_.size() + pieces_.size()) * 8 + repairs_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     Spines::tables(self.spines_, io);
     CharacterIds::tables(self.characters_, io);
     io.array(self.extensions_);
+    io.array(self.filter_);
     io.value(self.tokens_);
     if constexpr (!std::is_const_v<Self>)
       if (self.built()) self.remember();
@@ -189,6 +212,7 @@ class Guesses {
   using RepairCache = CacheOfWords<4, 3>;  // with the lengths of the tokens beside them
   static constexpr uint32_t leads_on = 1u << 23;  // of an entry: there are longer ones
   static constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
+  static constexpr uint32_t sure = 1u << 31;  // of the length of a guess: it stands behind the one before it
 
   static bool leads_wide(char c) { return (static_cast<unsigned char>(c) & 0xF0) == 0xE0; }
   // Whether the last character has three bytes.
@@ -197,6 +221,8 @@ class Guesses {
   void remember() {
     pairs_ = BigArray<uint64_t>(size_t{1} << pair_bits);
     pair_slots_ = pairs_.data();
+    pieces_ = BigArray<uint64_t>(size_t{2} << 16);
+    piece_slots_ = pieces_.data();
     repairs_.reserve(repair_bytes, repair_bytes);
   }
 
@@ -220,22 +246,43 @@ class Guesses {
     for (size_t i = 0; i < n;) {
       uint32_t id = all[i].id;
       size_t from = at;
-      size_t plain = i;
-      while (plain < n && plain - i < small && all[plain].code < 0x80) ++plain;
-      if (plain > i + 1) {  // a word of ASCII among them
-        at += plain - i;
-        i = plain;
-        put_merged(piece.substr(from, at - from), byte_ids, merger, out);
-        continue;
+      if (all[i].code < 0x80) {
+        size_t plain = i + 1;
+        while (plain < n && plain - i < small && all[plain].code < 0x80) ++plain;
+        if (plain > i + 1) {  // a word of ASCII among them
+          at += plain - i;
+          i = plain;
+          put_merged(piece.substr(from, at - from), byte_ids, merger, out);
+          continue;
+        }
+        if (all[i].code == ' ' && i + 1 < n && has_pieces(all[i + 1].code) &&
+            (!all[i + 1].extends || extension(id, all[i + 1].code) == none)) {
+          put_pieces(all[i + 1].code, true, piece.substr(at, 4), byte_ids, merger, out);
+          if (out.back().id == all[i + 1].id && out.back().length == 3) {  // by itself, and may begin a longer one
+            out.pop_back();
+            at += 1;
+            i += 1;
+          } else {
+            at += 4;
+            i += 2;
+            continue;
+          }
+          from = at;
+          id = all[i].id;
+        }
       }
       at += utf8_length_of(all[i++].code);
       if (id == none) {
-        put_bytes(piece.substr(from, at - from), byte_ids, out);
+        if (has_pieces(all[i - 1].code))
+          put_pieces(all[i - 1].code, false, piece.substr(from, 3), byte_ids, merger, out);
+        else
+          put_bytes(piece.substr(from, at - from), byte_ids, out);
         continue;
       }
       uint32_t node = id;
       size_t reached = at;
-      for (size_t j = i; j < n; ++j) {
+      for (size_t j = i, second = i; j < n; ++j) {
+        if (j == second && !all[j].extends) break;
         uint32_t entry = extension(node, all[j].code);
         if (entry == none) break;
         node = entry & (leads_on - 1);
@@ -250,6 +297,35 @@ class Guesses {
       out.push_back({id, static_cast<uint32_t>(at - from)});
       spines_.fetch(id);
     }
+  }
+
+  // What the bytes of a character that is no token merge to; spaced: with a blank before it.
+  static bool has_pieces(uint32_t c) { return c >= 0x800 && c < 0x10000; }
+  void put_pieces(uint32_t c, bool spaced, std::string_view bytes, const ByteIds& byte_ids, const Merger& merger,
+                  ScratchVector<Symbol>& out) const {
+    // Three ids of 19 bits, 0 where there are fewer tokens, and how many bytes the first two have.
+    constexpr int id_bits = 19;
+    std::atomic_ref slot(piece_slots_[size_t{spaced} << 16 | c]);
+    if (uint64_t found = slot.load(std::memory_order_relaxed)) {
+      uint32_t left = static_cast<uint32_t>(bytes.size());
+      for (int i = 0; left; ++i) {
+        uint32_t length = i < 2 ? static_cast<uint32_t>(found >> (3 * id_bits + 3 * i) & 7) : left;
+        out.push_back({static_cast<uint32_t>(found >> (i * id_bits)) & ((1u << id_bits) - 1), length});
+        spines_.fetch(out.back().id);
+        left -= length;
+      }
+      return;
+    }
+    const size_t before = out.size();
+    put_merged(bytes, byte_ids, merger, out);
+    const size_t made = out.size() - before;
+    if (made > 3 || tokens_ >= 1u << id_bits) return;
+    uint64_t found = 0;
+    for (size_t i = 0; i < made; ++i) {
+      found |= uint64_t{out[before + i].id} << (i * id_bits);
+      if (i < 2) found |= uint64_t{out[before + i].length} << (3 * id_bits + 3 * i);
+    }
+    slot.store(found, std::memory_order_relaxed);
   }
 
   void merged(const GuessScratch::Character* all, size_t n, const ByteIds& byte_ids, std::string_view piece,
@@ -293,6 +369,83 @@ class Guesses {
 
   // ---- settling it
 
+  // The tokens of whole characters that the text begins with, the shortest first; those behind the first few are left
+  // out.
+  struct Path {
+    static constexpr size_t most = 8;
+    Symbol token[most];
+    size_t n = 0;
+  };
+  void path_of(std::string_view text, Path& path) const {
+    path.n = 0;
+    const char *p = text.data(), *end = p + text.size();
+    if (p == end || static_cast<unsigned char>(*p) < 0xC0) return;
+    uint32_t node = characters_.find(utf8_next(p));
+    for (uint32_t entry = node; entry != none;) {
+      if (node < tokens_) path.token[path.n++] = {node, static_cast<uint32_t>(p - text.data())};
+      if (p == end || path.n == Path::most || (p - text.data() > 3 && !(entry & leads_on))) return;
+      entry = extension(node, utf8_next(p));
+      node = entry & (leads_on - 1);
+    }
+  }
+  // Goes on where the guess i, which begins at `at`, does not stand behind what was settled: until the tokens end
+  // where one of the guess does, and i is the next. False: there are none of whole characters, or not soon; then all
+  // is as before. No place is begun at twice, since what was settled up to there would be the same.
+  bool resumed(const MergeTable& merges, std::string_view piece, const Symbol* guess, size_t guessed, size_t& i,
+               size_t& at, size_t& searched, ScratchVector<Symbol>& out) const {
+    constexpr size_t most_tried = 24;
+    const size_t first = at, settled = out.size();
+    size_t next = i, met = at, least = settled, tried = 0, here = at;
+    Symbol taken[most_tried];  // of what was settled, the last first
+    size_t dead[most_tried], deads = 0;
+    Path path;
+    path_of(piece.substr(here), path);
+    size_t k = path.n > 0 ? path.n - 1 : 0;  // the longest does not stand
+    for (;;) {
+      bool stays = false;
+      while (k > 0 && tried < most_tried) {
+        const Symbol& token = path.token[--k];
+        const size_t end = here + token.length;
+        if (std::find(dead, dead + deads, end) != dead + deads) continue;
+        ++tried;
+        if (!(out.empty() ? spines_.surely_known(token.id) : stand(merges, out.back().id, token.id))) continue;
+        stays = true;
+        out.push_back(token);
+        here = end;
+        break;
+      }
+      if (tried == most_tried) break;
+      if (stays) {
+        while (met < here) met += guess[next++].length & ~sure;
+        if (here > first && met == here) {
+          i = next;
+          at = here;
+          searched += tried;
+          return true;
+        }
+        path_of(piece.substr(here), path);
+        k = path.n;
+        continue;
+      }
+      if (out.empty() || deads == most_tried) break;
+      dead[deads++] = here;
+      const Symbol back = out.back();
+      out.pop_back();
+      if (out.size() < least) {
+        taken[settled - out.size() - 1] = back;
+        least = out.size();
+      }
+      here -= back.length;
+      if (here < first) met = first, next = i;
+      path_of(piece.substr(here), path);
+      for (k = path.n; k > 0 && path.token[k - 1].length >= back.length;) --k;
+    }
+    searched += tried;
+    out.resize(least);
+    while (least < settled) out.push_back(taken[settled - ++least]);
+    return false;
+  }
+
   // Whether both are known and may stand beside each other.
   bool stand(const MergeTable& merges, uint32_t x, uint32_t y) const {
     if (spines_.surely_stands(x, y)) return true;
@@ -335,14 +488,20 @@ class Guesses {
 
   // ---- the trie
 
-  size_t slot(uint32_t node, uint32_t c) const {
-    return ((uint64_t{node} << 16 ^ c) * golden) >> (std::countl_zero(extensions_.size()) + 1);
+  static uint64_t hash_of(uint32_t node, uint32_t c) { return (uint64_t{node} << 16 | c) * golden; }
+  size_t slot(uint64_t hash) const { return hash >> (std::countl_zero(extensions_.size()) + 1); }
+  // Whether there may be an entry of this hash.
+  size_t filter_bit(uint64_t hash) const { return hash >> 20 & (filter_.size() * 64 - 1); }
+  bool may_be(uint64_t hash) const {
+    size_t bit = filter_bit(hash);
+    return filter_[bit / 64] >> (bit & 63) & 1;
   }
   // The node, with leads_on or not.
   uint32_t extension(uint32_t node, uint32_t c) const {
     if (c > 0xFFFF) return none;
-    uint64_t key = uint64_t{node} << 16 | c;
-    for (size_t i = slot(node, c);; i = (i + 1) & (extensions_.size() - 1)) {
+    uint64_t key = uint64_t{node} << 16 | c, hash = hash_of(node, c);
+    if (!may_be(hash)) return none;
+    for (size_t i = slot(hash);; i = (i + 1) & (extensions_.size() - 1)) {
       uint64_t entry = extensions_[i];
       if (entry == 0) return none;
       if (entry >> 24 == key) return static_cast<uint32_t>(entry & (2 * leads_on - 1));
@@ -372,6 +531,7 @@ class Guesses {
     size_t most = 0;
     for (auto [size, id] : longer) most += size / 3;
     extensions_.assign(std::bit_ceil(most * 2 + 8), 0);
+    filter_.assign(extensions_.size() / 8, 0);
     std::string bytes;
     for (auto [size, id] : longer) {
       if (!whole_characters(vocab, id, bytes)) continue;
@@ -391,10 +551,14 @@ class Guesses {
     std::vector<bool> leads(fresh);
     for (uint64_t entry : made) leads[entry >> 40] = true;
     extensions_.assign(std::bit_ceil(made.size() * 8 / 5 + 8), 0);
+    filter_.assign(std::max<size_t>(1, extensions_.size() / 16), 0);
     for (uint64_t entry : made) place(entry | (leads[entry & (leads_on - 1)] ? leads_on : 0));
   }
   void place(uint64_t entry) {
-    size_t i = slot(static_cast<uint32_t>(entry >> 40), static_cast<uint32_t>(entry >> 24 & 0xFFFF));
+    const uint64_t hash = hash_of(static_cast<uint32_t>(entry >> 40), static_cast<uint32_t>(entry >> 24 & 0xFFFF));
+    const size_t bit = filter_bit(hash);
+    filter_[bit / 64] |= uint64_t{1} << (bit & 63);
+    size_t i = slot(hash);
     while (extensions_[i]) i = (i + 1) & (extensions_.size() - 1);
     extensions_[i] = entry;
   }
@@ -402,10 +566,12 @@ class Guesses {
   Spines spines_;
   CharacterIds characters_;           // beyond ASCII, that come out of their bytes
   TableArray<uint64_t> extensions_;   // (node, character) in 40 bits, in 24 the node reached; 0: nothing
+  TableArray<uint64_t> filter_;
   uint32_t tokens_ = 0;               // nodes from here on are prefixes and no tokens
   BigArray<uint64_t> pairs_;
   RepairCache repairs_;
-  uint64_t* pair_slots_ = nullptr;
+  BigArray<uint64_t> pieces_;  // by code point, then the same with a blank; 0: not met yet
+  uint64_t *pair_slots_ = nullptr, *piece_slots_ = nullptr;
 };
 
 }  // namespace fasttoken

@@ -72,6 +72,8 @@ class Spines {
 
   // Whether the token comes out of its own bytes, as far as is known.
   bool known(uint32_t id) const { return id < entries_.size() && entries_[id].made != unknown; }
+  // The same of an id there is, once built, by what surely_stands() reads.
+  bool surely_known(uint32_t id) const { return !(borders_[id].begin & 1); }
 
   // Whether both are known and stand beside each other, where that can be seen at once.
   bool surely_stands(uint32_t x, uint32_t y) const { return (borders_[x].end & borders_[y].begin) == 0; }
