@@ -45,8 +45,9 @@ namespace fasttoken {
 
 struct GuessScratch {
   struct Character {
-    uint32_t id;                      // none if it is no token
-    uint32_t code : 31, extends : 1;  // extends: with the one before it, it may begin a longer token
+    uint32_t id;  // none if it is no token
+    // The code point, how many bytes it has, and whether with the one before it, it may begin a longer token.
+    uint32_t code : 24, length : 7, extends : 1;
   };
   struct Word {
     std::string_view text;
@@ -112,14 +113,24 @@ class Guesses {
     GuessScratch::Character* to = g.characters.data() + from;
     uint32_t before = none;
     for (const char *p = piece.data(), *end = p + piece.size(); p < end; ++to) {
-      uint32_t c = utf8_next(p);
-      bool extends = false;
-      if (before != none && c < 0x10000) {
-        uint64_t hash = hash_of(before, c);
-        extends = may_be(hash);
-        if (extends) __builtin_prefetch(&extensions_[slot(hash)]);
+      const char* from = p;
+      uint32_t c = static_cast<unsigned char>(*p), id;
+      if (leads_wide(*p)) [[likely]] {
+        c = (c & 15) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
+        p += 3;
+        id = characters_.find(c);
+      } else if (c < 0x80) {
+        ++p;
+        id = byte_ids[c];
+      } else {
+        id = characters_.find(c = utf8_next(p));
       }
-      *to = {before = c < 0x80 ? byte_ids[c] : characters_.find(c), c, extends};
+      // Of what is no token and of larger code points the filter may say yes by mistake, as of any.
+      const uint64_t hash = hash_of(before, c);
+      const bool extends = may_be(hash);
+      __builtin_prefetch(&extensions_[extends ? slot(hash) : 0]);
+      *to = {id, c, static_cast<uint32_t>(p - from), extends};
+      before = id;
     }
     g.characters.resize(static_cast<size_t>(to - g.characters.data()));
     g.words.push_back({piece, g.characters.size(), 0});
@@ -151,20 +162,16 @@ class Guesses {
     const Symbol* guess = g.guess.data() + (word ? g.words[word - 1].guess : 0);
     const size_t guessed = static_cast<size_t>(g.guess.data() + g.words[word].guess - guess);
     const bool wide = is_wide(piece);
-    auto& out = g.settled;
-    out.clear();
-    auto stays = [&](const Symbol& t) {
-      if (out.empty()) return spines_.surely_known(t.id);
-      return stand(merges, out.back().id, t.id);
-    };
+    g.settled.resize(piece.size());  // no token is shorter than a byte
+    Chain out{g.settled.data(), g.settled.data()};
     size_t at = 0, spent = 0, searched = 0;
     bool follows = false;  // whether the guess before this one was kept
     for (size_t i = 0; i < guessed;) {
       const Symbol token{guess[i].id, guess[i].length & ~sure};
-      if ((follows && (guess[i].length & sure)) || stays(token)) {
+      if ((follows && (guess[i].length & sure)) || stays(merges, out, token)) {
         follows = true;
         at += token.length;
-        out.push_back(token);
+        *out.end++ = token;
         ++i;
         continue;
       }
@@ -177,18 +184,16 @@ class Guesses {
       Symbol window[small];
       size_t n;
       do {
-        if (!out.empty()) {
-          begin -= out.back().length;
-          out.pop_back();
-        }
+        if (!out.empty()) begin -= (--out.end)->length;
         spent += end - begin;
         if (end - begin > small || spent > 4 * piece.size()) return false;  // a word made to tear every guess
         n = repaired(merger, byte_ids, piece.substr(begin, end - begin), window);
-      } while (!out.empty() && !stays(window[0]));
-      out.insert(out.end(), window, window + n);
+      } while (!out.empty() && !stays(merges, out, window[0]));
+      out.end = std::copy(window, window + n, out.end);
       at = end;
     }
-    s.chain.swap(out);
+    g.settled.resize(out.size());
+    s.chain.swap(g.settled);
     return true;
   }
 
@@ -208,7 +213,7 @@ class Guesses {
  private:
   static constexpr size_t small = Merger::linear_limit;
   static constexpr int pair_bits = 16;
-  static constexpr size_t repair_bytes = size_t{1} << 20;
+  static constexpr size_t repair_bytes = size_t{1} << 19;
   using RepairCache = CacheOfWords<4, 3>;  // with the lengths of the tokens beside them
   static constexpr uint32_t leads_on = 1u << 23;  // of an entry: there are longer ones
   static constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
@@ -232,16 +237,18 @@ class Guesses {
     for (char b : bytes) out.push_back({byte_ids[static_cast<unsigned char>(b)], 1});
   }
 
-  static void put_merged(std::string_view bytes, const ByteIds& byte_ids, const Merger& merger,
-                         ScratchVector<Symbol>& out) {
-    size_t before = out.size();
-    put_bytes(bytes, byte_ids, out);
-    out.resize(before + merger.linear(out.data() + before, bytes.size()));
+  // How many tokens the bytes merge to, of which there are at most `small`.
+  static size_t merged_bytes(std::string_view bytes, const ByteIds& byte_ids, const Merger& merger, Symbol* out) {
+    for (size_t i = 0; i < bytes.size(); ++i) out[i] = {byte_ids[static_cast<unsigned char>(bytes[i])], 1};
+    return merger.linear(out, bytes.size());
   }
 
   void longest(const GuessScratch::Character* all, size_t n, const ByteIds& byte_ids, std::string_view piece,
                const Merger& merger, GuessScratch& g) const {
     auto& out = g.guess;
+    const size_t before = out.size();
+    out.resize(before + piece.size());
+    Symbol* top = out.data() + before;
     size_t at = 0;
     for (size_t i = 0; i < n;) {
       uint32_t id = all[i].id;
@@ -252,14 +259,14 @@ class Guesses {
         if (plain > i + 1) {  // a word of ASCII among them
           at += plain - i;
           i = plain;
-          put_merged(piece.substr(from, at - from), byte_ids, merger, out);
+          top += merged_bytes(piece.substr(from, at - from), byte_ids, merger, top);
           continue;
         }
         if (all[i].code == ' ' && i + 1 < n && has_pieces(all[i + 1].code) &&
             (!all[i + 1].extends || extension(id, all[i + 1].code) == none)) {
-          put_pieces(all[i + 1].code, true, piece.substr(at, 4), byte_ids, merger, out);
-          if (out.back().id == all[i + 1].id && out.back().length == 3) {  // by itself, and may begin a longer one
-            out.pop_back();
+          top += pieces_of(all[i + 1].code, true, piece.substr(at, 4), byte_ids, merger, top);
+          if (top[-1].id == all[i + 1].id) {  // by itself, and may begin a longer one
+            --top;
             at += 1;
             i += 1;
           } else {
@@ -271,12 +278,12 @@ class Guesses {
           id = all[i].id;
         }
       }
-      at += utf8_length_of(all[i++].code);
+      at += all[i++].length;
       if (id == none) {
         if (has_pieces(all[i - 1].code))
-          put_pieces(all[i - 1].code, false, piece.substr(from, 3), byte_ids, merger, out);
+          top += pieces_of(all[i - 1].code, false, piece.substr(from, 3), byte_ids, merger, top);
         else
-          put_bytes(piece.substr(from, at - from), byte_ids, out);
+          top += merged_bytes(piece.substr(from, at - from), byte_ids, merger, top);
         continue;
       }
       uint32_t node = id;
@@ -286,7 +293,7 @@ class Guesses {
         uint32_t entry = extension(node, all[j].code);
         if (entry == none) break;
         node = entry & (leads_on - 1);
-        reached += utf8_length_of(all[j].code);
+        reached += all[j].length;
         if (node < tokens_) {
           id = node;
           at = reached;
@@ -294,38 +301,39 @@ class Guesses {
         }
         if (!(entry & leads_on)) break;
       }
-      out.push_back({id, static_cast<uint32_t>(at - from)});
+      *top++ = {id, static_cast<uint32_t>(at - from)};
       spines_.fetch(id);
     }
+    out.resize(static_cast<size_t>(top - out.data()));
   }
 
   // What the bytes of a character that is no token merge to; spaced: with a blank before it.
   static bool has_pieces(uint32_t c) { return c >= 0x800 && c < 0x10000; }
-  void put_pieces(uint32_t c, bool spaced, std::string_view bytes, const ByteIds& byte_ids, const Merger& merger,
-                  ScratchVector<Symbol>& out) const {
+  size_t pieces_of(uint32_t c, bool spaced, std::string_view bytes, const ByteIds& byte_ids, const Merger& merger,
+                   Symbol* out) const {
     // Three ids of 19 bits, 0 where there are fewer tokens, and how many bytes the first two have.
     constexpr int id_bits = 19;
     std::atomic_ref slot(piece_slots_[size_t{spaced} << 16 | c]);
     if (uint64_t found = slot.load(std::memory_order_relaxed)) {
       uint32_t left = static_cast<uint32_t>(bytes.size());
-      for (int i = 0; left; ++i) {
-        uint32_t length = i < 2 ? static_cast<uint32_t>(found >> (3 * id_bits + 3 * i) & 7) : left;
-        out.push_back({static_cast<uint32_t>(found >> (i * id_bits)) & ((1u << id_bits) - 1), length});
-        spines_.fetch(out.back().id);
+      size_t n = 0;
+      for (; left; ++n) {
+        uint32_t length = n < 2 ? static_cast<uint32_t>(found >> (3 * id_bits + 3 * n) & 7) : left;
+        out[n] = {static_cast<uint32_t>(found >> (n * id_bits)) & ((1u << id_bits) - 1), length};
+        spines_.fetch(out[n].id);
         left -= length;
       }
-      return;
+      return n;
     }
-    const size_t before = out.size();
-    put_merged(bytes, byte_ids, merger, out);
-    const size_t made = out.size() - before;
-    if (made > 3 || tokens_ >= 1u << id_bits) return;
+    const size_t made = merged_bytes(bytes, byte_ids, merger, out);
+    if (made > 3 || tokens_ >= 1u << id_bits) return made;
     uint64_t found = 0;
     for (size_t i = 0; i < made; ++i) {
-      found |= uint64_t{out[before + i].id} << (i * id_bits);
-      if (i < 2) found |= uint64_t{out[before + i].length} << (3 * id_bits + 3 * i);
+      found |= uint64_t{out[i].id} << (i * id_bits);
+      if (i < 2) found |= uint64_t{out[i].length} << (3 * id_bits + 3 * i);
     }
     slot.store(found, std::memory_order_relaxed);
+    return made;
   }
 
   void merged(const GuessScratch::Character* all, size_t n, const ByteIds& byte_ids, std::string_view piece,
@@ -369,6 +377,16 @@ class Guesses {
 
   // ---- settling it
 
+  // What is settled of a word; there is room for a token a byte.
+  struct Chain {
+    Symbol *begin, *end;
+    bool empty() const { return begin == end; }
+    size_t size() const { return static_cast<size_t>(end - begin); }
+  };
+  bool stays(const MergeTable& merges, const Chain& out, const Symbol& token) const {
+    return out.empty() ? spines_.surely_known(token.id) : stand(merges, out.end[-1].id, token.id);
+  }
+
   // The tokens of whole characters that the text begins with, the shortest first; those behind the first few are left
   // out.
   struct Path {
@@ -392,7 +410,7 @@ class Guesses {
   // where one of the guess does, and i is the next. False: there are none of whole characters, or not soon; then all
   // is as before. No place is begun at twice, since what was settled up to there would be the same.
   bool resumed(const MergeTable& merges, std::string_view piece, const Symbol* guess, size_t guessed, size_t& i,
-               size_t& at, size_t& searched, ScratchVector<Symbol>& out) const {
+               size_t& at, size_t& searched, Chain& out) const {
     constexpr size_t most_tried = 24;
     const size_t first = at, settled = out.size();
     size_t next = i, met = at, least = settled, tried = 0, here = at;
@@ -402,20 +420,20 @@ class Guesses {
     path_of(piece.substr(here), path);
     size_t k = path.n > 0 ? path.n - 1 : 0;  // the longest does not stand
     for (;;) {
-      bool stays = false;
+      bool stood = false;
       while (k > 0 && tried < most_tried) {
         const Symbol& token = path.token[--k];
         const size_t end = here + token.length;
         if (std::find(dead, dead + deads, end) != dead + deads) continue;
         ++tried;
-        if (!(out.empty() ? spines_.surely_known(token.id) : stand(merges, out.back().id, token.id))) continue;
-        stays = true;
-        out.push_back(token);
+        if (!stays(merges, out, token)) continue;
+        stood = true;
+        *out.end++ = token;
         here = end;
         break;
       }
       if (tried == most_tried) break;
-      if (stays) {
+      if (stood) {
         while (met < here) met += guess[next++].length & ~sure;
         if (here > first && met == here) {
           i = next;
@@ -429,8 +447,7 @@ class Guesses {
       }
       if (out.empty() || deads == most_tried) break;
       dead[deads++] = here;
-      const Symbol back = out.back();
-      out.pop_back();
+      const Symbol back = *--out.end;
       if (out.size() < least) {
         taken[settled - out.size() - 1] = back;
         least = out.size();
@@ -441,8 +458,8 @@ class Guesses {
       for (k = path.n; k > 0 && path.token[k - 1].length >= back.length;) --k;
     }
     searched += tried;
-    out.resize(least);
-    while (least < settled) out.push_back(taken[settled - ++least]);
+    out.end = out.begin + least;
+    while (least < settled) *out.end++ = taken[settled - ++least];
     return false;
   }
 
