@@ -25,7 +25,7 @@ static inline Leads leads_of(const char* p, const ClassTable& t) {
   uint64_t from = _mm512_cmpge_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(lead_from_byte)));
   uint64_t to = _mm512_cmplt_epu8_mask(bytes, _mm512_set1_epi8(static_cast<char>(lead_to_byte)));
   uint64_t three = with(lead_three) | (with(lead_from) & from >> 1) | (with(lead_to) & to >> 1);
-  return {with(lead_two), three, three & with(lead_upper)};
+  return {with(lead_two), three, three & with(lead_upper), three & with(lead_special)};
 }
 
 static inline uint64_t mask_of(const char* p, char c) {
@@ -203,8 +203,8 @@ static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
 }
 
 static inline Leads leads_of(const char* p, const ClassTable& t) {
-  Leads out{0, 0, 0};
-  uint64_t from = 0, to = 0, upper = 0, at_least = 0, below = 0;
+  Leads out{0, 0, 0, 0};
+  uint64_t from = 0, to = 0, upper = 0, special = 0, at_least = 0, below = 0;
   const __m256i half = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
   // The bits by low half, for each high half from 8 on.
   __m256i row[8];
@@ -227,6 +227,7 @@ static inline Leads leads_of(const char* p, const ClassTable& t) {
     from |= with(lead_from);
     to |= with(lead_to);
     upper |= with(lead_upper);
+    special |= with(lead_special);
     auto reach = [&](uint8_t least) {
       __m256i reached = _mm256_max_epu8(bytes, _mm256_set1_epi8(static_cast<char>(least)));
       return uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(reached, bytes)))} << (part * 32);
@@ -236,6 +237,7 @@ static inline Leads leads_of(const char* p, const ClassTable& t) {
   }
   out.three |= (from & at_least >> 1) | (to & ~below >> 1);
   out.upper = out.three & upper;
+  out.special = out.three & special;
   return out;
 }
 
@@ -280,7 +282,7 @@ static inline void masks_of(const char* p, const AsciiClasses& t, Masks& m) {
   }
 }
 
-static inline Leads leads_of(const char*, const ClassTable&) { return {0, 0, 0}; }
+static inline Leads leads_of(const char*, const ClassTable&) { return {0, 0, 0, 0}; }
 
 static inline uint64_t mask_of(const char* p, char c) {
   uint64_t out = 0;
@@ -339,6 +341,7 @@ static inline void add_others(const char* p, const ClassTable& t, uint64_t valid
            upper = sure.upper | sure.upper << 1 | sure.upper << 2;
   m.letter |= known & ~upper & valid;
   m.upper |= known & upper & valid;
+  m.special |= (sure.special | sure.special << 1 | sure.special << 2) & known & valid;
   uint64_t left = m.high & valid & ~known;
   while (left) {
     unsigned at = static_cast<unsigned>(std::countr_zero(left));

@@ -17,6 +17,8 @@
 //     unless it is R and \s*[\r\n]+ took it
 //   - \s*[\r\n]+ takes all up to the last R of the run: behind an R a word starts, if no R follows in the run
 //   - O+[\r\n]* takes the R behind it: these start nothing, and S begins behind them
+//   - cased: capitals start a word behind letters that are none, and behind letters of both cases (Han, say) that
+//     follow such; behind other letters of both cases only as the last letters, since U*W+ gives back what W+ needs
 //   - 's and the like win over O+ and over O before letters, where the apostrophe is a start; cased: they belong to
 //     the letters before them, unless these are themselves such
 //   - scripted: runs within C start words, letters and others apart. Spaces before C and N keep their last character.
@@ -105,8 +107,9 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
   } else {
     uint64_t free = space;
     if constexpr (family == SplitFamily::cased) {
-      if (m.special & ~letter) return false;       // a mark
-      if (m.special && m.upper) return false;      // letters of both cases beside capitals
+      if (m.special & ~letter) return false;  // a mark
+      // Letters of both cases beside capitals, where a contraction may begin anew among them.
+      if (plan.contractions && m.special && m.upper && (mask_of(p, '\'') & valid & letter << 1)) return false;
       if (m.newline & m.quote >> 1) return false;  // R before '/': taken or not, by what is before
     }
     if (!plan.trail.empty()) free &= ~(m.newline & ~(m.newline + (m.newline & other << 1)));
@@ -128,7 +131,17 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
     } else {
       word_letter = letters & ~(tail << 1) & ~next_character(word_other, inside);
     }
-    if constexpr (family == SplitFamily::cased) word_letter |= m.upper & (letter & ~m.upper) << 1 & ~inside;
+    if constexpr (family == SplitFamily::cased) {
+      const uint64_t both = m.special, capitals = m.upper & ~(m.upper << 1);
+      uint64_t low = letter & ~m.upper & ~both;
+      low |= both & ~(both + (both & low << 1));
+      word_letter |= capitals & low << 1;
+      for (uint64_t at = capitals & (both & ~low) << 1; at; at &= at - 1) {
+        unsigned i = static_cast<unsigned>(std::countr_zero(at));
+        unsigned end = i + static_cast<unsigned>(std::countr_one(m.upper >> i));
+        if (end >= 64 || !(letter >> end & 1)) word_letter |= uint64_t{1} << i;
+      }
+    }
   }
   uint64_t word_number = plan.digits == 1   ? number & ~inside
                          : plan.digits == 3 ? by_three(number, inside)

@@ -21,9 +21,9 @@ struct Masks {
 };
 
 // Where characters of two and of three bytes begin that are letters, as their first byte or two say; upper: those of
-// three that are not letters but class_upper.
+// three that are not letters but class_upper; special: those that are class_special too.
 struct Leads {
-  uint64_t two, three, upper;
+  uint64_t two, three, upper, special;
 };
 
 // Words found one behind the other, which are looked up many at a time: the lines of the tables are on their way

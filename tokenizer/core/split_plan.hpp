@@ -45,13 +45,14 @@ enum Class : uint8_t {
   class_blank = 16,    // ' ' itself
   class_quote = 32,    // the apostrophe; cased: '/', where it may follow an end of line; scripted: of ASCII, the rest
   class_upper = 64,    // cased: letters that cannot follow within a word; scripted: what is in C
-  class_special = 128  // cased: letters and marks of both cases, left to the table; scripted: in C punctuation, else
-                       // what is in no set, left to the table
+  class_special = 128  // cased: letters of both cases, and marks, which are left to the table; scripted: in C
+                       // punctuation, else what is in no set, left to the table
 };
 
 // What the first byte of a character says alone, where all characters that begin with it are letters and nothing
-// else, or all in C; Han characters share their first (U+4E00 on) and their last (up to U+9F7F) with others.
-enum Lead : uint8_t { lead_two = 1, lead_three = 2, lead_from = 4, lead_to = 8, lead_upper = 16 };
+// else, all letters of both cases, or all in C; Han characters share their first (U+4E00 on) and their last (up to
+// U+9F7F) with others.
+enum Lead : uint8_t { lead_two = 1, lead_three = 2, lead_from = 4, lead_to = 8, lead_upper = 16, lead_special = 32 };
 inline constexpr uint8_t lead_from_byte = 0xB8, lead_to_byte = 0xBE;  // the second byte from which, up to which
 
 struct ClassTable {
@@ -87,12 +88,13 @@ struct ClassTable {
     leads.fill(0);
     for (uint32_t b = 0xC2; b < 0xE0; ++b)
       if (all(class_letter, (b & 31) << 6, ((b & 31) + 1) << 6)) leads[b - 128] = lead_two;
-    for (uint8_t what : {class_letter, class_upper}) {
-      uint8_t upper = what == class_upper ? lead_upper : 0;
+    constexpr uint8_t class_both = class_letter | class_special;
+    for (uint8_t what : {uint8_t{class_letter}, uint8_t{class_upper}, class_both}) {
+      uint8_t kind = what == class_upper ? lead_upper : what == class_both ? lead_special : 0;
       for (uint32_t b = 0xE1; b < 0xF0; ++b)
-        if (all(what, (b & 15) << 12, ((b & 15) + 1) << 12)) leads[b - 128] = lead_three | upper;
-      if (!leads[0xE4 - 128] && all(what, 0x4E00, 0x5000)) leads[0xE4 - 128] = lead_from | upper;
-      if (!leads[0xE9 - 128] && all(what, 0x9000, 0x9F80)) leads[0xE9 - 128] = lead_to | upper;
+        if (all(what, (b & 15) << 12, ((b & 15) + 1) << 12)) leads[b - 128] = lead_three | kind;
+      if (!leads[0xE4 - 128] && all(what, 0x4E00, 0x5000)) leads[0xE4 - 128] = lead_from | kind;
+      if (!leads[0xE9 - 128] && all(what, 0x9000, 0x9F80)) leads[0xE9 - 128] = lead_to | kind;
     }
   }
 };

@@ -346,6 +346,33 @@ void stretches_between_control_tokens() {
   CHECK(kept > 50 && rewritten > 50);
 }
 
+// Capitals, small letters and letters that are both, in every order, at every place of a block.
+void letters_of_both_cases() {
+  const char* const letters[] = {
+      "A",        "\xC3\x89",     "\xC7\x85", "\xD0\x9F", "a", "\xC3\xA9", "\xD1\x8F", "\xE4\xB8\xAD", "\xE6\x96\x87",
+      "\xCA\xB0", "\xED\x95\x9C", "\xD7\xA9"};
+  const char* const between[] = {" ", ".", "'s", "\n", "1", "'", " (", "\xCC\x81"};
+  for (const char* isa : {"scalar", "avx2", "avx512"}) {
+    setenv("PRELUDE_TOKENIZER_ISA", isa, 1);
+    uint32_t seed = 80;
+    for (const char* pattern : {nemo, o200k, qwen}) {
+      Tokenizer t(file(pattern, seed));
+      std::mt19937 random(seed++);
+      Scratch s;
+      bool equal = true;
+      for (int round = 0; equal && round < 6000; ++round) {
+        std::string one;
+        for (size_t n = random() % 60; n > 0; --n)
+          one += random() % (round % 2 ? 4 : 40) ? letters[random() % std::size(letters)]
+                                                 : between[random() % (std::size(between) - (round % 3 != 0))];
+        equal = same(t, s, one);
+      }
+      CHECK(equal);
+    }
+  }
+  unsetenv("PRELUDE_TOKENIZER_ISA");
+}
+
 // A stretch is read where it lies, in front of other text, which would make words longer were it part of it.
 void what_follows_a_stretch_is_not_its() {
   const char* const behind[] = {"s~", "e~", "ll~",           "1~",        "\\n~", " ~",
@@ -573,6 +600,7 @@ int main() {
   clauses_of_one_mark_are_their_own();
   spaced_words_equal_pieces();
   stretches_between_control_tokens();
+  letters_of_both_cases();
   what_follows_a_stretch_is_not_its();
   near_misses_are_not_recognized();
   neighbours_as_merging_has_them();
