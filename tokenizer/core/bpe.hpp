@@ -206,8 +206,7 @@ class Bpe {
   // Whether no merge ever joins the mark to something else before it.
   bool may_cut(const Vocab& vocab) const {
     if (!vocab.find(mark)) return false;
-    for (const Merge& m : merges.slots()) {
-      if (m.rank == no_rank) continue;
+    for (const Merge& m : in_order) {
       std::string_view t = vocab.text(m.id);
       for (size_t i = t.find(mark, 1); i != std::string_view::npos; i = t.find(mark, i + 1))
         if (i < mark.size() || t.substr(i - mark.size(), mark.size()) != mark) return false;

@@ -1,6 +1,7 @@
 // The kernels of kernel.hpp for each set of instructions, and the one for this machine.
 #include "kernels.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -48,6 +49,7 @@ struct FoundWords {
 #define FASTTOKEN_KERNEL scalar
 #define FASTTOKEN_LEVEL 0
 #include "class_masks.hpp"
+#include "lockstep.hpp"
 #include "kernel.hpp"
 #undef FASTTOKEN_KERNEL
 #undef FASTTOKEN_LEVEL
@@ -64,6 +66,7 @@ struct FoundWords {
 #define FASTTOKEN_KERNEL avx2
 #define FASTTOKEN_LEVEL 1
 #include "class_masks.hpp"
+#include "lockstep.hpp"
 #include "kernel.hpp"
 #undef FASTTOKEN_KERNEL
 #undef FASTTOKEN_LEVEL
@@ -83,6 +86,7 @@ struct FoundWords {
 #define FASTTOKEN_KERNEL avx512
 #define FASTTOKEN_LEVEL 2
 #include "class_masks.hpp"
+#include "lockstep.hpp"
 #include "kernel.hpp"
 #undef FASTTOKEN_KERNEL
 #undef FASTTOKEN_LEVEL
@@ -102,6 +106,15 @@ CutWords cutter(Isa isa) {
 #endif
   (void)isa;
   return scalar::cut_any;
+}
+
+MergeWords batch_merger(Isa isa) {
+#ifdef FASTTOKEN_X86
+  if (isa == Isa::avx512) return avx512::merge_batch;
+  if (isa == Isa::avx2) return avx2::merge_batch;
+#endif
+  (void)isa;
+  return scalar::merge_batch;
 }
 
 }  // namespace fasttoken

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "isa.hpp"
+#include "merge_batch.hpp"
 #include "split_plan.hpp"
 #include "words.hpp"
 

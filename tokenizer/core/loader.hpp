@@ -145,7 +145,8 @@ class ModelReader {
     if (merges.kind() != JsonKind::array) merges.fail("expected an array");
     const JsonDocument& doc = merges.document();
     uint32_t n = merges.size(), at = merges.first();
-    model_.bpe.merges.reserve(n);
+    if (n > Merger::rank_limit) throw Unsupported("more than 33 million merges", "model.merges");
+    model_.bpe.merges.reserve(n, model_.vocab.end());
     model_.bpe.in_order.reserve(n);
     JsonKind shape = n ? doc[at].kind : JsonKind::string;
     auto wrong = [&](uint32_t i, const std::string& what) {
@@ -176,7 +177,6 @@ class ModelReader {
     }
     add_held(wrong);
     Bpe& bpe = model_.bpe;
-    if (bpe.in_order.size() > Merger::rank_limit) throw Unsupported("more than 33 million merges", "model.merges");
     bpe.ranks = static_cast<uint32_t>(bpe.in_order.size());
     if (repeated_)
       std::erase_if(bpe.in_order, [&](const Merge& m) { return bpe.merges.find(m.a, m.b).rank != m.rank; });

@@ -1,7 +1,7 @@
 // Merging the symbols of one word, lowest rank first and leftmost among equals.
 //
-//   up to 16 symbols   scan: the least rank, and what follows moves up
-//   up to 64           linear: one key (rank, position) a pair, and the least of them is the next merge
+//   up to 16 symbols   scan: the best pair, and what follows moves up
+//   up to 64           linear: one key (rank, position) a pair, and the best of them is the next merge
 //   a longer run       queue: RankQueue, linked by position
 //   a long word        windows, each merged alone, joined where two agree
 //
@@ -17,6 +17,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "merges.hpp"
@@ -67,51 +68,38 @@ struct MergeScratch {
 class Merger {
  public:
   static constexpr size_t linear_limit = 64;
-  static constexpr uint32_t rank_limit = (1u << 25) - 1;  // a key has 31 bits, 6 of them the position
+  static constexpr uint32_t rank_limit = (1u << 25) - 1;
 
   // ranks: past the highest rank, at most rank_limit.
   Merger(const MergeTable& merges, uint32_t ranks) : merges_(merges), ranks_(ranks) {}
 
-  // Each merges in place and returns how many symbols are left.
+  // Merges in place and returns how many symbols are left.
   size_t linear(Symbol* symbols, size_t n) const {
     if (n <= scan_limit) return scan(symbols, n);
-    int32_t keys[linear_limit];
-    uint32_t ids[linear_limit];
-    uint8_t next[linear_limit + 1], previous[linear_limit + 1];
-    size_t padded = (n + 7) / 8 * 8;
-    auto look = [&](size_t i, size_t j) {
-      Merge m = merges_.find(symbols[i].id, symbols[j].id);
-      keys[i] = m.rank == no_rank ? never : static_cast<int32_t>(m.rank << 6 | i);
-      ids[i] = m.id;
-    };
-    for (size_t i = 0; i < padded; ++i) {
-      next[i] = static_cast<uint8_t>(i + 1);
-      previous[i + 1] = static_cast<uint8_t>(i);
-    }
+    const MergeTable::Probe table = merges_.probe();
+    uint64_t keys[linear_limit];  // of the pair that begins there: rest << 6 | 63 - place, below 64 for none
+    auto look = [&](size_t i, size_t j) { keys[i] = table.find(symbols[i].id, symbols[j].id) << 6 | (63 - i); };
     for (size_t i = 0; i + 1 < n; ++i) look(i, i + 1);
-    for (size_t i = n - 1; i < padded; ++i) keys[i] = never;
+    uint64_t begins = ~uint64_t{0} >> (64 - n);  // where a token does, one bit each
+    for (size_t i = n - 1; i % 4 != 0 || i == n - 1; ++i) keys[i] = 0;
     for (;;) {
-      int32_t lanes[8];
-      std::copy(keys, keys + 8, lanes);
-      for (size_t i = 8; i < padded; i += 8)
-        for (size_t lane = 0; lane < 8; ++lane) lanes[lane] = std::min(lanes[lane], keys[i + lane]);
-      for (size_t half : {4, 2, 1})
-        for (size_t lane = 0; lane < half; ++lane) lanes[lane] = std::min(lanes[lane], lanes[lane + half]);
-      int32_t least = lanes[0];
-      if (least == never) break;
-      size_t i = static_cast<size_t>(least) & 63, j = next[i], k = next[j];
-      symbols[i] = {ids[i], symbols[i].length + symbols[j].length};
-      keys[j] = never;
-      next[i] = static_cast<uint8_t>(k);
-      previous[k] = static_cast<uint8_t>(i);
-      if (k < n)
-        look(i, k);
-      else
-        keys[i] = never;
-      if (i > 0) look(previous[i], i);
+      uint64_t best[4] = {keys[0], keys[1], keys[2], keys[3]};
+      for (size_t i = 4; i < n; i += 4)
+        for (size_t k = 0; k < 4; ++k) best[k] = std::max(best[k], keys[i + k]);
+      const uint64_t most = std::max(std::max(best[0], best[1]), std::max(best[2], best[3]));
+      if (most < 64) break;
+      const size_t i = 63 - (most & 63);
+      const uint64_t after = begins & (~uint64_t{1} << i), behind = after & (after - 1),
+                     before = begins & ((uint64_t{1} << i) - 1);
+      const size_t j = static_cast<size_t>(std::countr_zero(after));
+      symbols[i] = {table.id(most >> 6), symbols[i].length + symbols[j].length};
+      begins ^= after ^ behind;
+      keys[i] = keys[j] = 0;
+      if (behind) look(i, static_cast<size_t>(std::countr_zero(behind)));
+      if (before) look(63 - static_cast<size_t>(std::countl_zero(before)), i);
     }
     size_t left = 0;
-    for (size_t i = 0; i < n; i = next[i]) symbols[left++] = symbols[i];
+    for (; begins; begins &= begins - 1) symbols[left++] = symbols[std::countr_zero(begins)];
     return left;
   }
 
@@ -186,28 +174,23 @@ class Merger {
   }
 
  private:
-  static constexpr int32_t never = INT32_MAX;
-  static constexpr size_t overlap = 2;  // tokens a window takes up again; more where joining has just failed
   static constexpr size_t scan_limit = 16;
+  static constexpr size_t overlap = 2;  // tokens a window takes up again; more where joining has just failed
 
   size_t scan(Symbol* symbols, size_t n) const {
-    uint32_t ranks[scan_limit], ids[scan_limit];
-    auto look = [&](size_t i) {
-      Merge m = merges_.find(symbols[i].id, symbols[i + 1].id);
-      ranks[i] = m.rank;
-      ids[i] = m.id;
-    };
+    const MergeTable::Probe table = merges_.probe();
+    uint64_t rests[scan_limit];
+    auto look = [&](size_t i) { rests[i] = table.find(symbols[i].id, symbols[i + 1].id); };
     for (size_t i = 0; i + 1 < n; ++i) look(i);
     while (n > 1) {
       size_t best = 0;
       for (size_t i = 1; i + 1 < n; ++i)
-        if (ranks[i] < ranks[best]) best = i;
-      if (ranks[best] == no_rank) break;
-      symbols[best] = {ids[best], symbols[best].length + symbols[best + 1].length};
+        if (rests[i] > rests[best]) best = i;
+      if (!rests[best]) break;
+      symbols[best] = {table.id(rests[best]), symbols[best].length + symbols[best + 1].length};
       for (size_t i = best + 1; i + 1 < n; ++i) {
         symbols[i] = symbols[i + 1];
-        ranks[i] = ranks[i + 1];
-        ids[i] = ids[i + 1];
+        rests[i] = rests[i + 1];
       }
       --n;
       if (best > 0) look(best - 1);

@@ -61,10 +61,7 @@ inline std::string write_model(const Model& model) {
   flag(",\"ignore_merges\":", c.ignore_merges);
   out += ",\"vocab\":";
   write_json_vocab(out, model.vocab);
-  std::vector<Merge> merges;
-  for (const Merge& m : model.bpe.merges.slots())
-    if (m.rank != no_rank) merges.push_back(m);
-  std::sort(merges.begin(), merges.end(), [](const Merge& x, const Merge& y) { return x.rank < y.rank; });
+  const std::vector<Merge> merges = model.bpe.merges.in_order();
   out += ",\"merges\":[";
   for (size_t i = 0; i < merges.size(); ++i) {
     out += i ? ",[" : "[";

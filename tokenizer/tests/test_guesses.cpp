@@ -57,7 +57,7 @@ void train(std::mt19937& random, const std::vector<std::string>& letters, uint32
     made.byte_ids[b] = b;
     made.vocab.add(name_of(tokens.back()), b);
   }
-  made.merges.reserve(count + 1);
+  made.merges.reserve(count + 1, 256 + count);
   Ids symbols;
   for (unsigned char b : text_of(random, letters, 3000)) symbols.push_back(b);
   for (uint32_t rank = 0; rank < count; ++rank) {

@@ -63,7 +63,7 @@ void merging_three_ways() {
   for (int round = 0; round < 400; ++round) {
     uint32_t letters = 1 + random() % 4, tokens = letters, ranks = 0;
     MergeTable merges;
-    merges.reserve(64);
+    merges.reserve(64, 256);
     std::vector<std::string> texts;
     std::map<std::string, uint32_t> ids;
     for (uint32_t i = 0; i < letters; ++i) ids[texts.emplace_back(1, static_cast<char>('a' + i))] = i;

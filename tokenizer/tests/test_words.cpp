@@ -437,7 +437,7 @@ void neighbours_as_merging_has_them() {
   for (int round = 0; round < 150; ++round) {
     uint32_t letters = 1 + random() % 4, ranks = 0;
     MergeTable merges;
-    merges.reserve(64);
+    merges.reserve(64, 256);
     std::vector<std::vector<uint32_t>> texts;  // of a token, its letters
     std::map<std::vector<uint32_t>, uint32_t> ids;
     for (uint32_t i = 0; i < letters; ++i) ids[texts.emplace_back(1, i)] = i;
@@ -449,10 +449,7 @@ void neighbours_as_merging_has_them() {
       if (is_new) texts.push_back(joined);
       merges.add(static_cast<uint32_t>(a), static_cast<uint32_t>(b), ranks, at->second);
     }
-    std::vector<Merge> order;  // a pair that came twice once, at its later rank
-    for (const Merge& m : merges.slots())
-      if (m.rank != no_rank) order.push_back(m);
-    std::sort(order.begin(), order.end(), [](const Merge& a, const Merge& b) { return a.rank < b.rank; });
+    std::vector<Merge> order = merges.in_order();  // a pair that came twice once, at its later rank
     Merger merger(merges, ranks);
     Spines spines;
     spines.build(merges, order, static_cast<uint32_t>(texts.size()), [&](uint32_t id) { return id < letters; });
