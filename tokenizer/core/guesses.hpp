@@ -77,6 +77,7 @@ class Guesses {
     for (uint32_t id : byte_ids) first[id] = true;
     spines_.build(merges, order, vocab.end(), [&](uint32_t id) { return first[id]; });
     tokens_ = vocab.end();
+    blank_ = byte_ids[' '];
     std::string bytes;
     characters_.clear();
     std::vector<std::pair<uint32_t, uint32_t>> longer;  // in bytes, and the token
@@ -205,6 +206,7 @@ class Guesses {
     CharacterIds::tables(self.characters_, io);
     io.array(self.extensions_);
     io.array(self.filter_);
+    io.value(self.blank_);
     io.value(self.tokens_);
     if constexpr (!std::is_const_v<Self>)
       if (self.built()) self.remember();
@@ -220,8 +222,13 @@ class Guesses {
   static constexpr uint32_t sure = 1u << 31;  // of the length of a guess: it stands behind the one before it
 
   static bool leads_wide(char c) { return (static_cast<unsigned char>(c) & 0xF0) == 0xE0; }
-  // Whether the last character has three bytes.
-  static bool is_wide(std::string_view piece) { return piece.size() >= 3 && leads_wide(piece[piece.size() - 3]); }
+  // Whether a character is of a script of its own: of three bytes, or of two and no letter of Latin with a mark.
+  static bool is_apart(unsigned char lead) { return lead >= 0xCE && lead < 0xF0; }
+  // Whether the last character is.
+  static bool is_wide(std::string_view piece) {
+    return (piece.size() >= 2 && is_apart(static_cast<unsigned char>(piece[piece.size() - 2]))) ||
+           (piece.size() >= 3 && leads_wide(piece[piece.size() - 3]));
+  }
 
   void remember() {
     pairs_ = BigArray<uint64_t>(size_t{1} << pair_bits);
@@ -397,11 +404,13 @@ class Guesses {
   void path_of(std::string_view text, Path& path) const {
     path.n = 0;
     const char *p = text.data(), *end = p + text.size();
-    if (p == end || static_cast<unsigned char>(*p) < 0xC0) return;
-    uint32_t node = characters_.find(utf8_next(p));
-    for (uint32_t entry = node; entry != none;) {
+    if (p == end || (*p != ' ' && static_cast<unsigned char>(*p) < 0xC0)) return;
+    const bool blank = *p == ' ';
+    uint32_t node = utf8_next(p);
+    node = blank ? blank_ : characters_.find(node);
+    for (uint32_t entry = node == none ? none : node | leads_on; entry != none;) {
       if (node < tokens_) path.token[path.n++] = {node, static_cast<uint32_t>(p - text.data())};
-      if (p == end || path.n == Path::most || (p - text.data() > 3 && !(entry & leads_on))) return;
+      if (p == end || path.n == Path::most || !(entry & leads_on)) return;
       entry = extension(node, utf8_next(p));
       node = entry & (leads_on - 1);
     }
@@ -532,12 +541,14 @@ class Guesses {
     bytes.clear();
     return byte_level_decode(name, bytes) && !is_ascii(bytes) && utf8_invalid_at(bytes) == std::string_view::npos;
   }
-  // Behind the first character only such of three bytes, or a blank and one character: few enough to be kept.
+  // Behind the first character only those of scripts of their own, or a blank and one character: few enough to be kept.
   static bool may_extend(std::string_view bytes) {
-    size_t first = utf8_length(static_cast<unsigned char>(bytes[0]));
     if (bytes[0] == ' ' && bytes.size() <= 3) return true;
-    for (size_t i = first; i < bytes.size(); i += 3)
-      if (!leads_wide(bytes[i])) return false;
+    for (size_t i = utf8_length(static_cast<unsigned char>(bytes[0])); i < bytes.size();) {
+      const unsigned char lead = static_cast<unsigned char>(bytes[i]);
+      if (!is_apart(lead)) return false;
+      i += utf8_length(lead);
+    }
     return true;
   }
   void extend_all(const Vocab& vocab, const std::vector<std::pair<uint32_t, uint32_t>>& longer,
@@ -546,7 +557,7 @@ class Guesses {
     uint32_t fresh = tokens_;
     // In a table large enough for all prefixes there can be; then as small as what there is wants it.
     size_t most = 0;
-    for (auto [size, id] : longer) most += size / 3;
+    for (auto [size, id] : longer) most += size / 2;
     extensions_.assign(std::bit_ceil(most * 2 + 8), 0);
     filter_.assign(extensions_.size() / 8, 0);
     std::string bytes;
@@ -584,6 +595,7 @@ class Guesses {
   CharacterIds characters_;           // beyond ASCII, that come out of their bytes
   TableArray<uint64_t> extensions_;   // (node, character) in 40 bits, in 24 the node reached; 0: nothing
   TableArray<uint64_t> filter_;
+  uint32_t blank_ = none;             // the token of a blank
   uint32_t tokens_ = 0;               // nodes from here on are prefixes and no tokens
   BigArray<uint64_t> pairs_;
   RepairCache repairs_;
