@@ -409,7 +409,10 @@ class Guesses {
     uint32_t node = utf8_next(p);
     node = blank ? blank_ : characters_.find(node);
     for (uint32_t entry = node == none ? none : node | leads_on; entry != none;) {
-      if (node < tokens_) path.token[path.n++] = {node, static_cast<uint32_t>(p - text.data())};
+      if (node < tokens_) {
+        path.token[path.n++] = {node, static_cast<uint32_t>(p - text.data())};
+        spines_.fetch(node);
+      }
       if (p == end || path.n == Path::most || !(entry & leads_on)) return;
       entry = extension(node, utf8_next(p));
       node = entry & (leads_on - 1);
