@@ -26,6 +26,7 @@
 #include "bytelevel.hpp"
 #include "character_ids.hpp"
 #include "guesses.hpp"
+#include "merge_batch.hpp"
 #include "merging.hpp"
 #include "utf8.hpp"
 #include "vocab.hpp"
@@ -42,6 +43,7 @@ struct BpeScratch {
   ScratchVector<Symbol> symbols;  // their lengths in bytes
   MergeScratch merging;
   GuessScratch guessing, together;  // of one word, and of several
+  MergeBatch batch;                 // of several
   std::string text, spaced;
 };
 
@@ -132,6 +134,12 @@ class Bpe {
     if (!guesses_.built() || is_ascii(piece)) return false;
     return !config.ignore_merges || piece.size() <= WordTable::longest || !words_.find(piece);
   }
+  // Whether such a word may be merged together with others: add_to() a batch, which a batch_merger() then merges.
+  bool merges_bytes(std::string_view piece) const {
+    if (!complete_ || !plain_ || cuts_ || piece.size() > MergeBatch::longest) return false;
+    return !config.ignore_merges || piece.size() <= WordTable::longest || !words_.find(piece);
+  }
+  void add_to(MergeBatch& batch, std::string_view piece) const { batch.add(piece, byte_ids_[0].data()); }
   void read_guess(std::string_view piece, BpeScratch& s) const { guesses_.read(piece, byte_ids_[0], s.together); }
   void guess(BpeScratch& s) const { guesses_.guess(Merger(merges, ranks), byte_ids_[0], s.together, s.merging); }
   template <class Out>

@@ -207,7 +207,6 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
   };
   uint32_t missing[FoundWords::most + 1];
   if (size_t missed = not_found(found, missing)) {
-    constexpr int32_t guessed = INT32_MIN;
     auto placed = [&](size_t i) {
       return WordTable::Place{found.low[i], found.rest[i], found.line[i], found.size(i) > 7};
     };
@@ -221,6 +220,7 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
       if (table.lines[found.line[i]].full()) table.fetch(table.second(placed(i)).line);
     }
     WordWriter::Known known[FoundWords::most];  // of those that are left
+    WordWriter::Way way[FoundWords::most];
     size_t left = 0;
     out.start();
     for (size_t k = 0; k < missed; ++k) {
@@ -234,19 +234,28 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
         }
         known[left] = out.known(WordKey::of_readable(p, size), WordTable::hash(table.mixed(placed(i))));
       }
-      if (!known[left].count && out.later(p, size)) found.ids[i] = guessed;
+      way[left] = out.later(p, size, known[left]);
       missing[left++] = static_cast<uint32_t>(i);
     }
     out.guess();
+    if (out.batch().size()) merge_batch(out.merges(), out.batch());
     for (size_t k = 0; k < left; ++k) {
       const size_t i = missing[k];
+      const char* const p = base + found.at[i];
       put_known(i);
-      if (known[k].count)
-        out.put(known[k]);
-      else if (found.ids[i] == guessed)
-        out.put(base + found.at[i], found.size(i));
-      else
-        out.missed(base + found.at[i], found.size(i), found.at[n] - found.at[i]);
+      switch (way[k]) {
+        case WordWriter::Way::known:
+          out.put(known[k]);
+          break;
+        case WordWriter::Way::guessed:
+          out.put_guessed(p, found.size(i));
+          break;
+        case WordWriter::Way::merged:
+          out.put_merged(p, found.size(i));
+          break;
+        default:
+          out.missed(p, found.size(i), found.at[n] - found.at[i]);
+      }
     }
   }
   put_known(n);
@@ -307,7 +316,8 @@ static void cut(const SplitPlan& plan, std::string_view text, const char* readab
     put_places(starts, static_cast<uint32_t>(p - found.base), found.at + found.count);
     found.count += static_cast<size_t>(std::popcount(starts));
     p = next;
-    if (found.count >= FoundWords::enough) put_found();
+    const bool wide = std::popcount(m.high & valid) > 24;
+    if (found.count >= (wide ? FoundWords::enough_wide : FoundWords::enough)) put_found();
   }
   put_found();
 }

@@ -30,7 +30,8 @@ struct Leads {
 // Words found one behind the other, which are looked up many at a time: the lines of the tables are on their way
 // before they are needed. What a word has is at its number; 16 may be written at a time.
 struct FoundWords {
-  static constexpr size_t enough = 192, most = enough + 64;  // a block has at most 64 words
+  // To look up together; words beyond ASCII have more to look up each. A block has at most 64.
+  static constexpr size_t enough = 192, enough_wide = 96, most = enough + 64;
 
   const char* base;  // what places count from; 16 bytes can be read from where a word begins
   size_t count = 0;

@@ -63,42 +63,57 @@ class WordWriter {
     if (!counts_once(p, n)) caches_.words.fetch(hash_of_text(p, n));
   }
 
-  // Words whose tokens are guessed, many at a time: of those that later() takes, guess() makes the guesses, and put()
-  // tokenizes them in the same order.
+  // Words of which nothing is known, many at a time: later() says of each how it will be done, and takes it up;
+  // guess() and a batch_merger() do for all of them what waits for memory; put_guessed() and put_merged() give their
+  // ids in the same order.
+  enum class Way : uint8_t { known, guessed, merged, alone };
   void start() {
     scratch_.together.clear();
-    settled_ = 0;
+    scratch_.batch.clear();
+    guessed_ = merged_ = 0;
   }
-  // Whether the word, of which the table knows nothing and, if it is short, the caches do not either, is taken; if
-  // not, missed() has it.
-  bool later(const char* p, size_t n) {
-    if (n > ClauseCache::longest || !bpe_.guesses({p, n})) return false;
+  // found: of a short word, what the caches know of it; of a longer one it is looked for here. alone: missed() has
+  // it.
+  Way later(const char* p, size_t n, Known& found) {
+    if (found.count) return Way::known;
+    if (n > ClauseCache::longest) return Way::alone;
     if (n > WordTable::longest) {
       const uint64_t hash = hash_of_text(p, n);
       if (!counts_once(p, n)) {
-        if (has(p, n, hash)) return false;
+        found.count = caches_.words.find(WordCache::Key::of(p, n), hash, found.ids);
+        if (found.count) return Way::known;
       } else if (caches_.met.again(hash)) {
         if (in_words(p, n))
           caches_.words.fetch(hash);
         else
           caches_.clauses.fetch(hash);
-        return false;
+        return Way::alone;
       }
     }
+    if (spaced_) return Way::alone;
+    if (!is_wide(p, n) && bpe_.merges_bytes({p, n})) {
+      bpe_.add_to(scratch_.batch, {p, n});
+      return Way::merged;
+    }
+    if (!bpe_.guesses({p, n})) return Way::alone;
     bpe_.read_guess({p, n}, scratch_);
-    return true;
+    return Way::guessed;
   }
   void guess() {
     if (!scratch_.together.words.empty()) bpe_.guess(scratch_);
   }
-  void put(const char* p, size_t n) {
+  const MergeTable& merges() const { return bpe_.merges; }
+  MergeBatch& batch() { return scratch_.batch; }
+  void put_guessed(const char* p, size_t n) {
     const int32_t* from = out;
-    bpe_.settle_guess(vocab_, settled_++, scratch_,
+    bpe_.settle_guess(vocab_, guessed_++, scratch_,
                       [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
-    if (n <= WordTable::longest)
-      keep(WordKey::of(p, n), from);
-    else if (!counts_once(p, n))
-      keep(p, n, from);
+    keep_new(p, n, from);
+  }
+  void put_merged(const char* p, size_t n) {
+    const int32_t* from = out;
+    for (const Symbol& token : scratch_.batch[merged_++]) *out++ = static_cast<int32_t>(token.id);
+    keep_new(p, n, from);
   }
 
   // A word that is not in the table, nor in the caches if it is short. bytes: there is room for so many from where it
@@ -136,6 +151,13 @@ class WordWriter {
     constexpr uint64_t length = uint64_t{0xFF} << 56;
     return {{word.low, word.high & ~length, 0, word.high & length}};
   }
+  // Of a word that the caches do not have.
+  void keep_new(const char* p, size_t n, const int32_t* from) const {
+    if (n <= WordTable::longest)
+      keep(WordKey::of(p, n), from);
+    else if (!counts_once(p, n))
+      keep(p, n, from);
+  }
   void keep(const WordKey& word, const int32_t* from) const {
     const size_t made = static_cast<size_t>(out - from);
     const uint64_t hash = WordTable::hash(WordTable::mixed(word));
@@ -149,17 +171,13 @@ class WordWriter {
   // for one of its lines.
   static bool in_words(const char* p, size_t n) {
     if (n > WordCache::longest) return false;
-    return n <= 3 * WordCache::most_ids || static_cast<unsigned char>(p[n - 3]) < 0xE0;
+    return n <= 3 * WordCache::most_ids || !is_wide(p, n);
   }
+  // Whether the last character has three bytes or more, so that most have.
+  static bool is_wide(const char* p, size_t n) { return n >= 3 && static_cast<unsigned char>(p[n - 3]) >= 0xE0; }
   // Whether it goes to a cache when it is met again only: clauses, and longer words of wide characters. They seldom
   // come again, and tokenizing them costs less than lines that are written for nothing.
-  static bool counts_once(const char* p, size_t n) {
-    return n > WordCache::longest || static_cast<unsigned char>(p[n - 3]) >= 0xE0;
-  }
-  bool has(const char* p, size_t n, uint64_t hash) const {
-    int32_t row[WordCache::most_ids];
-    return caches_.words.find(WordCache::Key::of(p, n), hash, row) != 0;
-  }
+  static bool counts_once(const char* p, size_t n) { return n > WordCache::longest || is_wide(p, n); }
   void keep(const char* p, size_t n, const int32_t* from) const {
     size_t made = static_cast<size_t>(out - from);
     if (made >= 1 && made <= WordCache::most_ids)
@@ -193,7 +211,7 @@ class WordWriter {
     limit_ = ids_.limit();
   }
 
-  size_t settled_ = 0;  // of the words taken by later()
+  size_t guessed_ = 0, merged_ = 0;  // of the words taken by later(), how many are done
 
   const bool spaced_;
   const int32_t* limit_;
