@@ -25,6 +25,8 @@
 //     Before letters only S but R belongs to them, and one O of ASCII that is itself a start, as far as the letters
 //     are ASCII: the next starts a word
 
+#include "lockstep.hpp"
+
 namespace fasttoken::FASTTOKEN_KERNEL {
 
 // The starts within a run of numbers when at most three make a word.

@@ -50,7 +50,6 @@ struct FoundWords {
 #define FASTTOKEN_KERNEL scalar
 #define FASTTOKEN_LEVEL 0
 #include "class_masks.hpp"
-#include "lockstep.hpp"
 #include "kernel.hpp"
 #undef FASTTOKEN_KERNEL
 #undef FASTTOKEN_LEVEL
@@ -67,7 +66,6 @@ struct FoundWords {
 #define FASTTOKEN_KERNEL avx2
 #define FASTTOKEN_LEVEL 1
 #include "class_masks.hpp"
-#include "lockstep.hpp"
 #include "kernel.hpp"
 #undef FASTTOKEN_KERNEL
 #undef FASTTOKEN_LEVEL
@@ -87,7 +85,6 @@ struct FoundWords {
 #define FASTTOKEN_KERNEL avx512
 #define FASTTOKEN_LEVEL 2
 #include "class_masks.hpp"
-#include "lockstep.hpp"
 #include "kernel.hpp"
 #undef FASTTOKEN_KERNEL
 #undef FASTTOKEN_LEVEL
