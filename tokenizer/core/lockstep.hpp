@@ -71,7 +71,8 @@ static inline uint64_t greatest(const uint64_t* keys, size_t n) {
 
 static inline uint64_t rest_at(const MergeTable::Probe& table, MergeTable::Probe::Place at) {
   uint64_t rest = match(table, *at.line, at.key);
-  if (at.line->slot[0] & table.overflow & (rest - 1)) [[unlikely]] return table.beyond(at);
+  if (at.line->slot[0] & table.overflow & (rest - 1)) [[unlikely]]
+    return table.beyond(at);
   return rest;
 }
 
@@ -157,7 +158,7 @@ static void merge_batch(const MergeTable& merges, MergeBatch& batch) {
     // One bit more in each, so that there is always one to be found.
     const size_t j = 63 - static_cast<size_t>(std::countl_zero(behind | 1));
     const uint64_t beyond = behind ^ uint64_t{1} << j;
-    const size_t k = 63 - static_cast<size_t>(std::countl_zero(beyond << 1 | 1));            // one more; 0: none
+    const size_t k = 63 - static_cast<size_t>(std::countl_zero(beyond << 1 | 1));                 // one more; 0: none
     const size_t h = 1 + static_cast<size_t>(std::countr_zero(before >> 1 | uint64_t{1} << 63));  // 64: none
     const uint32_t id = table.id(best >> 6);
     lane.alive ^= uint64_t{1} << j;
