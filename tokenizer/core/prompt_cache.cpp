@@ -1,6 +1,7 @@
 #include "prompt_cache.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -42,12 +43,10 @@ uint64_t mixed(uint64_t a, uint64_t b) {
 
 // Of where a mark is and of the bytes before it: a hint that the text up to it was met before.
 uint64_t hint_of(std::string_view text, const PromptCache::Mark& mark) {
-  uint64_t hint = mixed(mark.end, mark.ids), part;
-  for (size_t i = 1; i <= 6; ++i) {
-    std::memcpy(&part, text.data() + mark.end - i * sizeof part, sizeof part);
-    hint = mixed(hint, part);
-  }
-  return hint;
+  uint64_t part[4];
+  std::memcpy(part, text.data() + mark.end - sizeof part, sizeof part);
+  return mixed(mixed(mark.end, mark.ids), part[0] ^ std::rotl(part[1], 17) ^ std::rotl(part[2], 31)) ^
+         mixed(part[3], part[0]);
 }
 
 }  // namespace
