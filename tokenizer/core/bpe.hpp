@@ -252,8 +252,31 @@ class Bpe {
     if (cuts_) spaced_words_.reserve(vocab.size(), vocab.end());
     if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
     WordTable::Filler short_words(short_words_), spaced_words(spaced_words_);
-    std::string bytes;
+    std::string bytes, text;
     BpeScratch s;
+    // Words and the one token of each, or its number in the batch: of those that are to be merged for it, many together.
+    struct Word {
+      size_t from, size;
+      uint32_t id;
+      size_t merged;
+    };
+    constexpr size_t known = SIZE_MAX, enough = 256;
+    std::vector<Word> words;
+    MergeBatch batch;
+    const MergeWords merge = batch_merger(best_isa());
+    auto add_words = [&] {
+      merge(merges, batch);
+      for (const Word& word : words) {
+        if (word.merged != known && batch[word.merged].size() != 1) continue;
+        uint32_t only = word.merged == known ? word.id : batch[word.merged][0].id;
+        std::string_view t = std::string_view(text).substr(word.from, word.size);
+        short_words.add(t, only);
+        if (cuts_ && t.find(' ') == std::string_view::npos) spaced_words.add(spaced(t), only);
+      }
+      words.clear();
+      text.clear();
+      batch.clear();
+    };
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
@@ -272,22 +295,20 @@ class Bpe {
       }
       if (t.size() > WordTable::longest || (cuts_ && next_cut(t) != t.size())) continue;
       if (config.wants_unknown && !config.unknown) continue;
-      uint32_t only = guesses_.known(id) ? id : merged_into_one(vocab, t, s);
-      if (only == none) continue;
-      short_words.add(t, only);
-      if (cuts_ && t.find(' ') == std::string_view::npos) spaced_words.add(spaced(t), only);
+      Word word{text.size(), t.size(), id, known};
+      if (!guesses_.known(id)) {
+        first_symbols(vocab, t, s);
+        size_t length = 0;
+        for (const Symbol& symbol : s.symbols) length += symbol.length;
+        if (length != t.size() || s.symbols.size() > MergeBatch::longest) continue;
+        word.merged = batch.size();
+        batch.add(s.symbols.size(), [&](size_t i) { return s.symbols[i].id; });
+      }
+      words.push_back(word);
+      text += t;
+      if (words.size() == enough) add_words();
     }
-  }
-  // The one token that all of a word merges to, or none.
-  uint32_t merged_into_one(const Vocab& vocab, std::string_view word, BpeScratch& s) const {
-    size_t tokens = 0;
-    uint32_t only = none, length = 0;
-    merge_all(vocab, word, s, [&](uint32_t one, uint32_t n) {
-      ++tokens;
-      only = one;
-      length = n;
-    });
-    return tokens == 1 && length == word.size() ? only : none;
+    add_words();
   }
 
   static std::string spaced(std::string_view text) {

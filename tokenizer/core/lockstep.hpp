@@ -119,6 +119,7 @@ static void merge_batch(const MergeTable& merges, MergeBatch& batch) {
   static constexpr MergeTable::Line nothing{};
   const MergeTable::Probe table = merges.probe();
   const size_t words = batch.words().size();
+  if (words == 0) return;
   uint32_t* const ids = batch.ids();
   const size_t readable = batch.symbols() + MergeBatch::margin;
   if (batch.keys().size() < readable) batch.keys().resize(readable);

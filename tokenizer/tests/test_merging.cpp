@@ -127,6 +127,7 @@ void side_by_side_as_one_by_one() {
   std::mt19937 random(17);
   MergeScratch scratch;
   MergeBatch batch;
+  batch_merger(best_isa())(MergeTable(), batch);  // nothing
   size_t merged = 0, lengths[MergeBatch::longest + 1] = {};
   for (int round = 0; round < 400; ++round) {
     const uint32_t letters = 1 + random() % 5;
