@@ -189,7 +189,7 @@ static void merge_batch(const MergeTable& merges, MergeBatch& batch) {
                                 static_cast<uint32_t>(out - from)};
   };
 
-  constexpr size_t width = 16;
+  constexpr size_t width = 32;
   MergeLane lanes[width];
   MergeLane* running[width];
   size_t active = 0;
