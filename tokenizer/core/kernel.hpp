@@ -229,6 +229,7 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
       const size_t i = missing[k], size = found.size(i);
       const char* const p = base + found.at[i];
       known[left].count = 0;
+      known[left].many = false;
       if (size <= WordTable::longest) {
         if (table.lines[found.line[i]].full()) {
           found.ids[i] = static_cast<int32_t>(table.find_in(table.second(placed(i))));
@@ -256,7 +257,7 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
           out.put_merged(p, found.size(i));
           break;
         default:
-          out.missed(p, found.size(i), found.at[n] - found.at[i]);
+          out.missed(p, found.size(i), found.at[n] - found.at[i], known[k].many);
       }
     }
   }

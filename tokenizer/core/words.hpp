@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <iterator>
+#include <type_traits>
 
 #include "bpe.hpp"
 #include "id_buffer.hpp"
@@ -43,13 +44,17 @@ class WordWriter {
   // What the caches know of a word of at most 15 bytes; hash: WordTable's.
   struct Known {
     size_t count;  // of its ids; 0: not known
+    bool many;     // not known, but too many for these caches: missed() is to look further
     int32_t ids[WordCache::most_ids];
   };
   void fetch(uint64_t hash) const { caches_.short_words.fetch(hash); }
   Known known(const WordKey& word, uint64_t hash) const {
     Known found;
     found.count = caches_.short_words.find(short_key(word), hash, found.ids);
-    if (found.count == 1 && found.ids[0] == more) [[unlikely]]
+    found.many = found.count == 1 && found.ids[0] == in_clauses;
+    if (found.many)
+      found.count = 0;
+    else if (found.count == 1 && found.ids[0] == more) [[unlikely]]
       found.count = caches_.words.find(long_key(word), hash, found.ids);
     return found;
   }
@@ -76,11 +81,12 @@ class WordWriter {
   // it.
   Way later(const char* p, size_t n, Known& found) {
     if (found.count) return Way::known;
-    if (n > ClauseCache::longest) return Way::alone;
+    if (found.many || n > ClauseCache::longest) return Way::alone;
     if (n > WordTable::longest) {
       const uint64_t hash = hash_of_text(p, n);
       if (!counts_once(p, n)) {
         found.count = caches_.words.find(WordCache::Key::of(p, n), hash, found.ids);
+        if (found.count == 1 && found.ids[0] == in_clauses) return Way::alone;
         if (found.count) return Way::known;
       } else if (caches_.met.again(hash)) {
         if (in_words(p, n))
@@ -118,8 +124,9 @@ class WordWriter {
 
   // A word that is not in the table, nor in the caches if it is short. bytes: there is room for so many from where it
   // starts, for it and what follows.
-  [[gnu::noinline]] void missed(const char* p, size_t n, size_t bytes) {
+  [[gnu::noinline]] void missed(const char* p, size_t n, size_t bytes, bool many = false) {
     if (n <= WordTable::longest) {
+      if (many) return cached(caches_.clauses, hash_of_text(p, n), p, n);
       const int32_t* from = out;
       merged(p, n);
       return keep(WordKey::of(p, n), from);
@@ -139,12 +146,14 @@ class WordWriter {
       if (id != WordTable::none) return void(*out++ = static_cast<int32_t>(id));
       Known found = known(word, WordTable::hash(WordTable::mixed(word)));
       if (found.count) return put(found);
+      return missed(p, n, n, found.many);
     }
     missed(p, n, n);
   }
 
  private:
-  static constexpr int32_t more = ShortWordCache::ids_end - 1;  // in place of ids: they are in the larger cache
+  // In place of ids: they are in the cache of longer words; in that of clauses, from when they are met again.
+  static constexpr int32_t more = ShortWordCache::ids_end - 1, in_clauses = more - 1;
 
   static ShortWordCache::Key short_key(const WordKey& word) { return {{word.low, word.high}}; }
   static WordCache::Key long_key(const WordKey& word) {
@@ -161,7 +170,8 @@ class WordWriter {
   void keep(const WordKey& word, const int32_t* from) const {
     const size_t made = static_cast<size_t>(out - from);
     const uint64_t hash = WordTable::hash(WordTable::mixed(word));
-    if (made == 0 || made > WordCache::most_ids) return;
+    if (made == 0 || made > ClauseCache::most_ids) return;
+    if (made > WordCache::most_ids) return caches_.short_words.put(short_key(word), hash, &in_clauses, 1);
     if (made <= ShortWordCache::most_ids) return caches_.short_words.put(short_key(word), hash, from, made);
     caches_.words.put(long_key(word), hash, from, made);
     caches_.short_words.put(short_key(word), hash, &more, 1);
@@ -179,21 +189,28 @@ class WordWriter {
   // come again, and tokenizing them costs less than lines that are written for nothing.
   static bool counts_once(const char* p, size_t n) { return n > WordCache::longest || is_wide(p, n); }
   void keep(const char* p, size_t n, const int32_t* from) const {
+    put_in(caches_.words, WordCache::Key::of(p, n), hash_of_text(p, n), from);
+  }
+  template <class Cache>
+  void put_in(const Cache& cache, const typename Cache::Key& key, uint64_t hash, const int32_t* from) const {
     size_t made = static_cast<size_t>(out - from);
-    if (made >= 1 && made <= WordCache::most_ids)
-      caches_.words.put(WordCache::Key::of(p, n), hash_of_text(p, n), from, made);
+    if (made >= 1 && made <= Cache::most_ids)
+      cache.put(key, hash, from, made);
+    else if (made > Cache::most_ids && made <= ClauseCache::most_ids)
+      cache.put(key, hash, &in_clauses, 1);
   }
   template <class Cache>
   void cached(const Cache& cache, uint64_t hash, const char* p, size_t n) {
     const auto key = Cache::Key::of(p, n);
     if (size_t known = cache.find(key, hash, out)) {
+      if constexpr (std::is_same_v<Cache, WordCache>)
+        if (known == 1 && *out == in_clauses) return cached(caches_.clauses, hash, p, n);
       out += known;
       return;
     }
     const int32_t* from = out;
     merged(p, n);
-    size_t made = static_cast<size_t>(out - from);
-    if (made >= 1 && made <= Cache::most_ids) cache.put(key, hash, from, made);
+    put_in(cache, key, hash, from);
   }
   void merged(const char* p, size_t n) {
     std::string_view word{p, n};

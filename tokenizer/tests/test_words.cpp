@@ -346,6 +346,39 @@ void stretches_between_control_tokens() {
   CHECK(kept > 50 && rewritten > 50);
 }
 
+// Words of one token to more than a line of any cache holds, met again and again: short ones and longer ones, of
+// ASCII and of characters of two bytes and three.
+void words_of_many_tokens() {
+  uint32_t seed = 90;
+  for (const char* pattern : {gpt2, qwen}) {
+    Tokenizer t(file(pattern, seed));
+    std::mt19937 random(seed++);
+    Scratch s;
+    const char* const letters[] = {"zqxjk", "\xD0\xB6\xD1\x8B\xD1\x87\xD1\x86\xD1\x8D",
+                                   "\xE9\xBE\x8D\xE9\xBA\x92\xE9\xB9\xBF\xE9\xBC\x93\xE9\xBD\x8B"};
+    std::vector<std::string> words;
+    for (size_t kind = 0; kind < 3; ++kind)
+      for (size_t n = 1; n <= 45; n += 1 + kind) {
+        std::string& word = words.emplace_back(" ");
+        while (word.size() + kind < n) word.append(letters[kind] + random() % 5 * (kind + 1), kind + 1);
+      }
+    std::vector<size_t> made(words.size());
+    for (size_t i = 0; i < words.size(); ++i) {
+      std::vector<int32_t> ids;
+      t.encode_ids(words[i], true, s, ids);
+      made[i] = ids.size();
+    }
+    CHECK(*std::max_element(made.begin(), made.end()) > ClauseCache::most_ids);
+    bool equal = true;
+    for (int round = 0; equal && round < 30; ++round) {
+      std::string one;
+      for (int n = 0; n < 400; ++n) one += words[random() % words.size()];
+      equal = same(t, s, one);
+    }
+    CHECK(equal);
+  }
+}
+
 // Capitals, small letters and letters that are both, in every order, at every place of a block.
 void letters_of_both_cases() {
   const char* const letters[] = {
@@ -597,6 +630,7 @@ int main() {
   clauses_of_one_mark_are_their_own();
   spaced_words_equal_pieces();
   stretches_between_control_tokens();
+  words_of_many_tokens();
   letters_of_both_cases();
   what_follows_a_stretch_is_not_its();
   near_misses_are_not_recognized();
