@@ -141,7 +141,9 @@ class Bpe {
   }
   void add_to(MergeBatch& batch, std::string_view piece) const { batch.add(piece, byte_ids_[0].data()); }
   void read_guess(std::string_view piece, BpeScratch& s) const { guesses_.read(piece, byte_ids_[0], s.together); }
-  void guess(BpeScratch& s) const { guesses_.guess(Merger(merges, ranks), byte_ids_[0], s.together, s.merging); }
+  void guess(BpeScratch& s) const {
+    guesses_.guess(Merger(merges, ranks), byte_ids_[0], &short_words_, s.together, s.merging);
+  }
   template <class Out>
   void settle_guess(const Vocab& vocab, size_t word, BpeScratch& s, Out&& out) const {
     if (!guesses_.settle(Merger(merges, ranks), merges, byte_ids_[0], word, s.together, s.merging))
@@ -178,7 +180,7 @@ class Bpe {
   template <class Out>
   void merge_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
     if (!guesses_.built() || is_ascii(piece) ||
-        !guesses_.encode(Merger(merges, ranks), merges, byte_ids_[0], piece, s.guessing, s.merging))
+        !guesses_.encode(Merger(merges, ranks), merges, byte_ids_[0], &short_words_, piece, s.guessing, s.merging))
       return merge_all(vocab, piece, s, out);
     for (const Symbol& token : s.merging.chain) out(token.id, token.length);
   }

@@ -1,7 +1,7 @@
 // Words beyond ASCII, tokenized by a guess that is then settled, which takes fewer look-ups than merging their bytes.
 //
 //   guess    characters of three bytes: the longest token of whole characters at each place, by a trie; ASCII among
-//            them, merged; what no token begins with, and a blank before a character, as their bytes merge. Others: the
+//            them, found whole or merged; what no token begins with, and a blank before a character, as their bytes merge. Others: the
 //            characters that are tokens, merged
 //   settle   from left to right, a token that stands behind the one before it (spines.hpp) stays. Where one does
 //            not: a shorter one of whole characters there, or in the place of those before it, and the longest ones
@@ -40,6 +40,7 @@
 #include "utf8.hpp"
 #include "vocab.hpp"
 #include "word_cache.hpp"
+#include "word_table.hpp"
 
 namespace fasttoken {
 
@@ -97,12 +98,13 @@ class Guesses {
   // Whether the token comes out of its own bytes, as far as is known.
   bool known(uint32_t id) const { return spines_.known(id); }
 
-  // The tokens into s.chain, their lengths in bytes; false: not known, nothing is said. The piece is a text.
-  bool encode(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, std::string_view piece,
-              GuessScratch& g, MergeScratch& s) const {
+  // The tokens into s.chain, their lengths in bytes; false: not known, nothing is said. The piece is a text. words: of
+  // one token, where a word of ASCII may be found; none: all are merged.
+  bool encode(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, const WordTable* words,
+              std::string_view piece, GuessScratch& g, MergeScratch& s) const {
     g.clear();
     read(piece, byte_ids, g);
-    guess(merger, byte_ids, g, s);
+    guess(merger, byte_ids, words, g, s);
     return settle(merger, merges, byte_ids, 0, g, s);
   }
 
@@ -136,12 +138,13 @@ class Guesses {
     g.characters.resize(static_cast<size_t>(to - g.characters.data()));
     g.words.push_back({piece, g.characters.size(), 0});
   }
-  void guess(const Merger& merger, const ByteIds& byte_ids, GuessScratch& g, MergeScratch& s) const {
+  void guess(const Merger& merger, const ByteIds& byte_ids, const WordTable* words, GuessScratch& g,
+             MergeScratch& s) const {
     const GuessScratch::Character* from = g.characters.data();
     for (GuessScratch::Word& word : g.words) {
       const GuessScratch::Character* to = g.characters.data() + word.characters;
       if (is_wide(word.text))
-        longest(from, static_cast<size_t>(to - from), byte_ids, word.text, merger, g);
+        longest(from, static_cast<size_t>(to - from), byte_ids, words, word.text, merger, g);
       else
         merged(from, static_cast<size_t>(to - from), byte_ids, word.text, merger, g, s);
       word.guess = g.guess.size();
@@ -250,8 +253,8 @@ class Guesses {
     return merger.linear(out, bytes.size());
   }
 
-  void longest(const GuessScratch::Character* all, size_t n, const ByteIds& byte_ids, std::string_view piece,
-               const Merger& merger, GuessScratch& g) const {
+  void longest(const GuessScratch::Character* all, size_t n, const ByteIds& byte_ids, const WordTable* words,
+               std::string_view piece, const Merger& merger, GuessScratch& g) const {
     auto& out = g.guess;
     const size_t before = out.size();
     out.resize(before + piece.size());
@@ -266,7 +269,14 @@ class Guesses {
         if (plain > i + 1) {  // a word of ASCII among them
           at += plain - i;
           i = plain;
-          top += merged_bytes(piece.substr(from, at - from), byte_ids, merger, top);
+          const std::string_view ascii = piece.substr(from, at - from);
+          const uint32_t one = words && ascii.size() <= WordTable::longest ? words->find(ascii) : none;
+          if (one != WordTable::none) {
+            *top++ = {one, static_cast<uint32_t>(ascii.size())};
+            spines_.fetch(one);
+          } else {
+            top += merged_bytes(ascii, byte_ids, merger, top);
+          }
           continue;
         }
         if (all[i].code == ' ' && i + 1 < n && has_pieces(all[i + 1].code) &&

@@ -21,6 +21,7 @@ struct Made {
   Guesses::ByteIds byte_ids{};
   uint32_t ranks = 0;
   Guesses guesses;
+  WordTable words;  // as bpe.hpp makes it: words that come out as one token
 };
 
 // Characters that share first or last bytes, so that merges of half characters pay.
@@ -80,6 +81,10 @@ void train(std::mt19937& random, const std::vector<std::string>& letters, uint32
     symbols.swap(next);
   }
   made.guesses.build(made.merges, made.order, made.vocab, made.byte_ids);
+  made.words.reserve(tokens.size(), static_cast<uint32_t>(tokens.size()));
+  WordTable::Filler words(made.words);
+  for (uint32_t id = 0; id < tokens.size(); ++id)
+    if (tokens[id].size() <= WordTable::longest && made.guesses.known(id)) words.add(tokens[id], id);
 }
 
 std::vector<Symbol> merged(const Made& made, std::string_view word, MergeScratch& s) {
@@ -91,7 +96,7 @@ std::vector<Symbol> merged(const Made& made, std::string_view word, MergeScratch
 
 bool same(const Made& made, const std::string& word, GuessScratch& g, MergeScratch& s, bool& said) {
   std::vector<Symbol> expected = merged(made, word, s);
-  said = made.guesses.encode(Merger(made.merges, made.ranks), made.merges, made.byte_ids, word, g, s);
+  said = made.guesses.encode(Merger(made.merges, made.ranks), made.merges, made.byte_ids, &made.words, word, g, s);
   if (!said) return true;
   return std::equal(expected.begin(), expected.end(), s.chain.begin(), s.chain.end(),
                     [](const Symbol& a, const Symbol& b) { return a.id == b.id && a.length == b.length; });
