@@ -172,7 +172,8 @@ class Guesses {
     bool follows = false;  // whether the guess before this one was kept
     for (size_t i = 0; i < guessed;) {
       const Symbol token{guess[i].id, guess[i].length & ~sure};
-      if ((follows && (guess[i].length & sure)) || stays(merges, out, token)) {
+      if (follows ? (guess[i].length & sure) || remembered(merges, out.end[-1].id, token.id)
+                  : stays(merges, out, token)) {
         follows = true;
         at += token.length;
         *out.end++ = token;
@@ -487,7 +488,10 @@ class Guesses {
 
   // Whether both are known and may stand beside each other.
   bool stand(const MergeTable& merges, uint32_t x, uint32_t y) const {
-    if (spines_.surely_stands(x, y)) return true;
+    return spines_.surely_stands(x, y) || remembered(merges, x, y);
+  }
+  // The same where that is not seen at once.
+  bool remembered(const MergeTable& merges, uint32_t x, uint32_t y) const {
     uint64_t pair = uint64_t{x} << 32 | y, kept = pair + 1;  // an empty slot is no pair
     constexpr uint64_t falls = uint64_t{1} << 63;
     std::atomic_ref slot(pair_slots_[pair_slot(x, y)]);

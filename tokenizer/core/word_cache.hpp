@@ -173,6 +173,7 @@ class MetBefore {
   }
   size_t bytes() const { return memory_.size() * sizeof(uint64_t); }
 
+  void fetch(uint64_t hash) const { __builtin_prefetch(rows_ + (hash >> (64 - bits))); }
   // Whether a word of this hash was asked about before, as four others of its row were not since.
   bool again(uint64_t hash) const {
     std::atomic_ref row(rows_[hash >> (64 - bits)]);

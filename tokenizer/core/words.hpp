@@ -65,7 +65,12 @@ class WordWriter {
 
   // Has the line near that a cache may have for a longer one.
   void fetch(const char* p, size_t n) const {
-    if (!counts_once(p, n)) caches_.words.fetch(hash_of_text(p, n));
+    if (n > ClauseCache::longest) return;
+    const uint64_t hash = hash_of_text(p, n);
+    if (counts_once(p, n))
+      caches_.met.fetch(hash);
+    else
+      caches_.words.fetch(hash);
   }
 
   // Words of which nothing is known, many at a time: later() says of each how it will be done, and takes it up;
