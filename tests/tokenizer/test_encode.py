@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,22 @@ def test_single(name: str, pair_of: Pair, assert_same: Any, texts: list[str], sp
             theirs.encode(text, add_special_tokens=special),
             text,
         )
+
+
+@pytest.mark.parametrize("length", [255, 256, 257, 271, 288, 300, 65_535, 65_536])
+@pytest.mark.parametrize(
+    "others", ["é", "ü\xff\x80", "привет\u07ff", "你好\u0800\ud7ff\ue000\uffff", "🙂\U00010000\U0010ffff"]
+)
+def test_a_str_is_read_as_its_utf8_however_its_characters_lie(pair_of: Pair, others: str, length: int) -> None:
+    ours, _ = pair_of("byte-level")
+    rng = random.Random(length)
+    few = "".join(rng.choice("plain text \n" + others) for _ in range(length))
+    many = "".join(rng.choice(others + "a") for _ in range(length))
+    late = "a" * (length - len(others)) + others
+    for text in (few, many, late, others + "a" * (length - len(others))):
+        expected = ours.encode_array(text.encode()).tolist()
+        assert ours.encode_array(text).tolist() == expected
+        assert ours.encode(text).ids == expected  # and once more, as the str may have kept something
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -150,7 +167,18 @@ def test_wrong_types_raise_as_in_hf(pair_of: Pair, call: Any, error: type[Except
 
 
 @pytest.mark.fault(21)
-@pytest.mark.parametrize("text", ["a\ud800", "\udc00b", "\udc00\ud800", "a\ud83d\ude42b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\ud800",
+        "\udc00b",
+        "\udc00\ud800",
+        "a\ud83d\ude42b",
+        "x" * 400 + "\ud83d",
+        "é" * 300 + "\udfff",
+        "🙂" * 300 + "\ud800",
+    ],
+)
 def test_lone_surrogates_have_one_policy_on_all_paths(pair_of: Pair, text: str) -> None:
     ours, _ = pair_of("byte-level")
     calls: list[Callable[[], Any]] = [

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "stream.hpp"
+#include "transcode.hpp"
 
 namespace fasttoken {
 
@@ -64,8 +65,17 @@ CoreError current_error() {
 
 CallIds::CallIds() { std::swap(ids, Tokenizer::scratch().ids); }
 CallIds::~CallIds() {
+  if (!text_.empty()) std::swap(text_, Tokenizer::scratch().utf8);
   ids.clear();
   std::swap(ids, Tokenizer::scratch().ids);
+}
+
+std::string_view CallIds::utf8(const void* characters, size_t n, int width) {
+  if (text_.empty()) std::swap(text_, Tokenizer::scratch().utf8);
+  const size_t room = n * static_cast<size_t>(std::min(width + 1, 4)) + transcode_margin;
+  if (text_.size() < room) text_ = ScratchVector<char>(room);
+  const size_t size = utf8_of(characters, n, width, text_.data());
+  return size == not_transcoded ? std::string_view{} : std::string_view{text_.data(), size};
 }
 
 // ---- a tokenizer

@@ -45,7 +45,13 @@ class CallIds {
   const int32_t* data() const { return ids.data(); }
   size_t size() const { return ids.size(); }
 
+  // The UTF-8 of a text, while the call lives; no data(): utf8_of() does not say it.
+  std::string_view utf8(const void* characters, size_t n, int width);
+
   IdBuffer ids;
+
+ private:
+  ScratchVector<char> text_;
 };
 
 class Core {

@@ -30,6 +30,7 @@ struct Scratch {
   BpeScratch bpe;
   std::vector<Token> tokens;
   RegexScratch regex;
+  ScratchVector<char> utf8;  // of the text
   IdBuffer ids;
   PromptCache::Marks marks;
   std::string first_word;
