@@ -12,8 +12,8 @@
 //   border that its merging left is one that its two tokens have alone; at a window's left the pair is looked at, and
 //   so is the one on its right, when its turn comes.
 //
-//   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits a slot, at most 5/8 full
-//   filter_       a bit for each of these, 8 bits or more an entry: most pairs asked for are not there
+//   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits a slot, at most 3/4 full
+//   filter_       a bit for each of these, 5 bits or more an entry: most pairs asked for are not there
 //   pieces_       what the bytes of a character merge to, and those of a blank and it, as met: up to three tokens
 //   pairs_        whether pairs were found to stand, so that a pair of a text is looked at once: one word a pair, the
 //                 whole pair in it, and so a fact about the model whoever wrote it; written over by others
@@ -595,7 +595,7 @@ class Guesses {
     }
     std::vector<bool> leads(fresh);
     for (uint64_t entry : made) leads[entry >> 40] = true;
-    extensions_.assign(std::bit_ceil(made.size() * 8 / 5 + 8), 0);
+    extensions_.assign(std::bit_ceil(made.size() * 4 / 3 + 8), 0);
     filter_.assign(std::max<size_t>(1, extensions_.size() / 16), 0);
     for (uint64_t entry : made) place(entry | (leads[entry & (leads_on - 1)] ? leads_on : 0));
   }
