@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -115,9 +116,15 @@ bool PromptCache::met_before(std::string_view text, const std::vector<Mark>& mar
   return met;
 }
 
+PromptCache::PromptCache()
+    : off_([] {
+        const char* wish = std::getenv("PRELUDE_TOKENIZER_PROMPTS");
+        return wish && std::string_view(wish) == "off";
+      }()) {}
+
 void PromptCache::consider(std::string_view text, const Known& known, const std::vector<Mark>& marks,
                            const int32_t* ids, size_t n, bool rewritten) const {
-  if (text.size() < least || marks.empty()) return;
+  if (off_ || text.size() < least || marks.empty()) return;
   size_t rest = text.size() - known.upto.end;
   if (rest < text.size() / 16) return;  // encoding it costs no more than writing all of it
   // How much was new the marks say: those known are not among them.

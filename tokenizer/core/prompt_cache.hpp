@@ -6,13 +6,12 @@
 //   new          <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n ...
 //                '------------- the same bytes ---------------------'
 //
-//   exact    Ids up to a mark were made by looking at no byte from its reach on. A text with the same bytes up to
-//   there
+//   exact    Ids up to a mark were made by looking at no byte from its reach on. A text with the same bytes so far
 //            has the same ids up to the mark, and goes on from it as one that was read from the beginning: behind a
 //            control token the search (added.hpp) keeps nothing but where it stands. Bytes are compared, not hashes
-//   kept     what is met a second time, by hints of where the marks of a text were; what continues a text that is
-//   kept
+//   kept     what is met a second time, by hints of where the marks of a text were; what continues a kept text
 //            takes its place; of others the ones not used for longest go, until all are within `bound`
+//   off      nothing is kept if PRELUDE_TOKENIZER_PROMPTS=off when the tokenizer is made
 //   threads  any number. What is kept does not change; which those are is a list that is replaced, and taken under a
 //            lock for as long as it takes to copy a pointer. Who does not get it at once goes without
 #pragma once
@@ -66,6 +65,8 @@ class PromptCache {
     size_t reach_ = 0;
   };
 
+  PromptCache();
+
   struct Prompt;
   // What is known of a text.
   struct Known {
@@ -96,6 +97,7 @@ class PromptCache {
   bool met_before(std::string_view text, const std::vector<Mark>& marks) const;
   void keep(std::shared_ptr<const Prompt> prompt, const Prompt* instead_of) const;
 
+  const bool off_;
   mutable std::mutex lock_;
   mutable std::shared_ptr<const List> list_;               // under the lock
   mutable std::atomic<uint64_t> firsts_ = 0;               // first_bit() of each text that is kept

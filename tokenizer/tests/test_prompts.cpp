@@ -184,6 +184,16 @@ void threads() {
 
 }  // namespace
 
+void off_by_the_environment() {
+  setenv("PRELUDE_TOKENIZER_PROMPTS", "off", 1);
+  Tokenizer t(file());
+  unsetenv("PRELUDE_TOKENIZER_PROMPTS");
+  const std::string text = turns(8, "A");
+  const std::vector<int32_t> ids = ids_of(t, text);
+  for (int again = 0; again < 3; ++again) CHECK(ids_of(t, text) == ids);
+  CHECK(t.prompts().count() == 0 && t.prompts().bytes() == 0);
+}
+
 int main() {
   equal_to_reading_all("");
   equal_to_reading_all("", "  a");
@@ -196,5 +206,6 @@ int main() {
   what_is_kept();
   within_its_bound();
   threads();
+  off_by_the_environment();
   return finish("prompts");
 }
