@@ -1,8 +1,8 @@
 // Words beyond ASCII, tokenized by a guess that is then settled, which takes fewer look-ups than merging their bytes.
 //
 //   guess    characters of three bytes: the longest token of whole characters at each place, by a trie; ASCII among
-//            them, found whole or merged; what no token begins with, and a blank before a character, as their bytes merge. Others: the
-//            characters that are tokens, merged
+//            them, found whole or merged; what no token begins with, and a blank before a character, as their bytes
+//            merge. Others: the characters that are tokens, merged
 //   settle   from left to right, a token that stands behind the one before it (spines.hpp) stays. Where one does
 //            not: a shorter one of whole characters there, or in the place of those before it, and the longest ones
 //            from there on until they meet the guess again. Where that finds none, it is merged from bytes, together
@@ -98,8 +98,8 @@ class Guesses {
   // Whether the token comes out of its own bytes, as far as is known.
   bool known(uint32_t id) const { return spines_.known(id); }
 
-  // The tokens into s.chain, their lengths in bytes; false: not known, nothing is said. The piece is a text. words: of
-  // one token, where a word of ASCII may be found; none: all are merged.
+  // The tokens into s.chain, their lengths in bytes; false: not known, nothing is said. The piece is a text. words:
+  // of one token, where a word of ASCII may be found; none: all are merged.
   bool encode(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, const WordTable* words,
               std::string_view piece, GuessScratch& g, MergeScratch& s) const {
     g.clear();
@@ -116,7 +116,7 @@ class Guesses {
     GuessScratch::Character* to = g.characters.data() + from;
     uint32_t before = none;
     for (const char *p = piece.data(), *end = p + piece.size(); p < end; ++to) {
-      const char* from = p;
+      const char* const begin = p;
       uint32_t c = static_cast<unsigned char>(*p), id;
       if (leads_wide(*p)) [[likely]] {
         c = (c & 15) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
@@ -132,7 +132,7 @@ class Guesses {
       const uint64_t hash = hash_of(before, c);
       const bool extends = may_be(hash);
       __builtin_prefetch(&extensions_[extends ? slot(hash) : 0]);
-      *to = {id, c, static_cast<uint32_t>(p - from), extends};
+      *to = {id, c, static_cast<uint32_t>(p - begin), extends};
       before = id;
     }
     g.characters.resize(static_cast<size_t>(to - g.characters.data()));
@@ -181,9 +181,7 @@ class Guesses {
         continue;
       }
       follows = false;
-      if (wide && 2 * searched <= piece.size() + 128 &&
-          resumed(merges, piece, guess, guessed, i, at, searched, out))
-        continue;
+      if (wide && 2 * searched <= piece.size() + 128 && resumed(merges, piece, guess, i, at, searched, out)) continue;
       size_t begin = at, end = at + token.length;
       if (++i < guessed) end += guess[i++].length & ~sure;
       Symbol window[small];
@@ -220,7 +218,7 @@ class Guesses {
   static constexpr size_t small = Merger::linear_limit;
   static constexpr int pair_bits = 16;
   static constexpr size_t repair_bytes = size_t{1} << 19;
-  using RepairCache = CacheOfWords<4, 3>;  // with the lengths of the tokens beside them
+  using RepairCache = CacheOfWords<4, 3>;         // with the lengths of the tokens beside them
   static constexpr uint32_t leads_on = 1u << 23;  // of an entry: there are longer ones
   static constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
   static constexpr uint32_t sure = 1u << 31;  // of the length of a guess: it stands behind the one before it
@@ -432,8 +430,8 @@ class Guesses {
   // Goes on where the guess i, which begins at `at`, does not stand behind what was settled: until the tokens end
   // where one of the guess does, and i is the next. False: there are none of whole characters, or not soon; then all
   // is as before. No place is begun at twice, since what was settled up to there would be the same.
-  bool resumed(const MergeTable& merges, std::string_view piece, const Symbol* guess, size_t guessed, size_t& i,
-               size_t& at, size_t& searched, Chain& out) const {
+  bool resumed(const MergeTable& merges, std::string_view piece, const Symbol* guess, size_t& i, size_t& at,
+               size_t& searched, Chain& out) const {
     constexpr size_t most_tried = 24;
     const size_t first = at, settled = out.size();
     size_t next = i, met = at, least = settled, tried = 0, here = at;
@@ -558,7 +556,8 @@ class Guesses {
     bytes.clear();
     return byte_level_decode(name, bytes) && !is_ascii(bytes) && utf8_invalid_at(bytes) == std::string_view::npos;
   }
-  // Behind the first character only those of scripts of their own, or a blank and one character: few enough to be kept.
+  // Behind the first character only those of scripts of their own, or a blank and one character: few enough to be
+  // kept.
   static bool may_extend(std::string_view bytes) {
     if (bytes[0] == ' ' && bytes.size() <= 3) return true;
     for (size_t i = utf8_length(static_cast<unsigned char>(bytes[0])); i < bytes.size();) {
@@ -609,11 +608,11 @@ class Guesses {
   }
 
   Spines spines_;
-  CharacterIds characters_;           // beyond ASCII, that come out of their bytes
-  TableArray<uint64_t> extensions_;   // (node, character) in 40 bits, in 24 the node reached; 0: nothing
+  CharacterIds characters_;          // beyond ASCII, that come out of their bytes
+  TableArray<uint64_t> extensions_;  // (node, character) in 40 bits, in 24 the node reached; 0: nothing
   TableArray<uint64_t> filter_;
-  uint32_t blank_ = none;             // the token of a blank
-  uint32_t tokens_ = 0;               // nodes from here on are prefixes and no tokens
+  uint32_t blank_ = none;  // the token of a blank
+  uint32_t tokens_ = 0;    // nodes from here on are prefixes and no tokens
   BigArray<uint64_t> pairs_;
   RepairCache repairs_;
   BigArray<uint64_t> pieces_;  // by code point, then the same with a blank; 0: not met yet
