@@ -61,7 +61,8 @@ cdef extern from *:
     // Into items[from .. to), where those before are already: whether they could be made.
     inline bool put_ints(PyObject** items, Py_ssize_t from, Py_ssize_t to) {
       if (to > most_by_address || to > Py_ssize_t{1} << PyLong_SHIFT || to <= from) return false;
-      if (by_address.end && by_address.end != from) return false;
+      // Nor behind others that lie elsewhere, as they do where there was no memory for these before.
+      if (from != (by_address.end ? by_address.end : cached_ints)) return false;
       PyObject* sample = PyLong_FromSsize_t(cached_ints);
       if (!sample || Py_REFCNT(sample) != 1) {
         Py_XDECREF(sample);

@@ -84,3 +84,29 @@ def test_memory_is_bounded(shared: Path, family: str) -> None:
     # What the core says of its tables is what they take, but for the int objects of ids and the pages' ends.
     assert said / 1e6 * 0.8 <= tables <= said / 1e6 * 1.2 + 12, done.stdout
     assert cache <= 32e6
+
+
+NO_ROOM = """
+import json, resource, sys
+from prelude.tokenizer import Tokenizer
+
+model = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(1000)}, "unk_token": "w0"}
+small = json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []})
+with open("/proc/self/status") as status:
+    size = next(int(line.split()[1]) for line in status if line.startswith("VmSize:")) * 1024
+limits = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (size + (24 << 20), limits[1]))
+first = Tokenizer.from_str(small)
+resource.setrlimit(resource.RLIMIT_AS, limits)
+second = Tokenizer.from_file(sys.argv[1], cache=False)
+text = "hello there, w999"
+print(first.encode("w5 w999 w300").ids, second.encode(text).ids == second.encode_array(text).tolist())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ids_whose_ints_once_found_no_room(shared: Path) -> None:
+    """The ints of ids lie side by side, but for those made while there was no memory for that."""
+    file = shared / "tokenizers" / "gpt2" / "tokenizer.json"
+    done = subprocess.run([sys.executable, "-c", NO_ROOM, str(file)], cwd=REPO, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[5, 999, 300] True\n"), done.stderr
