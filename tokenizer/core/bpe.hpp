@@ -256,7 +256,8 @@ class Bpe {
     WordTable::Filler short_words(short_words_), spaced_words(spaced_words_);
     std::string bytes, text;
     BpeScratch s;
-    // Words and the one token of each, or its number in the batch: of those that are to be merged for it, many together.
+    // Words and the one token of each, or its number in the batch: of those that are to be merged for it, many
+    // together.
     struct Word {
       size_t from, size;
       uint32_t id;

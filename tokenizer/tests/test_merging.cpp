@@ -1,5 +1,5 @@
-// The table of merges against a map, and words merged side by side against the same words one by one, for every set of
-// instructions.
+// The table of merges against a map, and words merged side by side against the same words one by one, for every set
+// of instructions.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -65,8 +65,8 @@ void table_as_a_map() {
   CHECK(apart > 20 && overflowed > 300);
 }
 
-// Pairs that all belong into one line, and from there to the same others: the table grows until they have room, or the
-// file is refused.
+// Pairs that all belong into one line, and from there to the same others: the table grows until they have room, or
+// the file is refused.
 void pairs_in_one_line() {
   constexpr uint32_t ids = 1u << 16;
   MergeTable empty;
@@ -119,7 +119,8 @@ void make(std::mt19937& random, uint32_t letters, uint32_t first, uint32_t count
     joined.insert(joined.end(), texts[b].begin(), texts[b].end());
     auto [at, is_new] = ids.emplace(joined, static_cast<uint32_t>(texts.size()));
     if (is_new) texts.push_back(joined);
-    made.merges.add(first + static_cast<uint32_t>(a), first + static_cast<uint32_t>(b), made.ranks, first + at->second);
+    made.merges.add(first + static_cast<uint32_t>(a), first + static_cast<uint32_t>(b), made.ranks,
+                    first + at->second);
   }
 }
 
@@ -152,9 +153,8 @@ void side_by_side_as_one_by_one() {
       for (size_t i = 0; i < words.size(); ++i) {
         auto equal = [&](const ScratchVector<Symbol>& x) {
           auto y = batch[i];
-          return std::equal(x.begin(), x.end(), y.begin(), y.end(), [](const Symbol& p, const Symbol& q) {
-            return p.id == q.id && p.length == q.length;
-          });
+          return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                            [](const Symbol& p, const Symbol& q) { return p.id == q.id && p.length == q.length; });
         };
         ScratchVector<Symbol> one = words[i];
         one.resize(merger.linear(one.data(), one.size()));
