@@ -130,14 +130,10 @@ class Bpe {
   static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
   // Whether the tokens of a word that is none by itself are guessed (guesses.hpp), so that several words may be
   // tokenized together: read_guess() each, guess() all, then out() of each as encode() would call it.
-  bool guesses(std::string_view piece) const {
-    if (!guesses_.built() || is_ascii(piece)) return false;
-    return !config.ignore_merges || piece.size() <= WordTable::longest || !words_.find(piece);
-  }
+  bool guesses(std::string_view piece) const { return guesses_.built() && !is_ascii(piece) && !long_token(piece); }
   // Whether such a word may be merged together with others: add_to() a batch, which a batch_merger() then merges.
   bool merges_bytes(std::string_view piece) const {
-    if (!complete_ || !plain_ || cuts_ || piece.size() > MergeBatch::longest) return false;
-    return !config.ignore_merges || piece.size() <= WordTable::longest || !words_.find(piece);
+    return plain_bytes() && !cuts_ && piece.size() <= MergeBatch::longest && !long_token(piece);
   }
   void add_to(MergeBatch& batch, std::string_view piece) const { batch.add(piece, byte_ids_[0].data()); }
   void read_guess(std::string_view piece, BpeScratch& s) const { guesses_.read(piece, byte_ids_[0], s.together); }
@@ -153,9 +149,7 @@ class Bpe {
   // Calls out(id, length) for each token of the piece, which is not empty.
   template <class Out>
   void encode(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
-    if (config.ignore_merges && piece.size() > WordTable::longest) {
-      if (auto id = words_.find(piece)) return out(*id, static_cast<uint32_t>(piece.size()));
-    }
+    if (auto id = long_token(piece)) return out(*id, static_cast<uint32_t>(piece.size()));
     if (!cuts_) return encode_word(vocab, piece, s, out);
     while (!piece.empty()) {
       size_t end = next_cut(piece);
@@ -167,6 +161,12 @@ class Bpe {
  private:
   static constexpr uint32_t none = UINT32_MAX;
   static constexpr size_t small = Merger::linear_limit;
+
+  // The token that a word too long for the table is, where merges are ignored for words of the vocabulary.
+  std::optional<uint32_t> long_token(std::string_view piece) const {
+    if (!config.ignore_merges || piece.size() <= WordTable::longest) return std::nullopt;
+    return words_.find(piece);
+  }
 
   template <class Out>
   void encode_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {

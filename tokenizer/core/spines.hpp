@@ -10,10 +10,9 @@
 //   A chain of tokens that each come out of their own bytes and stand beside each other two by two is what the
 //   whole merges to (merging.hpp says why). So a guess can be checked, and made any way that is fast.
 //
-//   borders_     of each token, hashed to bits: what can touch a border at its end and merges with something while it
-//   is
-//                there, and what merges with something that can touch a border at its beginning. Where the two have
-//                no bit in common nothing merges across, which is true of most neighbours and spares the walk
+//   borders_     of each token, hashed to bits: what can touch a border at its end and merges with something while
+//                it is there, and what merges with something that can touch a border at its beginning. Where the two
+//                have no bit in common nothing merges across, which is true of most neighbours and spares the walk
 //
 //   invariants   only tokens whose parts rank below them have an entry; for the others nothing is known, and a
 //                guess with one of them is not used. Ranks are stored plus one; single bytes have 0

@@ -134,10 +134,10 @@ class WordTable {
     uint64_t mixed(const Place& p) const {
       return uint64_t{p.line & ((1u << bits) - 1)} << (64 - bits) | p.rest >> bits;
     }
-    Place place(uint64_t low, uint64_t mixed, bool wide) const {
-      return {low, mixed << bits, line(mixed, wide), wide};
+    Place place(const WordKey& key) const {
+      const uint64_t mixed = WordTable::mixed(key);
+      return {key.low, mixed << bits, line(mixed, key.wide()), key.wide()};
     }
-    Place place(const WordKey& key) const { return place(key.low, WordTable::mixed(key), key.wide()); }
     // The second line, as a slot of it says it.
     Place second(Place p) const {
       p.line ^= other(p.rest);

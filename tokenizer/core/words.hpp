@@ -82,7 +82,7 @@ class WordWriter {
     scratch_.batch.clear();
     guessed_ = merged_ = 0;
   }
-  // found: of a short word, what the caches know of it; of a longer one it is looked for here. alone: missed() has
+  // found: of a short word, what the caches know of it; of a longer one it is looked for here; alone: missed() does
   // it.
   Way later(const char* p, size_t n, Known& found) {
     if (found.count) return Way::known;
