@@ -53,7 +53,8 @@ def _embedding(vector: F32, stats: RequestStats | None) -> Embedding:
     return self
 
 
-class Embedding(npt.NDArray[np.float32]):
+# The class itself and not ``NDArray``: from numpy 2.5 on that is a type alias, which has no subclasses.
+class Embedding(np.ndarray[Any, np.dtype[np.float32]]):
     """A float32 vector ``[dimensions]`` with ``.stats``; an array in every other respect."""
 
     stats: RequestStats | None

@@ -87,3 +87,15 @@ def test_the_control_plane_runs_under_python_O() -> None:
         if isinstance(node, ast.Assert)
     ]
     assert not asserts
+
+
+def test_no_class_has_an_alias_of_numpy_typing_as_its_base() -> None:
+    """From numpy 2.5 on ``NDArray`` is a ``TypeAliasType``: a class statement with it as a base is a TypeError."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("prelude", "tokenizer", "cuda", "_native")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and any("NDArray" in ast.unparse(base) for base in node.bases)
+    ]
+    assert not wrong
