@@ -9,15 +9,33 @@ cdef extern from *:
     """
     namespace {
 
-    // A new list of the shared int objects; end: past the largest there are.
-    inline PyObject* list_of_shared(PyObject** items, Py_ssize_t end, const int32_t* ids, Py_ssize_t n) {
+    // An int of an id that none is shared for: a post-processor may name ids that the vocabulary does not have.
+    inline PyObject* int_of_its_own(PyObject* list, int32_t id) {
+      PyObject* made = PyLong_FromLong(id);
+      if (!made) Py_DECREF(list);
+      return made;
+    }
+
+    // A new list of the ids: shared int objects for those below `end`, new ones for any other.
+    inline PyObject* list_of_shared(PyObject** items, uint32_t end, const int32_t* ids, Py_ssize_t n) {
       PyObject* list = PyList_New(n);
       if (!list) return nullptr;
       PyObject** out = PySequence_Fast_ITEMS(list);
-      if (is_by_address(end))
-        for (Py_ssize_t i = 0; i < n; ++i) out[i] = take_shared(int_at(ids[i]));
-      else
-        for (Py_ssize_t i = 0; i < n; ++i) out[i] = take_shared(items[ids[i]]);
+      if (is_by_address(end)) {
+        for (Py_ssize_t i = 0; i < n; ++i) {
+          if (static_cast<uint32_t>(ids[i]) < end)
+            out[i] = take_shared(int_at(ids[i]));
+          else if (!(out[i] = int_of_its_own(list, ids[i])))
+            return nullptr;
+        }
+        return list;
+      }
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        if (static_cast<uint32_t>(ids[i]) < end)
+          out[i] = take_shared(items[ids[i]]);
+        else if (!(out[i] = int_of_its_own(list, ids[i])))
+          return nullptr;
+      }
       return list;
     }
 
@@ -28,7 +46,7 @@ cdef extern from *:
 
     }  // namespace
     """
-    object list_of_shared(PyObject** items, Py_ssize_t end, const int32_t* ids, Py_ssize_t n)
+    object list_of_shared(PyObject** items, uint32_t end, const int32_t* ids, Py_ssize_t n)
     object new_of(PyObject* type, PyObject* no_arguments)
 
 cdef extern from "scratch_vector.hpp" namespace "fasttoken":
