@@ -436,6 +436,7 @@ def settle_running(
     batch_size: int,
 ) -> list[int]: ...
 def any_lives(live: dict[int, Any], requests: list[RecordT]) -> bool: ...
+
 @final
 class Ends:
     def put(self, request: Record, outcome: Outcome | None, error: BaseException | None) -> None: ...
@@ -530,6 +531,7 @@ class CostFit:
     def largest(self) -> float: ...
 
 def begin_all(requests: list[RecordT], now: float, cost: CostFit, inbox: Inbox) -> list[RecordT]: ...
+
 @final
 class AtOnce:
     def __init__(
@@ -541,6 +543,7 @@ class AtOnce:
 
 def requests_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
 def draws_of(rows: Iterable[OneShotRow], shifts: Int32s) -> tuple[Any, ...]: ...
+
 @final
 class DrawnPacker:
     def __init__(

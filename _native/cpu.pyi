@@ -47,7 +47,6 @@ def product_rows(
     adds: bool,
     threads: int,
 ) -> None: ...
-
 def write_pool_rows(
     k: int,
     k_stride: int,
@@ -64,6 +63,7 @@ def write_pool_rows(
     half: bool,
     threads: int,
 ) -> None: ...
+
 @final
 class Attention:
     def __init__(
@@ -100,7 +100,6 @@ class Attention:
         half: bool,
         threads: int,
     ) -> None: ...
-
 
 @final
 class PagedRows:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 # A checkout on sys.path must not hide the built parts of an installed wheel.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the one place: the package metadata and `prelude --version` read it
 
 if TYPE_CHECKING:
     from prelude.base import Health

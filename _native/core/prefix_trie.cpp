@@ -189,8 +189,8 @@ void PrefixTrie::write_tokens(uint64_t* words, const int32_t* tokens, int32_t si
 // Makes nodes of `count` blocks below the end of a walk; returns the last. Ready ones are linked to each other
 // for append_run(), the deepest the coldest. A node's fields are written before its state, its state before
 // its slot: a reader that finds the slot finds the node.
-int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count,
-                                uint64_t salt, NodeState as, bool protect) {
+int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count, uint64_t salt,
+                         NodeState as, bool protect) {
   const bool ready = as == NodeState::ready;
   // In locals: the compiler has to read members again after each of the ordered stores below.
   Node* const nodes = nodes_.data();
@@ -304,8 +304,8 @@ void PrefixTrie::look_ahead() const {
   for (int32_t k = 0; k < kAhead && i - k >= 0; k += 2) __builtin_prefetch(&nodes_[i - k], 1);
 }
 
-Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count,
-                                 uint64_t salt, int64_t first, bool protect, TrieInsert* out) {
+Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
+                          int64_t first, bool protect, TrieInsert* out) {
   if (n / size_ < first + count) return {Status::too_few_tokens, (first + count) * size_};
   const Result marked = pool_.mark_for_trie(blocks, count);
   if (!marked.ok()) return marked;
@@ -333,8 +333,8 @@ Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* block
   return {};
 }
 
-Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count,
-                                  uint64_t salt, int64_t first, NodeId* out) {
+Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
+                           int64_t first, NodeId* out) {
   if (n / size_ < first + count) return {Status::too_few_tokens, (first + count) * size_};
   *out = kNoNode;
   if (count == 0) return {};

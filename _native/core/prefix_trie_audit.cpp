@@ -1,7 +1,7 @@
 // Looking at all of the trie: audit() and dump(), for tests, idle moments and eyes.
-#include "prelude/prefix_trie.hpp"
-
 #include <algorithm>
+
+#include "prelude/prefix_trie.hpp"
 
 namespace prelude {
 

@@ -15,8 +15,8 @@
 #include "prelude/cpu/product.hpp"
 
 namespace prelude::cpu::portable {
-#include "prelude/cpu/lanes_portable.hpp"
 #include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/lanes_portable.hpp"
 }  // namespace prelude::cpu::portable
 
 using namespace prelude::cpu;
@@ -122,8 +122,8 @@ void check_products(const Kernels& kernels) {
       ProductArgs adding = a;
       adding.out = added.data(), adding.adds = true;
       CHECK(product(kernels, adding, nullptr, 1));
-      ProductArgs half{x_half.data(), weight_half.data(), from_half.data(), stride, outputs, rows, width, outputs,
-                       Type::bf16, Type::f32, false};
+      ProductArgs half{x_half.data(), weight_half.data(), from_half.data(), stride, outputs, rows, width,
+                       outputs,       Type::bf16,         Type::f32,        false};
       CHECK(product(kernels, half, fork_threads, 2));
       half.out = out_half.data(), half.out_type = Type::bf16;
       CHECK(product(kernels, half, nullptr, 1));
@@ -374,8 +374,9 @@ void check_pool_rows() {
           want_k[at[i] * values + d] = k[(all ? i : from[i]) * 100 + d];
           want_v[at[i] * values + d] = v[(all ? i : from[i]) * 70 + d];
         }
-      const PoolRowsArgs args{k.data(), v.data(), pool_k.data(), pool_v.data(), 100, 70, values,
-                              all ? nullptr : from.data(), at.data(), Type::f32};
+      const PoolRowsArgs args{k.data(),  v.data(), pool_k.data(), pool_v.data(),
+                              100,       70,       values,        all ? nullptr : from.data(),
+                              at.data(), Type::f32};
       write_pool(args, rows, fork_threads, 3);
       CHECK(pool_k == want_k && pool_v == want_v);
     }

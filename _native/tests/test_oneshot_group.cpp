@@ -3,8 +3,8 @@
 //   test_oneshot_group [steps] [seed]
 //
 // What a group costs is counted again from its rows and folds; a fold's members must have the same tokens. Rows of a
-// step fail at random, the pool is often too small, and cached prefixes, promises and borrowed blocks of both kinds of
-// leases mix.
+// step fail at random, the pool is often too small, and cached prefixes, promises and borrowed blocks of both kinds
+// of leases mix.
 #include <memory>
 #include <set>
 #include <vector>
@@ -217,7 +217,8 @@ class Model {
       if (!failed && one->publish > 0 && r.chance(90)) {
         const int64_t end = one->skip + one->publish * size;
         CHECK(pool.publish(one->lease, one->tokens.data(), end, one->row.salt, one->row.cache == CacheMode::always,
-                           r.chance(80)).ok());
+                           r.chance(80))
+                  .ok());
         ++published;
       }
       CHECK(pool.release(one->lease).ok());

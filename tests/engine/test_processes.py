@@ -156,6 +156,7 @@ asyncio.run(main())
 """
     interrupted = """
 import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may pass on that it ignores SIGINT
 engine = toy_service(service_core(toy.ToyExecutor(num_blocks=8192, delay=0.01))).engine
 try:
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -46,7 +46,8 @@ bool Regex::allowed(const ReIns& i, const uint8_t* k, uint32_t n, uint32_t at) c
 }
 
 // Runs from pc until match or leave; end gets the position. sub: inside a look-ahead.
-bool Regex::run(const uint8_t* k, uint32_t n, uint32_t pc, uint32_t at, uint32_t& end, RegexScratch& s, bool sub) const {
+bool Regex::run(const uint8_t* k, uint32_t n, uint32_t pc, uint32_t at, uint32_t& end, RegexScratch& s,
+                bool sub) const {
   size_t base = s.stack.size(), trail = s.trail.size();
   const ReIns* code = program_.code.data();
   for (;;) {
@@ -161,7 +162,8 @@ bool Regex::mark_loop(const ReIns& i, uint32_t at, uint32_t n, RegexScratch& s) 
   return true;
 }
 
-bool Regex::begin_run(const ReIns& i, const uint8_t* k, uint32_t n, uint32_t& pc, uint32_t& at, RegexScratch& s) const {
+bool Regex::begin_run(const ReIns& i, const uint8_t* k, uint32_t n, uint32_t& pc, uint32_t& at,
+                      RegexScratch& s) const {
   uint32_t count = 0, p = at;
   while (count < i.x && (i.mask >> k[p] & 1)) {
     p = step(k, p);

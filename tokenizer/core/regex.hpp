@@ -41,7 +41,8 @@ struct RegexScratch {
 
 class Regex {
  public:
-  Regex(std::string_view pattern, const std::string& path) : pattern_(pattern), program_(compile_regex(pattern, path)) {
+  Regex(std::string_view pattern, const std::string& path)
+      : pattern_(pattern), program_(compile_regex(pattern, path)) {
     if (!program_.matches_empty) table_.build(program_.code, program_.classes);
   }
 

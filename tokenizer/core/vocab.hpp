@@ -105,9 +105,7 @@ class Vocab {
     io.array(self.slots_);
     io.value(self.count_);
   }
-  size_t bytes() const {
-    return arena_.bytes() + where_.bytes() + slots_.bytes();
-  }
+  size_t bytes() const { return arena_.bytes() + where_.bytes() + slots_.bytes(); }
 
  private:
   struct Where {

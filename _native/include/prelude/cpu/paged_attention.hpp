@@ -45,8 +45,8 @@ constexpr int64_t paged_room(const PagedArgs& a) {
   return a.heads * 2 * ((a.width + most_lanes - 1) / most_lanes * most_lanes + 1);
 }
 
-// Rows over threads, and the KV heads of a row too where there are fewer rows than threads. `room` is paged_room() for
-// each thread.
+// Rows over threads, and the KV heads of a row too where there are fewer rows than threads. `room` is paged_room()
+// for each thread.
 inline void attend_paged(const Kernels& kernels, const PagedArgs& a, float* room, Fork fork, int threads) {
   const int64_t apart = paged_room(a), rows = a.tables.count, group = a.heads / a.kv_heads;
   const int64_t wanted = rows > 0 ? std::min<int64_t>((threads + rows - 1) / rows, a.kv_heads) : 1;

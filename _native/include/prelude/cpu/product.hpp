@@ -40,9 +40,8 @@ inline bool product(const Kernels& kernels, const ProductArgs& a, Fork fork, int
   const int64_t bytes = a.outputs * a.width * size_of(a.type);
   const int64_t pieces = fork == nullptr ? 1 : std::clamp<int64_t>(bytes / kPieceBytes, 1, std::max(threads, 1));
   const int64_t step = ((a.outputs + pieces - 1) / pieces + 7) / 8 * 8;
-  run_pieces(fork, static_cast<int>(pieces), (a.outputs + step - 1) / step, [&](int64_t i, int) {
-    kernels.product(a, x, i * step, std::min(a.outputs, (i + 1) * step));
-  });
+  run_pieces(fork, static_cast<int>(pieces), (a.outputs + step - 1) / step,
+             [&](int64_t i, int) { kernels.product(a, x, i * step, std::min(a.outputs, (i + 1) * step)); });
   delete[] room;
   return true;
 }
