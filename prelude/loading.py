@@ -143,7 +143,7 @@ def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: En
     if not tokenizer_file.is_file():
         raise ModelError(f"{path}: there is no tokenizer.json; save the model's fast tokenizer there")
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    model.check_vocabulary(tokenizer.get_vocab_size(with_added_tokens=True) - 1)
+    model.check_vocabulary(tokenizer.id_limit - 1)
     template_file = path / "decision_template.json"
     pooling = read_pooling(path)
     return Preparer(

@@ -148,6 +148,10 @@ class CoreTokenizer:
         """What the token adds to decoded text, as bytes (byte-level and byte fallback undone)."""
 
     def tokens(self, ids: Sequence[int] | Int32) -> list[str | None]: ...
+    @property
+    def id_limit(self) -> int:
+        """One more than the largest id of the vocabulary and the added tokens."""
+
     def vocab_size(self, with_added: bool = True) -> int: ...
     def get_vocab(self, with_added: bool = True) -> dict[str, int]: ...
     def added_tokens(self) -> list[tuple[int, str, bool, bool, bool, bool, bool]]:

@@ -540,6 +540,10 @@ cdef class CoreTokenizer:
         cdef string out = self.core.token_bytes(id)
         return PyBytes_FromStringAndSize(out.data(), out.size())
 
+    @property
+    def id_limit(self):
+        return self.core.id_limit()
+
     def vocab_size(self, bint with_added=True):
         return self.core.size(with_added)
 

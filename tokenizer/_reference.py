@@ -154,6 +154,10 @@ class ReferenceCore:
     def vocab_size(self, with_added: bool = True) -> int:
         return int(self._hf.get_vocab_size(with_added))
 
+    @property
+    def id_limit(self) -> int:
+        return max(self._hf.get_vocab_size(False), *(id + 1 for id in self._hf.get_vocab(True).values()), 0)
+
     def get_vocab(self, with_added: bool = True) -> dict[str, int]:
         vocab: dict[str, int] = self._hf.get_vocab(with_added)
         return vocab

@@ -32,6 +32,10 @@ _BLANKS = (
 
 class Processor(Protocol):
     def added(self, is_pair: bool) -> int: ...
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All ids that it may put into an encoding."""
+
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]: ...
     @property
     def trims(self) -> bool: ...
@@ -50,6 +54,10 @@ class ByteLevel:
     def added(self, is_pair: bool) -> int:
         return 0
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return ()
+
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         for i, encoding in enumerate(encodings):
             if self.trim_offsets:
@@ -66,6 +74,10 @@ class BertProcessing:
 
     def added(self, is_pair: bool) -> int:
         return 3 if is_pair else 2
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.sep[1], self.cls[1]
 
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         if not add_special_tokens:
@@ -89,6 +101,10 @@ class RobertaProcessing:
 
     def added(self, is_pair: bool) -> int:
         return 4 if is_pair else 2
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.sep[1], self.cls[1]
 
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         for encoding in encodings:
@@ -135,6 +151,10 @@ class TemplateProcessing:
     def added(self, is_pair: bool) -> int:
         return sum(len(p.ids) for p in (self.pair if is_pair else self.single) if isinstance(p, Special))
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(i for p in (*self.single, *self.pair) if isinstance(p, Special) for i in p.ids)
+
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         if len(encodings) > 2:
             raise TokenizerError("a template takes one or two sequences; another template came before it")
@@ -164,6 +184,10 @@ class Sequenced:
 
     def added(self, is_pair: bool) -> int:
         return sum(p.added(is_pair) for p in self.processors)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(i for p in self.processors for i in p.ids)
 
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         for processor in self.processors:

@@ -258,6 +258,13 @@ class Tokenizer(ArrayMethods):
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
         return self._core.vocab_size(with_added_tokens)
 
+    @property
+    def id_limit(self) -> int:
+        """One more than the largest id that ``encode`` can give: of the vocabulary, which may have holes, of the
+        added tokens, and of what the post-processor adds. The id that padding adds is not among them."""
+        named = () if self._processor is None else self._processor.ids
+        return max(self._core.id_limit, *(id + 1 for id in named), 0)
+
     def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
         return {i: AddedToken(*rest) for i, *rest in self._core.added_tokens()}  # type: ignore[arg-type]
 

@@ -47,6 +47,9 @@ class TokenizerLike(Protocol):
 
     def get_vocab_size(self) -> int: ...
 
+    @property
+    def id_limit(self) -> int: ...
+
 
 class Encoder:
     """One tokenizer for all requests. Thread-safe; ``calls`` counts the tokenizer's encode calls."""
@@ -59,6 +62,7 @@ class Encoder:
         self.vocab_rows = vocab_rows
         self.tokenizer_ids = self._known_ids()
         self.id_limit = min(vocab_rows, self.tokenizer_ids)
+        self.may_pass_rows = tokenizer.id_limit > vocab_rows
         use = Use(self)
         self.prefix, self.suffix = use.specials()
 
@@ -71,8 +75,8 @@ class Encoder:
 
     def _known_ids(self) -> int:
         """One more than the largest id that means something, as far as the model has rows."""
-        size = self.tokenizer.get_vocab_size()
-        for token_id in range(max(size, self.vocab_rows) - 1, -1, -1):
+        end = min(self.tokenizer.id_limit, max(self.tokenizer.get_vocab_size(), self.vocab_rows))
+        for token_id in range(end - 1, -1, -1):
             if self.tokenizer.id_to_token(token_id) is not None:
                 return token_id + 1
         return 0
@@ -208,7 +212,7 @@ class Use:
 
     def _check(self, ids: I32) -> None:
         encoder = self.encoder
-        if encoder.tokenizer_ids > encoder.vocab_rows and len(ids) and int(ids.max()) >= encoder.vocab_rows:
+        if encoder.may_pass_rows and len(ids) and int(ids.max()) >= encoder.vocab_rows:
             raise InvalidRequest(
                 f"the tokenizer gives id {int(ids.max())} for this text and the model has {encoder.vocab_rows} rows: "
                 "tokenizer and model do not belong together"

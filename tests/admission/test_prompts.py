@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prelude.tokenizer import Tokenizer
 
 from prelude.admission.preparer import Preparer
 from prelude.admission.tokenization import Encoder, Use
@@ -112,6 +114,32 @@ def test_numpy_integers_are_ids_and_rows_bound_them_too() -> None:
         ids_of(small, [400])
     with pytest.raises(InvalidRequest, match=r"do not belong together"):
         ids_of(small, "The quick brown fox jumps")
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> Any:
+    """The toy tokenizer after ``change`` of its file."""
+    whole = json.loads(toys.plain_tokenizer().to_str())
+    change(whole)
+    return Tokenizer.from_str(json.dumps(whole))
+
+
+def template_with(id: int) -> Callable[[dict[str, Any]], None]:
+    return lambda whole: whole.update(
+        post_processor={"type": "BertProcessing", "cls": ["X", id], "sep": [toys.END, 0]}
+    )
+
+
+def word_at(id: int) -> Callable[[dict[str, Any]], None]:
+    return lambda whole: whole["model"]["vocab"].update({"The": id})
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("id", [424, 60_000])
+@pytest.mark.parametrize("change", [template_with, word_at])
+def test_an_id_past_the_rows_is_refused_wherever_the_file_has_it(change: Any, id: int) -> None:
+    with pytest.raises(InvalidRequest, match=rf"id {id} .* 424 rows: .* do not belong together"):
+        ids_of(toys.make(changed(change(id)), vocab_size=424), "The")
+    assert 423 in ids_of(toys.make(changed(change(423)), vocab_size=424), "The")
 
 
 class Untouchable:

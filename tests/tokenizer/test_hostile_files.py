@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import pytest
+from prelude.tokenizer import Tokenizer
 
 VOCAB = {"a": 0, "b": 1, "ab": 2}
 
@@ -60,3 +61,16 @@ def test_a_post_processor_may_name_ids_that_the_vocabulary_does_not_have(id: int
     files = [file(post_processor=p) for p in post_processors(id)]
     found = [json.loads(line) for line in apart(code, json.dumps(files), str(id)).splitlines()]
     assert found == [[[id, 2, id], [id, 2, id, id]]] * len(files)
+
+
+@pytest.mark.fault(30)
+def test_the_limit_of_ids_counts_holes_added_tokens_and_the_post_processor() -> None:
+    word = {"content": "<w>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    assert Tokenizer.from_str(file()).id_limit == 3
+    assert Tokenizer.from_str(file(added_tokens=[{**word, "id": 7, "special": True}])).id_limit == 4
+    for processor in post_processors(60_000):
+        assert Tokenizer.from_str(file(post_processor=processor)).id_limit == 60_001
+    holes = {"type": "WordLevel", "vocab": {"a": 0, "b": 900}, "unk_token": "a"}
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["a", -2.0]]}
+    for model, limit in ((holes, 901), (unigram, 3)):
+        assert Tokenizer.from_str(file(model=model)).id_limit == limit
