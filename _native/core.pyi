@@ -212,6 +212,7 @@ class Lease:
 class KvPool:
     allocator: BlockAllocator
     trie: PrefixTrie
+    unkept: int
     def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = True, slots: int = 0) -> None: ...
     @property
     def block_size(self) -> int: ...

@@ -77,6 +77,7 @@ cdef class KvPool:
     cdef COneShotGroup* group  # owned: the OneShot rows of the step being planned
     cdef readonly BlockAllocator allocator
     cdef readonly PrefixTrie trie
+    cdef readonly int64_t unkept  # OneShot prompts of which no block was kept, for want of room
 
     def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True,
                   int32_t slots=0):

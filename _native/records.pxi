@@ -356,6 +356,7 @@ def keep_all(KvPool pool not None, list rows, list folds, cbool seen, common) ->
             pool.group.keep(r.row, r.lease.c, row.skip, end, True, seen, &row.publish, &wrong)
             pool.allocator.writer.leave()
             _check(wrong)
+            pool.unkept += not row.publish
 
 
 # --- packing --------------------------------------------------------------------------------------------------

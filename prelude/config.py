@@ -12,7 +12,7 @@ from prelude.execution.backends import NAMES as ATTENTION
 from prelude.scheduling.policies import Policy, policy_named
 from prelude.tasks import CacheMode, strict_keywords
 
-CPU_KV_BYTES = 256 << 20
+CPU_KV_BYTES = 256 << 20  # of a CPU's default pool where the system does not say how much memory is free
 MAX_BLOCK_SIZE = 4096  # of the pool's allocator
 
 
@@ -21,7 +21,8 @@ MAX_BLOCK_SIZE = 4096  # of the pool's allocator
 class EngineConfig:
     """Limits and switches. Tokens unless said otherwise; ``None`` means "from the model".
 
-    ``max_length``            longest sequence, prompt and output together
+    ``max_length``            longest sequence, prompt and output together; lowered to what ``max_step_tokens`` leaves
+                              beside ``max_running`` rows
     ``max_step_tokens``       tokens one step computes at most (all classes together)
     ``group_tokens``          decisions behind the first of a step bring so many at most: a short decision does not
                               wait for a long one beside it. What keeps the device busy is enough
@@ -30,9 +31,11 @@ class EngineConfig:
     ``chunk_tokens``          most tokens of one Decode prompt a step prefills beside running rows
     ``logits_bytes``          temporary memory for vocabulary-wide rows in one step
     ``kv_blocks``             blocks of the KV pool; by default as many as ``kv_bytes`` hold
-    ``kv_bytes``              size of the KV pool when ``kv_blocks`` is not given; by default 256 MiB on a CPU, on a
-    GPU
-                              what the weights and a step of full size leave
+    ``kv_bytes``              size of the KV pool where ``kv_blocks`` is not given. The default on a CPU: a quarter of
+                              the memory that the weights leave, up to a half where one sequence of ``max_length``
+                              needs it, and no more than ``max_running`` such sequences fill (or 256 MiB). A page
+                              takes memory from the first write to it on. The default on a GPU: what the weights and a
+                              step of full size leave
     ``prefix_cache``, ``fold``  switches for reuse across steps and within one; models with recurrent layers have no
                               prefix cache
     ``defer_steps``           steps a request waits at most for another that is computing the prefix they share, where
@@ -137,25 +140,24 @@ class EngineConfig:
 
     def resolved_length(self, max_positions: int) -> int:
         """The longest sequence, prompt and output together."""
-        if self.max_length is None:
-            return max_positions
-        if self.max_length > max_positions:
+        if self.max_length is not None and self.max_length > max_positions:
             raise ConfigError(
                 f"max_length={self.max_length} is above the model's {max_positions} positions; lower it"
             )
-        return self.max_length
+        longest = max_positions if self.max_length is None else self.max_length
+        if self.max_step_tokens is None:
+            return longest
+        if self.max_step_tokens <= self.max_running:
+            raise ConfigError(
+                f"max_step_tokens={self.max_step_tokens} leaves no token for a prompt beside "
+                f"max_running={self.max_running} rows; raise it or lower max_running"
+            )
+        return min(longest, self.max_step_tokens - self.max_running)
 
     def resolved_step(self, max_positions: int) -> int:
         """Tokens of one step: the longest prompt fits beside a full set of running rows."""
         longest = self.resolved_length(max_positions)
-        if self.max_step_tokens is None:
-            return max(8192, longest + self.max_running)
-        if self.max_step_tokens < longest + self.max_running:
-            raise ConfigError(
-                f"max_step_tokens={self.max_step_tokens} is below max_length + max_running = {longest} + "
-                f"{self.max_running}: a OneShot prompt is one step, beside the running rows; raise it or lower those"
-            )
-        return self.max_step_tokens
+        return max(8192, longest + self.max_running) if self.max_step_tokens is None else self.max_step_tokens
 
     def oneshot_tokens(self, max_positions: int) -> int:
         """The most tokens a OneShot request may bring: what a step leaves beside a full set of running rows."""

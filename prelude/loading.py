@@ -5,6 +5,7 @@ This is where torch is imported first.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from prelude.models.config import ModelConfig
 
 
+log = logging.getLogger("prelude.engine")
 _CHUNK_ROWS = 256  # the most rows an executor takes at a time unless told otherwise
 
 
@@ -48,7 +50,16 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
     from prelude.models.config import ModelConfig
 
     model_config = ModelConfig.from_dir(path)
-    config.resolved_step(model_config.max_positions)  # contradictions are found before the weights are read
+    longest = config.resolved_length(model_config.max_positions)  # contradictions are found before weights are read
+    if longest < (config.max_length or model_config.max_positions):
+        log.log(
+            logging.INFO if config.max_length is None else logging.WARNING,
+            "max_length is lowered from %d to %d: max_step_tokens=%s minus max_running=%d",
+            config.max_length or model_config.max_positions,
+            longest,
+            config.max_step_tokens,
+            config.max_running,
+        )
     open_ = _cuda_executor if device == "cuda" else _cpu_executor
     executor = open_(path, model_config, config, dtype)
     limits = executor.limits()
@@ -93,17 +104,28 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
     from prelude.execution.beside import BesideExecutor
     from prelude.execution.cpu import CpuExecutor, resolve_dtype
     from prelude.models.checkpoint import Checkpoint
-    from prelude.models.memory import available_memory
+    from prelude.models.memory import available_memory, default_blocks
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes)
     with Checkpoint.open(path, model) as checkpoint:
         chosen = resolve_dtype(dtype, model)
         checkpoint.require_memory(chosen)
         per_block = model.kv_bytes_per_token(chosen.itemsize) * config.block_size
-        nbytes = CPU_KV_BYTES if config.kv_bytes is None else config.kv_bytes
-        blocks = config.kv_blocks if config.kv_blocks is not None else max(1, nbytes // per_block)
-        available = available_memory()
-        needed = checkpoint.nbytes(chosen) + blocks * per_block
+        available, weights = available_memory(), checkpoint.nbytes(chosen)
+        if config.kv_blocks is not None:
+            blocks = config.kv_blocks
+        elif config.kv_bytes is not None:
+            blocks = max(1, config.kv_bytes // per_block)
+        else:
+            blocks = default_blocks(
+                None if available is None else max(0, available - weights),
+                per_block,
+                block_size=config.block_size,
+                longest=config.resolved_length(model.max_positions),
+                running=config.max_running,
+                fallback=CPU_KV_BYTES,
+            )
+        needed = weights + blocks * per_block
         if available is not None and needed > available:
             raise InsufficientMemory(
                 f"weights and {blocks} KV blocks need {needed} bytes, {available} are available; lower kv_bytes or "

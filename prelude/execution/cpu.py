@@ -9,6 +9,7 @@ final norm and the LM head.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ from prelude.models.weights import DecoderWeights, WeightSource, load_weights
 
 _LOGITS_BYTES = 64 << 20
 """What one chunk of logits may take where the caller does not say."""
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _TOKEN_CHUNK = 256
 """Tokens between two attentions at a time. What they need beside the weights stays in the second-level cache: longer
 runs of the packaged model's products reach 65 Gflop/s on a core where these reach 97."""
@@ -57,13 +59,19 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """K and V of all blocks, [layers, 2, slots, kv_heads, head_dim]."""
+    """K and V of all blocks, [layers, 2, slots, kv_heads, head_dim]. A page of it takes memory from the first write
+    to one of its blocks on."""
 
     tensor: Tensor
 
     @classmethod
     def empty(cls, config: ModelConfig, slots: int, dtype: torch.dtype) -> KvPool:
-        return cls(torch.zeros(config.num_layers, 2, slots, config.num_kv_heads, config.head_dim, dtype=dtype))
+        shape = (config.num_layers, 2, slots, config.num_kv_heads, config.head_dim)
+        nbytes = math.prod(shape) * dtype.itemsize
+        # torch.zeros writes to every page. numpy takes pages that the system hands out as zeros when they are used.
+        room = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+        first = -room.ctypes.data % _ALIGNMENT
+        return cls(torch.from_numpy(room[first : first + nbytes]).view(dtype).view(shape))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         return self.tensor[index, 0], self.tensor[index, 1]

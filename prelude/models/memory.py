@@ -1,4 +1,4 @@
-"""How much memory this process may still take, asked before weights are copied.
+"""How much memory this process may still take, asked before weights are copied; and the KV pool made of it.
 
 A process that asks for too much is not told: it is killed. So the need is compared with what the
 machine has left and with every control group above us, and the refusal says both numbers.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prelude.errors import InsufficientMemory
 
+MAX_BLOCKS = 1 << 24  # of the pool's allocator
 _UNLIMITED = 1 << 60  # version 1 writes "no limit" as a huge number
 
 
@@ -31,6 +32,22 @@ def require_memory(needed: int, what: str, available: int | None) -> None:
             needed=needed,
             available=available,
         )
+
+
+def default_blocks(
+    available: int | None, block_bytes: int, *, block_size: int, longest: int, running: int, fallback: int
+) -> int:
+    """Blocks of a CPU's KV pool where the caller does not say how many.
+
+    ``available``: bytes that the weights leave. A quarter of them, and up to a half where one sequence of ``longest``
+    tokens needs more than the quarter. Not more than ``running`` sequences of ``longest`` tokens fill, or
+    ``fallback`` bytes where that is more. ``available=None`` (the system does not say): ``fallback`` bytes.
+    """
+    if available is None:
+        return min(MAX_BLOCKS, max(1, fallback // block_bytes))
+    one = -(-longest // block_size)
+    room = max(available // 4, min(available // 2, one * block_bytes)) // block_bytes
+    return min(MAX_BLOCKS, max(1, min(room, max(one * running, fallback // block_bytes))))
 
 
 def _machine(base: Path) -> int | None:

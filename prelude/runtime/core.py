@@ -284,6 +284,7 @@ class EngineCore(Stepper):
         stats.live_futures = len(live)
         stats.live_streams = sum(request.sink.streams for request in live)
         stats.evictions = self.pool.evictions
+        stats.prefixes_not_kept = self.pool.unkept
         stats.callback_errors = self.events.errors
         stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
         stats.blocks_cached = allocator.num_cached

@@ -25,6 +25,7 @@ from prelude.runtime.flight import Flight, Flights, make_flight
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox
 from prelude.runtime.stats import EngineStats, GcPauses
+from prelude.runtime.unkept import Unkept
 from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.check import check_result
 from prelude.scheduling.cost import CostModel
@@ -104,6 +105,7 @@ class Stepper(Forkable):
         self._withdrawn = False
         self.overlap = overlap
         self._flights = Flights(pool, overlap)
+        self._unkept = Unkept(pool)
         self._late: list[
             tuple[Request, Exception]
         ] = []  # ends of OneShot requests that came while these were in flight
@@ -337,6 +339,7 @@ class Stepper(Forkable):
         """Packs and submits. Where that fails the steps before it are settled, then its own rows, and nothing is in
         flight."""
         began, requests = time.perf_counter(), plan.requests()
+        self._unkept.look(plan)
         fresh = begin_all(requests, began, self.cost.fit, self.inbox)
         self.step_began = time.monotonic()
         if self._watchdog is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prelude.errors import InsufficientMemory
-from prelude.models.memory import available_memory, require_memory
+from prelude.models.memory import MAX_BLOCKS, available_memory, default_blocks, require_memory
 
 GIB = 1 << 30
 
@@ -74,3 +74,29 @@ def test_requirement_names_both_numbers() -> None:
     ) as failure:
         require_memory(4 * GIB, "this", 1024)
     assert (failure.value.needed, failure.value.available) == (4 * GIB, 1024)
+
+
+@pytest.mark.parametrize(
+    "available, longest, running, expected",
+    [
+        (16 << 20, 1024, 1, 64),  # one running sequence of 1,024 tokens fills 64 blocks of 16
+        (16 << 20, 1024, 64, 4096),
+        (16 << 20, 4096, 64, 4096),  # a quarter of 16 MiB in blocks of 1 KiB
+        (16 << 20, 1 << 17, 64, 8192),  # one sequence of 131,072 tokens takes half of it: the quarter is too small
+        (16 << 20, 1 << 20, 64, 8192),  # never more than the half
+        (100, 1024, 64, 1),
+        (0, 1024, 64, 1),
+        (None, 1024, 64, 32),  # the fallback's 32 KiB
+        (1 << 60, 1 << 30, 64, MAX_BLOCKS),
+    ],
+)
+def test_the_default_pool_follows_the_memory_and_the_positions(
+    available: int | None, longest: int, running: int, expected: int
+) -> None:
+    blocks = default_blocks(available, 1024, block_size=16, longest=longest, running=running, fallback=32 << 10)
+    assert blocks == expected
+
+
+def test_a_model_of_few_positions_keeps_the_fallback_for_prefixes() -> None:
+    """One running sequence of 64 tokens fills four blocks; the prefix cache has a use for more."""
+    assert default_blocks(GIB, 1024, block_size=16, longest=64, running=1, fallback=32 << 10) == 32
