@@ -6,14 +6,15 @@ import copy
 import json
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from prelude.tokenizer import Tokenizer, patch_transformers, patched_transformers, transformers_patch
-from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 transformers = pytest.importorskip("transformers")
 
@@ -103,6 +104,117 @@ def test_changes_are_noticed(folder: Path, loads: list[Tokenizer]) -> None:
             before = len(loads)
             assert everything(ours) == expected
             assert len(loads) == before + 1
+
+
+def replace_model(tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.model = models.WordLevel({"two": 0, "[UNK]": 1, "Hello": 2}, unk_token="[UNK]")
+
+
+def put_first_normalizer(tokenizer: Any) -> None:
+    whole = normalizers.Sequence([normalizers.Lowercase(), normalizers.NFC()])
+    tokenizer.backend_tokenizer.normalizer = whole
+    tokenizer.backend_tokenizer.normalizer[0] = normalizers.Replace("e", "a")
+
+
+def put(component: Any, name: str, value: object) -> None:
+    if not hasattr(component, name):
+        pytest.skip(f"{type(component).__name__} has no {name}")
+    setattr(component, name, value)
+
+
+def with_two_ids_swapped(model: bytes) -> bytes:
+    state = json.loads(model)
+    (one, a), (two, b) = list(state["vocab"].items())[20:22]
+    state["vocab"] |= {one: b, two: a}
+    return json.dumps(state).encode()
+
+
+CHANGES: list[Callable[[Any], object]] = [
+    # tokens that are in the vocabulary: its size does not change
+    lambda t: t.add_tokens(["he"]),
+    lambda t: t.add_special_tokens({"additional_special_tokens": ["he"]}),
+    lambda t: t.add_tokens([AddedToken("you", rstrip=True, lstrip=True)]),
+    # one that was added already, with other flags
+    lambda t: t.add_tokens([AddedToken("<special>", rstrip=True, special=True)]),
+    replace_model,
+    lambda t: put(t.backend_tokenizer.model, "dropout", 1.0),
+    lambda t: put(t.backend_tokenizer.model, "unk_token", "he"),
+    lambda t: put(t.backend_tokenizer.pre_tokenizer, "add_prefix_space", True),
+    put_first_normalizer,
+    lambda t: setattr(t.backend_tokenizer, "encode_special_tokens", True),
+    lambda t: t.backend_tokenizer.model.__setstate__(with_two_ids_swapped(t.backend_tokenizer.model.__getstate__())),
+    lambda t: t.backend_tokenizer.__setstate__(t.backend_tokenizer.to_str().replace("<special>", "there").encode()),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_after_a_first_call_are_noticed(folder: Path, change: Callable[[Any], object]) -> None:
+    """Also those that leave the size of the vocabulary and every component's description as they were."""
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
+    change(theirs)
+    expected = theirs(TEXTS)["input_ids"], theirs.decode(theirs(TEXTS[0])["input_ids"])
+    with patched_transformers():
+        ours(TEXTS)
+        change(ours)
+        assert (ours(TEXTS)["input_ids"], ours.decode(ours(TEXTS[0])["input_ids"])) == expected
+
+
+def test_a_call_serialises_nothing(folder: Path, loads: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
+    with patched_transformers():
+        for tokenizer in (one, other):
+            tokenizer(TEXTS)
+        assert len(loads) == 2
+        serialised: list[Any] = []
+        original = tokenizers.Tokenizer.to_str
+        monkeypatch.setattr(tokenizers.Tokenizer, "to_str", lambda t, *a: serialised.append(t) or original(t, *a))
+        for _ in range(5):
+            one(TEXTS)
+            other.decode([1, 2, 3])
+        other.add_tokens(["brand new"])
+        one(TEXTS)
+        assert not serialised
+        models.BPE().dropout = 0.5  # a component that no tokenizer holds: compared, not loaded anew
+        one(TEXTS)
+        assert serialised == [one.backend_tokenizer]
+        assert len(loads) == 2
+
+
+def test_the_classes_of_hf_are_as_before_once_undone(folder: Path) -> None:
+    before = [(c, n, m) for c in watched_classes() for n, m in vars(c).items()]
+    undo = patch_transformers()
+    assert [(c, n, m) for c in watched_classes() for n, m in vars(c).items()] != before
+    undo()
+    assert [(c, n, m) for c in watched_classes() for n, m in vars(c).items()] == before
+    both = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    both[0] = normalizers.Prepend("x")
+    assert both.normalize_str("A") == "xa"
+
+
+def watched_classes() -> list[type]:
+    modules = (models, normalizers, pre_tokenizers)
+    return [tokenizers.Tokenizer, *(c for m in modules for c in vars(m).values() if isinstance(c, type))]
+
+
+def test_one_tokenizer_alone(folder: Path, loads: list[Tokenizer]) -> None:
+    one, other = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
+    expected = everything(one)
+    undo = patch_transformers(one)
+    assert everything(one) == expected == everything(other)
+    assert len(loads) == 1, "the other tokenizer stays on HF's"
+    assert everything(copy.deepcopy(one)) == expected and len(loads) == 2
+    one.add_tokens([AddedToken("ello", normalized=False)])
+    changed = everything(one)
+    assert changed != expected and len(loads) == 3
+    assert everything(pickle.loads(pickle.dumps(one))) == changed
+    with patched_transformers():
+        assert everything(one) == changed
+        assert everything(other) == expected
+    undo()
+    undo()
+    assert everything(one) == changed and len(loads) == 4
+    with pytest.raises(TypeError, match="fast tokenizer of transformers, not str"):
+        patch_transformers("bert")
 
 
 def test_what_cannot_be_serialised_stays_with_hf(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
