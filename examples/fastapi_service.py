@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.types import Receive, Scope, Send
 
 from prelude import AsyncEngine, Choice, EngineConfig, SamplingParams, YesNo, errors
@@ -39,17 +39,21 @@ STATUS: dict[type[errors.PreludeError], int] = {
 }
 
 
-class Asked(BaseModel):
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # a misspelt field is refused, not ignored
+
+
+class Asked(Body):
     question: str
     labels: list[str] | None = None  # None: yes or no
 
 
-class DecideBody(BaseModel):
+class DecideBody(Body):
     state: str
     questions: list[Asked]
 
 
-class GenerateBody(BaseModel):
+class GenerateBody(Body):
     prompt: str | list[int] | list[dict[str, str]]
     stream: bool = False
     max_tokens: int = 64
@@ -127,7 +131,7 @@ def create_app(model: str | None = None, config: EngineConfig | None = None) -> 
 
     @app.post("/v1/decide")
     async def decide(body: DecideBody, request: Request) -> list[dict[str, Any]]:
-        questions = [Choice(q.question, q.labels) if q.labels else YesNo(q.question) for q in body.questions]
+        questions = [YesNo(q.question) if q.labels is None else Choice(q.question, q.labels) for q in body.questions]
         answers = await while_connected(request, request.app.state.engine.decide(body.state, questions))
         return [{"label": a.label, "probabilities": dict(a.probabilities), "mass": a.mass} for a in answers]
 

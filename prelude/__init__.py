@@ -15,7 +15,8 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 __version__ = "0.1.0"  # the one place: the package metadata and `prelude --version` read it
 
 if TYPE_CHECKING:
-    from prelude.base import Health
+    from prelude.admission.template import DecisionTemplate
+    from prelude.base import Health, ModelInfo
     from prelude.config import EngineConfig
     from prelude.engine import AsyncEngine, Engine
     from prelude.options import RequestOptions
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "prelude.config": ("EngineConfig",),
-    "prelude.base": ("Health",),
+    "prelude.admission.template": ("DecisionTemplate",),
+    "prelude.base": ("Health", "ModelInfo"),
     "prelude.engine": ("AsyncEngine", "Engine"),
     "prelude.runtime.events": ("Event",),
     "prelude.options": ("RequestOptions",),
@@ -59,6 +61,7 @@ __all__ = [
     "Choice",
     "Classify",
     "Decide",
+    "DecisionTemplate",
     "Embed",
     "Engine",
     "EngineConfig",
@@ -66,6 +69,7 @@ __all__ = [
     "Generate",
     "Health",
     "Loglikelihood",
+    "ModelInfo",
     "PromptLogprobs",
     "RequestOptions",
     "SamplingParams",

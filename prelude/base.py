@@ -11,6 +11,7 @@ from typing import Any
 
 from prelude.admission.preparer import Preparer
 from prelude.calls import Options
+from prelude.errors import ConfigError, shown
 from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
 from prelude.runtime.events import Listener
@@ -31,12 +32,93 @@ class Health:
     reason: str | None = None
 
 
-class EngineBase:
-    def __init__(self, core: EngineCore, preparer: Preparer, model_path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What an engine knows of its model. ``max_positions`` are the checkpoint's, ``max_length`` the most tokens that
+    one sequence may hold in this engine, ``kv_tokens`` those of the KV pool. ``labels``: of the classification head,
+    none without one. ``pooling``: what ``embed`` uses where it is not told; ``None``: it has to be told."""
+
+    path: Path
+    device: str
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    max_length: int
+    kv_tokens: int
+    weight_bytes: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    lm_head: bool
+    chat_template: bool
+    labels: tuple[str, ...]
+    pooling: str | None
+
+
+class EngineFacts:
+    """What both engines say of the model that they run."""
+
+    def _facts_of(self) -> tuple[Preparer, Path]:
+        raise NotImplementedError
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, a ``prelude.tokenizer.Tokenizer``. Any thread may use it."""
+        return self._facts_of()[0].tokenizer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, ascending."""
+        return self.model_info.eos_token_ids
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that one sequence may hold, prompt and output together."""
+        return self._facts_of()[0].max_length
+
+    @property
+    def model_info(self) -> ModelInfo:
+        preparer, path = self._facts_of()
+        facts = preparer.facts
+        limits = facts.limits
+        return ModelInfo(
+            path=path,
+            device=limits.device,
+            dtype=limits.dtype,
+            vocab_size=limits.vocab_size,
+            hidden_size=limits.hidden_size,
+            max_positions=limits.max_positions,
+            max_length=facts.max_length,
+            kv_tokens=limits.num_blocks * limits.block_size,
+            weight_bytes=limits.weight_bytes,
+            eos_token_ids=tuple(sorted(facts.eos_ids)),
+            bos_token_id=facts.bos_id,
+            lm_head=limits.lm_head,
+            chat_template=facts.chat is not None,
+            labels=facts.labels if limits.num_labels else (),
+            pooling=facts.default_pooling,
+        )
+
+
+def not_loaded(name: str, given: Any) -> ConfigError:
+    """For a model where an engine's constructor takes the parts of one."""
+    return ConfigError(
+        f"{name}({shown(str(given) if isinstance(given, Path) else given)}): the constructor loads no model; write "
+        f"{name}.from_pretrained({shown(str(given) if isinstance(given, Path) else given)})"
+    )
+
+
+class EngineBase(EngineFacts):
+    def __init__(self, core: EngineCore, preparer: Preparer | None = None, model_path: Path | None = None) -> None:
+        if not isinstance(core, EngineCore) or preparer is None or model_path is None:
+            raise not_loaded(type(self).__name__, core)
         self._core = core
         self._preparer = preparer
         self.model_path = model_path
         weakref.finalize(self, core.let_go).atexit = False
+
+    def _facts_of(self) -> tuple[Preparer, Path]:
+        return self._preparer, self.model_path
 
     def explain(self, task: Task) -> Explanation:
         """What would run for ``task``: final text, ids, rows, labels. Runs nothing."""

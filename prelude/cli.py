@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 
 _PROMPT = "The library is open"
+_KNOWS = (
+    "\nThe packaged model knows these two questions, in this wording. It answers any other question too, with\n"
+    'confidence and wrongly: "Is the text free of personal data?" as if it were the question above. Try --model with your own.'
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,6 +66,8 @@ async def _demo(chosen: argparse.Namespace) -> int:
         vectors = [await engine.embed(text, pooling="last") for text in script["texts"][:4]]
         completion = await engine.complete(_PROMPT, SamplingParams(max_tokens=32, temperature=0))
         _show_decisions(script, decisions)
+        if chosen.model is None:
+            print(_KNOWS)
         _show_rest(script, vectors, completion)
         _show_account(engine, str(chosen.model or Path(default_path()).name), loaded - began, decided - loaded)
     return 0

@@ -47,6 +47,9 @@ class EngineConfig:
                               environment's PRELUDE_ATTENTION, else the fastest that serves
     ``deterministic``         the bits of a row do not depend on its company
     ``max_prompt_chars``      refused before tokenising; ``None``: 16 characters per token of ``max_length``
+    ``max_questions``         of one decision; ``None``: as many as fit one step, with all of their tokens
+    ``max_labels``            of one question
+    ``max_top``               alternatives of one token
     ``prepare_threads``       threads for tokenising long prompts off the caller's loop
     ``max_queued_requests``, ``max_queued_tokens``  what may wait; beyond it ``QueueFull``, at once
     ``oneshot_share``         of a step's time beside running chats, the share that decisions may take, in (0, 1]:
@@ -79,7 +82,7 @@ class EngineConfig:
     max_queued_requests: int = 1 << 20
     max_queued_tokens: int = 1 << 31
     max_prompt_chars: int | None = None
-    max_questions: int = 4096
+    max_questions: int | None = None
     max_labels: int = 4096
     max_top: int = 256
     prepare_threads: int = 2

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
-from prelude.base import Health
+from prelude.base import EngineFacts, Health, not_loaded
 from prelude.calls import (
     INLINE_CHARS,
     PART_TASKS,
@@ -79,7 +79,7 @@ from prelude.tasks import (
 )
 
 
-class AsyncEngine:
+class AsyncEngine(EngineFacts):
     """The engine inside an asyncio service. ``async with`` loads it off the loop and closes it at the end.
 
     Any number of loops and threads may use it at the same time. Cancelling an awaiting task gives back what its
@@ -87,6 +87,8 @@ class AsyncEngine:
     """
 
     def __init__(self, engine: Engine | None = None, **load: Any) -> None:
+        if engine is not None and not isinstance(engine, Engine):
+            raise not_loaded("AsyncEngine", engine)
         self._engine = engine
         self._load = load
         self._pool: ThreadPoolExecutor | None = None
@@ -383,6 +385,9 @@ class AsyncEngine:
         return engine._core, admitted, self._outbox(asyncio.get_running_loop(), engine._core), call
 
     # -------------------------------------------------------------- seen from outside
+
+    def _facts_of(self) -> tuple[Preparer, Path]:
+        return self.engine._facts_of()
 
     def explain(self, task: Task) -> Explanation:
         """What would run for ``task``. Runs nothing."""

@@ -19,9 +19,10 @@ I32 = npt.NDArray[np.int32]
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One question's answer. ``probabilities`` are over the labels and sum to 1; ``logprobs`` are the joint
-    logprobs of each label's tokens, before ``length_norm``; ``mass`` is the probability the model gave to all the
-    labels together (1: it would have said nothing else; near 0: the question did not fit the model; NaN: not asked
-    for, and then ``logprobs`` are relative to the labels)."""
+    logprobs of each label's tokens, before ``length_norm``; ``mass`` is the probability that the model gave to all
+    the labels together, of all that it could have said. Near 0, the question did not fit the model. Near 1, the model
+    would have said one of the labels, which does not mean that it understood the question or that the answer is
+    right. NaN: not asked for, and then ``logprobs`` are relative to the labels."""
 
     label: str
     index: int

@@ -54,8 +54,10 @@ def strict_keywords(cls: C) -> C:
 def unknown_keyword(owner: str, name: str, known: Sequence[str]) -> str:
     if name in NOT_OFFERED:
         return f"{owner} does not offer {name!r}: {NOT_OFFERED[name]}"
+    if owner == "Generate" and name in SamplingParams.__dataclass_fields__:
+        return f"{owner} has no parameter {name!r}: it is a field of SamplingParams; give SamplingParams({name}=...)"
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"{owner} has no parameter {name[:60]!r}{hint} It takes: {', '.join(known)}"
 
 

@@ -177,9 +177,11 @@ def fit_state(
     if start is not None:
         asked = 2 * asked + len(start) * len(plans)
     if asked >= facts.step_tokens:
+        fit = len(plans) * facts.step_tokens // asked
         raise RequestTooLarge(
-            f"the questions have {asked} tokens; state and questions together are one step of at most "
-            f"{facts.step_tokens} (from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
+            f"the {len(plans)} questions have {asked} tokens; state and questions together are one step of at most "
+            f"{facts.step_tokens} (from EngineConfig.max_step_tokens): about {fit} of these "
+            "questions at a time; ask them in several calls or raise the limit",
             field="questions",
         )
     room = min(facts.max_length - deepest, facts.step_tokens - asked)

@@ -9,7 +9,7 @@ from prelude._native.core import Ticket
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
 from prelude.admission.decide import Layout, prepare_decide
-from prelude.admission.facts import make_facts
+from prelude.admission.facts import Facts, make_facts
 from prelude.admission.generate import prepare_alike, prepare_generate
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
 from prelude.admission.pooled import prepare_classify, prepare_embed
@@ -83,6 +83,10 @@ class Preparer:
     @property
     def prepare_threads(self) -> int:
         return self._facts.config.prepare_threads
+
+    @property
+    def facts(self) -> Facts:
+        return self._facts
 
     @property
     def tokenizer(self) -> TokenizerLike:

@@ -96,6 +96,12 @@ def is_messages(prompt: Any, field: str) -> bool:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
         kind = "None" if prompt is None else type(prompt).__name__
         raise InvalidRequest(f"{shown(prompt)} is {kind}; give text, token ids or a list of messages", field=field)
+    if len(prompt) > 0 and isinstance(prompt[0], str):
+        raise InvalidRequest(
+            f"a list of {len(prompt)} strings is not one prompt; give one string, or run_many() a list of tasks, one "
+            "for each string",
+            field=field,
+        )
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 

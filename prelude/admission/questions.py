@@ -43,9 +43,14 @@ def plan_questions(
         if isinstance(questions, str | bytes) or not isinstance(questions, Sequence):
             raise InvalidRequest(f"{shown(questions)} is not a list of questions", field="questions")
     most = facts.config.max_questions
-    if not 1 <= len(questions) <= most:
-        raise InvalidRequest(
-            f"{len(questions)} questions; it takes 1 to {most} (EngineConfig.max_questions)", field="questions"
+    if not questions or (most is not None and len(questions) > most):
+        takes = "1 or more" if most is None else f"1 to {most} (EngineConfig.max_questions)"
+        raise InvalidRequest(f"{len(questions)} questions; it takes {takes}", field="questions")
+    if len(questions) > facts.step_tokens:  # each has a token
+        raise RequestTooLarge(
+            f"{len(questions)} questions; all of their tokens are one step of at most {facts.step_tokens} (from "
+            "EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
+            field="questions",
         )
     plans = []
     left = max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)

@@ -270,7 +270,9 @@ def test_only_the_state_is_cut(mode: Any, ids: bool) -> None:
 def test_the_tree_has_to_fit_one_step() -> None:
     preparer = toys.make(max_length=64, max_step_tokens=128, max_running=64, max_prompt_chars=10_000)
     questions = [YesNo(f"Is it {index}?") for index in range(40)]
-    with pytest.raises(RequestTooLarge, match=r"questions: the questions have .* ask them in several calls"):
+    with pytest.raises(
+        RequestTooLarge, match=r"questions: the 40 questions have .* about 3 of these .* ask them in several calls"
+    ):
         preparer.prepare(Decide("x", questions))
     questions = questions[: 50 // len(asked("Is it 1?", ["yes", "no"]))]
     with pytest.raises(RequestTooLarge, match=r"state: .* one step computes at most 64"):

@@ -40,6 +40,23 @@ def test_the_demo_runs_and_says_what_happened() -> None:
         assert word in done.stdout
     decided = [line for line in done.stdout.splitlines() if re.search(r"  (yes|no) +[01]\.\d{3}$", line)]
     assert len(decided) == 28, "a line a text"
+    assert "in this wording" in done.stdout and "free of personal data" in done.stdout
+
+
+def test_what_is_said_of_the_packaged_model_is_so() -> None:
+    """README and demo: a question of another wording is answered as the trained one; ``mass`` does not show it."""
+    state = "Call Jane Doe on +44 20 7946 0958 or write to jane@doe.org."
+    with Engine.from_pretrained() as engine:
+        trained, opposite, other = engine.decide(
+            state,
+            [
+                YesNo("Does it contain personal data?"),
+                YesNo("Is the text free of personal data?"),
+                YesNo("Is the sky green?"),
+            ],
+        )
+    assert trained.label == "yes" and opposite.label == "yes" and opposite.probability > 0.9
+    assert min(trained.mass, opposite.mass, other.mass) > 0.999
 
 
 def test_the_demo_refuses_what_is_not_a_model() -> None:

@@ -1,0 +1,87 @@
+"""What the engines say of their model, and what they answer to a newcomer's first mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prelude
+from prelude import AsyncEngine, DecisionTemplate, Engine, Generate, SamplingParams, YesNo
+from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, UnknownParameter
+
+
+def test_both_engines_say_what_their_model_is(make_engine: Callable[..., Engine], checkpoint: Path) -> None:
+    engine = make_engine(max_length=300)
+    config = json.loads((checkpoint / "config.json").read_text())
+    info = engine.model_info
+    assert (info.vocab_size, info.hidden_size) == (config["vocab_size"], config["hidden_size"])
+    assert info.max_positions == config["max_position_embeddings"] and info.max_length == engine.max_length == 300
+    assert info.path == checkpoint and info.device == "cpu" and info.dtype == "float32"
+    assert info.kv_tokens == engine.stats()["blocks_free"] * 16 and info.lm_head and info.labels == ()
+    assert engine.eos_token_ids == info.eos_token_ids == (0,)
+    text = "Two boats lay at the quay."
+    assert engine.tokenizer.decode(engine.tokenizer.encode(text).ids) == text
+    twin = AsyncEngine(engine)
+    assert twin.model_info == info and twin.tokenizer is engine.tokenizer
+    assert (twin.max_length, twin.eos_token_ids) == (300, (0,))
+
+
+def test_the_decision_template_is_public(make_engine: Callable[..., Engine]) -> None:
+    assert "DecisionTemplate" in prelude.__all__
+    template = DecisionTemplate(question="Q: {question} [{labels}] A:")
+    shown = make_engine().explain(prelude.Decide("A text", [YesNo("Is it?")], template=template))
+    assert "Q: Is it? [yes, no] A:" in shown.text
+
+
+# ------------------------------------------------------------------ first mistakes
+
+
+@pytest.mark.parametrize("given", ["/dir", Path("/dir"), None])
+def test_an_engine_is_not_made_from_a_directory(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Engine.from_pretrained\("):
+        Engine(given)
+    if given is not None:
+        with pytest.raises(ConfigError, match=r"AsyncEngine.from_pretrained\('/dir'\)"):
+            AsyncEngine(given)
+
+
+def test_a_list_of_strings_is_not_one_prompt(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    for call in (engine.complete, lambda texts: engine.embed(texts, pooling="last"), engine.prompt_logprobs):
+        with pytest.raises(InvalidRequest, match=r"prompt: a list of 2 strings .* run_many\(\)"):
+            call(["a", "b"])
+    with pytest.raises(InvalidRequest, match="state: a list of 1 strings"):
+        engine.decide(["a"], [YesNo("Is it?")])
+
+
+def test_a_field_of_the_sampling_params_is_named_as_one(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    for call in (
+        lambda: Generate("a", temperature=0),  # type: ignore[call-arg]
+        lambda: engine.complete("a", temperature=0),
+        lambda: asyncio.run(AsyncEngine(engine).complete("a", temperature=0)),
+    ):
+        with pytest.raises(UnknownParameter, match=r"SamplingParams\(temperature=\.\.\.\)"):
+            call()
+    with pytest.raises(UnknownParameter, match=r"no parameter 'zzz'\. It takes: prompt, params"):
+        Generate("a", zzz=0)  # type: ignore[call-arg]
+
+
+def test_questions_past_a_step_say_how_many_fit(make_engine: Callable[..., Engine]) -> None:
+    """The default limit on questions is the step's tokens, and the number that the refusal names is served."""
+    engine = make_engine()
+    with pytest.raises(RequestTooLarge, match=r"about \d+ of these questions at a time") as caught:
+        engine.decide("A text", [YesNo(f"Is it {i:04}?") for i in range(2000)])
+    fit = int(str(caught.value).split("about ")[1].split()[0])
+    assert 300 < fit < 600
+    assert len(engine.decide("A text", [YesNo(f"Is it {i:04}?") for i in range(fit - 10)])) == fit - 10
+    with pytest.raises(RequestTooLarge, match="8129 questions"):
+        engine.decide("A text", [YesNo("Is it?")] * 8129)
+    with pytest.raises(InvalidRequest, match=r"3 questions; it takes 1 to 2 \(EngineConfig.max_questions\)"):
+        make_engine(max_questions=2).decide("A text", [YesNo("Is it?")] * 3)
+    assert engine.complete("A text", SamplingParams(max_tokens=1)).token_ids
