@@ -1,17 +1,29 @@
-"""What every benchmark shares: paired timing, medians with spread, one JSON shape, tables."""
+"""Parts that all benchmarks share: paired timing, medians with spread, one JSON shape, tables, figures.
+
+A row is printed to stderr as soon as it is measured; the table of all rows goes to stdout at the end.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
+import shlex
 import statistics
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
+
+TABLE_WIDTH = 120
+FIGURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,52 +79,171 @@ class Row:
     reach: str = ""
     note: str = ""
 
+    @property
+    def amount(self) -> str:
+        return f"{self.value:.2f} {self.unit}"
+
+    @property
+    def range(self) -> str:
+        return f"[{self.low:.2f} .. {self.high:.2f}]"
+
+
+Panels = dict[str, list[tuple[str, Row]]]
+"""The panels of a figure by title: each row with the label of its bar."""
+
 
 @dataclass(slots=True)
 class Report:
     title: str
-    command: str
+    command: str = field(default_factory=lambda: command_line())
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, load: str, measure: str, values: tuple[float, float, float], unit: str, **extra: str) -> None:
-        self.rows.append(Row(load, measure, *values, unit, **extra))
+    def __post_init__(self) -> None:
+        self.facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), **self.facts}
+        print(f"{self.title}\n  {self.command}", file=sys.stderr, flush=True)
+
+    def add(
+        self,
+        load: str,
+        measure: str,
+        values: tuple[float, float, float],
+        unit: str,
+        reach: str = "",
+        note: str = "",
+    ) -> None:
+        """``values``: median, lowest and highest."""
+        self.rows.append(row := Row(load, measure, *values, unit, reach, note))
+        print(f"  {row.load}: {row.measure}: {row.amount} {row.range}", file=sys.stderr, flush=True)
 
     def show(self) -> None:
-        print(f"\n{self.title}")
-        print("  " + ", ".join(f"{key} {value}" for key, value in self.facts.items()))
-        width = max(len(row.load) for row in self.rows)
-        middle = max(len(row.measure) for row in self.rows)
-        for row in self.rows:
-            line = f"  {row.load:<{width}}  {row.measure:<{middle}}  {row.value:9.2f} {row.unit:<8}"
-            line += f" [{row.low:.2f} .. {row.high:.2f}]"
-            line += f"  reach {row.reach}" if row.reach else ""
-            print(line + (f"  ({row.note})" if row.note else ""))
+        """The table of all rows on stdout, at most ``TABLE_WIDTH`` columns wide; a note stands below its row."""
+        facts = ", ".join(f"{key} {value}" for key, value in self.facts.items())
+        print(f"\n{self.title}\n{textwrap.fill(facts, TABLE_WIDTH, initial_indent='  ', subsequent_indent='  ')}")
+        cells = [(row.load, row.measure, row.amount, row.range, row.reach) for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(("load", "measure", "median", "low .. high", ""), *cells)]
+        fixed = sum(widths[2:]) + 2 * len(widths)
+        for column in (1, 0):  # the texts that are cut where the numbers leave too little room
+            widths[column] = min(widths[column], max(20, TABLE_WIDTH - fixed - widths[1 - column]))
+        for row, texts in zip(self.rows, cells):
+            wrapped = [textwrap.wrap(text, width) or [""] for text, width in zip(texts, widths)]
+            for line in zip_longest(*wrapped, fillvalue=""):
+                parts = [text.ljust(width) for text, width in zip(line, widths)]
+                parts[2] = line[2].rjust(widths[2])
+                print(("  " + "  ".join(parts)).rstrip())
+            if row.note:
+                print(textwrap.fill(row.note, TABLE_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6))
 
     def write(self, path: str | Path) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
-    def plot(self, path: str | Path, unit: str = "x") -> None:
-        """Bars of every row in ``unit``, with the spread of its pairs."""
+    def panels(self, unit: str) -> Panels:
+        """The rows in ``unit`` by measure; measures of one row share a panel."""
+        by_measure: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if row.unit == unit:
+                by_measure.setdefault(row.measure, []).append(row)
+        found = {name: [(row.load, row) for row in rows] for name, rows in by_measure.items() if len(rows) > 1}
+        single = [(f"{rows[0].load}, {name}", rows[0]) for name, rows in by_measure.items() if len(rows) == 1]
+        return found | ({"others" if found else "": single} if single else {})
+
+    def plot(self, path: str | Path, unit: str = "x", panels: Panels | None = None) -> None:
+        """Bars with the value at each bar's end and the spread of its pairs. A panel whose values span more than a
+        factor of 20 has a logarithmic axis."""
         import matplotlib
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
-        rows = [row for row in self.rows if row.unit == unit]
-        figure, axes = plt.subplots(figsize=(8, 0.6 * len(rows) + 1.4))
-        names = [f"{row.load}\n{row.measure}" for row in rows]
-        values = [row.value for row in rows]
-        errors = [[row.value - row.low for row in rows], [row.high - row.value for row in rows]]
-        axes.barh(names, values, xerr=errors, color="#3b6ea5", ecolor="#555555", capsize=3)
-        axes.axvline(1.0, color="#999999", linewidth=0.8)
-        axes.set_xlabel("times faster (median of pairs, spread)")
-        axes.set_title(self.title, loc="left", fontsize=10)
-        axes.invert_yaxis()
-        figure.tight_layout()
-        figure.savefig(path, dpi=120)
+        panels = self.panels(unit) if panels is None else panels
+        if not panels:
+            raise SystemExit(f"--plot: there is no row in {unit!r} to draw")
+        heights = [0.8 + 0.25 * len(rows) for rows in panels.values()]
+        figure, all_axes = plt.subplots(
+            len(panels),
+            1,
+            figsize=(9, sum(heights) + 0.5),
+            height_ratios=heights,
+            squeeze=False,
+            layout="constrained",
+        )
+        for axes, (title, rows) in zip(all_axes[:, 0], panels.items()):
+            draw_panel(axes, f"{title} ({unit})", rows)
+        figure.suptitle(self.title, x=0.01, ha="left", fontsize=11)
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+
+    def finish(self, options: argparse.Namespace, unit: str = "x") -> None:
+        """Shows the table, and writes the files that :func:`add_outputs` asked for."""
+        self.show()
+        if options.json:
+            self.write(options.json)
+        if getattr(options, "plot", None):
+            self.plot(options.plot, unit)
+
+
+def draw_panel(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
+    """One panel of a figure: a bar for each labelled row, on matplotlib's ``axes``."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    values = [row.value for _, row in rows]
+    spread = [[max(0.0, r.value - r.low) for _, r in rows], [max(0.0, r.high - r.value) for _, r in rows]]
+    axes.barh(range(len(rows)), values, xerr=spread, color="#3b6ea5", ecolor="#888888", capsize=2)
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=8)
+    axes.invert_yaxis()
+    if min(values) > 0 and max(values) > 20 * min(values):
+        axes.set_xscale("log")
+        axes.set_xlim(left=min(1.0, min(values) / 2))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    end = min(max(row.high for _, row in rows), 1.5 * max(values))  # one bar's spread does not flatten all bars
+    for at, (_, row) in enumerate(rows):
+        text = f"{row.value:,.0f}" if row.value >= 100 else f"{row.value:.3g}"
+        beside = (min(max(row.value, row.high), end), at)
+        axes.annotate(text, beside, (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_xlim(right=1.15 * end if axes.get_xscale() == "linear" else 2 * end)
+    axes.axvline(1.0, color="#444444", linewidth=0.8, zorder=0)
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def add_outputs(parser: argparse.ArgumentParser, *, plot: bool = True) -> None:
+    """The options for result files: ``--json`` and, where the benchmark draws one, ``--plot``."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows, facts and the command here")
+    if plot:
+        parser.add_argument(
+            "--plot", type=figure_path, metavar="FILE", help=f"draw the rows here ({', '.join(FIGURES)})"
+        )
+
+
+def figure_path(value: str) -> Path:
+    """The argument of ``--plot``, checked before any work is done."""
+    path = Path(value)
+    if path.suffix.lower() not in FIGURES:
+        raise argparse.ArgumentTypeError(f"{value!r} does not end in {', '.join(FIGURES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("matplotlib is not installed: pip install 'prelude-engine[bench]'")
+    return path
+
+
+def command_line(module: str | None = None, arguments: Sequence[str] | None = None) -> str:
+    """The command that runs this benchmark again, from the repository's root."""
+    if module is None:
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        module = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
+    return shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def commit() -> str:
+    """The commit that is checked out, with ``+`` where tracked files differ from it; empty outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def machine_facts(extra: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
@@ -133,11 +264,11 @@ class Part(Protocol):
 def part_of_planning(doc: str | None, measured: Callable[[bool], Part], key: str) -> None:
     """The command line of a part of ``bench.planning`` alone; ``key``: where its microseconds stand in the JSON."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all rows here")
+    add_outputs(parser, plot=False)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     options = parser.parse_args()
     part = measured(options.quick)
     part.report.show()
     if options.json:
         rows = {**asdict(part.report), key: part.us}
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -11,15 +11,15 @@ prompts come again in every repeat); what is measured is the forward, the packin
 from __future__ import annotations
 
 import argparse
+import copy
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bench.common import Measured, Report, machine_facts, paired, ratio
+from bench.common import Measured, Report, add_outputs, machine_facts, paired, ratio
 from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.admission.template import DecisionTemplate
 
@@ -33,37 +33,26 @@ def mixed_lengths(count: int = 64) -> list[int]:
     return np.clip(drawn, 16, 512).astype(int).tolist()
 
 
-def word_question(engine: Engine, tokens: int) -> str:
-    """A question of exactly so many tokens."""
-    words = [
-        "is",
-        "this",
-        "text",
-        "about",
-        "the",
-        "weather",
-        "or",
-        "the",
-        "sea",
-        "and",
-        "who",
-        "wrote",
-        "it",
-        "to",
-        "whom",
-        "in",
-        "which",
-        "year",
-    ]
-    text = ""
-    for word in words * 4:
-        longer = f"{text} {word}"
-        if len(engine._preparer.tokenizer.encode_array(longer, False)) > tokens:
-            continue
-        text = longer
-        if len(engine._preparer.tokenizer.encode_array(text, False)) == tokens:
-            return text
-    raise SystemExit(f"no question of {tokens} tokens can be made with this tokenizer")
+WORDS = ("is", "this", "text", "about", "the", "weather", "sea", "and", "who", "wrote", "it", "to", "in", "which")
+
+
+def word_questions(engine: Engine, tokens: int, count: int) -> list[str]:
+    """``count`` different questions of exactly ``tokens`` tokens each, the same in every run."""
+    encode = engine._preparer.tokenizer.encode_array
+    draw = np.random.default_rng(2)
+    found: dict[str, None] = {}
+    for _ in range(200 * count):
+        text = ""
+        for word in draw.choice(WORDS, tokens):
+            text = f"{text} {word}"
+            length = len(encode(text, False))
+            if length >= tokens:
+                break
+        if length == tokens:
+            found[text] = None
+        if len(found) == count:
+            return list(found)
+    raise SystemExit(f"this tokenizer gives no {count} different questions of {tokens} tokens")
 
 
 class Loads:
@@ -77,20 +66,17 @@ class Loads:
             return draw.integers(vocabulary // 8, vocabulary - 8, n).tolist()
 
         labels = ["yes", "no"]
-        question = word_question(engine, 4)
+        [question] = word_questions(engine, 4, 1)
         self.mixed = [
             Decide(ids(n - 4), [Choice(question, labels)], template=PLAIN, cache="never") for n in mixed_lengths()
         ]
-        twelve = word_question(engine, 12)
-        variants = [Choice(twelve, labels) for _ in range(64)]
+        variants = [Choice(question, labels) for question in word_questions(engine, 12, 64)]
         self.state = Decide(ids(1000), variants, template=PLAIN, cache="never")
         self.one = Decide(ids(124), [Choice(question, labels)], template=PLAIN, cache="never")
 
     def sequences(self, engine: Engine, task: Decide) -> list[list[int]]:
         """The root-to-leaf sequences of a task, without labels."""
-        return [
-            engine.explain(replace(task, questions=[question])).token_ids.tolist() for question in task.questions[:1]
-        ] * len(task.questions)
+        return [engine.explain(replace(task, questions=[question])).token_ids.tolist() for question in task.questions]
 
 
 class Baseline:
@@ -121,6 +107,25 @@ class Baseline:
                 logits = self.model(
                     ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, use_cache=False
                 ).logits[:, -1]
+                out.append(torch.log_softmax(logits.float(), -1)[:, self.label_ids])
+        return torch.cat(out).numpy()
+
+    def reusing_the_state(self, sequences: list[list[int]], batch: int) -> np.ndarray:
+        """[N, labels] logprobs: the tokens that all sequences begin with are computed once, as ``past_key_values``;
+        each batch of questions, which are of one length, reads a copy of them."""
+        torch = self.torch
+        shared = next(i for i, column in enumerate(zip(*sequences)) if len(set(column)) > 1)
+        rests = [sequence[shared:] for sequence in sequences]
+        out = []
+        with torch.inference_mode():
+            state = self.model(
+                torch.tensor([sequences[0][:shared]]), logits_to_keep=1, use_cache=True
+            ).past_key_values
+            for at in range(0, len(rests), batch):
+                part = torch.tensor(rests[at : at + batch])
+                copied = copy.deepcopy(state)
+                copied.batch_repeat_interleave(len(part))
+                logits = self.model(part, past_key_values=copied, logits_to_keep=1, use_cache=True).logits[:, -1]
                 out.append(torch.log_softmax(logits.float(), -1)[:, self.label_ids])
         return torch.cat(out).numpy()
 
@@ -185,8 +190,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json")
-    parser.add_argument("--plot")
+    add_outputs(parser)
     parser.add_argument("--quick", action="store_true", help="two repeats")
     chosen = parser.parse_args()
     import torch
@@ -205,20 +209,17 @@ def main() -> None:
     state = loads.sequences(engine, loads.state)
     [one] = loads.sequences(engine, loads.one)
     check("64 single decisions", engine.run_many(loads.mixed), base.one_by_one(mixed), tolerance)
-    check("64 questions on one state", [engine.run(loads.state)], base.padded(state[:1], 1).repeat(64, 0), tolerance)
+    check("64 questions on one state", [engine.run(loads.state)], base.one_by_one(state), tolerance)
+    check("64 questions, the state reused", [engine.run(loads.state)], base.reusing_the_state(state, 16), tolerance)
     check("one decision", [engine.run(loads.one)], base.one_by_one([one]), tolerance)
-    report = Report(
-        "prelude against transformers, one set of weights, CPU", "python -m bench.engine " + " ".join(sys.argv[1:])
-    )
-    report.facts = machine_facts(
-        [
-            ("torch", torch.__version__),
-            ("transformers", transformers.__version__),
-            ("threads", chosen.threads),
-            ("dtype", dtype),
-            ("repeats", repeats),
-        ]
-    )
+    facts = [
+        ("torch", torch.__version__),
+        ("transformers", transformers.__version__),
+        ("threads", chosen.threads),
+        ("dtype", dtype),
+        ("repeats", repeats),
+    ]
+    report = Report("prelude against transformers, one set of weights, CPU", facts=machine_facts(facts))
     compare(
         report,
         "64 single decisions",
@@ -231,8 +232,19 @@ def main() -> None:
         report,
         "64 questions on one state",
         lambda: engine.run(loads.state),
+        {
+            "state reused, 64 at once": lambda: base.reusing_the_state(state, 64),
+            "state reused, batches of 8": lambda: base.reusing_the_state(state, 8),
+        },
+        repeats,
+        ">= 1",
+    )
+    compare(
+        report,
+        "64 questions on one state, state computed again",
+        lambda: engine.run(loads.state),
         {"padded batches of 8": lambda: base.padded(state, 8), "one by one": lambda: base.one_by_one(state)},
-        max(2, repeats // 3),
+        repeats,
         ">= 20",
     )
     compare(
@@ -254,11 +266,7 @@ def main() -> None:
         "x",
         reach="< 1.6",
     )
-    report.show()
-    if chosen.json:
-        report.write(chosen.json)
-    if chosen.plot:
-        report.plot(chosen.plot)
+    report.finish(chosen)
 
 
 if __name__ == "__main__":

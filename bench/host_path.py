@@ -66,9 +66,7 @@ class Bench:
     def __init__(self, quick: bool) -> None:
         self.seconds = 0.4 if quick else 3.0
         self.rng = np.random.default_rng(0)
-        self.report = Report(
-            "The host's path of a one-token request", "python -m bench.host_path", facts=machine_facts()
-        )
+        self.report = Report("The host's path of a one-token request", facts=machine_facts())
         self.us: dict[str, float] = {}
         # The preparer and the budgets of a real engine; its core is replaced by one without a model.
         parts = load(None, device="cpu", dtype="auto", config=EngineConfig(max_length=2048, max_step_tokens=4096))

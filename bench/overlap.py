@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import Report, machine_facts, paired, ratio, three
+from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
 from prelude.batch import ForwardBatch, SampleOutput, StepResult
 from prelude.execution.drawn import num_drawn
@@ -134,20 +134,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--only", choices=("cpu", "device"), help="one half of it")
-    parser.add_argument("--json")
+    add_outputs(parser, plot=False)
     args = parser.parse_args()
     import torch
 
     torch.set_num_threads(args.threads)
     facts = machine_facts([("torch threads", args.threads)])
-    report = Report("Overlap, on and off", "python -m bench.overlap", facts=facts)
+    report = Report("Overlap, on and off", facts=facts)
     if args.only != "device":
         on_a_cpu(report, args.repeats)
     for seconds in (1e-3, 3e-3) if args.only != "cpu" else ():
         elsewhere(report, seconds, args.repeats)
-    report.show()
-    if args.json:
-        report.write(args.json)
+    report.finish(args)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from prelude._native import core
 
 from bench import host_path, tiny
-from bench.common import Report, machine_facts
+from bench.common import Report, add_outputs, machine_facts
 
 Ints = npt.NDArray[np.int32]
 ROWS = 64
@@ -54,7 +53,7 @@ class Bench:
     def __init__(self, quick: bool) -> None:
         self.repeats = 60 if quick else 400
         self.rng = np.random.default_rng(0)
-        self.report = Report("Planning, native parts", "python -m bench.planning", facts=machine_facts())
+        self.report = Report("Planning, native parts", facts=machine_facts())
         self.us: dict[str, float] = {}
 
     def add(self, name: str, load: str, measure: str, t: Timing, reach: float) -> float:
@@ -210,7 +209,7 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write all rows here")
+    add_outputs(parser, plot=False)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, within 30 s")
     options = parser.parse_args()
     end_to_end = tiny.measured(options.quick)  # first: what the others leave behind is no part of it
@@ -234,7 +233,7 @@ def main() -> None:
             "end_to_end": asdict(end_to_end.report)["rows"],
             "end_to_end_us": end_to_end.us,
         }
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

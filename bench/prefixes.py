@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import Report, machine_facts, paired, ratio
+from bench.common import Report, add_outputs, machine_facts, paired, ratio
 from prelude import Engine, EngineConfig, Loglikelihood
 from prelude.batch import ForwardBatch, StepResult
 from prelude.execution.executor import Executor, ExecutorLimits
@@ -299,7 +299,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--only", choices=("arrival", "reuse", "overhead", "cost", "waiting"))
-    parser.add_argument("--json", metavar="FILE", help="write all rows here")
+    add_outputs(parser, plot=False)
     options = parser.parse_args()
     repeats = 2 if options.quick else options.repeats
     parts = {
@@ -309,13 +309,11 @@ def main() -> None:
         "cost": lambda: cost(report, 40 * repeats),
         "waiting": lambda: waiting(report, repeats),
     }
-    report = Report("Shared prefixes and their planning", "python -m bench.prefixes", facts=machine_facts())
+    report = Report("Shared prefixes and their planning", facts=machine_facts())
     for name, part in parts.items():
         if options.only in (None, name):
             part()
-    report.show()
-    if options.json:
-        report.write(options.json)
+    report.finish(options)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from bench.common import Report, machine_facts, three
+from bench.common import Report, add_outputs, command_line, machine_facts, three
 from bench.serving_compare import COMPARISONS, Bench
 from bench.serving_load import PRESETS, SHAPES, Client, InProcess, Shape, judged, measure
 from bench.serving_questions import SIZES, questions
@@ -119,7 +119,7 @@ def show(report: ServingReport, presets: list[str]) -> None:
             if line["preset"] == preset:
                 print(f"    {'PASS' if line['pass'] else 'FAIL'}  {line['load']:<24}  {line['why']}")
     if report.rows:
-        Report(report.title + ": comparisons", report.command, report.rows, report.facts).show()
+        report.show()
 
 
 def plot(report: ServingReport, path: str) -> None:
@@ -205,8 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", help=f"models of the questions, smaller ones first: {', '.join(SIZES)}")
     parser.add_argument("--loopback", action="store_true", help="shapes through HTTP instead; no comparisons")
     parser.add_argument("--quick", action="store_true", help="few requests, short texts: shows that it runs")
-    parser.add_argument("--json")
-    parser.add_argument("--plot")
+    add_outputs(parser)
     chosen = parser.parse_args(arguments)
     unknown = [*(set(chosen.names) - set(NAMES)), *(set(chosen.slo.split(",")) - set(PRESETS))]
     unknown += set(chosen.sizes.split(",")) - set(SIZES) if chosen.sizes else ()
@@ -217,11 +216,14 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     given = sys.argv[1:] if arguments is None else arguments
-    report = ServingReport("prelude as a service sees it", "python -m bench.serving " + " ".join(given))
     model = (chosen.model or "packaged").rstrip("/").split("/")[-1]
     facts: list[tuple[str, Any]] = [("torch", torch.__version__), ("transformers", installed("transformers"))]
     facts += [("model", model), ("threads", torch.get_num_threads())]
-    report.facts = machine_facts([*facts, ("device", chosen.device)])
+    report = ServingReport(
+        "prelude as a service sees it",
+        command_line("bench.serving", given),
+        facts=machine_facts([*facts, ("device", chosen.device)]),
+    )
     asyncio.run(run(chosen, report))
     show(report, chosen.slo.split(","))
     if chosen.json:

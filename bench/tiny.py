@@ -109,7 +109,7 @@ def bare_forward(path: Path) -> Callable[[Ids], list[int]]:
 class Bench:
     def __init__(self, quick: bool) -> None:
         self.requests = 600 if quick else 4000  # of each batch size, but for the least number of repeats
-        self.report = Report("Over a bare forward, end to end", "python -m bench.tiny", facts=machine_facts())
+        self.report = Report("Over a bare forward, end to end", facts=machine_facts())
         self.us: dict[str, float] = {}
         self.draw = np.random.default_rng(0)
 

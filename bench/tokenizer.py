@@ -1,7 +1,9 @@
 """fasttoken beside HF ``tokenizers`` and every peer installed: first that they are equal, then what each costs.
 
-    taskset -c 1 python -m bench.tokenizer --tokenizer tokenizer.json [--texts FOLDER] [--family FILE ...]
+    taskset -c 1 python -m bench.tokenizer [--tokenizer tokenizer.json] [--texts FOLDER] [--family FILE ...]
                     [--only PART ...] [--quick] [--json FILE] [--plot FILE] [--plant-fault SIDE KIND]
+
+The default file is the packaged model's; the default texts are made of the files that the machine has.
 
 | part | rows |
 |---|---|
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,12 +36,13 @@ from typing import Any
 
 from bench import tokenizer_load
 from bench.blocks import Run, Times, blocks, means, statement
-from bench.common import Report, machine_facts
+from bench.common import Panels, Report, Row, add_outputs, machine_facts
 from bench.tokenizer_sides import HF, KINDS, LOADERS, OURS, SEGMENTS, Side, Sides, version_of
 from bench.tokenizer_streams import Unequal, grown_chats, in_turn, mixed, streamed, unseen_chats
 from bench.tokenizer_table import Table
-from bench.tokenizer_texts import EXTRA, inputs, texts_of
+from bench.tokenizer_texts import EXTRA, inputs, texts_of, texts_of_this_machine
 
+PACKAGED = Path(__file__).resolve().parents[1] / "prelude" / "default_model" / "tokenizer.json"
 TO = {"list": "to a list", "array": "to an array"}
 STREAMED_IDS = 2_000  # of an input's ids, when they are decoded one by one
 DECODED = ("medium_prose", "natural_en_32K", "natural_zh_32K")  # those that the aim was taken from
@@ -97,13 +100,12 @@ def exact(sides: Sides, kind: str, name: str, **given: Any) -> list[Side]:
 
 
 class Bench:
-    def __init__(self, options: argparse.Namespace, table: Table) -> None:
+    def __init__(self, options: argparse.Namespace, sides: Sides, natural: dict[str, str], table: Table) -> None:
         self.quick: bool = options.quick
         self.table = table
-        self.fault = tuple(options.plant_fault) if options.plant_fault else None
-        self.sides = Sides(options.tokenizer, self.fault)
+        self.sides = sides
         self.families: list[Path] = options.family
-        self.natural = texts_of(options.texts)
+        self.natural = natural
         self.texts = inputs(self.quick, self.natural)
         self.rounds = 5 if self.quick else 11
         self.seconds = 0.001 if self.quick else 0.004
@@ -229,7 +231,7 @@ class Bench:
         for load, times in steps.items():
             self.step_row(load, times)
         for path in self.families:
-            sides = Sides(path, self.fault)
+            sides = Sides(path, self.sides.fault)
             text = self.natural.get("en", self.texts["very_long"])[:8_000]
             ids = sides[HF].result("list", s=text)[:STREAMED_IDS]
             self.step_row(f"{path.parent.name}, {len(ids)} tokens", self.steps(sides, path.parent.name, ids))
@@ -264,7 +266,7 @@ class Bench:
 
     def of_families(self) -> None:
         for path in self.families:
-            sides = Sides(path, self.fault)
+            sides = Sides(path, self.sides.fault)
             rows = {}
             for name, text in self.texts.items():
                 if name in EXTRA:
@@ -298,20 +300,28 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json")
-    parser.add_argument("--texts", type=Path, help="a folder of texts, as python -m bench.tokenizer_texts makes it")
+    parser.add_argument("--tokenizer", type=Path, default=PACKAGED, help="a tokenizer.json (default: packaged)")
+    parser.add_argument(
+        "--texts",
+        type=Path,
+        help="a folder of texts, as python -m bench.tokenizer_texts makes it; made anew by default",
+    )
     parser.add_argument("--family", type=Path, action="append", default=[], help="a tokenizer.json of another family")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="short inputs, few rounds")
-    parser.add_argument("--json", type=Path, help="write the table here")
-    parser.add_argument("--plot", type=Path, help="draw the ratios here")
+    add_outputs(parser)
     parser.add_argument(
         "--plant-fault", nargs=2, metavar=("SIDE", "KIND"), help=f"{' '.join(LOADERS)}; {' '.join(KINDS)}"
     )
     options = parser.parse_args()
-    report = Report("fasttoken among its peers", "python -m bench.tokenizer")
-    bench = Bench(options, Table(report))
-    report.facts = machine_facts([(name, version_of(name)) for name in bench.sides.loaded if version_of(name)])
+    sides = Sides(options.tokenizer, tuple(options.plant_fault) if options.plant_fault else None)
+    versions = [(name, version_of(name)) for name in sides.loaded if version_of(name)]
+    file = ("file", options.tokenizer.resolve().parent.name)
+    report = Report("fasttoken among its peers", facts=machine_facts([file, *versions]))
+    natural = texts_of(options.texts)
+    if not options.texts and not options.quick:
+        natural = texts_of_this_machine()
+    bench = Bench(options, sides, natural, Table(report))
     found = list(differences(bench.sides, bench.texts))
     try:
         if found:
@@ -326,8 +336,24 @@ def main() -> int:
     if options.json:
         report.write(options.json)
     if options.plot:
-        report.plot(options.plot)
+        report.plot(options.plot, panels=panels(report.rows))
     return 0
+
+
+def panels(rows: Sequence[Row]) -> Panels:
+    """The figure's panels: geometric means by peer, single inputs against HF, then the other rows."""
+    found: Panels = {}
+    for row in rows:
+        measure, _, peer = row.measure.partition(", times ")
+        if row.unit != "x":
+            continue
+        if row.load.startswith("geometric mean") and peer:
+            found.setdefault(f"{measure}: geometric mean, times each peer", []).append((peer, row))
+        elif measure in TO.values() and not peer:
+            found.setdefault(f"{measure}, times HF", []).append((row.load, row))
+        elif peer:
+            found.setdefault("other rows", []).append((f"{row.load}: {row.measure}", row))
+    return {title: found[title] for title in sorted(found, key=lambda title: "each peer" not in title)}
 
 
 def hundred(text: str, encode: Callable[[str], Any]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import tokenizers
 from prelude.tokenizer import Tokenizer
 
-from bench.common import Report, machine_facts, three
+from bench.common import Report, add_outputs, machine_facts, three
 from bench.tokenizer_texts import inputs, texts_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,7 +76,6 @@ def in_python(run: Callable[[], Any], loops: int, rounds: int) -> list[float]:
 def time_all(driver: Any, ours: Tokenizer, texts: dict[str, str], threads: int, quick: bool) -> Report:
     report = Report(
         "fasttoken from C++, and through Python",
-        "python -m bench.tokenizer_native",
         facts=machine_facts([("threads", threads), ("vocabulary", ours.get_vocab_size())]),
     )
     for name, text in texts.items():
@@ -103,8 +102,7 @@ def main() -> int:
     parser.add_argument("--texts", type=Path, help="a folder of texts for the natural inputs")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="short inputs, few loops")
-    parser.add_argument("--json", type=Path, help="write the table here")
-    parser.add_argument("--plot", type=Path, help="draw it here")
+    add_outputs(parser)
     parser.add_argument("--flags", nargs="*", default=["-O3"], help="for the compiler")
     parser.add_argument("--plant-fault", action="store_true", help="corrupt our ids; the gate must stop")
     options = parser.parse_args()
@@ -124,11 +122,7 @@ def main() -> int:
     print(f"equal to HF: ids of {len(texts)} inputs")
     ours = Tokenizer.from_file(options.tokenizer)
     report = time_all(driver, ours, texts, max(1, options.threads), options.quick)
-    report.show()
-    if options.json:
-        report.write(options.json)
-    if options.plot:
-        report.plot(options.plot, "us")
+    report.finish(options, "us")
     return 0
 
 

@@ -258,7 +258,7 @@ class Sides:
     """
 
     def __init__(self, path: Path, fault: tuple[str, str] | None = None) -> None:
-        self.path, self._fault = path, fault
+        self.path, self.fault = path, fault
         self.loaded: dict[str, Side] = {}
         for name in LOADERS:
             try:
@@ -274,7 +274,7 @@ class Sides:
     def new(self, name: str) -> Side:
         """Loaded again: with empty caches."""
         side = LOADERS[name](self.path)
-        return side.broken(self._fault[1]) if self._fault and self._fault[0] == name else side
+        return side.broken(self.fault[1]) if self.fault and self.fault[0] == name else side
 
     def with_kind(self, kind: str) -> Iterator[Side]:
         return (side for side in self.loaded.values() if kind in side.statements)

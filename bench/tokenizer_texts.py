@@ -20,6 +20,7 @@ import random
 import re
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -45,6 +46,8 @@ QUESTIONS = ("Could you explain what this does", "Why is that so", "Please write
 ANSWERS = ("It takes two sorted lists and gives one", "Both are read once, from the left", "Here it is")
 
 NATURAL = (("code_py", 16_384), ("en", 32_768), ("en", 200_000), ("zh", 32_768), ("multi", 32_768))
+MANUALS = Path("/usr/share/man")
+SIZE = 1_600_000  # characters of each text of the folder, about
 EXTRA = ("random_4K", "long_200K_unique", "dense_chat_16K")  # beside the table, in no mean
 
 
@@ -131,6 +134,14 @@ def texts_of(folder: Path | None) -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in files}
 
 
+def texts_of_this_machine() -> dict[str, str]:
+    """The texts of :func:`made`, without those that this machine has no files for."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size in made(Path(folder), [path for path in (MANUALS,) if path.is_dir()], SIZE):
+            print(f"  text {name}: {size} characters", file=sys.stderr)
+        return {name: text for name, text in texts_of(Path(folder)).items() if text}
+
+
 def unseen(text: str, characters: int) -> str:
     """The end of a text: what the natural inputs, which take its beginning, do not have."""
     return text[max(0, len(text) - characters) :]
@@ -196,8 +207,8 @@ def made(folder: Path, manuals: Sequence[Path], size: int) -> Iterator[tuple[str
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--man", type=Path, action="append", default=[Path("/usr/share/man")])
-    parser.add_argument("--size", type=int, default=1_600_000, help="characters of each text, about")
+    parser.add_argument("--man", type=Path, action="append", default=[MANUALS])
+    parser.add_argument("--size", type=int, default=SIZE, help="characters of each text, about")
     options = parser.parse_args()
     for name, size in made(options.folder, options.man, options.size):
         print(f"{name}: {size} characters")

@@ -1,0 +1,88 @@
+"""Reports of the benchmarks: rows as they come, tables, files, figures, the command that runs a result again."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bench.common import TABLE_WIDTH, Report, add_outputs, command_line
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def report_with_rows() -> Report:
+    report = Report("A title", "python -m bench.engine --quick", facts={"cpu": "a processor " * 12})
+    report.add("64 decisions of a load with a long name", "transformers / prelude", (3.0, 2.5, 3.5), "x", ">= 2.5")
+    report.add(
+        "one decision " * 5, "a measure with a name of many words " * 2, (412.5, 0.5, 2.0), "x", note="n " * 90
+    )
+    return report
+
+
+def test_a_row_is_printed_when_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("A title", "the command")
+    assert "A title" in capsys.readouterr().err
+    report.add("64 decisions", "host time", (3.0, 2.5, 3.5), "us")
+    printed = capsys.readouterr()
+    assert "64 decisions: host time: 3.00 us [2.50 .. 3.50]" in printed.err and not printed.out
+
+
+def test_a_table_is_at_most_120_columns_wide_and_loses_no_word(capsys: pytest.CaptureFixture[str]) -> None:
+    report_with_rows().show()
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= TABLE_WIDTH == 120
+    assert printed.count("decision ") + printed.count("decision\n") >= 5 and printed.count("n ") >= 80
+    assert "412.50 x" in printed and "[2.50 .. 3.50]" in printed and ">= 2.5" in printed
+
+
+def test_a_result_has_its_date_commit_and_command(tmp_path: Path) -> None:
+    report_with_rows().write(tmp_path / "new" / "result.json")
+    kept = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert kept["facts"]["date"].count("-") == 2 and "commit" in kept["facts"]
+    assert kept["command"] == "python -m bench.engine --quick"
+    given = ["--texts", "a folder", "--only", "load"]
+    assert shlex.split(command_line("bench.tokenizer", given)) == ["python", "-m", "bench.tokenizer", *given]
+
+
+@pytest.mark.parametrize("name, right", [("x.foo", False), ("x", False), ("x.PNG", True), ("x.svg", True)])
+def test_the_figures_format_is_checked_before_any_work(
+    name: str, right: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_outputs(parser)
+    if right:
+        assert parser.parse_args(["--plot", name]).plot == Path(name)
+        return
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--plot", name])
+    assert "does not end in .png" in capsys.readouterr().err
+
+
+def test_a_missing_matplotlib_is_said_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    parser = argparse.ArgumentParser()
+    add_outputs(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--plot", "x.png"])
+    assert "matplotlib is not installed" in capsys.readouterr().err
+
+
+def test_a_figure_has_a_panel_a_measure_and_single_rows_share_one(tmp_path: Path) -> None:
+    report = report_with_rows()
+    report.add("another load", "transformers / prelude", (1.2, 1.0, 9.0), "x")
+    report.add("a load in another unit", "time", (1.2, 1.0, 9.0), "ms")
+    panels = report.panels("x")
+    assert list(panels) == ["transformers / prelude", "others"]
+    assert [label for label, _ in panels["transformers / prelude"]] == [
+        "64 decisions of a load with a long name",
+        "another load",
+    ]
+    report.plot(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5_000
