@@ -121,7 +121,7 @@ class Report:
         facts = ", ".join(f"{key} {value}" for key, value in self.facts.items())
         print(f"\n{self.title}\n{textwrap.fill(facts, TABLE_WIDTH, initial_indent='  ', subsequent_indent='  ')}")
         cells = [(row.load, row.measure, row.amount, row.range, row.reach) for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(("load", "measure", "median", "low .. high", ""), *cells)]
+        widths = [max(map(len, column)) for column in zip(("load", "measure", "", "", " "), *cells)]
         fixed = sum(widths[2:]) + 2 * len(widths)
         for column in (1, 0):  # the texts that are cut where the numbers leave too little room
             widths[column] = min(widths[column], max(20, TABLE_WIDTH - fixed - widths[1 - column]))

@@ -40,6 +40,13 @@ def test_a_table_is_at_most_120_columns_wide_and_loses_no_word(capsys: pytest.Ca
     assert "412.50 x" in printed and "[2.50 .. 3.50]" in printed and ">= 2.5" in printed
 
 
+def test_a_table_without_any_reach_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("A title", "the command")
+    report.add("64 decisions", "host time", (3.0, 2.5, 3.5), "us")
+    report.show()
+    assert "64 decisions  host time  3.00 us  [2.50 .. 3.50]" in capsys.readouterr().out
+
+
 def test_a_result_has_its_date_commit_and_command(tmp_path: Path) -> None:
     report_with_rows().write(tmp_path / "new" / "result.json")
     kept = json.loads((tmp_path / "new" / "result.json").read_text())
