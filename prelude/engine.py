@@ -104,10 +104,14 @@ class AsyncEngine(EngineFacts):
         device: str = "auto",
         dtype: str = "auto",
         config: EngineConfig | None = None,
+        revision: str | None = None,
+        follow_links: bool = False,
     ) -> AsyncEngine:
         """As ``Engine.from_pretrained``; the loading itself happens in ``async with``, or in ``await start()``, on a
         thread, so that the loop goes on."""
-        return cls(model=model, device=device, dtype=dtype, config=config)
+        return cls(
+            model=model, device=device, dtype=dtype, config=config, revision=revision, follow_links=follow_links
+        )
 
     # -------------------------------------------------------------- lifecycle
 

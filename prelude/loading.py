@@ -20,7 +20,10 @@ from prelude.scheduling.ledger import LOGITS_BYTES
 
 if TYPE_CHECKING:
     from prelude.admission.preparer import Preparer
+    from prelude.admission.template import DecisionTemplate
     from prelude.models.config import ModelConfig
+    from prelude.models.files import ModelDirectory
+    from prelude.tokenizer import Tokenizer
 
 
 log = logging.getLogger("prelude.engine")
@@ -35,7 +38,15 @@ class Parts:
     seconds: float
 
 
-def load(model: str | Path | None, *, device: str, dtype: str, config: EngineConfig) -> Parts:
+def load(
+    model: str | Path | None,
+    *,
+    device: str,
+    dtype: str,
+    config: EngineConfig,
+    revision: str | None = None,
+    follow_links: bool = False,
+) -> Parts:
     """Raises ``ModelError`` or ``ConfigError``; allocates nothing large before everything has been checked."""
     began = time.perf_counter()
     if not isinstance(config, EngineConfig):
@@ -46,10 +57,13 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
         from prelude.cuda import driver
 
         driver.require()
-    path = model_path(model)
+    if not isinstance(follow_links, bool):
+        raise ConfigError(f"follow_links={follow_links!r} is not True or False")
     from prelude.models.config import ModelConfig
+    from prelude.models.files import ModelDirectory
 
-    model_config = ModelConfig.from_dir(path)
+    directory = ModelDirectory(model_path(model, revision), follow_links)
+    model_config = ModelConfig.from_dir(directory)
     longest = config.resolved_length(model_config.max_positions)  # contradictions are found before weights are read
     if longest < (config.max_length or model_config.max_positions):
         log.log(
@@ -61,22 +75,24 @@ def load(model: str | Path | None, *, device: str, dtype: str, config: EngineCon
             config.max_running,
         )
     open_ = _cuda_executor if device == "cuda" else _cpu_executor
-    executor = open_(path, model_config, config, dtype)
+    executor = open_(directory, model_config, config, dtype)
     limits = executor.limits()
-    preparer = _preparer(path, model_config, limits, config)
+    preparer = _preparer(directory, model_config, limits, config)
     core = make_core(EngineCore, executor, config)
-    return Parts(core, preparer, path, time.perf_counter() - began)
+    return Parts(core, preparer, directory.path, time.perf_counter() - began)
 
 
-def model_path(model: str | Path | None) -> Path:
+def model_path(model: str | Path | None, revision: str | None = None) -> Path:
     """A local directory as it is, a hub name through the hub's cache, ``None`` the model in the package."""
     if model is None:
         from prelude import default_model
 
+        if revision is not None:
+            raise ModelError(f"revision={revision!r} is for a hub name, and no model is named")
         return default_model.path()
     from prelude.models.hub import resolve
 
-    return resolve(model)
+    return resolve(model, revision=revision)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -94,7 +110,7 @@ def _logits_rows(vocab_size: int, budget: int) -> int | None:
     return None if budget // row >= _CHUNK_ROWS else budget // row
 
 
-def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
+def _cpu_executor(directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -107,7 +123,7 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
     from prelude.models.memory import available_memory, default_blocks
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes)
-    with Checkpoint.open(path, model) as checkpoint:
+    with Checkpoint.open(directory, model) as checkpoint:
         chosen = resolve_dtype(dtype, model)
         checkpoint.require_memory(chosen)
         per_block = model.kv_bytes_per_token(chosen.itemsize) * config.block_size
@@ -147,27 +163,23 @@ def _cpu_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: s
         return BesideExecutor(executor) if config.overlap else executor
 
 
-def _cuda_executor(path: Path, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
+def _cuda_executor(directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
     from prelude.execution.cuda import open_executor
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes) or _CHUNK_ROWS
-    return open_executor(path, model, config, dtype, logits_rows=rows)
+    return open_executor(directory, model, config, dtype, logits_rows=rows)
 
 
-def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig) -> Preparer:
+def _preparer(
+    directory: ModelDirectory, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig
+) -> Preparer:
     from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
-    from prelude.admission.template import DecisionTemplate
     from prelude.models.pooling import read_pooling
-    from prelude.tokenizer import Tokenizer
 
-    tokenizer_file = path / "tokenizer.json"
-    if not tokenizer_file.is_file():
-        raise ModelError(f"{path}: there is no tokenizer.json; save the model's fast tokenizer there")
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer = _tokenizer(directory)
     model.check_vocabulary(tokenizer.id_limit - 1)
-    template_file = path / "decision_template.json"
-    pooling = read_pooling(path)
+    pooling = read_pooling(directory)
     return Preparer(
         tokenizer,
         limits,
@@ -177,7 +189,35 @@ def _preparer(path: Path, model: ModelConfig, limits: ExecutorLimits, config: En
         labels=model.labels,
         default_pooling=pooling.mode,
         normalize_default=pooling.normalize,
-        template=DecisionTemplate.from_file(template_file) if template_file.exists() else None,
+        template=_decision_template(directory),
         chat=chat_renderer(tokenizer),
         decision_chat=chat_renderer(tokenizer, enable_thinking=False),
     )
+
+
+def _tokenizer(directory: ModelDirectory) -> Tokenizer:
+    """The tokenizer of ``directory``; ``ModelError`` naming the file for whatever its contents make loading raise."""
+    from prelude.tokenizer import Tokenizer
+
+    if not directory.has("tokenizer.json"):
+        raise ModelError(f"{directory}: there is no tokenizer.json; save the model's fast tokenizer there")
+
+    def read(name: str, limit: int) -> bytes | None:
+        return directory.read(name, limit) if directory.has(name) else None
+
+    try:
+        return Tokenizer.from_reader(read, str(directory))
+    except (ModelError, MemoryError):
+        raise
+    except Exception as failure:
+        file = directory.path / "tokenizer.json"
+        raise ModelError(f"{file}: not a usable tokenizer: {failure or type(failure).__name__}") from failure
+
+
+def _decision_template(directory: ModelDirectory) -> DecisionTemplate | None:
+    from prelude.admission.template import MAX_FILE_BYTES, DecisionTemplate
+
+    name = "decision_template.json"
+    if not directory.has(name):
+        return None
+    return DecisionTemplate.from_json(directory.read(name, MAX_FILE_BYTES), str(directory.path / name))

@@ -66,14 +66,27 @@ class Engine(EngineBase):
         device: str = "auto",
         dtype: str = "auto",
         config: EngineConfig | None = None,
+        revision: str | None = None,
+        follow_links: bool = False,
     ) -> Engine:
         """Loads a model directory or a hub name; ``None`` is the model that ships with the package.
+
+        ``model``: a path, or a hub name, which has the form ``org/name``. ``revision``: commit, tag or branch of a
+        hub name; with it ``model`` is a hub name whatever there is on the disk. ``follow_links``: symbolic links in
+        the directory may lead out of it; set it for directories whose links you made yourself.
 
         Raises ``ModelError`` (bad directory, unsupported feature, not enough memory) or ``ConfigError``.
         """
         from prelude.loading import load
 
-        parts = load(model, device=device, dtype=dtype, config=config or EngineConfig())
+        parts = load(
+            model,
+            device=device,
+            dtype=dtype,
+            config=config or EngineConfig(),
+            revision=revision,
+            follow_links=follow_links,
+        )
         return cls(parts.core, parts.preparer, parts.path)
 
     def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:

@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ._files import TOKENIZER_LIMIT, read_plain
 from ._reference import ReferenceCore
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def load(data: bytes | Path, cache: TableCache | None = None) -> tuple[Core, str
             if known is not None:
                 return known, "native"
     if isinstance(data, Path):
-        data = data.read_bytes()
+        data = read_plain(data, TOKENIZER_LIMIT)
     core, backend, reason = _load(data)
     if backend != "native":
         _log.info("backend %s: %s", backend, reason)

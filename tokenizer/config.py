@@ -7,14 +7,20 @@ is warned about (both files named), because whoever loads one through another li
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from ._files import SETTINGS_LIMIT, TEMPLATE_LIMIT, read_plain
 from .errors import TokenizerConfigWarning
+
+Reader: TypeAlias = Callable[[str, int], "bytes | None"]
+"""``(name, limit)`` to the content of that file of a tokenizer's directory; None where it is not there.
+What it raises for a file that it refuses ends the loading."""
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -34,17 +40,33 @@ class FileConfig:
         return value if isinstance(value, str) else None
 
 
-def beside(path: Path) -> FileConfig:
-    """Read the configuration files in the directory of ``path``."""
-    folder = path.parent
-    values = _read_object(folder / "special_tokens_map.json")
-    source = folder / "tokenizer_config.json"
-    config = _read_object(source)
+def folder_reader(folder: Path) -> Reader:
+    """Reads what stands beside a tokenizer.json that the caller named. A file that cannot be read is left out, with a
+    warning, as its contents would be if they made no sense."""
+
+    def read(name: str, limit: int) -> bytes | None:
+        try:
+            return read_plain(folder / name, limit)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            warnings.warn(f"{folder / name} is not used: {error.strerror}", TokenizerConfigWarning, stacklevel=5)
+            return None
+
+    return read
+
+
+def beside(read: Reader, folder: str) -> FileConfig:
+    """The configuration files that ``read`` gives, which are those in ``folder``."""
+    values = _object(read("special_tokens_map.json", SETTINGS_LIMIT))
+    config = _object(read("tokenizer_config.json", SETTINGS_LIMIT))
     values = {**values, **{k: v for k, v in config.items() if v is not None or k not in values}}
     template = _template(config.get("chat_template"))
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return FileConfig(str(source) if config else "", values, template)
+    own = read("chat_template.jinja", TEMPLATE_LIMIT)
+    if own is not None:
+        with contextlib.suppress(UnicodeDecodeError):
+            template = io.StringIO(own.decode("utf-8"), newline=None).read()  # every end of a line as \n
+    return FileConfig(str(Path(folder) / "tokenizer_config.json") if config else "", values, template)
 
 
 def warn_contradictions(
@@ -98,9 +120,9 @@ def _template(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _object(data: bytes | None) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        value = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

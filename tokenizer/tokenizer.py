@@ -7,6 +7,7 @@ number of threads without a lock: a call reads the settings once, and a setter r
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 from . import components, processors
 from ._arrays import ArrayMethods
 from ._cache import at as cache_at
+from ._files import TOKENIZER_LIMIT, read_plain
 from ._inputs import EncodeInput, batch_inputs, single_input
 from ._literal import LiteralText
 from ._rungs import load
 from ._sequences import Sequences
 from ._trusted import ControlTokens
 from .added_token import AddedToken
-from .config import FileConfig, beside, warn_contradictions
+from .config import FileConfig, Reader, beside, folder_reader, warn_contradictions
 from .encoding import Encoding
 from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
 from .params import Padding, Truncation, truncate_pair
@@ -52,7 +54,19 @@ class Tokenizer(ArrayMethods):
     def from_file(path: str | os.PathLike[str], *, cache: Cache = True) -> Tokenizer:
         """Load a tokenizer.json, with the tokenizer_config.json beside it where there is one."""
         where = Path(os.fspath(path))
-        return Tokenizer._build(where, beside(where), str(where), cache)
+        config = beside(folder_reader(where.parent), str(where.parent))
+        return Tokenizer._build(where, config, str(where), cache)
+
+    @staticmethod
+    def from_reader(read: Reader, folder: str, *, cache: Cache = True) -> Tokenizer:
+        """Load the files of ``folder``, whose contents ``read(name, limit)`` gives: for a caller that has rules of
+        its own about which files may be read. Raises what ``read`` raises, and ``FileNotFoundError`` without a
+        tokenizer.json."""
+        where = os.path.join(folder, "tokenizer.json")
+        data = read("tokenizer.json", TOKENIZER_LIMIT)
+        if data is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+        return Tokenizer._build(data, beside(read, folder), where, cache)
 
     @staticmethod
     def from_str(json: str, *, cache: Cache = True) -> Tokenizer:
@@ -91,7 +105,7 @@ class Tokenizer(ArrayMethods):
         """Load a rank file (base64 bytes and a rank a line) with its split pattern and special tokens."""
         from .tiktoken import tokenizer_json
 
-        data = ranks if isinstance(ranks, bytes) else Path(os.fspath(ranks)).read_bytes()
+        data = ranks if isinstance(ranks, bytes) else read_plain(ranks, TOKENIZER_LIMIT)
         return Tokenizer.from_buffer(tokenizer_json(data, pattern, special_tokens or {}))
 
     @staticmethod

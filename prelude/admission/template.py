@@ -26,8 +26,10 @@ from typing import Any
 from prelude.admission.tokenization import Piece
 from prelude.errors import TemplateError, shown
 from prelude.tasks import Choice, Question, Score, YesNo, strict_keywords
+from prelude.tokenizer._files import read_plain
 
 MAX_TEMPLATE_CHARS = 1 << 16
+MAX_FILE_BYTES = 16 * MAX_TEMPLATE_CHARS
 _PLACEHOLDER = re.compile(r"\{(state|question|labels|label)\}")
 # part -> (required placeholders, optional ones)
 _PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -78,13 +80,18 @@ class DecisionTemplate:
     def from_file(cls, path: str | Path) -> DecisionTemplate:
         """From ``decision_template.json``: an object with any of the fields above, and no others."""
         try:
-            raw = Path(path).read_bytes()
-            if len(raw) > 16 * MAX_TEMPLATE_CHARS:
-                raise TemplateError(f"{path}: {len(raw)} bytes; the limit is {16 * MAX_TEMPLATE_CHARS}")
-            found = json.loads(raw)
-        except (OSError, ValueError, RecursionError) as error:
-            if isinstance(error, TemplateError):
-                raise
+            data = read_plain(path, MAX_FILE_BYTES)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise TemplateError(f"{path}: cannot be read: {reason}") from error
+        return cls.from_json(data, str(path))
+
+    @classmethod
+    def from_json(cls, data: bytes, path: str) -> DecisionTemplate:
+        """From the content of such a file; ``path`` is named in messages."""
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
             raise TemplateError(f"{path}: not a readable JSON file: {error}") from error
         if not isinstance(found, dict):
             raise TemplateError(f"{path}: {type(found).__name__} instead of an object")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,12 +19,13 @@ if TYPE_CHECKING:
     from prelude.cuda.attention import Calls
     from prelude.cuda.device import CudaDevice
     from prelude.cuda.executor import CudaExecutor
+    from prelude.models.files import Where
 
 log = logging.getLogger("prelude.cuda")
 
 
 def open_executor(
-    path: Path, model: ModelConfig, config: EngineConfig, dtype: str, *, logits_rows: int
+    where: Where, model: ModelConfig, config: EngineConfig, dtype: str, *, logits_rows: int
 ) -> CudaExecutor:
     """Weights, kernels and a KV pool on the current GPU.
 
@@ -47,7 +47,7 @@ def open_executor(
     attention_for(config.attention, model, element, config.deterministic)  # before the weights are read
     positions = config.resolved_length(model.max_positions)
     with fits(torch.cuda.mem_get_info, "loading the weights, with kernels and workspaces,"):
-        with Checkpoint.open(path, model) as checkpoint:
+        with Checkpoint.open(where, model) as checkpoint:
             checkpoint.require_memory(element, "cuda")
             device = CudaDevice(element, head_dim=model.head_dim, deterministic=config.deterministic)
             with device.scope():

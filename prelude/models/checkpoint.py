@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.config import ModelConfig, expected_tensors
-from prelude.models.files import check_directory
+from prelude.models.files import ModelDirectory, Where
 from prelude.models.memory import available_memory, require_memory
 from prelude.models.safetensors_file import SafetensorsFile, TensorInfo
 from prelude.models.shards import WeightFiles, find_weight_files
@@ -61,10 +61,11 @@ class Checkpoint:
         self._files = list({id(place.file): place.file for place in places.values()}.values())
 
     @classmethod
-    def open(cls, path: str | Path, config: ModelConfig, *, scan: bool = False) -> Checkpoint:
-        """Map and check the weights in the directory ``path``; ``scan`` also reads them all for NaN and Inf."""
-        directory = check_directory(path)
-        files = _open_files(find_weight_files(directory))
+    def open(cls, where: Where, config: ModelConfig, *, scan: bool = False) -> Checkpoint:
+        """Map and check the weights of a model directory; ``scan`` also reads them all for NaN and Inf."""
+        found = ModelDirectory.of(where)
+        directory = found.path
+        files = _open_files(find_weight_files(found))
         try:
             places = _places(directory, files)
             head = _reconcile(directory, config, places)

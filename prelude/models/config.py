@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.families import ARCHITECTURES, FAMILIES, Family
 from prelude.models.fields import Fields
-from prelude.models.files import check_directory, read_object
+from prelude.models.files import ModelDirectory, Where
 from prelude.models.rope import MAX_POSITIONS, RopeScaling, inverse_frequencies, parse_rope
 
 if TYPE_CHECKING:
@@ -99,14 +97,14 @@ class ModelConfig:
     """Of the classification head, in the order of its rows; empty where there is none."""
 
     @classmethod
-    def from_dir(cls, path: str | Path) -> ModelConfig:
+    def from_dir(cls, where: Where) -> ModelConfig:
         """Read ``config.json``, and ``generation_config.json`` where there is one."""
-        directory = check_directory(path)
-        raw = read_object(directory, "config.json", limit=CONFIG_LIMIT)
+        directory = ModelDirectory.of(where)
+        raw = directory.object("config.json", CONFIG_LIMIT)
         generation = None
-        if os.path.lexists(directory / "generation_config.json"):
-            generation = read_object(directory, "generation_config.json", limit=CONFIG_LIMIT)
-        return cls.from_dict(raw, generation, where=str(directory / "config.json"))
+        if directory.has("generation_config.json"):
+            generation = directory.object("generation_config.json", CONFIG_LIMIT)
+        return cls.from_dict(raw, generation, where=str(directory.path / "config.json"))
 
     @classmethod
     def from_dict(

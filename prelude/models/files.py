@@ -1,16 +1,18 @@
-"""Opening what a model directory holds: regular files, bounded, and nothing outside the directory.
+"""The files of a model directory: plain files, of bounded size, and none that lie outside the directory.
 
-Symbolic links that lead out of the directory are refused, except in a snapshot of the Hugging Face
-cache, which is made of links to ``models--*/blobs`` beside it (and from there, where files are
-shared between models, to the ``blobs`` store of the whole cache).
+Every file that is read because it stands in a model directory is read through ``ModelDirectory``. A symbolic link
+that leads out of the directory is refused, with two exceptions. A snapshot in the Hugging Face cache is made of
+links to ``models--*/blobs`` beside it (and from there, where models share files, to the ``blobs`` of the whole
+cache): these are followed. And ``follow_links=True`` of ``from_pretrained`` says that the caller trusts the
+directory's links.
 """
 
 from __future__ import annotations
 
 import os
-import stat
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from prelude.errors import ModelError, shown
 from prelude.models.strict_json import parse
@@ -26,28 +28,82 @@ def check_directory(path: str | os.PathLike[str]) -> Path:
     except NotADirectoryError:
         raise ModelError(f"{path}: a file; give the directory that holds config.json and the weights") from None
     except (OSError, ValueError, TypeError) as failure:
-        reason = getattr(failure, "strerror", None) or failure
-        raise ModelError(f"{shown(path)}: cannot be read: {reason}") from failure
+        raise ModelError(f"{shown(path)}: cannot be read: {_reason(failure)}") from failure
     return directory
 
 
-def contained(directory: Path, name: str, error: type[ModelError]) -> Path:
-    """``directory / name`` with links resolved, or an error if that is not a file of this model."""
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """An existing directory, and whether links in it may lead out of it."""
+
+    path: Path
+    links: bool = False
+
+    @classmethod
+    def of(cls, where: Where) -> ModelDirectory:
+        """``where`` itself, or the directory at that path; ``ModelError`` where there is none."""
+        return where if isinstance(where, ModelDirectory) else cls(check_directory(where))
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def has(self, name: str) -> bool:
+        """Whether there is anything of that name, be it a link that leads nowhere."""
+        return os.path.lexists(self.path / name)
+
+    def file(self, name: str, error: type[ModelError] = ModelError) -> Path:
+        """Where the file ``name`` lies, its links resolved; ``error`` if that is not a file of this model."""
+        shown_path = self.path / name
+        if os.path.isabs(name) or ".." in Path(name).parts:
+            raise error(f"{self.path}: {shown(name)} leads out of the model directory")
+        try:
+            root = self.path.resolve(strict=True)
+            target = (root / name).resolve(strict=True)
+        except FileNotFoundError:
+            raise error(f"{shown_path}: missing; was the download completed?") from None
+        except (OSError, RuntimeError, ValueError) as failure:  # a loop of links is a RuntimeError before Python 3.13
+            raise error(f"{shown_path}: cannot be resolved: {failure}") from None
+        if not self.links and not any(target.is_relative_to(allowed) for allowed in (root, *_hub_stores(root))):
+            raise error(
+                f"{shown_path}: a link that leads out of the model directory, to {shown(str(target))}; put the file "
+                "itself there, or load with follow_links=True if the links of this directory are yours"
+            )
+        if not target.is_file():
+            raise error(f"{shown_path}: not a regular file")
+        return target
+
+    def read(self, name: str, limit: int, error: type[ModelError] = ModelError) -> bytes:
+        """The content of the file ``name``, of at most ``limit`` bytes."""
+        from prelude.tokenizer._files import read_plain
+
+        try:
+            return read_plain(self.file(name, error), limit)
+        except OSError as failure:
+            raise error(f"{self.path / name}: cannot be read: {_reason(failure)}") from failure
+
+    def value(self, name: str, limit: int, error: type[ModelError] = ModelError) -> Any:
+        """The JSON value in the file ``name``."""
+        return parse(self.read(name, limit, error), str(self.path / name), error)
+
+    def object(self, name: str, limit: int, error: type[ModelError] = ModelError) -> dict[str, Any]:
+        """The JSON object in the file ``name``."""
+        value = self.value(name, limit, error)
+        if not isinstance(value, dict):
+            raise error(f"{self.path / name}: holds a {type(value).__name__}, an object is needed")
+        return value
+
+
+Where: TypeAlias = "ModelDirectory | str | os.PathLike[str]"
+
+
+def open_regular(path: Path, error: type[ModelError]) -> int:
+    """A descriptor on ``path``, which is a regular file; never waits on a pipe or a device."""
+    from prelude.tokenizer._files import open_plain
+
     try:
-        root = directory.resolve(strict=True)
-        target = (root / name).resolve(strict=True)
-    except FileNotFoundError:
-        raise error(f"{directory / name}: missing; was the download completed?") from None
-    except (OSError, RuntimeError) as failure:  # a loop of links is a RuntimeError before Python 3.13
-        raise error(f"{directory / name}: cannot be resolved: {failure}") from None
-    if not any(target.is_relative_to(allowed) for allowed in (root, *_hub_stores(root))):
-        raise error(
-            f"{directory / name}: a link that leads out of the model directory, to {shown(str(target))}; "
-            "put the file itself there"
-        )
-    if not target.is_file():
-        raise error(f"{directory / name}: not a regular file")
-    return target
+        return open_plain(path)
+    except (OSError, ValueError) as failure:
+        raise error(f"{path}: cannot be opened: {_reason(failure)}") from failure
 
 
 def _hub_stores(root: Path) -> list[Path]:
@@ -58,30 +114,5 @@ def _hub_stores(root: Path) -> list[Path]:
     return [repository / "blobs", repository.parent / "blobs"]
 
 
-def open_regular(path: Path, error: type[ModelError]) -> int:
-    """A descriptor on ``path``, which is a regular file; never waits on a pipe or a device."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except (OSError, ValueError) as failure:
-        reason = getattr(failure, "strerror", None) or failure
-        raise error(f"{path}: cannot be opened: {reason}") from failure
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise error(f"{path}: not a regular file")
-    return descriptor
-
-
-def read_object(directory: Path, name: str, *, limit: int, error: type[ModelError] = ModelError) -> dict[str, Any]:
-    """The JSON object in the file ``name`` of ``directory``, of at most ``limit`` bytes."""
-    path = directory / name
-    with open(open_regular(contained(directory, name, error), error), "rb") as file:
-        try:
-            data = file.read(limit + 1)
-        except OSError as failure:
-            raise error(f"{path}: cannot be read: {failure.strerror}") from failure
-    if len(data) > limit:
-        raise error(f"{path}: larger than the limit of {limit:,} bytes")
-    value = parse(data, str(path), error)
-    if not isinstance(value, dict):
-        raise error(f"{path}: holds a {type(value).__name__}, an object is needed")
-    return value
+def _reason(failure: Exception) -> str:
+    return str(getattr(failure, "strerror", None) or failure)

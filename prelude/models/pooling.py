@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
-from prelude.models.files import contained, read_object
-from prelude.models.strict_json import parse
+from prelude.models.files import ModelDirectory, Where
 
 _LIMIT = 1 << 20
 _OURS = {"lasttoken": "last", "cls": "cls", "mean": "mean"}
@@ -32,47 +30,44 @@ class PoolingConfig:
     normalize: bool = True
 
 
-def read_pooling(path: Path) -> PoolingConfig:
+def read_pooling(where: Where) -> PoolingConfig:
     """From ``modules.json`` and the pooling module's ``config.json``.
 
     Raises ``UnsupportedModel`` for modules or modes that are not implemented, ``ModelError`` for malformed files.
     """
-    modules_file = path / "modules.json"
-    if not modules_file.exists():
+    directory = ModelDirectory.of(where)
+    if not directory.has("modules.json"):
         folder = "1_Pooling"
-        if not (path / folder / "config.json").exists():
-            return PoolingConfig()
-        return PoolingConfig(_mode(path, folder))
+        return PoolingConfig(_mode(directory, folder)) if directory.has(f"{folder}/config.json") else PoolingConfig()
     mode, normalize = None, False
-    for module in _modules(modules_file):
+    for module in _modules(directory):
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         folder = module.get("path", "")
         if kind == "Pooling":
-            mode = _mode(path, folder)
+            mode = _mode(directory, folder)
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
             raise UnsupportedModel(
-                f"{modules_file}: module {shown(kind)} is not supported (Transformer, Pooling, Normalize are)"
+                f"{directory.path / 'modules.json'}: module {shown(kind)} is not supported "
+                "(Transformer, Pooling, Normalize are)"
             )
     return PoolingConfig(mode, normalize)
 
 
-def _modules(file: Path) -> list[Mapping[str, Any]]:
-    target = contained(file.parent, file.name, ModelError)
-    if target.stat().st_size > _LIMIT:
-        raise ModelError(f"{file}: larger than {_LIMIT} bytes")
-    modules = parse(target.read_bytes(), str(file), ModelError)
+def _modules(directory: ModelDirectory) -> list[Mapping[str, Any]]:
+    modules = directory.value("modules.json", _LIMIT)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{file}: a list of objects is expected")
+        raise ModelError(f"{directory.path / 'modules.json'}: a list of objects is expected")
     return modules
 
 
-def _mode(path: Path, folder: Any) -> str:
+def _mode(directory: ModelDirectory, folder: Any) -> str:
     if not isinstance(folder, str):
-        raise ModelError(f"{path / 'modules.json'}: path {shown(folder)} is not a string")
+        raise ModelError(f"{directory.path / 'modules.json'}: path {shown(folder)} is not a string")
     name = f"{folder}/config.json"
-    config = read_object(path, name, limit=_LIMIT)
+    config = directory.object(name, _LIMIT)
+    path = directory.path
     named = config.get("pooling_mode")
     old = [name for key, name in _OLD.items() if config.get(key)]
     modes = old if named is None else [named] if isinstance(named, str) else named

@@ -1,7 +1,7 @@
 """Which weight files a model directory has, and which tensor lies in which of them.
 
 An index is untrusted: a name in it never leads out of the directory. Symbolic links out of it are
-refused too (see ``files.contained``).
+refused too (see ``files.ModelDirectory``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prelude.errors import CheckpointError, ModelError, shown
-from prelude.models.files import contained, read_object
+from prelude.models.files import ModelDirectory
 from prelude.models.safetensors_file import MAX_TENSORS
 
 log = logging.getLogger(__name__)
@@ -33,25 +33,26 @@ class WeightFiles:
     assigned: dict[str, str] | None
 
 
-def find_weight_files(directory: Path) -> WeightFiles:
+def find_weight_files(directory: ModelDirectory) -> WeightFiles:
     """The one file, or the shards of the index, of ``directory``."""
-    single, index = directory / SINGLE, directory / INDEX
-    if os.path.lexists(single):
-        if os.path.lexists(index):
+    if directory.has(SINGLE):
+        if directory.has(INDEX):
             log.warning("%s: both %s and an index are there; the index is not used", directory, SINGLE)
-        return WeightFiles({SINGLE: contained(directory, SINGLE, CheckpointError)}, None)
-    if os.path.lexists(index):
+        return WeightFiles({SINGLE: directory.file(SINGLE, CheckpointError)}, None)
+    if directory.has(INDEX):
         assigned = _weight_map(directory)
         names = sorted(set(assigned.values()))
         if len(names) > MAX_SHARDS:
-            raise CheckpointError(f"{index}: names {len(names):,} files, the limit is {MAX_SHARDS:,}")
-        return WeightFiles({name: contained(directory, name, CheckpointError) for name in names}, assigned)
-    raise _nothing_usable(directory)
+            raise CheckpointError(
+                f"{directory.path / INDEX}: names {len(names):,} files, the limit is {MAX_SHARDS:,}"
+            )
+        return WeightFiles({name: directory.file(name, CheckpointError) for name in names}, assigned)
+    raise _nothing_usable(directory.path)
 
 
-def _weight_map(directory: Path) -> dict[str, str]:
-    index = directory / INDEX
-    raw = read_object(directory, INDEX, limit=MAX_INDEX_BYTES, error=CheckpointError)
+def _weight_map(directory: ModelDirectory) -> dict[str, str]:
+    index = directory.path / INDEX
+    raw = directory.object(INDEX, MAX_INDEX_BYTES, CheckpointError)
     weight_map = raw.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map is {shown(weight_map)}, an object of file names is needed")

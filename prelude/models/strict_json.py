@@ -4,6 +4,10 @@ Two parsers that disagree about a file are how a scanner and a loader come to se
 so a key that appears twice is an error here, as are bytes that are not UTF-8. Numbers that are not
 plain non-negative integers can be kept as :class:`Unnatural`, so that whoever validates the value
 can name the place where it stood.
+
+What parsing costs follows from the number of values, not of bytes: 90 MB of short strings take ten seconds and
+1.7 GB. So the values are counted before anything is parsed: each but the first of its array or object has a comma
+before it, and nesting without commas is as deep as the parser's own limit at most.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from prelude.errors import ModelError, shown
+
+MAX_VALUES = 1 << 20
+"""Values of one file. A safetensors header takes eight a tensor, so that it is enough for 100,000 tensors."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,9 @@ def parse(data: bytes | str, where: str, error: type[ModelError], *, naturals: b
 
     With ``naturals`` every number other than a natural one arrives as :class:`Unnatural`.
     """
+    commas = data.count(",") if isinstance(data, str) else data.count(b",")
+    if commas >= MAX_VALUES:
+        raise error(f"{where}: {commas:,} commas, so it may hold more than the limit of {MAX_VALUES:,} values")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
         if naturals:

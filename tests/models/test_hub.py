@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from prelude import AsyncEngine, Engine
 from prelude.errors import ModelError
 from prelude.models import hub
 from prelude.models.checkpoint import Checkpoint
@@ -36,6 +38,11 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
     return calls
+
+
+def started(*model: str, **options: Any) -> None:
+    """Loads an ``AsyncEngine``."""
+    asyncio.run(AsyncEngine.from_pretrained(*model, **options).start())
 
 
 @pytest.fixture
@@ -72,7 +79,8 @@ def test_directory_is_itself(
     [
         ("./nothing", "no such directory"),
         ("/nothing/here", "no such directory"),
-        ("a/b/c", "no such directory, and not a hub name"),
+        ("a/b/c", "no such directory, and not a hub name, which has the form 'org/name'"),
+        ("my-finetune", "no such directory, and not a hub name, which has the form 'org/name'"),
         ("../up", "no such directory"),
         ("~nobody_at_all/x/y", "no such directory"),
         ("org/../name", "no such directory"),
@@ -152,6 +160,62 @@ def test_hub_name_asks_for_safe_files_only(
         wanted + unwanted, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
     )
     assert list(kept) == wanted
+
+
+@pytest.mark.fault(47)
+def test_a_path_that_is_missing_is_no_hub_name(
+    downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``models/finetune`` with its last part misspelt would have been downloaded from the user named models."""
+    (tmp_path / "models" / "finetune").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"models/finetun: no such directory, though models is here; .*revision='main'"
+    ):
+        resolve("models/finetun")
+    assert downloads == []
+    with pytest.raises(ModelError, match="not loaded from the hub"):
+        resolve("models/finetun", revision="main")
+    assert [(name, options["revision"]) for name, options in downloads] == [("models/finetun", "main")]
+
+
+def test_a_hub_name_without_a_revision_is_taken_with_a_warning(
+    downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError):
+        resolve("org/name")
+    assert "org/name: no such directory, so this is a hub name" in caplog.text
+    caplog.clear()
+    with pytest.raises(ModelError):
+        resolve("org/name", revision="0123abc")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("make", [Engine.from_pretrained, started], ids=["sync", "async"])
+def test_from_pretrained_takes_a_revision(
+    make: Any, downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="not loaded from the hub"):
+        make("org/name", revision="v1.5")
+    assert [options["revision"] for _, options in downloads] == ["v1.5"]
+    with pytest.raises(ModelError, match=r"revision='v1' is for a hub name"):
+        make(revision="v1")
+
+
+@pytest.mark.parametrize("revision", ["", "../main", "a b", 7, "x" * 300, "-r", "a\0"])
+def test_bad_revisions(revision: Any, downloads: list[Any]) -> None:
+    with pytest.raises(ModelError, match=r"revision is .*: the name of a commit, a tag or a branch is needed"):
+        resolve("org/name", revision=revision)
+    assert downloads == []
+
+
+def test_a_path_has_no_revision(tmp_path: Path, downloads: list[Any]) -> None:
+    for path in (tmp_path, str(tmp_path), "./org/name"):
+        with pytest.raises(ModelError, match="a path"):
+            resolve(path, revision="main")
+    assert downloads == []
 
 
 def test_hub_failure_says_the_way_out(downloads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

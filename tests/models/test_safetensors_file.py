@@ -7,6 +7,7 @@ import os
 import random
 import struct
 import tempfile
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,7 +158,7 @@ def test_shorter_than_eight_bytes(content: bytes, tmp_path: Path) -> None:
         (0, "claims 0 bytes"),
         (1, "claims 1 bytes"),
         (3, "claims 3 bytes, the file has 2"),
-        (MAX_HEADER_BYTES, "claims 100,000,000 bytes, the file has 2"),
+        (MAX_HEADER_BYTES, "claims 33,554,432 bytes, the file has 2"),
         (MAX_HEADER_BYTES + 1, "limits"),
         (2**63, "limits"),
         (2**64 - 1, "limits"),
@@ -174,6 +175,28 @@ def test_header_over_the_limit_with_the_bytes_there(tmp_path: Path) -> None:
     os.truncate(path, MAX_HEADER_BYTES + 100)  # sparse
     with pytest.raises(CheckpointError, match="limits"):
         SafetensorsFile(path)
+
+
+@pytest.mark.fault(40)
+@pytest.mark.parametrize("size", [12_000_000, 90_000_000])
+def test_metadata_of_many_strings_is_refused_before_it_is_parsed(size: int, tmp_path: Path) -> None:
+    """Parsing the larger one takes ten seconds and 1.7 GB."""
+    entries = ",".join(f'"{index:x}":""' for index in range(size // 10))
+    path = write(tmp_path / "w", '{"__metadata__":{' + entries + "}}")
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=r"limits are 2|limit of 1,048,576 values"):
+            SafetensorsFile(path)
+        assert tracemalloc.get_traced_memory()[1] < 2 * size
+    finally:
+        tracemalloc.stop()
+
+
+def test_as_many_tensors_as_the_limit_allows_are_read(tmp_path: Path) -> None:
+    header = {
+        f"model.layers.{index}.self_attn.q_proj.weight": entry("F32", [0, 1], 0, 0) for index in range(MAX_TENSORS)
+    }
+    assert len(SafetensorsFile(write(tmp_path / "w", header))) == MAX_TENSORS
 
 
 ONE = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
