@@ -1,7 +1,7 @@
 """fasttoken without Python in between, and what Python then adds.
 
     python -m bench.tokenizer_native --tokenizer tokenizer.json [--texts FOLDER] [--threads 2]
-                                     [--quick] [--json FILE] [--plot FILE]
+                                     [--quick] [--build FOLDER] [--json FILE] [--plot FILE]
 
 The rows and their lengths are those of ``bench.tokenizer``. ``bench/native/driver.cpp`` is built for the run
 (pybind11 and a C++ compiler are needed) and times the core from C++: on one thread in CPU time, and on several
@@ -35,7 +35,7 @@ ROUNDS = 15
 
 
 def build(folder: Path, flags: Sequence[str]) -> Any:
-    """Compile the driver into ``folder`` and import it."""
+    """Compile the driver into ``folder``, unless one that is newer than its sources is there, and import it."""
     from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
@@ -103,12 +103,13 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="short inputs, few loops")
     add_outputs(parser)
+    parser.add_argument("--build", type=Path, help="build here, and use the driver that an earlier run left here")
     parser.add_argument("--flags", nargs="*", default=["-O3"], help="for the compiler")
     parser.add_argument("--plant-fault", action="store_true", help="corrupt our ids; the gate must stop")
     options = parser.parse_args()
     texts = inputs(options.quick, texts_of(options.texts))
     with tempfile.TemporaryDirectory() as folder:
-        driver = build(Path(folder), options.flags).Driver(options.tokenizer.read_bytes())
+        driver = build(options.build or Path(folder), options.flags).Driver(options.tokenizer.read_bytes())
     theirs = tokenizers.Tokenizer.from_file(str(options.tokenizer))
     theirs.no_truncation()
     theirs.no_padding()

@@ -23,10 +23,18 @@ def test_a_dearer_operation_is_told() -> None:
     assert instructions.compare("other", instructions.Count(110.0, None), {})[1] == 0
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the driver was built: building takes most of these tests' time."""
+    folder = tmp_path_factory.mktemp("build")
+    instructions.build(folder)
+    return folder
+
+
 @needs_tools
 @pytest.mark.slow
-def test_counts_are_steady_and_the_kept_ones_are_of_these_operations(tmp_path: Path) -> None:
-    driver, _ = instructions.build(tmp_path)
+def test_counts_are_steady_and_the_kept_ones_are_of_these_operations(built: Path) -> None:
+    driver, _ = instructions.build(built)
     listed = subprocess.run([driver, "--list"], check=True, capture_output=True, text=True).stdout.split()
     kept = json.loads(instructions.KEPT.read_text())["instructions"]
     assert set(kept) == {f"{name} {blocks}" for name in listed for blocks in instructions.POOLS}
@@ -35,7 +43,7 @@ def test_counts_are_steady_and_the_kept_ones_are_of_these_operations(tmp_path: P
 
 
 @needs_tools
-def test_an_unknown_operation_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.instructions", "nothing_like_it", "--build", str(tmp_path)]
+def test_an_unknown_operation_is_refused(built: Path) -> None:
+    command = [sys.executable, "-m", "bench.instructions", "nothing_like_it", "--build", str(built)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=instructions.ROOT)
     assert done.returncode == 1 and "no operation nothing_like_it" in done.stderr

@@ -221,6 +221,7 @@ def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: 
     pytest.importorskip("pybind11", reason="the driver is built with pybind11")
     command = [sys.executable, "-m", "bench.tokenizer_native", "--tokenizer", tokenizer_file, "--quick"]
     command += ["--threads", "2", "--json", str(tmp_path / "table.json"), "--flags=-O0"]
+    command += ["--build", str(tmp_path / "driver")]
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)

@@ -94,14 +94,15 @@ def test_the_tokenizer_gives_every_text_back() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_accuracies_on_held_out_sentences() -> None:
+    """With transformers, on a sixth of the sentences; the engine's own tests ask all of them."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from prelude.default_model.evaluate import evaluate
+    from prelude.default_model.evaluate import evaluate, held_out
 
-    result = evaluate()
-    print(result.table())
+    rows = held_out()[::6]
+    result = evaluate(rows=rows)
+    assert len(rows) == 100 and len({row["language"] for row in rows}) >= 12
     assert result.language >= 0.97, result.table()
     assert result.personal_data >= 0.95, result.table()
 
