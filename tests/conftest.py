@@ -39,6 +39,23 @@ def shared_or_none() -> Path | None:
     return shared_dir()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shows", default="", help="only tests marked with one of these features or faults: A6,B2,53")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = set(filter(None, config.getoption("--shows").split(",")))
+    if wanted:
+        kept = [item for item in items if wanted & {name for _, name in marks_of(item)}]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def marks_of(item: pytest.Item) -> list[tuple[str, str]]:
+    """("feature", "A6") and ("fault", "53") for each mark of the test."""
+    return [(mark.name, str(mark.args[0])) for mark in item.iter_markers() if mark.name in ("feature", "fault")]
+
+
 _shown: dict[str, dict[str, Any]] = {}
 
 
@@ -46,7 +63,7 @@ _shown: dict[str, dict[str, Any]] = {}
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    marks = [(mark.name, str(mark.args[0])) for mark in item.iter_markers() if mark.name in ("feature", "fault")]
+    marks = marks_of(item)
     if not marks:
         return
     entry = _shown.setdefault(item.nodeid, {"marks": marks, "passed": False, "failed": False})

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from prelude import Choice, Decide, Engine, Generate, SamplingParams
+from prelude.admission.prepared import Outcome
+from prelude.batch import StepResult
+from prelude.scheduling.request import Request
+from tests import toy
+from tests.engine.test_faults import ById
+from tests.engine.test_limits import post
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.service import run_steps, service_core
 
 
 @pytest.mark.feature("A25")
@@ -27,6 +37,34 @@ def test_host_time_is_accounted_apart_from_the_forward(make_engine: Callable[...
     assert forward + host + tokenising <= wall
     assert all(answers.stats.forward_ms > 0 and answers.stats.queue_ms >= 0 for answers in results)
     assert {answers.stats.batch_size_seen for answers in results} == {64}
+
+
+@pytest.mark.feature("A25")
+@pytest.mark.parametrize("together", [1, 30], ids=["at once", "queued"])
+def test_host_time_is_all_of_a_step_but_what_the_executor_took(together: int) -> None:
+    """The host is made to take 5 ms a request, the executor 40 ms a step: each is counted where it belongs."""
+    slept = 0.005
+
+    class Slow(ById):
+        def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+            time.sleep(slept)
+            super().deliver(request, outcome, error)
+
+    class Sleeping(toy.ToyExecutor):
+        def wait(self, handle: Any) -> StepResult:
+            return replace(super().wait(handle), seconds=self.delay)
+
+    core = service_core(Sleeping(delay=0.04), step_requests=8)
+    sink = Slow()
+    if together > 1:
+        post(core, chat(prompt(4, 1), 2), sink)  # not a step of OneShot requests alone
+    core._post([core.request(last_logprob(prompt(4, i)), sink) for i in range(together)])
+    began = time.perf_counter()
+    run_steps(core)
+    wall = time.perf_counter() - began
+    host = core.stats.host_seconds
+    assert host >= slept * len(sink.ends)
+    assert host <= wall - 0.04 * sum(core.stats.steps.values())
 
 
 def test_every_result_carries_its_requests_counters(make_engine: Callable[..., Engine]) -> None:

@@ -133,6 +133,20 @@ def test_stop_strings_stop_ids_and_eos(make_engine: Make) -> None:
     assert longer.text == full.text and longer.finish_reason == "length"
 
 
+@pytest.mark.feature("H4")
+@pytest.mark.feature("C4")
+def test_the_models_own_end_token_ends_the_text_unless_it_is_ignored(make_engine: Make) -> None:
+    engine = make_engine()
+    [end] = engine._preparer._facts.eos_ids
+    base: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "logit_bias": {end: 100.0}}
+    ended = engine.complete(STATE, SamplingParams(**base))
+    assert (ended.finish_reason, ended.token_ids, ended.text) == ("stop", (), "")
+    later = engine.complete(STATE, SamplingParams(min_tokens=3, **base))
+    assert later.finish_reason == "stop" and len(later.token_ids) == 3 and end not in later.token_ids
+    ignored = engine.complete(STATE, SamplingParams(ignore_eos=True, **base))
+    assert ignored.finish_reason == "length" and ignored.token_ids == (end,) * 6
+
+
 @pytest.mark.fault(13)
 def test_settings_of_one_text_never_alter_another(make_engine: Make) -> None:
     engine = make_engine(deterministic=True)

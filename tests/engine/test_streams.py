@@ -245,6 +245,35 @@ def test_leaving_a_blocking_stream(make_engine: Make) -> None:
     assert core.stats.decode_tokens < 1500, "cancelled long before their end"
 
 
+@pytest.mark.feature("H4")
+@pytest.mark.fault(57)
+@pytest.mark.parametrize("leave", ["close", "with", "let go"])
+def test_a_stream_that_is_left_while_it_waits_is_cancelled_and_never_runs(make_engine: Make, leave: str) -> None:
+    engine = make_engine(max_running=1)
+    core = engine._core
+    steps = Paced.of(core, 3)
+    first = engine.stream(STATE, LONG)
+    next(first)
+    second = engine.stream("Two boats", LONG)
+    request = second._request
+    until(lambda: steps.held)
+    if leave == "close":
+        second.close()
+    elif leave == "with":
+        with second:
+            pass
+    del second
+    gc.collect()
+    steps.allow(3)
+    until(lambda: steps.held)
+    assert engine.stats()["cancelled"] == 1 and request.id not in core.live
+    assert not request.stats.chunks and not request.output, "its prompt was never computed"
+    first.close()
+    steps.open()
+    until(lambda: at_rest(core))
+    assert engine.stats()["cancelled"] + engine.stats()["finished"] == 2
+
+
 @pytest.mark.fault(57)
 def test_a_slow_reader_gets_merged_chunks_and_few_wake_ups(checkpoint: Path) -> None:
     async def work(engine: AsyncEngine) -> None:

@@ -269,6 +269,9 @@ def test_all_kinds_at_once_on_one_copy_of_the_weights(make_engine: Make) -> None
     assert together[3].total == pytest.approx(apart[3].total, abs=1e-4)
     assert [t.logprob for t in together[4][1:]] == pytest.approx([t.logprob for t in apart[4][1:]], abs=1e-4)
     assert [r.token_ids for r in together[5:]] == [r.token_ids for r in apart[5:]]
+    stats = engine.stats()
+    assert stats["requests"] == {"oneshot": 6, "decode": 2}
+    assert (stats["decode_state_objects"], stats["streaming_objects"]) == (2, 0), "a fixed output is not streamed"
     weights = sum(p.numel() for p in Oracle(engine.model_path).model.parameters()) * 4
     assert 0.99 * weights < engine._core.limits.weight_bytes <= weights
 

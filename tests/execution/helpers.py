@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,3 +176,14 @@ def greedy(
         rows = decode_rows(tokens[-1], lengths, tables)
         tokens.append(run(executor, DecodeBatch(rows, sampling(range(len(prompts_))))).outputs[0].token_ids)
     return np.stack(tokens, axis=1)
+
+
+def live_tensor_bytes() -> int:
+    """Bytes of all tensors that Python objects hold, each storage once. torch does not count them on a CPU."""
+    gc.collect()
+    storages = {}
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.Tensor):
+            storage = found.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

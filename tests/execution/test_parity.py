@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from torch import Tensor
 
 from prelude.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
@@ -17,6 +20,7 @@ from tests.execution.helpers import (
     greedy,
     i32,
     last_logprobs,
+    live_tensor_bytes,
     prompts,
     random_ids,
     run,
@@ -77,6 +81,40 @@ def test_last_five_of_4096_positions(tmp_path_factory: pytest.TempPathFactory) -
     assert few.extra["activation_bytes"] == many.extra["activation_bytes"]
     five = few.outputs[0].logprobs.reshape(5, -1)
     assert np.abs(five - long.logprobs(ids)[-5:]).max() < 1e-4
+
+
+@pytest.mark.feature("A17")
+@pytest.mark.feature("A18")
+def test_the_forward_makes_the_last_layers_rows_that_are_read_and_no_others(model: Model) -> None:
+    """What leaves the decoder has a row for each row that is read, in memory of that size."""
+    executor = model.executor()
+    made: list[Tensor] = []
+    forward = executor.decoder.forward
+
+    def watched(*given: Any) -> Tensor:
+        made.append(forward(*given))
+        return made[-1]
+
+    executor.decoder.forward = watched  # type: ignore[method-assign]
+    s = prompts(random_ids(1, 90), random_ids(2, 30))
+    for rows in (ends(s), np.arange(115, 120), np.arange(120)):
+        last_logprobs(executor, s, rows)
+        assert made[-1].shape == (len(rows), model.config.hidden_size)
+        assert made[-1].untyped_storage().nbytes() == made[-1].nbytes
+
+
+@pytest.mark.feature("A12")
+@pytest.mark.feature("A17")
+@pytest.mark.feature("A18")
+@pytest.mark.feature("A23")
+def test_no_tensor_of_a_step_outlives_it(model: Model) -> None:
+    executor = model.executor()
+    s = prompts(random_ids(1, 90), random_ids(2, 30))
+    last_logprobs(executor, s)  # what is made once
+    before = live_tensor_bytes()
+    for rows in (ends(s), np.arange(20, 120), np.arange(120)):
+        last_logprobs(executor, s, rows)
+    assert live_tensor_bytes() == before
 
 
 def test_chunks_of_logits_change_nothing(model: Model) -> None:

@@ -46,6 +46,15 @@ def test_definitions(shape: tuple[float, int, float, float]) -> None:
 
 
 @pytest.mark.feature("H3")
+@pytest.mark.parametrize("p,kept", [(0.25, 1), (0.5, 2), (0.75, 3), (0.76, 4), (0.2, 1), (1.0, 4)])
+def test_top_p_keeps_the_smallest_set_that_reaches_p(p: float, kept: int) -> None:
+    """Four equal logits are four exact quarters. A set whose sum equals p reaches it; of equal ones the smaller ids
+    are kept."""
+    ours = distribution(np.full(4, 2.0, np.float32), 1.0, top_p=p)
+    assert ours.tolist() == [1 / kept] * kept + [0.0] * (4 - kept)
+
+
+@pytest.mark.feature("H3")
 @pytest.mark.parametrize("shape", [(1.0, 0, 1.0, 0.0), (0.8, 12, 0.9, 0.05)])
 def test_exact_distribution(shape: tuple[float, int, float, float]) -> None:
     """A chi-square test of 40,000 draws. The bound is far in the tail: it is a fixed seed, not a lottery."""

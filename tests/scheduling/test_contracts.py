@@ -5,6 +5,7 @@ Time is what the executor reports, so these hold in every run and on every machi
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from prelude.scheduling.request import State
 from tests import toy
 from tests.engine.test_faults import ById, generated, text
 from tests.engine.test_limits import post
+from tests.patience import shown, until
 from tests.scheduling.test_engine_core import chat, expected_logprob, last_logprob, prompt
 from tests.service import is_empty, run_steps, service_core
 
@@ -169,6 +171,35 @@ def test_a_lone_request_starts_in_the_first_step() -> None:
         request = post(core, prepared, ById())
         core.step()
         assert request.planned and request.state is not State.WAITING
+
+
+@pytest.mark.feature("F19")
+@pytest.mark.parametrize("kind", ["decision", "chat"])
+def test_no_request_is_held_back_to_make_a_larger_batch(kind: str) -> None:
+    """There is no batching delay: a request that comes to an idle engine is in a step as soon as the engine's thread
+    has woken up."""
+    prepared = last_logprob(prompt(5, 1)) if kind == "decision" else chat(prompt(5, 1), 2)
+    core = service_core()
+    submitted: list[float] = []
+    submit = core.executor.submit
+
+    def submitting(batch: Any) -> Any:
+        submitted.append(time.perf_counter())
+        return submit(batch)
+
+    core.executor.submit = submitting  # type: ignore[method-assign]
+
+    def waits_less_than_5_ms() -> bool:
+        submitted.clear()
+        sink = ById()
+        request = core.request(prepared, sink)
+        began = time.perf_counter()
+        core.submit(request)
+        until(lambda: request.id in sink.ends)
+        return submitted[0] - began < 0.005
+
+    assert shown(waits_less_than_5_ms)
+    core.close()
 
 
 # ------------------------------------------------------------------ chats beside decisions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.drawing import Drawing, Sampling
 from prelude.admission.prepared import Outcome, Prepared, TokenTree
-from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows
+from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows, Readout
 from prelude.errors import EngineClosed, ExecutionError, QueueFull, RequestTooLarge
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
@@ -130,6 +131,31 @@ def test_a_second_request_attaches_the_first_ones_blocks() -> None:
     slices = core.executor.batches[1].slices
     assert slices.context_lens.tolist() == [16]
     assert core.pool.trie.match(shared, 0, -1).blocks.tolist() == slices.context_blocks.tolist()
+
+
+@pytest.mark.feature("B9")
+@pytest.mark.parametrize(
+    "readout",
+    [
+        lambda last: LogprobRows(ids(last), ids(0), ids(5)),
+        lambda last: PooledRows(ids(last), ids(0, 1), "last"),
+        lambda last: HeadRows(ids(last)),
+    ],
+    ids=["score", "embed", "classify"],
+)
+def test_every_head_reads_its_prefix_from_the_cache(readout: Callable[[int], Readout]) -> None:
+    shared = prompt(16, 1)
+    first, second = (np.concatenate([shared, prompt(n, n)]) for n in (3, 5))
+
+    def asked(tokens: np.ndarray) -> Prepared:
+        return Prepared(TokenTree.single(tokens), readout(len(tokens) - 1))
+
+    core = make_core()
+    run(core, [asked(first)])
+    [warm] = run(core, [asked(second)])
+    assert (warm.stats.cached_tokens, warm.stats.computed_tokens) == (16, 5)
+    [cold] = run(make_core(), [asked(second)])
+    assert repr(warm.output) == repr(cold.output)
 
 
 @pytest.mark.feature("B5")

@@ -258,6 +258,31 @@ def test_states_and_their_order() -> None:
             request.move(wrong)
 
 
+@pytest.mark.feature("C13")
+@pytest.mark.parametrize("left", State)
+@pytest.mark.parametrize("entered", State)
+def test_every_transition_that_is_not_of_the_table_raises(left: State, entered: State) -> None:
+    """Of the sixteen, seven are legal: forward, to the end from anywhere, and back to waiting by preemption."""
+    legal = {
+        ("waiting", "prefill"),
+        ("prefill", "decode"),
+        ("prefill", "waiting"),
+        ("decode", "waiting"),
+        ("waiting", "finished"),
+        ("prefill", "finished"),
+        ("decode", "finished"),
+    }
+    request = make_core().request(text([9] * 5, 2), Collect())
+    request.state = left
+    if (left.value, entered.value) in legal:
+        request.move(entered)
+        assert request.state is entered
+        return
+    with pytest.raises(RuntimeError, match=f"illegal transition {left.value} -> {entered.value}"):
+        request.move(entered)
+    assert request.state is left
+
+
 class Constant(toy.ToyExecutor):
     """Draws token 1, at no cost."""
 

@@ -1,0 +1,129 @@
+"""What a call leaves to other threads, so that the caller's event loop goes on; and what it does without: sockets,
+pickles, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prelude import AsyncEngine, Embed, EngineConfig
+from prelude.calls import INLINE_CHARS, JOB_CHARS
+from tests import toy
+from tests.patience import comes
+from tests.scheduling.test_engine_core import chat, prompt
+from tests.service import service_core, toy_service
+
+SMALL = EngineConfig(kv_bytes=1 << 22)
+
+
+@pytest.mark.feature("J8")
+@pytest.mark.feature("G14")
+@pytest.mark.fault(5)
+def test_long_texts_are_tokenised_on_other_threads_and_answered_in_order(checkpoint: Path) -> None:
+    """64 prompts are some jobs of the preparing threads. The first two wait for each other: they end only where two
+    threads are at work."""
+    own, threads = threading.get_ident(), set[int]()
+    together = threading.Barrier(2)
+    met = threading.Event()
+
+    async def main() -> None:
+        async with AsyncEngine.from_pretrained(checkpoint, dtype="float32", config=SMALL) as engine:
+            preparer: Any = engine.engine._preparer
+            prepare = preparer.prepare
+
+            def watched(task: Any) -> Any:
+                threads.add(threading.get_ident())
+                if threading.get_ident() != own and not met.is_set():
+                    together.wait(60)
+                    met.set()
+                return prepare(task)
+
+            preparer.prepare = watched
+            filler = " the harbour was quiet" * 200
+            assert INLINE_CHARS < len(filler) < JOB_CHARS < 64 * len(filler)
+            tasks = [Embed(f"{i} boats" + filler, pooling="last", truncation="tail") for i in range(64)]
+            together_vectors = await engine.run_many(tasks)
+            assert own not in threads and len(threads) >= 2
+            threads.clear()
+            short = [Embed(f"{i} boats", pooling="last") for i in range(3)]
+            await engine.run_many(short)
+            assert threads == {own}, "a short text costs less than a thread does"
+            del preparer.prepare
+            for i in (0, 13, 63):
+                alone = await engine.run(tasks[i])
+                assert abs(alone - together_vectors[i]).max() < 1e-4
+
+    asyncio.run(main())
+
+
+@pytest.mark.feature("G14")
+def test_the_loop_turns_while_steps_run() -> None:
+    """A step takes half a second. Submitting and cancelling beside it leave the loop its turns: in one of the tries
+    the longest wait is below 50 ms, where one that waited for a step would always take a step's time."""
+
+    async def longest_wait() -> float:
+        async with toy_service(service_core(toy.ToyExecutor(delay=0.5))) as engine:
+            longest, tasks = 0.0, []
+            first = asyncio.create_task(engine.run(chat(prompt(6, 1), 2)))
+            await comes(lambda: engine.engine._core.step_began)
+            for i in range(100):
+                began = time.perf_counter()
+                tasks.append(asyncio.create_task(engine.run(chat(prompt(6, i), 2))))
+                if i % 2:
+                    tasks[-2].cancel()
+                await asyncio.sleep(0)
+                longest = max(longest, time.perf_counter() - began)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await first
+            return longest
+
+    for _ in range(6):
+        if asyncio.run(longest_wait()) < 0.05:
+            return
+    raise AssertionError("the loop waits for steps")
+
+
+@pytest.mark.feature("G14")
+@pytest.mark.feature("N3")
+def test_serving_opens_no_socket_starts_no_process_and_pickles_nothing(checkpoint: Path) -> None:
+    code = f"""
+import asyncio, pickle, sys
+import prelude
+from prelude import AsyncEngine, Decide, Embed, EngineConfig, Generate, SamplingParams, YesNo
+import torch, prelude.engine
+
+def refuse(event, args):
+    if event in ("socket.connect", "socket.bind", "socket.getaddrinfo", "subprocess.Popen", "os.fork",
+                 "pickle.find_class"):
+        raise SystemExit("seen: " + event)
+
+class Refused:
+    def __init__(self, *args, **kwargs):
+        raise SystemExit("seen: a pickle")
+
+async def main():
+    config = EngineConfig(kv_bytes=1 << 22)
+    async with AsyncEngine.from_pretrained({str(checkpoint)!r}, dtype="float32", config=config) as engine:
+        await engine.warmup()
+        sys.addaudithook(refuse)
+        pickle.dumps = pickle.dump = pickle.loads = pickle.load = pickle.Pickler = pickle.Unpickler = Refused
+        params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        tasks = [Decide("Once", [YesNo("Is it?")]), Embed("upon", pooling="last"), Generate("a time", params)]
+        results = await engine.run_many(tasks * 20)
+        chunks = [chunk async for chunk in engine.generate("Once", params)]
+        long = await engine.embed("a quiet harbour " * 400, pooling="last", truncation="tail")
+        print(len(results), chunks[-1].finish_reason, len(long))
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "60 length 64\n", done.stdout + done.stderr

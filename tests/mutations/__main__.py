@@ -1,0 +1,187 @@
+"""Which edits of the tables the tests with their marks notice.
+
+    python -m tests.mutations                       every edit; prints killed or survived for each
+    python -m tests.mutations batch_delay eos_ignored       the edits of these names
+    python -m tests.mutations --marks A6,53         the edits with one of these marks
+    python -m tests.mutations --check               only looks whether each edit's old text stands in its file once
+    python -m tests.mutations --json results.json   keeps the verdicts; verdicts of other edits stay in the file
+
+An edit is *killed* where a test with one of its marks fails, *survived* where all pass, *not shown* where none ran.
+At the end the tests that failed run in the unedited copy, where they have to pass.
+
+The edits are made in a copy of the tree with the built extensions, below the temporary directory. An edit of a file
+that is not Python builds the copy's extensions anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.conftest import ROOT, shared_dir
+from tests.mutations.edit import Edit, TableError
+from tests.mutations.table import EDITS
+
+SECONDS = 300
+"""What the tests of one edit may take."""
+_MARK = r"mark\.(?:feature\(\"{0}\"|fault\({0})\)"
+
+
+def copy_of_tree(target: Path) -> None:
+    """Tracked and new files with the built extensions, laid out so that ``python -m pytest`` there imports them."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    built = [str(path.relative_to(ROOT)) for path in ROOT.glob("*/*.so")]
+    for name in [*filter(None, names), *built]:
+        if (ROOT / name).is_file():  # not a tracked file that was deleted
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    for package, folder in (("_native", "_native"), ("tokenizer", "tokenizer"), ("cuda", "cuda")):
+        (target / "prelude" / package).symlink_to(target / folder, target_is_directory=True)
+
+
+def files_with(root: Path, marks: Sequence[str]) -> list[str]:
+    """The test files that name one of the marks."""
+    wanted = re.compile("|".join(_MARK.format(re.escape(mark)) for mark in marks))
+    found = (path for path in root.glob("tests/**/test_*.py") if wanted.search(path.read_text()))
+    return sorted(str(path.relative_to(root)) for path in found)
+
+
+def forget_bytecode(paths: Sequence[Path]) -> None:
+    """Compiled files are told apart by second and size, which an edit may leave as they are."""
+    for path in paths:
+        if path.suffix == ".py":
+            Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def run(root: Path, arguments: Sequence[str], seconds: float) -> tuple[int, str]:
+    """pytest's exit status and output; status -1 where it took too long."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    if (shared := shared_dir()) is not None:
+        environment["PRELUDE_SHARED"] = str(shared)
+    command = [sys.executable, "-m", "pytest", "-rfE", "-p", "no:cacheprovider", *arguments]
+    try:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return -1, ""
+    return done.returncode, done.stdout + done.stderr
+
+
+def verdict(root: Path, edit: Edit) -> tuple[str, str]:
+    """What the tests with the edit's marks say of it, and the first of them that failed."""
+    files = files_with(root, edit.marks)
+    if not files:
+        return "not shown", "no test has the mark"
+    before = edit.apply(root)
+    forget_bytecode(list(before))
+    try:
+        if edit.native:
+            build(root)
+        status, output = run(root, ["-x", "--timeout=60", "--shows", ",".join(edit.marks), *files], SECONDS)
+    finally:
+        for path, text in before.items():
+            path.write_text(text)
+        forget_bytecode(list(before))
+        if edit.native:
+            build(root)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    last = output.strip().splitlines()[-1] if output.strip() else ""
+    if status == 0 and " passed" in output:
+        return "survived", last
+    if status in (0, 5):
+        return "not shown", last
+    if status == 1:
+        return "killed", failed[1] if failed else "a test ran out of time"
+    return "unclear", last or f"the tests took more than {SECONDS} s"
+
+
+def build(root: Path) -> None:
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+
+
+def chosen(names: Sequence[str], marks: str | None) -> list[Edit]:
+    known = {edit.name: edit for edit in EDITS}
+    if len(known) != len(EDITS):
+        raise SystemExit("two edits of the tables have one name")
+    if unknown := sorted(set(names) - known.keys()):
+        raise SystemExit(f"no edit has the name {unknown[0]!r}")
+    edits = [known[name] for name in names] or list(EDITS)
+    wanted = set(marks.split(",")) if marks else None
+    return [edit for edit in edits if wanted is None or wanted & set(edit.marks)]
+
+
+def check(edits: Sequence[Edit]) -> None:
+    """``SystemExit`` that names every edit whose old text does not stand in its file exactly once."""
+    wrong = []
+    for edit in edits:
+        for change in edit.changes:
+            path = ROOT / change.file
+            count = path.read_text().count(change.old) if path.is_file() else 0
+            if count != 1:
+                wrong.append(f"{edit.name}: its old text stands in {change.file} {count} times, not once")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+def keep(path: Path, verdicts: dict[str, dict[str, object]]) -> None:
+    """Beside what the file says of other edits of the tables."""
+    kept = json.loads(path.read_text())["edits"] if path.exists() else {}
+    kept = {**kept, **verdicts}
+    edits = {edit.name: kept[edit.name] for edit in EDITS if edit.name in kept}
+    counts: dict[str, int] = {}
+    for entry in edits.values():
+        counts[str(entry["verdict"])] = counts.get(str(entry["verdict"]), 0) + 1
+    whole = {"command": "python -m tests.mutations --json " + path.name, "counts": counts, "edits": edits}
+    path.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="edits; all of them without a name")
+    parser.add_argument("--marks", help="edits with one of these marks, separated by commas")
+    parser.add_argument("--check", action="store_true", help="only look whether the tables fit the source")
+    parser.add_argument("--json", type=Path, help="where to keep the verdicts")
+    arguments = parser.parse_args()
+    edits = chosen(arguments.names, arguments.marks)
+    check(edits)
+    if arguments.check:
+        print(f"{len(edits)} edits fit the source")
+        return
+    verdicts: dict[str, dict[str, object]] = {}
+    with tempfile.TemporaryDirectory(prefix="prelude-mutations-") as folder:
+        root = Path(folder)
+        copy_of_tree(root)
+        for edit in edits:
+            began = time.monotonic()
+            try:
+                said, why = verdict(root, edit)
+            except TableError as error:
+                raise SystemExit(str(error)) from None
+            verdicts[edit.name] = {"marks": list(edit.marks), "verdict": said, "by": why}
+            print(f"{said:>9}  {edit.name:<32} {' '.join(edit.marks):<16} {why}  {time.monotonic() - began:.0f} s")
+            sys.stdout.flush()
+            if arguments.json:
+                keep(arguments.json, verdicts)
+        killers = sorted({str(v["by"]) for v in verdicts.values() if v["verdict"] == "killed" and "::" in str(v["by"])})
+        if killers:
+            status, output = run(root, killers, SECONDS * 4)
+            print(f"the {len(killers)} tests that failed, unedited: {output.strip().splitlines()[-1] if output else status}")
+            if status:
+                raise SystemExit("a test fails without an edit: what it killed is not known\n" + output[-3000:])
+    if any(entry["verdict"] != "killed" for entry in verdicts.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""All edits of the tables."""
+
+from __future__ import annotations
+
+from tests.mutations import audited
+from tests.mutations.edit import Edit
+
+EDITS: tuple[Edit, ...] = (*audited.EDITS,)

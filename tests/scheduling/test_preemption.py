@@ -1,0 +1,125 @@
+"""Requests that give way and come back: what they have said stays said, and somebody always moves on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude.admission.drawing import Drawing, Sampling
+from prelude.admission.prepared import Prepared, TokenTree
+from prelude.batch import ForwardBatch, SampleOutput
+from prelude.scheduling.policies import RoundRobin
+from prelude.scheduling.queues import Policies
+from prelude.scheduling.request import Request, State
+from tests import toy
+from tests.engine.test_faults import ById
+from tests.engine.test_limits import post
+from tests.scheduling.test_engine_core import chat, prompt
+from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
+
+
+class Following(ById):
+    """Keeps every token it is told, as a stream does."""
+
+    streams = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[int, list[int]] = {}
+
+    def token(self, request: Request, token_id: int, output: SampleOutput, row: int) -> bool:
+        self.told.setdefault(request.id, []).append(token_id)
+        return False
+
+
+def sampled(tokens: np.ndarray, count: int, seed: int) -> Prepared:
+    sampling = Sampling(1.0, 0, 1.0, 0.0, seed, frozenset())
+    return Prepared(TokenTree.single(tokens), Drawing(len(tokens) - 1, sampling), count, sampling)
+
+
+class Seeded(toy.ToyExecutor):
+    """Draws by (seed, step) from the toy's distribution, as the real executors do."""
+
+    def _read(self, readout: Any, sequences: list[list[int]]) -> Any:
+        output = super()._read(readout, sequences)
+        if isinstance(output, SampleOutput) and readout.temperature[0] > 0:
+            drawn = []
+            for n, row in enumerate(readout.rows.tolist()):
+                u = np.random.default_rng([int(readout.seeds[n]), int(readout.steps[n])]).random()
+                shares = np.exp(toy.logprobs_of(sequences[row])).cumsum()
+                drawn.append(min(int(np.searchsorted(shares, u)), toy.VOCAB - 1))
+            return SampleOutput(np.array(drawn, np.int32))
+        return output
+
+
+@pytest.mark.feature("D9")
+@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "seeded"])
+def test_a_preempted_text_goes_on_where_it_was_and_says_no_token_twice(drawn: bool) -> None:
+    def texts(blocks: int) -> tuple[list[list[int]], list[int], int]:
+        core = service_core(Seeded(num_blocks=blocks), running=6, chunk=16)
+        sink = Following()
+        make = (lambda i: sampled(prompt(8, i), 20, i)) if drawn else (lambda i: chat(prompt(8, i), 20))
+        requests = [post(core, make(i), sink) for i in range(6)]
+        run_steps(core)
+        ends = [sink.ends[r.id][0] for r in requests]
+        assert [sink.told[r.id] for r in requests] == [list(end.token_ids) for end in ends]
+        assert is_empty(core)
+        return [list(end.token_ids) for end in ends], [end.stats.preemptions for end in ends], core.stats.preemptions
+
+    roomy, never, none = texts(64)
+    tight, times, counted = texts(10)
+    assert tight == roomy and all(len(tokens) == 20 for tokens in tight)
+    assert none == sum(never) == 0
+    assert counted == sum(times) > 0, "each request counts its own"
+    assert times[0] == 0, "the first one is never preempted"
+
+
+@pytest.mark.fault(53)
+def test_half_prompts_that_fill_the_pool_together_do_not_wait_for_each_other() -> None:
+    """Two prompts of nine blocks have chunks in turn, in a pool of ten: when it is full neither has its prompt. The
+    later one gives its blocks back, and comes again when the first one has ended."""
+    policies = Policies(decode=RoundRobin())
+    core = service_core(
+        toy.ToyExecutor(num_blocks=10), running=4, chunk=4, step_tokens=4, cache=False, policies=policies
+    )
+    sink = ById()
+    requests = [post(core, chat(prompt(36, i), 3), sink) for i in range(2)]
+    run_steps(core, 200)
+    assert [list(sink.ends[r.id][0].token_ids) for r in requests] == [
+        toy.generate(prompt(36, i).tolist(), 3) for i in range(2)
+    ]
+    assert [r.stats.preemptions for r in requests] == [0, 1]
+    assert is_empty(core)
+
+
+@pytest.mark.feature("F13")
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_planning_and_a_failed_step_leave_what_is_computed_as_it_was(at: int) -> None:
+    """``cached_len`` counts what has been computed, not what has been planned: it stays while a chunk is in flight,
+    and after the step of one that failed."""
+    executor = FaultyExecutor(Fault("raise", "wait", at), num_blocks=64)
+    core = service_core(executor, chunk=8, step_tokens=8)
+    sink = ById()
+    request = post(core, chat(prompt(20, 1), 4), sink)
+    computed, seen = 0, list[tuple[int, int]]()
+    submit = executor.submit
+
+    def submitting(batch: ForwardBatch) -> object:
+        seen.append((request.cached_len, request.staged_len))
+        return submit(batch)
+
+    executor.submit = submitting  # type: ignore[method-assign]
+    while request.state is not State.FINISHED:
+        core.step()
+        core.audit()
+        failed = core.stats.failed_steps and len(seen) == at + 1
+        cached, staged = seen[-1]
+        assert cached == computed < staged
+        if failed:
+            assert request.cached_len <= computed, "nothing of a failed step counts as computed"
+        computed = request.cached_len
+        assert len(seen) < 20
+    assert core.stats.failed_steps == 1
+    assert list(sink.ends[request.id][0].token_ids) == toy.generate(prompt(20, 1).tolist(), 4)
