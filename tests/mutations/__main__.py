@@ -87,7 +87,7 @@ def verdict(root: Path, edit: Edit) -> tuple[str, str]:
     try:
         if edit.native:
             build(root)
-        status, output = run(root, ["-x", "--timeout=60", "--shows", ",".join(edit.marks), *files], SECONDS)
+        status, output = run(root, ["-x", "--timeout=120", "--timeout-method=thread", "--shows", ",".join(edit.marks), *files], SECONDS)
     finally:
         for path, text in before.items():
             path.write_text(text)

@@ -79,10 +79,10 @@ def test_a_preempted_text_goes_on_where_it_was_and_says_no_token_twice(drawn: bo
 @pytest.mark.fault(53)
 def test_half_prompts_that_fill_the_pool_together_do_not_wait_for_each_other() -> None:
     """Two prompts of nine blocks have chunks in turn, in a pool of ten: when it is full neither has its prompt. The
-    later one gives its blocks back, and comes again when the first one has ended."""
+    later one gives its blocks back, and starts again when there is room."""
     policies = Policies(decode=RoundRobin())
     core = service_core(
-        toy.ToyExecutor(num_blocks=10), running=4, chunk=4, step_tokens=4, cache=False, policies=policies
+        toy.ToyExecutor(num_blocks=10), running=4, chunk=4, step_tokens=8, cache=False, policies=policies
     )
     sink = ById()
     requests = [post(core, chat(prompt(36, i), 3), sink) for i in range(2)]
@@ -90,7 +90,8 @@ def test_half_prompts_that_fill_the_pool_together_do_not_wait_for_each_other() -
     assert [list(sink.ends[r.id][0].token_ids) for r in requests] == [
         toy.generate(prompt(36, i).tolist(), 3) for i in range(2)
     ]
-    assert [r.stats.preemptions for r in requests] == [0, 1]
+    first, second = (r.stats.preemptions for r in requests)
+    assert first == 0 < second < 9, "the first one always moves on, by a block at least between two preemptions"
     assert is_empty(core)
 
 

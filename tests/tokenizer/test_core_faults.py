@@ -280,3 +280,30 @@ def test_text_inserted_at_empty_matches_is_left_to_another_rung() -> None:
         with pytest.raises(UnsupportedFeature):
             CoreTokenizer.from_json(made(SMALL, normalizer={"type": "Replace", "pattern": pattern, "content": "x"}))
     CoreTokenizer.from_json(made(SMALL, normalizer={"type": "Replace", "pattern": {"Regex": "a*"}, "content": ""}))
+
+
+_FILE = '{"version":"1.0","added_tokens":[],"pre_tokenizer":null,"post_processor":null,"decoder":null,"normalizer":null,'
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    "data",
+    [
+        _FILE + '"model":{"type":"BPE","vocab":{"a":0,"a":1,"b":2},"merges":[]}}',
+        _FILE + '"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]},"model":{"type":"BPE","vocab":{"b":0},"merges":[]}}',
+        _FILE + '"model":{"type":"BPE","type":"WordPiece","vocab":{"a":0},"merges":[]}}',
+    ],
+    ids=["a_token", "the_model", "its_type"],
+)
+def test_a_key_that_stands_twice_means_what_it_means_to_the_reference(data: str) -> None:
+    """The later one counts; where the reference refuses the file, so do we."""
+    tokenizers = pytest.importorskip("tokenizers", minversion="0.23.3")
+    try:
+        theirs = tokenizers.Tokenizer.from_str(data)
+    except Exception:
+        with pytest.raises(TokenizerFileError):
+            CoreTokenizer.from_json(data.encode())
+        return
+    ours = CoreTokenizer.from_json(data.encode())
+    assert ours.encode_ids("ab") == theirs.encode("ab").ids
+    assert {ours.id_to_token(i) for i in range(3)} - {None} == set(theirs.get_vocab())
