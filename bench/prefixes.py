@@ -3,7 +3,8 @@
     python -m bench.prefixes [--repeats 5] [--json FILE] [--quick]
 
     arrival     64 requests with one cold rubric of 1,000 tokens and tails of 20, arriving together
-    reuse       throughput and latency against the share of a prompt that was seen before, 0 to 95 %
+    reuse       requests a second, and the time of one alone, against the share of a prompt that was seen before, 0 to
+                95 %
     overhead    the same load without any reuse: planning for prefixes on and off, interleaved, process time
     cost        the fitted cost model against steps that it has not seen
     waiting     one step's planning with 10,000 waiting, and when nothing has changed (no model)
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import Report, add_outputs, machine_facts, paired, ratio
+from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Engine, EngineConfig, Loglikelihood
 from prelude.batch import ForwardBatch, StepResult
 from prelude.execution.executor import Executor, ExecutorLimits
@@ -119,17 +120,19 @@ def reuse(report: Report, repeats: int, count: int = 48, length: int = 400) -> N
         loads = [fresh() for _ in range(repeats + 1)]
         for one in (engine, without):
             one.run_many(fresh())
-        turn = {"on": iter(loads), "off": iter(loads)}
+        turn = {"on": iter(loads), "off": iter(loads), "alone": iter(fresh() * repeats)}
         measured = paired(
             {
                 "on": lambda turn=turn: engine.run_many(next(turn["on"])),  # type: ignore[misc]
                 "off": lambda turn=turn: without.run_many(next(turn["off"])),  # type: ignore[misc]
+                "alone": lambda turn=turn: engine.run(next(turn["alone"])),  # type: ignore[misc]
             },
             repeats,
         )
         rate = sorted(count / s for s in measured["on"].seconds)
         report.add(f"{share} % reuse", "requests", (rate[len(rate) // 2], rate[0], rate[-1]), "1/s")
         report.add(f"{share} % reuse", "against sharing off", ratio(measured["off"], measured["on"]), "x")
+        report.add(f"{share} % reuse", "one request alone", three(measured["alone"].seconds, 1e3), "ms")
     engine.close()
     without.close()
 

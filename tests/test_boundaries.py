@@ -44,7 +44,6 @@ def under(name: str, prefixes: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.feature("N10")
-@pytest.mark.feature("H7")
 @pytest.mark.parametrize("folder", FORBIDDEN)
 def test_a_folder_imports_only_what_it_may(folder: str) -> None:
     wrong = [

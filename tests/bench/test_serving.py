@@ -57,7 +57,6 @@ def test_no_two_prompts_begin_alike() -> None:
 
 
 @pytest.mark.feature("L6")
-@pytest.mark.feature("L14")
 def test_numbers_of_a_run_and_over_runs() -> None:
     samples = [Sample(0.01 * n, 0.002, 0.01 * n + 0.062, 128, 32) for n in range(1, 101)]
     run = summary(samples, 2.0)
@@ -92,9 +91,6 @@ def test_presets_pass_and_fail() -> None:
     assert judged("interactive_fast", numbers(0.1, None, 1)) is None
 
 
-@pytest.mark.feature("L7")
-@pytest.mark.feature("L8")
-@pytest.mark.feature("L9")
 def test_the_published_shapes_are_there_by_name() -> None:
     [alone], [decode] = SHAPES["oneshot_128in_1out_c1"], SHAPES["decode_128in_32out_c4"]
     assert (alone.input_tokens, alone.output_tokens, alone.in_flight, alone.requests) == (128, 1, 1, 100)
@@ -107,12 +103,10 @@ def test_the_published_shapes_are_there_by_name() -> None:
     assert [shape.in_flight for shape in named] == [1, 2, 3, 0] and named[-1].rate == 7
 
 
-@pytest.mark.feature("A22")
 @pytest.mark.feature("L2")
-@pytest.mark.feature("L4")
 @pytest.mark.feature("L5")
-@pytest.mark.feature("L8")
-@pytest.mark.feature("L10")
+@pytest.mark.feature("Q1")
+@pytest.mark.feature("Q16")
 def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "raw.json"
     names = ["oneshot_128in_1out_c1", "oneshot_512in_1out_sweep", "decode_128in_32out_c4", "open_128in_32out"]
@@ -175,7 +169,6 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown: decode_128in_33out" in capsys.readouterr().err
 
 
-@pytest.mark.feature("L1")
 @pytest.mark.feature("L13")
 def test_the_four_questions_are_asked_of_two_sizes(tmp_path: Path) -> None:
     target = tmp_path / "questions.json"
@@ -196,7 +189,6 @@ def test_the_four_questions_are_asked_of_two_sizes(tmp_path: Path) -> None:
     assert all(row["value"] > 0 for row in rows)
 
 
-@pytest.mark.feature("L3")
 def test_the_published_models_are_there_by_name() -> None:
     shapes = {"qwen3-0.6b": (1024, 28, 16, 3072), "qwen3-4b": (2560, 36, 32, 9728)}
     for name, (hidden, layers, heads, inner) in shapes.items():

@@ -18,6 +18,7 @@ from bench.common import Report
 from bench.tokenizer_sides import HF, KINDS, OURS
 from bench.tokenizer_table import Table
 from bench.tokenizer_texts import EXTRA, inputs, made, texts_of, unseen
+from prelude.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARACTERS = "The harbour was quiet; 12 boats lay at the quay. Straße, 你好世界 🙂"
@@ -171,12 +172,39 @@ REFERENCE = {
     "multi_turn_chat_32K": 85_480,
     "long_chinese_32K": 31_998,
 }
+TOKENS = {
+    "tiny": 1,
+    "short_english": 10,
+    "short_chinese": 53,
+    "medium_prose": 139,
+    "code_snippet": 140,
+    "mixed_multilingual": 317,
+    "long_repeat": 507,
+    "long_unique": 1_851,
+    "very_long": 1_647,
+    "chat_template": 49,
+    "long_32K": 6_586,
+    "long_64K": 13_174,
+    "long_200K": 41_176,
+    "long_code_16K": 4_670,
+    "multi_turn_chat_8K": 5_038,
+    "multi_turn_chat_32K": 20_128,
+    "long_chinese_32K": 19_199,
+}
 
 
 @pytest.mark.feature("K1")
 def test_the_reference_inputs_have_the_published_names_and_lengths() -> None:
     found = {name: len(text) for name, text in inputs(quick=False).items() if name not in EXTRA}
     assert found == REFERENCE
+
+
+@pytest.mark.feature("K1")
+def test_the_reference_inputs_have_these_token_counts(shared: Path) -> None:
+    """Of Qwen3. The published texts are not public: ours have their lengths, and counts of their own."""
+    tokenizer = Tokenizer.from_file(str(shared / "tokenizers" / "qwen3" / "tokenizer.json"))
+    texts = inputs(quick=False)
+    assert {name: len(tokenizer.encode(texts[name]).ids) for name in REFERENCE} == TOKENS
 
 
 @pytest.mark.feature("K4")

@@ -11,7 +11,7 @@ import pytest
 
 from prelude import Choice, Decide, Engine, Generate, SamplingParams
 from prelude.admission.prepared import Outcome
-from prelude.batch import StepResult
+from prelude.batch import DecodeBatch, StepResult
 from prelude.scheduling.request import Request
 from tests import toy
 from tests.engine.test_faults import ById
@@ -65,6 +65,24 @@ def test_host_time_is_all_of_a_step_but_what_the_executor_took(together: int) ->
     host = core.stats.host_seconds
     assert host >= slept * len(sink.ends)
     assert host <= wall - 0.04 * sum(core.stats.steps.values())
+
+
+@pytest.mark.feature("M4")
+def test_the_time_to_the_first_token_is_the_prompts_and_then_a_step_a_token() -> None:
+    """A prompt's step takes 60 ms, a step that decodes 20: the first token comes after the one, each other token after
+    one of the others."""
+
+    class Phases(toy.ToyExecutor):
+        def wait(self, handle: Any) -> StepResult:
+            time.sleep(0.02 if isinstance(handle, DecodeBatch) else 0.06)
+            return super().wait(handle)
+
+    core = service_core(Phases())
+    sink = ById()
+    request = post(core, chat(prompt(6, 1), 5), sink)
+    run_steps(core)
+    stats = sink.ends[request.id][0].stats
+    assert 60 <= stats.ttft_ms <= stats.total_ms - 4 * 20
 
 
 def test_every_result_carries_its_requests_counters(make_engine: Callable[..., Engine]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prelude import AsyncEngine, Embed, EngineConfig
+from prelude import AsyncEngine, Embed, EngineConfig, SamplingParams
 from prelude.calls import INLINE_CHARS, JOB_CHARS
 from tests import toy
 from tests.patience import comes
@@ -127,3 +127,36 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "60 length 64\n", done.stdout + done.stderr
+
+
+@pytest.mark.feature("N2")
+def test_each_worker_does_its_part_of_the_path(checkpoint: Path) -> None:
+    """The caller's thread accepts and reads, a preparing thread tokenises a long text, the engine's thread runs."""
+    where: dict[str, set[str]] = {"prepare": set(), "submit": set(), "wait": set()}
+
+    def watched(name: str, function: Any) -> Any:
+        def seen(*given: Any) -> Any:
+            where[name].add(threading.current_thread().name)
+            return function(*given)
+
+        return seen
+
+    async def main() -> None:
+        async with AsyncEngine.from_pretrained(checkpoint, dtype="float32", config=SMALL) as engine:
+            preparer: Any = engine.engine._preparer
+            executor: Any = engine.engine._core.executor
+            preparer.prepare = watched("prepare", preparer.prepare)
+            executor.submit, executor.wait = watched("submit", executor.submit), watched("wait", executor.wait)
+            params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+            text = "the harbour was quiet " * 300
+            readers = set()
+            async for chunk in engine.generate(text, params, truncation="tail", trace=True):
+                readers.add(threading.current_thread().name)
+                last = chunk
+            assert readers == {threading.main_thread().name}
+            assert [name.rsplit("_", 1)[0] for name in where["prepare"]] == ["prelude-prepare"]
+            assert where["submit"] == where["wait"] == {"prelude-engine"}
+            names = [span.name for span in last.stats.timeline]
+            assert names.index("tokenise") < names.index("run") < names.index("detokenise")
+
+    asyncio.run(main())

@@ -109,7 +109,6 @@ def test_counters_say_what_happened() -> None:
 
 
 @pytest.mark.feature("N1")
-@pytest.mark.feature("N2")
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 def test_the_ten_spans_of_one_request_in_order(checkpoint: Path, overlap: bool) -> None:
     async def main() -> None:

@@ -162,6 +162,7 @@ def test_a_prompt_that_ends_in_a_step_decodes_from_the_next_one_on() -> None:
 
 
 @pytest.mark.feature("F23")
+@pytest.mark.feature("F17")
 def test_thirty_two_requests_with_a_shared_prompt_take_few_steps_and_compute_it_once() -> None:
     """The book's example: 32 requests, 100 tokens of which 60 are shared, 20 out: 3,840 passes done naively."""
     core = service_core(toy.ToyExecutor(num_blocks=1024), running=32, chunk=512, step_tokens=2048)

@@ -129,6 +129,7 @@ def test_no_step_is_larger_than_its_budgets(step_tokens: int) -> None:
 
 @pytest.mark.feature("F2")
 @pytest.mark.feature("F16")
+@pytest.mark.feature("F17")
 def test_a_place_is_taken_again_in_the_step_after_it_is_left() -> None:
     core = service_core(toy.ToyExecutor(num_blocks=512), running=4, chunk=64, step_tokens=512)
     sink = ById()
@@ -174,6 +175,7 @@ def test_a_lone_request_starts_in_the_first_step() -> None:
 
 
 @pytest.mark.feature("F19")
+@pytest.mark.feature("Q14")
 @pytest.mark.parametrize("kind", ["decision", "chat"])
 def test_no_request_is_held_back_to_make_a_larger_batch(kind: str) -> None:
     """There is no batching delay: a request that comes to an idle engine is in a step as soon as the engine's thread

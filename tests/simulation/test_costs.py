@@ -27,6 +27,7 @@ def test_the_roofline_is_its_formula_by_hand() -> None:
 
 
 @pytest.mark.feature("F21")
+@pytest.mark.feature("M5")
 def test_prompts_wait_for_arithmetic_and_decode_rows_for_memory() -> None:
     cost = machine("h200-qwen3-4b").cost
     assert isinstance(cost, RooflineCost)

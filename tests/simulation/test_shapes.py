@@ -51,7 +51,6 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one() -> None:
         assert turns["long"][1] == pytest.approx(212, abs=0.3), "it shares its second step with 120 tokens of theirs"
 
 
-@pytest.mark.feature("F8")
 def test_chunks_cost_the_chunked_prompt_little() -> None:
     """Beside 16 running chats, a prompt of 4,096 tokens: whole, and in chunks that leave the chats a token each."""
 
