@@ -87,7 +87,9 @@ def verdict(root: Path, edit: Edit) -> tuple[str, str]:
     try:
         if edit.native:
             build(root)
-        status, output = run(root, ["-x", "--timeout=120", "--timeout-method=thread", "--shows", ",".join(edit.marks), *files], SECONDS)
+        status, output = run(
+            root, ["-x", "--timeout=120", "--timeout-method=thread", "--shows", ",".join(edit.marks), *files], SECONDS
+        )
     finally:
         for path, text in before.items():
             path.write_text(text)
@@ -173,10 +175,14 @@ def main() -> None:
             sys.stdout.flush()
             if arguments.json:
                 keep(arguments.json, verdicts)
-        killers = sorted({str(v["by"]) for v in verdicts.values() if v["verdict"] == "killed" and "::" in str(v["by"])})
+        killers = sorted(
+            {str(v["by"]) for v in verdicts.values() if v["verdict"] == "killed" and "::" in str(v["by"])}
+        )
         if killers:
             status, output = run(root, killers, SECONDS * 4)
-            print(f"the {len(killers)} tests that failed, unedited: {output.strip().splitlines()[-1] if output else status}")
+            print(
+                f"the {len(killers)} tests that failed, unedited: {output.strip().splitlines()[-1] if output else status}"
+            )
             if status:
                 raise SystemExit("a test fails without an edit: what it killed is not known\n" + output[-3000:])
     if any(entry["verdict"] != "killed" for entry in verdicts.values()):

@@ -79,7 +79,8 @@ EDITS = (
             STEPPER,
             _CAME,
             _CAME.replace(
-                "            self.queues", "            self.stats.streaming_objects += len(came)\n            self.queues"
+                "            self.queues",
+                "            self.stats.streaming_objects += len(came)\n            self.queues",
             ),
         ),
         (
@@ -97,8 +98,20 @@ EDITS = (
     edit(
         "host_time_tenth",
         "A25",
-        (STEPPER, _HOST, _HOST.replace("time.perf_counter() - began - self._blocked", "(time.perf_counter() - began - self._blocked) / 10")),
-        (STEPPER, _HOST_AT_ONCE, _HOST_AT_ONCE.replace("time.perf_counter() - began - self._blocked", "(time.perf_counter() - began - self._blocked) / 10")),
+        (
+            STEPPER,
+            _HOST,
+            _HOST.replace(
+                "time.perf_counter() - began - self._blocked", "(time.perf_counter() - began - self._blocked) / 10"
+            ),
+        ),
+        (
+            STEPPER,
+            _HOST_AT_ONCE,
+            _HOST_AT_ONCE.replace(
+                "time.perf_counter() - began - self._blocked", "(time.perf_counter() - began - self._blocked) / 10"
+            ),
+        ),
     ),
     edit(
         "stream_close_no_cancel",
@@ -113,7 +126,11 @@ EDITS = (
     edit(
         "eos_ignored",
         "H4 C4",
-        ("prelude/admission/sampling.py", "    return eos.union(given.tolist())", "    return frozenset(given.tolist())"),
+        (
+            "prelude/admission/sampling.py",
+            "    return eos.union(given.tolist())",
+            "    return frozenset(given.tolist())",
+        ),
     ),
     edit(
         "legal_waiting_decode",
@@ -132,7 +149,11 @@ EDITS = (
     edit(
         "batch_delay",
         "F19",
-        ("prelude/runtime/core.py", "            self._wake.wait()\n", "            self._wake.wait()\n            time.sleep(0.05)\n"),
+        (
+            "prelude/runtime/core.py",
+            "            self._wake.wait()\n",
+            "            self._wake.wait()\n            time.sleep(0.05)\n",
+        ),
     ),
     edit(
         "embed_not_cached",

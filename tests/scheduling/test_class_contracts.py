@@ -95,7 +95,9 @@ def test_four_places_stay_taken_until_nobody_waits() -> None:
         batch = core.executor.batches[-1]
         rows = batch.decode_tokens + batch.slices.num_segments if isinstance(batch, MixedBatch) else batch.num_tokens
         taken.append(rows)
-        if all(r.state is not State.WAITING for r in requests) and any(r.state is State.FINISHED for r in requests[-4:]):
+        if all(r.state is not State.WAITING for r in requests) and any(
+            r.state is State.FINISHED for r in requests[-4:]
+        ):
             break
     assert set(taken) == {4}
     run_steps(core)
@@ -111,7 +113,9 @@ ORDERS = [*sorted(POLICIES), "priority and tenants"]
 def test_every_policy_keeps_the_contracts(name: str, seed: int) -> None:
     """Budgets, rows, accounts and answers are those of the load, not of the order in which it is served."""
     rng = np.random.default_rng(seed)
-    order = Priority(FairTenants(policy_named("shortest_prefill_first"))) if name == ORDERS[-1] else policy_named(name)
+    order = (
+        Priority(FairTenants(policy_named("shortest_prefill_first"))) if name == ORDERS[-1] else policy_named(name)
+    )
     step_tokens = int(rng.integers(36, 70))
     core = service_core(
         toy.ToyExecutor(num_blocks=40),

@@ -126,9 +126,7 @@ def test_a_shared_load_is_through_no_later_for_waiting_for_leaders(seed: int) ->
 @pytest.mark.feature("C2")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    loads=st.lists(
-        st.tuples(st.integers(0, 24), st.integers(1, 20), st.integers(2, 9)), min_size=1, max_size=8
-    ),
+    loads=st.lists(st.tuples(st.integers(0, 24), st.integers(1, 20), st.integers(2, 9)), min_size=1, max_size=8),
     blocks=st.integers(14, 40),
     chunk=st.integers(1, 20),
 )
@@ -157,7 +155,10 @@ def test_extend_len_is_what_a_step_has_to_compute(loads: list[tuple[int, int, in
     for _ in range(600):
         for request in requests:
             if request.state in (State.WAITING, State.PREFILL):
-                assert request.extend_len == len(request.prepared.tree.token_ids) + len(request.output) - request.cached_len
+                assert (
+                    request.extend_len
+                    == len(request.prepared.tree.token_ids) + len(request.output) - request.cached_len
+                )
             elif request.state is State.DECODE:
                 assert request.extend_len == 1
         if not core.step():
