@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench import prefixes
@@ -32,7 +34,7 @@ def test_the_curve_has_throughput_and_latency_of_every_share(monkeypatch: pytest
                 computed.append([engine.stats()["prefill_tokens"] for engine in made])
 
     monkeypatch.setattr(prefixes, "engine_with", kept)
-    report = Watched("reuse", "none")
+    report = Watched("reuse")
     prefixes.reuse(report, 1, count=4, length=64)
     rows = {(row.load, row.measure): row for row in report.rows}
     shares = (0, 25, 50, 75, 90, 95)
@@ -41,6 +43,6 @@ def test_the_curve_has_throughput_and_latency_of_every_share(monkeypatch: pytest
             row = rows[f"{share} % reuse", measure]
             assert row.unit == unit and 0 < row.low <= row.value <= row.high
     on, off = zip(*computed)
-    spent = [b - a for a, b in zip((0, *on), on)]
+    spent = np.diff((0, *on)).tolist()
     assert spent == sorted(spent, reverse=True) and spent[-1] < spent[0] / 2, "more reuse, less to compute"
-    assert len({b - a for a, b in zip(off, off[1:])}) == 1, "without sharing every share costs the same"
+    assert len({b - a for a, b in pairwise(off)}) == 1, "without sharing every share costs the same"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from prelude.tokenizer import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bench.blocks import Times, blocks, means
@@ -18,7 +19,6 @@ from bench.common import Report
 from bench.tokenizer_sides import HF, KINDS, OURS
 from bench.tokenizer_table import Table
 from bench.tokenizer_texts import EXTRA, inputs, made, texts_of, unseen
-from prelude.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARACTERS = "The harbour was quiet; 12 boats lay at the quay. Straße, 你好世界 🙂"

@@ -69,8 +69,8 @@ def test_host_time_is_all_of_a_step_but_what_the_executor_took(together: int) ->
 
 @pytest.mark.feature("M4")
 def test_the_time_to_the_first_token_is_the_prompts_and_then_a_step_a_token() -> None:
-    """A prompt's step takes 60 ms, a step that decodes 20: the first token comes after the one, each other token after
-    one of the others."""
+    """A prompt's step takes 60 ms, a step that decodes 20: the first token comes after the former, every other token
+    after one of the latter."""
 
     class Phases(toy.ToyExecutor):
         def wait(self, handle: Any) -> StepResult:

@@ -180,9 +180,8 @@ def main() -> None:
         )
         if killers:
             status, output = run(root, killers, SECONDS * 4)
-            print(
-                f"the {len(killers)} tests that failed, unedited: {output.strip().splitlines()[-1] if output else status}"
-            )
+            last = output.strip().splitlines()[-1] if output else f"status {status}"
+            print(f"the {len(killers)} tests that failed, unedited: {last}")
             if status:
                 raise SystemExit("a test fails without an edit: what it killed is not known\n" + output[-3000:])
     if any(entry["verdict"] != "killed" for entry in verdicts.values()):

@@ -192,7 +192,8 @@ EDITS = (
         "F15 F17 F18 A6",
         (
             PLANNER,
-            "    return (not queues.decode or first <= queues.decode.oldest()) and all(first <= _rank(r) for r in prompts)",
+            "    return (not queues.decode or first <= queues.decode.oldest()) "
+            "and all(first <= _rank(r) for r in prompts)",
             "    return True",
         ),
     ),

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import prelude._native.core
 import prelude._native.cpu
+import pytest
+
 import prelude.scheduling
 from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.scheduling.lease import KvPool

@@ -19,8 +19,8 @@ def chat(tokens: int, at: float = 0.0, max_tokens: int = 1, name: str | None = N
 
 
 def waits(policy: str, chunk: int) -> dict[str | None, tuple[float, float]]:
-    """Milliseconds until each of the textbook's three prompts begins, and until it is through: 2,000 tokens, and 50 and
-    70 that come just behind it."""
+    """Milliseconds until each of the textbook's three prompts begins, and until it is through: 2,000 tokens, and 50
+    and 70 that come just behind it."""
     chosen = machine("h200-qwen3-4b", chunk_tokens=chunk, decode_policy=policy)
     fleet = Fleet(replace(chosen, cost=TENTH))
     seen = {}
