@@ -11,6 +11,7 @@ out of a marked one gives one that is untrusted as a whole: text can lose trust,
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any, SupportsIndex
 
@@ -18,19 +19,29 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class Marked(str):
-    spans: Spans
-    __slots__ = ("spans",)
+    """``marks`` is ``None`` where all characters are untrusted, which most marked strings are: no spans are kept."""
 
-    def __new__(cls, text: object = "", spans: Spans | None = None) -> Marked:
+    marks: Spans | None
+    __slots__ = ("marks",)
+
+    def __new__(cls, text: object = "", marks: Spans | None = None) -> Marked:
         made = super().__new__(cls, text)
-        made.spans = (((0, len(made)),) if made else ()) if spans is None else spans
+        made.marks = marks
         return made
 
+    @property
+    def spans(self) -> Spans:
+        if self.marks is not None:
+            return self.marks
+        return ((0, len(self)),) if self else ()
+
     def __str__(self) -> str:
-        return self  # ``str(x)`` in compiled templates must not lose the spans
+        return self  # ``str(x)`` must not lose the spans
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         text = super().__getitem__(key)
+        if self.marks is None:
+            return Marked(text)
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             if step != 1:
@@ -38,9 +49,11 @@ class Marked(str):
         else:
             start = key.__index__() % len(self)
             stop = start + 1
-        return _of(text, _cut(self.spans, start, max(start, stop)))
+        return _of(text, _cut(self.marks, start, max(start, stop)))
 
     def __iter__(self) -> Iterator[str]:
+        if self.marks is None:
+            return map(Marked, super().__iter__())
         return (self[i] for i in range(len(self)))
 
     def __add__(self, other: str) -> str:
@@ -53,24 +66,43 @@ class Marked(str):
         return str, (str.__str__(self),)
 
 
+class MarkedInt(int):
+    """A number that came from outside the template: its digits are untrusted."""
+
+    __slots__ = ()
+
+
+class MarkedFloat(float):
+    """A number that came from outside the template: its digits are untrusted."""
+
+    __slots__ = ()
+
+
 def joined(parts: Iterable[str], separator: str = "") -> str:
     """``separator.join(parts)`` with the spans of all of them."""
-    pieces: list[str] = []
-    for part in parts:
-        if pieces and separator:
-            pieces.append(separator)
-        pieces.append(part)
-    if separator and len(pieces) > 1 and not isinstance(separator, Marked) and not _any_marked(pieces):
+    pieces = list(parts)
+    if separator and len(pieces) > 1:
+        pieces = [piece for part in pieces for piece in (separator, part)][1:]
+    if not any(type(piece) is Marked for piece in pieces):
         return "".join(pieces)
     spans: list[tuple[int, int]] = []
     at = 0
     for piece in pieces:
-        for start, stop in piece.spans if isinstance(piece, Marked) else ():
-            if spans and spans[-1][1] == at + start:
+        size = len(piece)
+        if type(piece) is Marked and size:
+            marks = piece.marks
+            first = 0 if marks is None else marks[0][0] if marks else size
+            if spans and not first and spans[-1][1] == at:
+                stop = size if marks is None else marks[0][1]
                 spans[-1] = (spans[-1][0], at + stop)
+                spans.extend((at + a, at + b) for a, b in (marks or ())[1:])
+            elif marks is None:
+                spans.append((at, at + size))
             else:
-                spans.append((at + start, at + stop))
-        at += len(piece)
+                spans.extend((at + a, at + b) for a, b in marks)
+        at += size
+    if spans == [(0, at)]:
+        return Marked("".join(pieces))
     return _of("".join(pieces), tuple(spans))
 
 
@@ -88,10 +120,6 @@ def segments(text: str) -> list[tuple[str, bool]]:
             found.append((plain[start:stop], False))
         at = stop
     return found
-
-
-def is_marked(value: object) -> bool:
-    return isinstance(value, Marked) and bool(value.spans)
 
 
 # ---- str's methods, with spans
@@ -187,14 +215,23 @@ def _like(text: str, trusted: bool) -> str:
 
 
 def _cut(spans: Spans, start: int, stop: int) -> Spans:
-    inside = ((max(a, start) - start, min(b, stop) - start) for a, b in spans if a < stop and b > start)
-    return tuple((a, b) for a, b in inside if a < b)
+    first = max(bisect_right(spans, (start, start)) - 1, 0)
+    found: list[tuple[int, int]] = []
+    for i in range(first, len(spans)):
+        a, b = spans[i]
+        if a >= stop:
+            break
+        if b > start:
+            found.append((max(a, start) - start, min(b, stop) - start))
+    return tuple(found)
 
 
 def _placed(text: str, parts: list[str], sep: str | None) -> list[str]:
     """``parts`` of ``text``, in order, as slices of it."""
     if not isinstance(text, Marked):
         return parts
+    if text.marks is None:
+        return [Marked(part) for part in parts]
     found, at = [], 0
     for part in parts:
         if sep is None:
@@ -202,7 +239,3 @@ def _placed(text: str, parts: list[str], sep: str | None) -> list[str]:
         found.append(text[at : at + len(part)])
         at += len(part) + len(sep or "")
     return found
-
-
-def _any_marked(pieces: list[str]) -> bool:
-    return any(isinstance(piece, Marked) for piece in pieces)

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ._limits import ACTIVE, Bounds, Rendering
-from ._marks import Marked, joined, segments
+from ._limits import ACTIVE, OBJECT, PIECE, Bounds, Rendering
+from ._marks import Marked, MarkedFloat, MarkedInt, joined, segments
 from .errors import EXTRA, ChatTemplateError
 
 ROLES = frozenset(
@@ -105,7 +105,7 @@ RESERVED = frozenset(
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _MAX_DEPTH = 64
-_MAX_NODES = 4_000_000
+_MAX_KEY_BITS = 60
 
 
 def apply_chat_template(
@@ -172,13 +172,13 @@ def _rendered(
     kwargs: dict[str, Any],
     marked: bool,
 ) -> str:
-    sandbox = _sandbox()
-    limits = bounds or Bounds()
-    template = _template(sandbox, chat_template, limits)
+    compiled = _sandbox().compiled
     _check_names(kwargs)
     if continue_final_message and add_generation_prompt:
         _fail("continue_final_message and add_generation_prompt exclude each other")
-    plain = _Plain(marked)
+    rendering = Rendering(bounds or Bounds())
+    source = _source(chat_template, rendering.bounds)
+    plain = _Plain(marked, rendering)
     chat = [_message(plain, m, i) for i, m in enumerate(_listed(messages, "messages"))]
     final = _tag_final(chat) if continue_final_message else None
     variables = {
@@ -188,28 +188,43 @@ def _rendered(
         "documents": None if documents is None else _documents(plain, documents),
         "add_generation_prompt": bool(add_generation_prompt),
     }
-    text = _run(template, variables, limits)
+    token = ACTIVE.set(rendering)
+    try:
+        template = _checked("the chat template cannot be compiled: ", compiled, source, rendering.bounds.max_nodes)
+        text: str = _checked("", _written, template, variables, rendering)
+    finally:
+        ACTIVE.reset(token)
     return text if final is None else _untagged(text, final)
 
 
-def _run(template: Any, variables: dict[str, Any], limits: Bounds) -> str:
-    rendering = Rendering(limits)
-    token = ACTIVE.set(rendering)
-    pieces, size = [], 0
+def _checked(prefix: str, run: Callable[..., Any], *args: Any) -> Any:
+    """``run(*args)``, with ``ChatTemplateError`` for what it raises. The error is made outside of the handler: the
+    traceback of the first would keep the template's values alive."""
     try:
-        for piece in template.root_render_func(template.new_context(variables)):
-            pieces.append(piece)
-            size += len(piece)
-            if size > limits.max_output:
-                _fail(f"the chat template writes more than {limits.max_output} characters")
-    except ChatTemplateError:
-        raise
+        return run(*args)
+    except ChatTemplateError as error:
+        failure = str(error)
     except RecursionError:
-        raise ChatTemplateError("the chat template recurses too deeply") from None
+        failure = "the chat template is nested or recurses too deeply"
     except Exception as error:
-        raise ChatTemplateError(_described(error)) from error
-    finally:
-        ACTIVE.reset(token)
+        failure = prefix + _described(error)
+    raise ChatTemplateError(failure)
+
+
+def _written(template: Any, variables: dict[str, Any], rendering: Rendering) -> str:
+    pieces, size, wide, spans = [], 0, False, 0
+    for piece in template.root_render_func(template.new_context(variables)):
+        pieces.append(piece)
+        size += len(piece)
+        wide = wide or not piece.isascii()
+        if type(piece) is Marked:
+            spans += 1 if piece.marks is None else len(piece.marks)
+        if size > rendering.bounds.max_output:
+            _fail(
+                f"the chat template writes more than {rendering.bounds.max_output} characters, which is the limit "
+                f"(Bounds.max_output)"
+            )
+    rendering.take_text(size, wide, spans)
     return joined(pieces)
 
 
@@ -227,19 +242,17 @@ def _sandbox() -> Any:
     return sandbox
 
 
-def _template(sandbox: Any, source: str | None, limits: Bounds) -> Any:
+def _source(source: str | None, limits: Bounds) -> str:
     if source is None:
         _fail("no chat template: pass chat_template=..., or one that the tokenizer's directory has (chat_template)")
     if not isinstance(source, str):
         _fail(f"chat_template is a string, not {type(source).__name__}")
     if len(source) > limits.max_template:
-        _fail(f"the chat template has {len(source)} characters; the limit is {limits.max_template}")
-    try:
-        return sandbox.compiled(source)
-    except RecursionError:
-        raise ChatTemplateError("the chat template is nested too deeply") from None
-    except Exception as error:
-        raise ChatTemplateError(f"the chat template cannot be compiled: {_described(error)}") from error
+        _fail(
+            f"the chat template has {len(source)} characters; the limit is {limits.max_template} "
+            f"(Bounds.max_template)"
+        )
+    return source
 
 
 def _described(error: Exception) -> str:
@@ -254,36 +267,49 @@ def _described(error: Exception) -> str:
 class _Plain:
     """Arguments rebuilt from plain JSON types; strings are marked when ``marked``.
 
-    Objects with methods are nothing for a sandbox: what is not data becomes the name of its type.
+    Objects with methods are nothing for a sandbox: what is not data becomes the name of its type. What is made
+    is charged to the rendering, as what the template makes is.
     """
 
-    def __init__(self, marked: bool) -> None:
+    def __init__(self, marked: bool, rendering: Rendering) -> None:
         self._marked = marked
-        self._nodes = 0
+        self._take = rendering.take
 
     def value(self, value: Any, where: str, depth: int = 0, trusted: bool = False) -> Any:
-        self._nodes += 1
+        if isinstance(value, str):
+            if not self._marked or trusted:
+                self._take(OBJECT)
+                return str.__str__(value)
+            self._take(PIECE + (len(value) if value.isascii() else 4 * len(value)))
+            return Marked(str.__str__(value))
         if depth > _MAX_DEPTH:
             _fail(f"{where}: nested deeper than {_MAX_DEPTH}")
-        if self._nodes > _MAX_NODES:
-            _fail(f"more than {_MAX_NODES} values in the arguments of a chat template")
+        self._take(OBJECT)
         if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, str):
-            text = str.__str__(value)
-            return Marked(text) if self._marked and not trusted else text
         if isinstance(value, int):
-            return int.__int__(value)
+            return MarkedInt(value) if self._marked else int.__int__(value)
         if isinstance(value, float):
-            return float.__float__(value)
+            return MarkedFloat(value) if self._marked else float.__float__(value)
         if isinstance(value, np.generic):
             return self.value(value.item(), where, depth + 1)
         if isinstance(value, Mapping):
-            items = value.items()
-            return {self.value(k, where, depth + 1): self.value(v, where, depth + 1) for k, v in items}
+            self._take(3 * OBJECT + 2 * OBJECT * len(value))
+            return {self._key(k, where, depth + 1): self.value(v, where, depth + 1) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
             made = [self.value(v, where, depth + 1) for v in value]
             return made if isinstance(value, list) else tuple(made)
+        return self._described(value, where, depth)
+
+    def _key(self, key: Any, where: str, depth: int) -> Any:
+        if not isinstance(key, str):
+            if not (key is None or isinstance(key, (int, float, np.generic))):
+                _fail(f"{where}: a key of a dict is a string, a number or None, not {type(key).__name__}")
+            if isinstance(key, int) and abs(key) >> _MAX_KEY_BITS:
+                _fail(f"{where}: a key of a dict is a number below 2**{_MAX_KEY_BITS}, not {key:.6g}")
+        return self.value(key, where, depth)
+
+    def _described(self, value: Any, where: str, depth: int) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             return self.value(fields, where, depth + 1)

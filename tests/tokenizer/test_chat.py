@@ -109,7 +109,7 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         (CHATML, ["hi"], r"messages\[0\]: a message is a dict .* not str"),
         (CHATML, "hi", "messages: a list, not str"),
         (CHATML, None, "messages: a list, not NoneType"),
-        ("{% include 'x' %}", HELLO, "no loader"),
+        ("{% include 'x' %}", HELLO, "'include' is left out"),
     ],
 )
 def test_errors_name_what_is_wrong(template: Any, messages: Any, says: str) -> None:

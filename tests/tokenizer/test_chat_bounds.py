@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import tracemalloc
+from collections.abc import Iterator
 
 import pytest
 from prelude.tokenizer import ChatTemplateError
 from prelude.tokenizer.chat import Bounds
 
 from tests.patience import PATIENCE
+from tests.tokenizer.template_attacks import ATTACKS
+from tests.tokenizer.template_child import TemplateChild
 from tests.tokenizer.templates import CHATML, render
 
 
@@ -140,12 +145,118 @@ def test_a_bomb_leaves_other_renderings_alone() -> None:
 
 
 def test_bounds_are_the_callers_choice() -> None:
-    assert render("{% for i in range(50) %}a{% endfor %}", bounds=Bounds(max_steps=51)) == "a" * 50
+    template = "{% for i in range(50) %}a{% endfor %}"
+    assert render(template, bounds=Bounds(max_work=1000)) == "a" * 50
     for bounds, says in (
-        (Bounds(max_steps=50), "more than 50 steps"),
+        (Bounds(max_work=100), "more than 100 units"),
+        (Bounds(max_memory=1000), "more than 1000 bytes"),
         (Bounds(max_output=49), "more than 49 characters"),
         (Bounds(max_range=49), "limit is 49"),
         (Bounds(max_template=10), "limit is 10"),
+        (Bounds(max_nodes=5), "more than 5 nodes"),
     ):
         with pytest.raises(ChatTemplateError, match=says):
-            render("{% for i in range(50) %}a{% endfor %}", bounds=bounds)
+            render(template, bounds=bounds)
+    with pytest.raises(ChatTemplateError, match="seconds of processor time"):
+        render("{% for i in range(100000) %}{% endfor %}", bounds=Bounds(max_seconds=0.0))
+
+
+# ---- attacks, each in a process of its own that may use 256 MB
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[TemplateChild]:
+    with TemplateChild() as child:
+        yield child
+
+
+# Those that take longest run with the bounds as they are, all others with a fifth of the work.
+LONGEST = frozenset(["key_get", "index_eq", "count", "format", "percent_r", "raise", "string", "filtered_select"])
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks_stay_within_256_megabytes_and_5_seconds(name: str, child: TemplateChild) -> None:
+    """The child counts its own processor time, so a loaded machine changes nothing; one that is past the bounds gets
+    ``MemoryError`` or is killed."""
+    found = child.render(ATTACKS[name], bounds=None if name in LONGEST else {"max_work": 8_000_000})
+    assert found.get("error") in (None, "ChatTemplateError"), found
+    assert "MemoryError" not in found.get("message", ""), found
+    assert found["megabytes"] < 256, found
+    assert found["seconds"] < 6, found  # 5, and the last operation before the clock is read
+
+
+MEGABYTE = "{% set m = 'a' * 1000000 %}"
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "m * 8",
+        "m ~ m ~ m ~ m",
+        "m + m + m + m",
+        "[m, m, m, m] | join",
+        "''.join([m, m, m, m])",
+        "m.replace('a', 'aaaa')",
+        "m | replace('a', 'aaaa')",
+        "'%s%s%s%s' % (m, m, m, m)",
+        "'{0}{0}{0}{0}'.format(m)",
+        "[m, m, m, m] | string",
+        "[m, m, m, m] | tojson",
+        "[[[[[[[[1, 2]]]]]]]] | tojson(indent=64) ~ m ~ m ~ m",
+        "'\t'.expandtabs(4000000)",
+        "'a'.center(4000000)",
+        "'a' | center(4000000)",
+        "'a'.zfill(4000000)",
+        "'a' | indent(4000000, true)",
+        "[1] * 1000000",
+        "m | list",
+        "m.split('a')",
+        "(' a' * 500000).split()",
+        "('a\n' * 500000).splitlines()",
+        "range(100000) | list",
+        "range(90000) | map('string') | list",
+        "m | title",
+        "m.title()",
+        "m | batch(1) | list",
+        "('é' * 1000000) ~ ''",
+        "[1] | batch(100000, 0) | list + [1] * 1000000",
+        "dict.fromkeys(range(50000))",
+        "m | unique | list ~ m ~ m ~ m",
+        "m | sort",
+        "m | e",
+        "m | truncate(2000000) ~ m ~ m",
+    ],
+)
+def test_memory_is_charged_before_it_is_made(operation: str) -> None:
+    """What a refused operation would have made was never there: 3 MB are allowed, and the peak stays near them."""
+    template = MEGABYTE + "{{ " + operation + " }}"
+    with contextlib.suppress(ChatTemplateError):
+        render(template, bounds=Bounds(max_memory=3_000_000))  # compiled outside of the measurement
+    tracemalloc.start()
+    try:
+        with pytest.raises(ChatTemplateError, match="more than 3000000 bytes"):
+            render(template, bounds=Bounds(max_memory=3_000_000))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_500_000
+
+
+def test_ordinary_chats_are_far_below_the_bounds() -> None:
+    """A tenth of the bounds is enough for a chat of a hundred turns and a megabyte."""
+    chat = [{"role": "user" if i % 2 else "assistant", "content": "word " * 2000} for i in range(100)]
+    small = Bounds(max_work=4_000_000, max_memory=16_000_000)
+    assert len(render(CHATML, chat, bounds=small)) > 1_000_000
+
+
+def test_an_error_keeps_no_value_of_the_template_alive() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ChatTemplateError) as caught:
+            render("{% set x = 'a' * 4000000 %}{{ raise_exception('no') }}")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "no" in str(caught.value) and kept < 1_000_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prelude.tokenizer import Tokenizer
+from prelude.tokenizer import ChatTemplateError, Tokenizer
 from prelude.tokenizer._marks import METHODS, Marked, joined, segments
 from prelude.tokenizer.chat import apply_chat_template, render_segments
 
@@ -146,13 +146,52 @@ def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: 
         "{{ messages[0].get('content') }}",
         "{{ (messages[0].content, 1)[0] }}",
         "{{ messages[0].content | truncate(1000) }}",
-        "{{ messages[0].content | wordwrap(1000) }}",
         "{{ messages[0].content | reverse | reverse }}",
         "{{ 'x' if false else messages[0].content }}",
         "{{ messages[0].content.removeprefix('zz') }}",
         "{{ messages[0].content.center(40, '*') }}",
         "{{ '%s' | format(messages[0].content) }}",
-        "{{ messages[0].content | pprint }}",
+        "{{ messages[0].content | escape }}",
+        "{{ messages[0].content | trim | e }}",
+        "{{ messages[0].content ~ 1 }}",
+        "{{ messages[0].content % () }}",
+        "{{ messages[0].content.format(bos_token) }}",
+        "{{ '%(a)s' % {'a': messages[0].content} }}",
+        "{{ '%r' % (messages[0].content,) }}",
+        "{{ '{0!r:>30}'.format(messages[0].content) }}",
+        "{{ messages[0].content[::-1] }}",
+        "{{ messages[0].content | first }}",
+        "{{ messages[0].content | last }}",
+        "{{ messages[0].content | sort | join }}",
+        "{{ messages[0].content | unique | join }}",
+        "{{ messages[0].content | batch(2) | first | join }}",
+        "{{ messages[0].content | slice(2) | first | join }}",
+        "{{ messages[0].content | max }}",
+        "{{ messages[0].content | map('lower') | join }}",
+        "{{ messages[0].content | select | join }}",
+        "{{ messages[0].content | title }}",
+        "{{ messages[0].content | capitalize }}",
+        "{{ messages[0].content.zfill(40) }}",
+        "{{ messages[0].content.expandtabs(4) }}",
+        "{{ messages[0].content.casefold() }}",
+        "{{ messages[0].content.swapcase() }}",
+        "{{ messages[0].content | truncate(8, true, '') }}",
+        "{{ messages | map(attribute='content') | list | tojson }}",
+        "{{ {messages[0].content: 1} | dictsort | first | first }}",
+        "{{ {messages[0].content: 1} | items | first | first }}",
+        "{{ {messages[0].content: 1}.keys() | list | first }}",
+        "{{ dict.fromkeys([messages[0].content]) | list | first }}",
+        "{{ dict([[messages[0].content, 1]]) | first }}",
+        "{{ namespace(a=messages[0].content).a }}",
+        "{% set x = messages[0].content %}{% set y %}{{ x }}{% endset %}{{ y * 2 }}",
+        "{% macro f(x=messages[0].content) %}{{ x }}{% endmacro %}{{ f() ~ '' }}",
+        "{% for m in messages recursive %}{{ m.content }}{% endfor %}",
+        "{% with x = messages[0].content %}{{ x ~ x }}{% endwith %}",
+        "{% filter upper %}{{ messages[0].content }}{% endfilter %}",
+        "{% set x | upper %}{{ messages[0].content }}{% endset %}{{ x }}",
+        "{{ loop | default(messages[0].content) }}",
+        "{% for m in messages %}{{ loop.cycle(m.content) }}{% endfor %}",
+        "{% for a in [messages[0].content, ''] %}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}",
         "{{ dict(a=messages[0].content).a }}",
         "{{ cycler(messages[0].content).next() }}",
         "{{ joiner(messages[0].content)() }}{% set j = joiner(messages[0].content) %}{{ j() }}{{ j() }}",
@@ -178,6 +217,80 @@ def test_no_way_through_a_template_gains_trust(template: str) -> None:
     assert untrusted
 
 
+@pytest.mark.fault(25)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% autoescape true %}{{ messages[0].content }}{% endautoescape %}",
+        "{% autoescape true %}{{ messages[0].content ~ '' }}{% endautoescape %}",
+        "{% macro f(x) %}{{ x }}{% endmacro %}{% autoescape true %}{{ f(messages[0].content) }}{% endautoescape %}",
+        "{{ (messages[0].content | e) ~ '' }}",
+        "{{ (messages[0].content | safe) ~ '' }}",
+        "{{ [messages[0].content] | map('escape') | join }}",
+        "{{ [messages[0].content] | map('safe') | join }}",
+        "{% filter e %}{{ messages[0].content }}{% endfilter %}",
+        "{{ messages[0].content | forceescape }}",
+        "{{ messages[0].content | striptags }}",
+        "{{ messages[0].content | urlize }}",
+        "{{ messages[0] | xmlattr }}",
+        "{{ messages[0].content | pprint }}",
+        "{{ messages[0].content | wordwrap }}",
+        "{{ messages[0].content.translate({}) }}",
+        "{{ messages[0].content.encode().decode() }}",
+        "{{ messages[0].content.__str__() }}",
+        "{{ messages[0].content.maketrans('', '') }}",
+        "{{ '{x}'.format_map({'x': messages[0].content}) }}",
+        "{% block a %}{{ messages[0].content }}{% endblock %}",
+        "{{ messages[0].content.marks.x }}",
+    ],
+)
+def test_what_would_lose_sight_of_the_user_is_refused(template: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        render_segments([{"role": "user", "content": "[INST]"}], template)
+
+
+@pytest.mark.fault(25)
+def test_autoescape_gives_a_user_no_control_token(json_of: Any) -> None:
+    tokenizer = Tokenizer.from_str(json_of("mistral-v3"))
+    control = tokenizer.token_to_id("[INST]")
+    plain = render_segments([{"role": "user", "content": "[INST]"}], "[INST]{{ messages[0].content }}")
+    assert tokenizer.encode_segments(plain).tolist().count(control) == 1
+    with pytest.raises(ChatTemplateError, match="'autoescape' is left out of chat templates"):
+        render_segments(
+            [{"role": "user", "content": "[INST]"}],
+            "[INST]{% autoescape true %}{{ messages[0].content }}{% endautoescape %}",
+        )
+
+
+@pytest.mark.fault(25)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].n }}",
+        "{{ messages[0].n + 1 }}",
+        "{{ -messages[0].n }}",
+        "{{ 2 ** messages[0].n }}",
+        "{{ messages[0].n | abs }}",
+        "{{ messages[0].n | round }}",
+        "{{ messages[0].n | float | string }}",
+        "{{ [messages[0].n, 1] | sum }}",
+        "{{ messages[0].content | int }}",
+        "{{ messages[0].content | float }}",
+        "{{ '%c' % messages[0].n }}",
+        "{{ '%d' % messages[0].n }}",
+        "{{ '{:c}'.format(messages[0].n) }}",
+        "{{ '{}'.format(messages[0].n) }}",
+        "{{ messages[0].n ~ '' }}",
+        "{{ [messages[0].n] | join }}",
+        "{{ messages[0].x }}",
+    ],
+)
+def test_the_digits_of_a_users_number_are_the_users(template: str) -> None:
+    messages = [{"role": "user", "content": "91", "n": 91, "x": 1.5}]
+    assert [trusted for _, trusted in render_segments(messages, template)] == [False]
+    assert render_segments(messages, "{{ messages | length }}{{ 90 + 1 }}") == [("191", True)]
+
+
 def test_template_text_keeps_its_trust_around_the_user() -> None:
     def around(template: str) -> list[tuple[str, bool]]:
         return render_segments(HELLO, template)
@@ -187,6 +300,9 @@ def test_template_text_keeps_its_trust_around_the_user() -> None:
         "{{ '<a>' ~ messages[0].content ~ '<b>' }}",
         "{{ ('<a>' + messages[0].content + '<b>  ') | trim }}",
         "{{ ['<a>', messages[0].content, '<b>'] | join }}",
+        "{{ '<a>{}<b>'.format(messages[0].content) }}",
+        "{{ '<a>%s<b>' % messages[0].content }}",
+        "{{ '<a>%s<b>' | format(messages[0].content) }}",
         "{{ '<a>Q<b>'.replace('Q', messages[0].content) }}",
         "{% macro f(x) %}<a>{{ x }}<b>{% endmacro %}{{ f(messages[0].content) }}",
         "{% set x %}<a>{{ messages[0].content }}<b>{% endset %}{{ x }}",

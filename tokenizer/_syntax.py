@@ -1,0 +1,257 @@
+"""From the source of a chat template to code whose every operation is charged: bounds, refusals, rewriting.
+
+The source is bounded in characters, tokens, nodes and depth, and the code made of it in characters, since the memory
+and time of compiling follow from these. The rewriting puts at the head of each body a charge for the nodes in it, and
+calls of the environment in place of what jinja2 compiles to Python's own operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import TemplateAssertionError
+from jinja2.lexer import Token
+from jinja2.parser import Parser
+from jinja2.visitor import NodeTransformer
+
+from ._filters import OUTPUT_FILTERS
+from ._limits import ACTIVE, OBJECT, PIECE
+from .errors import ChatTemplateError
+
+MAX_DEPTH = 100
+MAX_CODE = 2_000_000  # characters of Python
+ITEM = 96  # bytes of an item that an iterator makes: a number or a character
+LONG = 256  # characters of a constant that takes no time to compare
+
+_ALLOWED = (
+    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.For, nodes.If, nodes.Macro, nodes.CallBlock),
+    *(nodes.FilterBlock, nodes.With, nodes.Assign, nodes.AssignBlock, nodes.Scope, nodes.ExprStmt, nodes.Name),
+    *(nodes.NSRef, nodes.Const, nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr),
+    *(nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare),
+    *(nodes.Operand, nodes.BinExpr, nodes.UnaryExpr, nodes.Break, nodes.Continue),
+)
+_NAMES: dict[type, str] = {
+    nodes.ScopedEvalContextModifier: "autoescape",
+    nodes.Block: "block",
+    nodes.Extends: "extends",
+    nodes.Include: "include",
+    nodes.Import: "import",
+    nodes.FromImport: "from",
+}
+_BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Template)
+
+
+class Generation(jinja2.ext.Extension):
+    """``{% generation %}`` marks the assistant's part for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's interface
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+def bounded(tokens: Iterator[Token]) -> Iterator[Token]:
+    """The tokens of a template. Every node comes from at least one, and few nodes from more than five."""
+    limit = ACTIVE.get().bounds.max_nodes * 5
+    for count, token in enumerate(tokens):
+        if count > limit:
+            raise ChatTemplateError(f"the chat template has more than {limit} tokens (5 * Bounds.max_nodes)")
+        yield token
+
+
+def check_code(code: str) -> None:
+    if len(code) > MAX_CODE:
+        raise ChatTemplateError(f"the chat template compiles to {len(code)} characters; the limit is {MAX_CODE}")
+    ACTIVE.get().look_at_clock()
+
+
+# ---- the tree
+
+
+def prepared(tree: nodes.Template, environment: Any) -> nodes.Template:
+    """The tree with its charges, or ``TemplateAssertionError`` for what is left out of chat templates."""
+    _check(tree)
+    tree.set_environment(environment)
+    for node in [*tree.find_all(_BODIES), tree]:
+        _charge(node)
+    rewritten: nodes.Template = _Rewritten().visit(tree)
+    return rewritten
+
+
+def _check(tree: nodes.Template) -> None:
+    limit, count = ACTIVE.get().bounds.max_nodes, 0
+    level: list[tuple[nodes.Node, nodes.Node | None]] = [(tree, None)]
+    depth = 0
+    while level:
+        count += len(level)
+        depth += 1
+        if count > limit:
+            raise ChatTemplateError(f"the chat template has more than {limit} nodes (Bounds.max_nodes)")
+        if depth > MAX_DEPTH:
+            raise TemplateAssertionError(f"nested deeper than {MAX_DEPTH}", level[0][0].lineno)
+        for node, parent in level:
+            _check_node(node, parent)
+        level = [(child, node) for node, _ in level for child in node.iter_child_nodes()]
+
+
+def _check_node(node: nodes.Node, parent: nodes.Node | None) -> None:
+    if not isinstance(node, _ALLOWED):
+        name = _NAMES.get(type(node), type(node).__name__.lower())
+        raise TemplateAssertionError(f"{name!r} is left out of chat templates", node.lineno)
+    if isinstance(node, (nodes.Call, nodes.Filter, nodes.Test)) and (node.dyn_args or node.dyn_kwargs):
+        raise TemplateAssertionError("'*' and '**' in a call are left out of chat templates", node.lineno)
+    if isinstance(node, nodes.Filter) and node.name in OUTPUT_FILTERS and not isinstance(parent, nodes.Output):
+        raise TemplateAssertionError(f"the filter {node.name!r} stands only at the end of an output", node.lineno)
+    if isinstance(node, nodes.Compare) and len(node.ops) > 1 and any(op.op in ("in", "notin") for op in node.ops):
+        raise TemplateAssertionError("'in' in a chain of comparisons is left out of chat templates", node.lineno)
+
+
+def _charge(owner: nodes.Node) -> None:
+    """Put the charge for a body at its head, and for a filtered loop, into its condition."""
+    body: list[nodes.Node] = owner.body  # type: ignore[attr-defined]
+    units, size = _weight(body)
+    size += ITEM if isinstance(owner, nodes.For) else 0
+    body.insert(0, nodes.ExprStmt(_env_call("tick", _constants(units, size), owner.lineno), lineno=owner.lineno))
+    if isinstance(owner, nodes.For) and owner.test is not None:
+        units, size = _weight([owner.test])
+        size += PIECE  # jinja2 keeps the items that pass where ``loop.length`` is asked for
+        tick = _env_call("tick", _constants(units, size), owner.lineno)
+        owner.test = nodes.And(tick, owner.test, lineno=owner.lineno)
+
+
+def _constants(*values: int) -> list[nodes.Expr]:
+    return [nodes.Const(value) for value in values]
+
+
+def _weight(body: list[nodes.Node]) -> tuple[int, int]:
+    """The nodes of a body without the bodies in it, and the bytes of the values that its literals make."""
+    units, size, left = 2, 0, list(body)
+    while left:
+        node = left.pop()
+        units += 1
+        if isinstance(node, (nodes.List, nodes.Tuple)):
+            size += OBJECT + 8 * len(node.items)
+        elif isinstance(node, nodes.Dict):
+            size += 4 * OBJECT + 2 * OBJECT * len(node.items)
+        elif isinstance(node, nodes.Output):
+            size += 16 * len(node.nodes)
+        elif isinstance(node, (nodes.Const, nodes.TemplateData)):
+            text = node.value if isinstance(node, nodes.Const) else node.data
+            units += len(text) >> 10 if isinstance(text, str) else 0
+        if isinstance(node, _BODIES):
+            size += 8 * OBJECT
+            inside = {id(child) for child in node.body}
+            left.extend(child for child in node.iter_child_nodes() if id(child) not in inside)
+        else:
+            left.extend(node.iter_child_nodes())
+    return units, size
+
+
+class _Rewritten(NodeTransformer):
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _env_call("chain", node.nodes, node.lineno)
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:
+        """``a + b + c`` is one call, so that strings are joined once."""
+        terms = [node.right]
+        left: nodes.Expr = node.left
+        while isinstance(left, nodes.Add):
+            terms.append(left.right)
+            left = left.left
+        terms.append(left)
+        return _env_call("add", [self.visit(term) for term in reversed(terms)], node.lineno)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        if all(isinstance(pair.key, nodes.Const) for pair in node.items):
+            return node
+        return _env_call("table", [part for pair in node.items for part in (pair.key, pair.value)], node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        none = nodes.Const(None)
+        where = [part or none for part in (node.arg.start, node.arg.stop, node.arg.step)]
+        return _env_call("cut", [node.node, *where], node.lineno)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        if len(node.ops) > 1:
+            node.expr = _env_call("comparable", [node.expr], node.lineno)
+            for operand in node.ops:
+                operand.expr = _env_call("comparable", [operand.expr], node.lineno)
+            return node
+        left, operation, right = node.expr, node.ops[0].op, node.ops[0].expr
+        if operation in ("in", "notin"):
+            if _is_short_list(right):
+                return node
+            return self._contains(node)
+        if _is_short(left) or _is_short(right):
+            return node
+        return _env_call("compare", [nodes.Const(operation), left, right], node.lineno)
+
+    def _contains(self, node: nodes.Compare) -> nodes.Node:
+        found = _env_call("contains", [node.ops[0].expr, node.expr], node.lineno)
+        return found if node.ops[0].op == "in" else nodes.Not(found, lineno=node.lineno)
+
+
+def _is_short(node: nodes.Expr) -> bool:
+    """Whether comparing the node's value with any other takes no time to speak of."""
+    if isinstance(node, nodes.Const):
+        return not isinstance(node.value, str) or len(node.value) <= LONG
+    if isinstance(node, nodes.Call) and isinstance(node.node, nodes.EnvironmentAttribute):
+        return node.node.name in ("compare", "contains")
+    return isinstance(node, (nodes.Compare, nodes.Test, nodes.Not))
+
+
+def _is_short_list(node: nodes.Expr) -> bool:
+    return isinstance(node, (nodes.List, nodes.Tuple)) and len(node.items) <= 32 and all(map(_is_short, node.items))
+
+
+def _env_call(name: str, args: list[Any], lineno: int) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name, lineno=lineno), args, [], None, None, lineno=lineno)
+
+
+# ---- the code
+
+
+class Generator(CodeGenerator):
+    """jinja2's generator, but for calls of the environment's own functions, which it would take for the template's,
+    and constants, which it would compute while compiling."""
+
+    def writeline(self, *args: Any, **kwargs: Any) -> None:
+        if not self.code_lineno & 255:
+            ACTIVE.get().look_at_clock()
+        super().writeline(*args, **kwargs)
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        if not isinstance(node.node, nodes.EnvironmentAttribute):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        self.write(f"environment.{node.node.name}(")
+        for index, argument in enumerate(node.args):
+            if index:
+                self.write(", ")
+            self.visit(argument, frame)
+        self.write(")")
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if isinstance(node, nodes.TemplateData):
+            return node.data
+        if isinstance(node, nodes.Const) and type(node.value) is str:
+            return node.value
+        raise nodes.Impossible()
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write("environment.written(")
+
+    def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write(")")
