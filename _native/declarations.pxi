@@ -265,8 +265,9 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
 
     cdef struct PackedRows:
         vector[PromptRow] rows
-        vector[int64_t] at, begins
+        vector[int64_t] at, begins, roots, heads
         vector[int32_t] places
+        int64_t shift(size_t, int64_t)
 
     void swap_packed "std::swap"(PackedRows& a, PackedRows& b)
 

@@ -369,6 +369,8 @@ cdef int _collect(rows, folds, int32_t block_size, size_t more, PackedRows& into
     into.rows.clear()
     into.at.assign(n, -1)
     into.begins.resize(n)
+    into.roots.assign(n, -1)
+    into.heads.resize(n)
     into.rows.reserve(n + 2 * len(folds) + more)
     for members, tokens in folds:
         row = rows[members[0]]
@@ -377,8 +379,13 @@ cdef int _collect(rows, folds, int32_t block_size, size_t more, PackedRows& into
         root = into.rows.size()
         into.rows.push_back(prompt_row(r.row, row.skip, begin, -1, &r.lease.c, row.skip, row.publish, block_size))
         for i in members:
-            into.at[i], into.begins[i] = into.rows.size(), begin
-            into.rows.push_back(prompt_row((<OneShotRow>rows[i]).request.row, begin, -1, root, NULL, 0, 0, block_size))
+            r = (<OneShotRow>rows[i]).request
+            into.roots[i], into.heads[i], into.begins[i] = root, row.skip, begin
+            if begin == r.row.num_tokens:  # the fold has all of it
+                into.at[i] = root
+                continue
+            into.at[i] = into.rows.size()
+            into.rows.push_back(prompt_row(r.row, begin, -1, root, NULL, 0, 0, block_size))
     for i in range(n):
         if into.at[i] < 0:
             row = rows[i]
@@ -403,8 +410,8 @@ cdef object _brought(rows, folds, PackedRows& packed):
 def pack_step(rows, folds, more, int32_t block_size):
     """The arrays of ``pack_prompt`` for OneShot rows, those of ``folds`` ((members, tokens)) computed once, and after
     them ``more`` rows as ``pack_prompt`` takes them: the first eight, and where each of ``more`` begins; then, of each
-    OneShot row, what to add to its own token numbers to get the batch's, and how many tokens it brought (a fold's, to
-    its first member)."""
+    OneShot row, what to add to its own token numbers to get the batch's, as (begins, before, from then on): tokens
+    before ``begins`` lie in a fold; and how many tokens it brought (a fold's, to its first member)."""
     cdef int64_t i, n = len(rows), m = len(more)
     cdef PackedRows packed
     cdef _Borrowed borrowed = _Borrowed()
@@ -413,12 +420,14 @@ def pack_step(rows, folds, more, int32_t block_size):
     for given in more:
         packed.rows.push_back(_prompt_row(given, packed.rows.size(), borrowed))
     cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
-    shifts, offsets = _new_int32(n), _new_int32(m)
+    begins, before, after, offsets = _new_int32(n), _new_int32(n), _new_int32(n), _new_int32(m)
     for i in range(n):
-        _data(shifts)[i] = <int32_t>(packed.places[packed.at[i]] - packed.begins[i])
+        _data(begins)[i] = <int32_t>packed.begins[i]
+        _data(before)[i] = <int32_t>packed.shift(i, packed.begins[i] - 1)
+        _data(after)[i] = <int32_t>packed.shift(i, packed.begins[i])
     for i in range(m):
         _data(offsets)[i] = packed.places[first + i]
-    return arrays, offsets, shifts, _brought(rows, folds, packed)
+    return arrays, offsets, (begins, before, after), _brought(rows, folds, packed)
 
 
 def pack_running(requests, int32_t block_size):

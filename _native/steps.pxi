@@ -219,10 +219,13 @@ def draws_of(rows, shifts):
     where some are asked for. ``shifts``: those of ``pack_step``."""
     cdef OneShotRow row
     cdef int64_t i = 0
-    cdef cnp.ndarray s = shifts
-    cdef cnp.ndarray at = _new_int32(_len(s))
+    cdef int32_t read
+    cdef cnp.ndarray begins, before, after
+    begins, before, after = shifts
+    cdef cnp.ndarray at = _new_int32(_len(begins))
     for row in rows:
-        _data(at)[i] = _data(s)[i] + <int32_t>row.request.row.read
+        read = <int32_t>row.request.row.read
+        _data(at)[i] = read + (_data(before)[i] if read < _data(begins)[i] else _data(after)[i])
         i += 1
     return _draws(rows, at)
 
@@ -241,7 +244,7 @@ cdef class DrawnPacker:
         self.slices, self.draws, self.batch, self.packed, self.edits = slices, draws, batch, packed, edits
 
     def pack(self, tuple rows, tuple folds, int32_t block_size):
-        cdef int64_t i, n = len(rows)
+        cdef int64_t i, read, n = len(rows)
         cdef PackedRows packed
         cdef tuple values
         cdef object shared = ()
@@ -252,8 +255,8 @@ cdef class DrawnPacker:
         cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
         cdef cnp.ndarray at = _new_int32(n)
         for i in range(n):
-            _data(at)[i] = <int32_t>(packed.places[packed.at[i]] - packed.begins[i]
-                                     + (<OneShotRow>rows[i]).request.row.read)
+            read = (<OneShotRow>rows[i]).request.row.read
+            _data(at)[i] = <int32_t>(packed.shift(i, read) + read)
         values = _draws(rows, at)
         if values[9] is not None:
             values = (*values[:9], self.edits(rows))

@@ -80,7 +80,8 @@ class PromptSlices:
 class LogprobRows:
     """Logprobs (float32 log-softmax over the whole vocabulary) of given tokens at given positions.
 
-    ``rows[r]`` is a token index; its logits predict the token that follows it. Pair p asks for the logprob of
+    ``rows[r]`` is a token index; its logits predict the token that follows it. Rows of requests that read the same
+    place name the same token. Pair p asks for the logprob of
     ``targets[p]`` at row ``target_rows[p]`` (an index into ``rows``). ``top`` > 0 also asks for the ``top``
     best tokens of every row, ``ranks`` for each target's rank (1 = the argmax; ties count as better only
     where the id is smaller).

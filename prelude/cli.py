@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _PROMPT = "The library is open"
 _KNOWS = (
     "\nThe packaged model knows these two questions, in this wording. It answers any other question too, with\n"
-    'confidence and wrongly: "Is the text free of personal data?" as if it were the question above. Try --model with your own.'
+    'confidence and wrongly: "Is the text free of personal data?" as if it were the question above. --model takes\n'
+    "your own."
 )
 
 

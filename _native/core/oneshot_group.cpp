@@ -17,20 +17,18 @@ OneShotGroup::Verdict OneShotGroup::admit(const RequestRow& r, int64_t deferred,
   const int64_t uncached = r.num_tokens - *skip;
   // A fold publishes the common part alone: who asked to be kept whole stays apart.
   const bool folds = left_.fold && r.cache != CacheMode::always;
+  const bool borrows = lease.borrowed > 0;
+  const FoldPlace place{r.salt, borrows ? -2 : lease.node, lease.shared.data(),
+                        borrows ? static_cast<int64_t>(lease.shared.size()) : 0};
   FoldOffer offer{uncached, -1, 0};
-  if (folds) {
-    const bool borrows = lease.borrowed > 0;
-    const FoldPlace place{r.salt, borrows ? -2 : lease.node, lease.shared.data(),
-                          borrows ? static_cast<int64_t>(lease.shared.size()) : 0};
-    offer = folds_.offer(place, r.tokens + *skip, r.unread - *skip, uncached);
-  }
+  if (folds) offer = folds_.offer(place, r.tokens + *skip, r.trunk - *skip, uncached);
   const int64_t bytes = std::min(r.logits_rows, left_.logits_chunk_rows) * left_.logits_row_bytes;
   if (offer.tokens > left_.tokens || left_.rows < 1 || bytes > left_.logits_bytes) {
     *wrong = pool_.release(lease);
     return Verdict::full;
   }
   left_.tokens -= offer.tokens, left_.logits_bytes -= bytes, --left_.rows;
-  if (offer.group >= 0) folds_.accept(offer, static_cast<int32_t>(count_));
+  if (folds) folds_.admit(offer, static_cast<int32_t>(count_), place, r.tokens + *skip, r.trunk - *skip);
   if (count_++ == 0) {
     withheld_ = std::max<int64_t>(0, left_.tokens - left_.group_tokens);
     left_.tokens -= withheld_;

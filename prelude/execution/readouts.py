@@ -7,7 +7,7 @@ gone before the next one is made, so memory follows the rows asked for and is bo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +146,10 @@ def read_raw(readout: LogprobRows, rows: HiddenRows) -> tuple[LogprobOutput, I32
 def read_logprobs(readout: LogprobRows, rows: HiddenRows) -> tuple[LogprobOutput, I32]:
     if readout.raw:
         return read_raw(readout, rows)
+    places = None
+    if len(readout.rows) > 1 and (np.diff(readout.rows) <= 0).any():  # requests that read the same place, perhaps
+        distinct, places = np.unique(readout.rows, return_inverse=True)
+        readout = replace(readout, rows=distinct, target_rows=places[readout.target_rows].astype(np.int32))
     count, pairs = len(readout.rows), len(readout.targets)
     logprobs = np.empty(pairs, np.float64)
     ranks = np.empty(pairs, np.int32) if readout.ranks else None
@@ -169,6 +173,10 @@ def read_logprobs(readout: LogprobRows, rows: HiddenRows) -> tuple[LogprobOutput
         if top_ids is not None and top_logprobs is not None:
             top_ids[start:stop], values = best(logits, top)
             top_logprobs[start:stop] = _relative(values, largest, rest)
+    if places is not None:
+        finite = finite[places]
+        if top_ids is not None and top_logprobs is not None:
+            top_ids, top_logprobs = top_ids[places], top_logprobs[places]
     return LogprobOutput(logprobs, ranks, top_ids, top_logprobs), _bad(finite)
 
 

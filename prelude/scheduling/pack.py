@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -73,7 +72,10 @@ def draws_tokens(plan: Plan) -> bool:
     return key is not None and key[0] == "sample"
 
 
-def _join(plan: Plan, shifts: I32) -> tuple[Readout, I32 | None, I32 | None]:
+Shifts: TypeAlias = tuple[I32, I32, I32]  # of ``pack_step``, one each a OneShot row
+
+
+def _join(plan: Plan, shifts: Shifts) -> tuple[Readout, I32 | None, I32 | None]:
     """Readouts of one key as one, and where each request's part of it ends. ``shifts``: what to add to each request's
     row numbers to get the batch's."""
     if draws_tokens(plan):
@@ -81,12 +83,14 @@ def _join(plan: Plan, shifts: I32) -> tuple[Readout, I32 | None, I32 | None]:
         return _draws(*values, _edits(plan.oneshot) if edited else None), None, None
     readouts = [row.request.prepared.readout or _NOTHING for row in plan.oneshot]
     parts = [readout for readout in readouts if not isinstance(readout, Drawing)]
-    moved, starts, ends = _concatenated([part.rows for part in parts], shifts)
+    moved, lengths, ends = _concatenated([part.rows for part in parts])
+    moved += _moves(moved, lengths, shifts)
     one = parts[0]
     match one:
         case LogprobRows():
             logprobs = [part for part in parts if isinstance(part, LogprobRows)]
-            target_rows, _, pair_ends = _concatenated([part.target_rows for part in logprobs], starts)
+            target_rows, pairs, pair_ends = _concatenated([part.target_rows for part in logprobs])
+            target_rows += np.repeat(ends - lengths, pairs)
             targets = np.concatenate([part.targets for part in logprobs])
             return LogprobRows(moved, target_rows, targets, one.top, one.ranks, one.raw), ends, pair_ends
         case PooledRows():
@@ -103,13 +107,20 @@ def _edits(rows: Sequence[OneShotRow]) -> LogitEdits | None:
     return logit_edits([readout for readout in readouts if isinstance(readout, Drawing)])
 
 
-def _concatenated(parts: list[I32], shifts: I32) -> tuple[I32, I32, I32]:
-    """``parts`` in one array, each moved by its shift; where each begins in it, and where it ends."""
-    lengths = [len(part) for part in parts]
-    ends = np.array(list(itertools.accumulate(lengths)), dtype=np.int32)
+def _concatenated(parts: list[I32]) -> tuple[I32, I32, I32]:
+    """``parts`` in one array; how long each is, and where it ends."""
+    lengths = np.array([len(part) for part in parts], dtype=np.int32)
     joined: I32 = np.concatenate(parts)
-    joined += np.repeat(shifts, lengths)
-    return joined, np.concatenate([_ZERO, ends[:-1]]), ends
+    return joined, lengths, np.cumsum(lengths, dtype=np.int32)
+
+
+def _moves(rows: I32, lengths: I32, shifts: Shifts) -> I32:
+    """What to add to requests' row numbers, ``lengths`` of each, to get the batch's."""
+    begins, before, after = shifts
+    moves: I32 = np.repeat(after, lengths)
+    if not np.array_equal(before, after):  # a fold has the first tokens of some
+        moves = np.where(rows < np.repeat(begins, lengths), np.repeat(before, lengths), moves)
+    return moves
 
 
 _drawn = DrawnPacker(_slices, _draws, Maker(OneShotBatch), Maker(Packed), _edits)

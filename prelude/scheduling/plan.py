@@ -13,7 +13,8 @@ from prelude.scheduling.request import Request, State
 @dataclass(frozen=True, slots=True)
 class Fold:
     """``members`` (indices of OneShot rows with the same ``skip``) share the next ``tokens`` tokens: these are
-    computed once, from the first member, which also publishes for all."""
+    computed once, from the first member, which also publishes for all. Where members read some of these, all read the
+    same place."""
 
     members: tuple[int, ...]
     tokens: int

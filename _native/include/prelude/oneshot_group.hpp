@@ -55,8 +55,11 @@ class OneShotGroup {
     withheld_ = count_ = 0;
     folds_.clear();
   }
-  // What the step has left after the group.
-  void end() { left_.tokens += withheld_, withheld_ = 0; }
+  // The group is complete: what the step has left after it, and who folds.
+  void end() {
+    left_.tokens += withheld_, withheld_ = 0;
+    folds_.finish();
+  }
   const GroupLimits& left() const { return left_; }
   const FoldFinder& folds() const { return folds_; }
 
@@ -83,12 +86,19 @@ class OneShotGroup {
   int64_t before_ = 0, withheld_ = 0, count_ = 0;
 };
 
-// A step's OneShot rows on their way through the packer. Of each of them: its row there, and its first token that the
-// step computes; of each row there where it begins: all first tokens, then all first segments.
+// A step's OneShot rows on their way through the packer. Of each of them: its row there, and its first token in it;
+// tokens before that one are in row `roots`, whose first token is `heads` (-1: it is in no fold, or they are cached).
+// Of each row there where it begins: all first tokens, then all first segments.
 struct PackedRows {
   std::vector<PromptRow> rows;
-  std::vector<int64_t> at, begins;
+  std::vector<int64_t> at, begins, roots, heads;
   std::vector<int32_t> places;
+
+  // What to add to token `token` of OneShot row `i` to get the batch's.
+  int64_t shift(size_t i, int64_t token) const {
+    const auto place = [this](int64_t row) { return int64_t{places[static_cast<size_t>(row)]}; };
+    return roots[i] >= 0 && token < begins[i] ? place(roots[i]) - heads[i] : place(at[i]) - begins[i];
+  }
 };
 
 // A row for the packer: the request's tokens from `begin` on. `parent` is the row of the folded segment before them,
