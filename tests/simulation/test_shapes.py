@@ -95,3 +95,25 @@ def test_what_the_cache_saves_is_what_the_load_shares() -> None:
     assert found[0] == 64 * 400
     assert list(found.values()) == sorted(found.values(), reverse=True)
     assert 2 < found[0] / found[60] < 3 < found[0] / found[75] < 4 < found[0] / found[95]
+
+
+@pytest.mark.feature("Q5")
+def test_the_two_savings() -> None:
+    """Memory that requests do not take is throughput: with twice the blocks nearly twice the texts run at a time.
+    What the cache has is latency: of a prompt whose prefix is known the rest is computed."""
+
+    def texts(blocks: int) -> float:
+        chosen = machine("h200-qwen3-4b", kv_blocks=blocks)
+        trace = (chat(500, 0.0, 200, f"{i}") for i in range(96))
+        return simulate(chosen, ClosedLoop(trace, 48)).throughput
+
+    narrow, wide = texts(8 * 44), texts(16 * 44)  # 700 tokens are 44 blocks of 16
+    assert 1.6 < wide / narrow < 2.0
+
+    def median(known: int) -> float:
+        parts = [(("known", known),) if known else () for _ in range(20)]
+        trace = [Arrival(0.5 * i, (*part, (None, 4000 - known))) for i, part in enumerate(parts)]
+        return simulate(machine("h200-qwen3-4b"), trace).latency.p50
+
+    cold, half, most = (median(known) for known in (0, 2000, 3600))
+    assert cold > 1.5 * half > 3 * most / 2
