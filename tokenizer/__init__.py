@@ -19,6 +19,7 @@ from .encoding import Encoding
 from .errors import (
     BackendUnavailable,
     ChatTemplateError,
+    LoneSurrogateError,
     TokenizerConfigWarning,
     TokenizerError,
     TokenizerFileError,
@@ -33,6 +34,7 @@ __all__ = [
     "ChatTemplateError",
     "DecodeStream",
     "Encoding",
+    "LoneSurrogateError",
     "Tokenizer",
     "TokenizerConfigWarning",
     "TokenizerError",

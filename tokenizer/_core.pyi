@@ -1,9 +1,9 @@
 """The native core of prelude.tokenizer: one loaded tokenizer file, immutable, for any number of threads.
 
 Text arguments are ``str`` or UTF-8 ``bytes``. One policy on every path for what is not Unicode text: a
-``str`` that holds a lone surrogate, and ``bytes`` that are not valid UTF-8, raise ``UnicodeEncodeError`` and
-``UnicodeDecodeError``, which are ValueErrors (HF raises TypeError). Nothing is replaced silently. What is not
-text: ``TypeError``.
+``str`` that holds a lone surrogate raises ``LoneSurrogateError``, which is a ``UnicodeEncodeError`` and a
+``TypeError`` (HF's); ``bytes`` that are not valid UTF-8 raise ``UnicodeDecodeError``. Nothing is replaced
+silently. What is not text: ``TypeError``.
 
 Arrays returned belong to the caller. Token ids are int32, offsets int32 pairs, word numbers int32: every
 piece of the text and every added token in it has the next number, as in HF.
@@ -39,6 +39,9 @@ class UnsupportedFeature(ValueError):
     path: str
     kind: Literal["regex", "component"]
     def __init__(self, feature: str, path: str, kind: str = "component") -> None: ...
+
+class LoneSurrogateError(UnicodeEncodeError, TypeError):
+    """A ``str`` that is not Unicode text. It is a TypeError because HF raises one."""
 
 class TablesError(ValueError):
     """A file of tables is not what was written, or was written with another key."""
@@ -156,6 +159,10 @@ class CoreTokenizer:
     def get_vocab(self, with_added: bool = True) -> dict[str, int]: ...
     def added_tokens(self) -> list[tuple[int, str, bool, bool, bool, bool, bool]]:
         """By id: (id, content, single_word, lstrip, rstrip, normalized, special)."""
+
+    def has_shadowed_tokens(self) -> bool:
+        """Whether an added token has the id of another token of the model: its text is then not what
+        ``id_to_token`` says of the id."""
 
     def section(self, name: str) -> str | None:
         """The JSON text of a top-level member of the file as it stood, or None: ``post_processor``,

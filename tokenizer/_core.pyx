@@ -23,7 +23,8 @@ cimport ndarray as cnp
 cnp.import_ndarray()
 
 cdef extern from "Python.h":
-    const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
+    const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*)
+    void PyErr_Clear()
     int PyUnicode_KIND(object)
 
 cdef extern from *:
@@ -74,6 +75,10 @@ class UnsupportedFeature(ValueError):
 
 
 class TablesError(ValueError):
+    pass
+
+
+class LoneSurrogateError(UnicodeEncodeError, TypeError):
     pass
 
 
@@ -172,6 +177,18 @@ cdef enum:
     QUICK_TO = 65536
 
 
+cdef const char* utf8_of(object text, Py_ssize_t* size) except NULL:
+    cdef const char* data = PyUnicode_AsUTF8AndSize(text, size)
+    if data == NULL:
+        PyErr_Clear()
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise LoneSurrogateError(*error.args) from None
+        raise MemoryError()
+    return data
+
+
 cdef string_view view_of(object text) except *:
     """The UTF-8 of a str (kept by it) or of bytes; the view lives as long as the object."""
     cdef Py_ssize_t size = 0
@@ -179,7 +196,7 @@ cdef string_view view_of(object text) except *:
     if isinstance(text, str):
         if PyUnicode_IS_COMPACT_ASCII(text):
             return string_view(<const char*> PyUnicode_DATA(text), PyUnicode_GET_LENGTH(text))
-        return string_view(PyUnicode_AsUTF8AndSize(text, &size), size)
+        return string_view(utf8_of(text, &size), size)
     if isinstance(text, bytes):
         PyBytes_AsStringAndSize(text, &data, &size)
         if not (<bytes> text).isascii():
@@ -518,7 +535,7 @@ cdef class CoreTokenizer:
         self.core.pre_tokenize(view_of(text), pieces, offsets)
         return [(to_str(pieces[i]), (offsets[i].begin, offsets[i].end)) for i in range(pieces.size())]
 
-    def token_to_id(self, str token):
+    def token_to_id(self, str token not None):
         cdef optional[uint32_t] found = self.core.id(token.encode())
         return found.value() if found.has_value() else None
 
@@ -562,6 +579,13 @@ cdef class CoreTokenizer:
             t = self.core.added()[i]
             out.append((t.id, to_str(t.content), t.single_word, t.lstrip, t.rstrip, t.normalized, t.special))
         return sorted(out)
+
+    def has_shadowed_tokens(self):
+        cdef size_t i
+        for i in range(self.core.added().size()):
+            if self.core.model_token(self.core.added()[i].id) != string_view(self.core.added()[i].content):
+                return True
+        return False
 
     def section(self, str name):
         cdef const string* found = self.core.section(name.encode())

@@ -105,6 +105,7 @@ cdef extern from *:
     object list_of_pairs(const int32_t*, size_t, PyObject**, size_t)
 
 cdef extern from "Python.h":
+    bint PySequence_Check(object)
     ctypedef struct PyListPeek "PyListObject":
         PyObject** ob_item
 
@@ -116,6 +117,8 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
     cdef cnp.ndarray flat
     cdef const int64_t* column
     if isinstance(ids, np.ndarray):
+        if ids.ndim != 1:
+            raise TypeError(f"expected a row of ids, not an array of shape {ids.shape}")
         if ids.size and ids.dtype.kind not in "iub":
             raise TypeError(f"expected integers, not an array of {ids.dtype}")
         flat = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
@@ -126,7 +129,9 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
             value = column[i]
             if value < 0:
                 raise OverflowError("can't convert negative int to unsigned")
-            out.push_back(<uint32_t> value if value < 0xFFFFFFFF else <uint32_t> 0xFFFFFFFF)
+            if value > 0xFFFFFFFF:
+                raise OverflowError("out of range integral type conversion attempted")
+            out.push_back(<uint32_t> value)
         return 0
     if type(ids) is list:
         i = small_ints((<PyListPeek*> ids).ob_item, len(ids), out)
@@ -134,6 +139,8 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
             return 0
         ids = ids[i:]
     elif not isinstance(ids, (list, tuple)):
+        if isinstance(ids, str) or not PySequence_Check(ids):  # a set has no order, a dict other keys than ids
+            raise TypeError(f"expected a sequence of ids, not {type(ids).__name__}")
         ids = list(ids)
     out.reserve(out.size() + len(ids))
     for item in ids:

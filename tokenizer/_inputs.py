@@ -24,13 +24,25 @@ def single_input(sequence: Any, pair: Any, is_pretokenized: bool) -> EncodeInput
     return EncodeInput(take(sequence), None if pair is None else take(pair))
 
 
-def batch_inputs(inputs: Sequence[Any], is_pretokenized: bool) -> list[EncodeInput]:
-    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, (Sequence, np.ndarray)):
+def batch_list(inputs: Any) -> Sequence[Any]:
+    """The inputs of a batch as a list or another sequence: arrays of numpy, and the columns of pandas, polars and
+    pyarrow, are made lists."""
+    for name in ("tolist", "to_list", "to_pylist"):
+        if hasattr(inputs, name):
+            inputs = getattr(inputs, name)()
+            break
+    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence):
         raise TypeError(f"a batch is a list of inputs, not {type(inputs).__name__}")
+    return inputs
+
+
+def batch_inputs(inputs: Sequence[Any], is_pretokenized: bool) -> list[EncodeInput]:
     return [_batch_input(item, is_pretokenized) for item in inputs]
 
 
 def _batch_input(item: Any, is_pretokenized: bool) -> EncodeInput:
+    if isinstance(item, np.ndarray):
+        item = item.tolist()
     if not is_pretokenized and isinstance(item, str):
         return EncodeInput(item, None)
     if is_pretokenized and _is_words(item):

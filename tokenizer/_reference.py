@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BackendUnavailable, TokenizerFileError
+from .errors import BackendUnavailable, LoneSurrogateError, TokenizerFileError
 from .processors import parse, trimmed
 
 Int32 = npt.NDArray[np.int32]
@@ -205,12 +205,22 @@ def _text(text: str | bytes) -> str:
         return text.decode()
     if not isinstance(text, str):
         raise TypeError(f"expected str or bytes, got {type(text).__name__}")
-    text.encode()
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise LoneSurrogateError(*error.args) from None
     return text
 
 
 def _plain(ids: Sequence[int] | Int32) -> list[int]:
-    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    """The ids of a row, as HF takes them: it looks at their types, and at nothing but lists and arrays for order."""
+    if isinstance(ids, np.ndarray):
+        if ids.ndim != 1:
+            raise TypeError(f"expected a row of ids, not an array of shape {ids.shape}")
+        return ids.tolist()  # type: ignore[no-any-return]
+    if isinstance(ids, str) or not hasattr(ids, "__getitem__") or isinstance(ids, dict):
+        raise TypeError(f"expected a sequence of ids, not {type(ids).__name__}")
+    return list(ids)
 
 
 def _concatenated(rows: list[Int32]) -> Int32:

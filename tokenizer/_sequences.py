@@ -54,7 +54,7 @@ class Sequences:
         self._as_found = any(
             left or right or (normalized and normalizes)
             for _, _, _, left, right, normalized, _ in core.added_tokens()
-        )
+        ) or (not isinstance(core, ReferenceCore) and core.has_shadowed_tokens())
 
     @property
     def may_trim(self) -> bool:

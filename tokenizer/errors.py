@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 try:
-    from ._core import TokenizerFileError
+    from ._core import LoneSurrogateError, TokenizerFileError
 except ImportError:  # the extension is not built: only the reference rung serves
 
     class TokenizerFileError(ValueError):  # type: ignore[no-redef]
@@ -22,11 +22,15 @@ except ImportError:  # the extension is not built: only the reference rung serve
             super().__init__(f"{path}: {message}")
             self.path, self.message = path, message
 
+    class LoneSurrogateError(UnicodeEncodeError, TypeError):  # type: ignore[no-redef]
+        """A ``str`` that is not Unicode text. It is a TypeError because HF raises one."""
+
 
 __all__ = [
     "EXTRA",
     "BackendUnavailable",
     "ChatTemplateError",
+    "LoneSurrogateError",
     "TokenizerConfigWarning",
     "TokenizerError",
     "TokenizerFileError",

@@ -19,6 +19,7 @@ Strategy = Literal["longest_first", "only_first", "only_second"]
 _MOST_ID = (1 << 31) - 1
 _WRAP = 1 << 64  # HF subtracts in 64 bits without a sign
 _STRATEGY_JSON = {"longest_first": "LongestFirst", "only_first": "OnlyFirst", "only_second": "OnlySecond"}
+_DIRECTION_NAME: dict[str, Direction] = {"Left": "left", "Right": "right"}
 _STRATEGY_NAME = {value: key for key, value in _STRATEGY_JSON.items()}
 
 
@@ -40,10 +41,10 @@ class Truncation:
     @staticmethod
     def from_json(member: dict[str, Any]) -> Truncation:
         return Truncation(
-            int(member["max_length"]),
-            int(member["stride"]),
+            _whole("max_length", member["max_length"]),
+            _whole("stride", member["stride"]),
             cast(Strategy, _STRATEGY_NAME[member["strategy"]]),
-            _direction(str(member.get("direction", "Right")).lower()),
+            _DIRECTION_NAME[member.get("direction", "Right")],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -103,14 +104,18 @@ class Padding:
 
     @staticmethod
     def from_json(member: dict[str, Any]) -> Padding:
-        strategy = member["strategy"]
+        strategy, multiple, token = member["strategy"], member.get("pad_to_multiple_of"), member["pad_token"]
+        if strategy != "BatchLongest" and not isinstance(strategy, dict):
+            raise ValueError(f'strategy={strategy!r:.60} is neither "BatchLongest" nor {{"Fixed": length}}')
+        if not isinstance(token, str):
+            raise TypeError(f"pad_token={token!r:.60} is not a string")
         return Padding(
-            int(strategy["Fixed"]) if isinstance(strategy, dict) else None,
-            member.get("pad_to_multiple_of"),
-            _id("pad_id", int(member["pad_id"])),
-            str(member["pad_token"]),
-            _id("pad_type_id", int(member["pad_type_id"])),
-            _direction(str(member["direction"]).lower()),
+            _whole("strategy.Fixed", strategy["Fixed"]) if isinstance(strategy, dict) else None,
+            None if multiple is None else _whole("pad_to_multiple_of", multiple),
+            _id("pad_id", _whole("pad_id", member["pad_id"])),
+            token,
+            _id("pad_type_id", _whole("pad_type_id", member["pad_type_id"])),
+            _DIRECTION_NAME[member["direction"]],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -183,6 +188,13 @@ def _direction(value: str) -> Direction:
     if value not in ("left", "right"):
         raise ValueError(f"Unknown `direction`: `{value}`. Use one of `left` or `right`.")
     return cast(Direction, value)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A member of a file that is a number of 64 bits without a sign."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _WRAP:
+        raise ValueError(f"{name}={value!r:.60} is not a whole number from 0 on")
+    return value
 
 
 def _id(name: str, value: Any) -> int:

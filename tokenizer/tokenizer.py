@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import operator
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from . import components, processors
 from ._arrays import ArrayMethods
 from ._cache import at as cache_at
 from ._files import TOKENIZER_LIMIT, read_plain
-from ._inputs import EncodeInput, batch_inputs, single_input
+from ._inputs import EncodeInput, batch_inputs, batch_list, single_input
 from ._literal import LiteralText
 from ._rungs import load
 from ._sequences import Sequences
@@ -179,7 +180,11 @@ class Tokenizer(ArrayMethods):
     def _batch_general(
         self, input: Sequence[Any], is_pretokenized: bool, add_special_tokens: bool, fast: bool
     ) -> list[Encoding]:
-        return self._encoded(batch_inputs(input, is_pretokenized), add_special_tokens, fast)
+        inputs = batch_list(input)
+        if inputs is not input:
+            call = self.encode_batch_fast if fast else self.encode_batch
+            return call(inputs, is_pretokenized, add_special_tokens)
+        return self._encoded(batch_inputs(inputs, is_pretokenized), add_special_tokens, fast)
 
     async def async_encode(
         self,
@@ -262,9 +267,10 @@ class Tokenizer(ArrayMethods):
         return self._core.token_to_id(token)
 
     def id_to_token(self, id: int) -> str | None:
-        if not 0 <= id < 1 << 32:
-            raise OverflowError(f"{id} is not an id: they are numbers of 32 bits without a sign")
-        return self._core.id_to_token(id)
+        number = operator.index(id)  # a float is no id
+        if not 0 <= number < 1 << 32:
+            raise OverflowError(f"{number} is not an id: they are numbers of 32 bits without a sign")
+        return self._core.id_to_token(number)
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
         return self._core.get_vocab(with_added_tokens)

@@ -38,6 +38,8 @@ void Normalizer::read(const Json& json, Externals& externals) {
   } else if (type == "Prepend") {
     step.kind = Kind::prepend;
     step.content = json.need("prepend").string();
+    // HF aligns the first character to nothing then.
+    if (step.content.empty()) throw Unsupported("a Prepend of nothing", json.path());
   } else if (type == "ByteLevel") {
     step.kind = Kind::byte_level;
   } else if (type == "BertNormalizer") {
@@ -250,7 +252,11 @@ void PreTokenizer::read_metaspace(const Json& json, Step& step) {
     step.prepend = Prepend::never;
   }
   step.pattern = Pattern::fixed(step.content);
-  needs_shift_ |= step.prepend == Prepend::first;
+  if (step.prepend != Prepend::first) return;
+  needs_shift_ = true;
+  follows_rewriting_ |= std::any_of(steps_.begin(), steps_.end(), [](const Step& before) {
+    return before.kind == Kind::bytes || before.kind == Kind::prefix_space || before.kind == Kind::metaspace;
+  });
 }
 
 // ---- decoders

@@ -120,6 +120,7 @@ class ModelReader {
       if (dropout->kind() != JsonKind::number) dropout->fail("expected a number");
       if (dropout->source().find_first_of("123456789") != std::string_view::npos)
         throw Unsupported("dropout", dropout->path());
+      c.says_no_dropout = true;
     }
     if (auto prefix = json_.get("continuing_subword_prefix")) {
       c.prefix = prefix->string();

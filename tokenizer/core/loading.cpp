@@ -75,7 +75,7 @@ void Tokenizer::load(const Json& root) {
       model_.word_piece.settle(model_.vocab);
   }
   if (auto apart = decoder_.apart()) leading_ = apart->leading;
-  needs_align_ = pre_.needs_shift() && !normalizer_.empty();
+  needs_align_ = pre_.needs_shift_of_rewritten() || (pre_.needs_shift() && !normalizer_.empty());
   if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
   index_added(root);
   plan();

@@ -52,7 +52,8 @@ inline std::string write_model(const Model& model) {
     else
       out += "null";
   };
-  out = "{\"type\":\"BPE\",\"dropout\":null";
+  out = "{\"type\":\"BPE\",\"dropout\":";
+  out += c.says_no_dropout ? "0.0" : "null";
   text(",\"unk_token\":", c.wants_unknown ? std::optional(c.unknown_text) : std::nullopt);
   text(",\"continuing_subword_prefix\":", c.has_prefix ? std::optional(c.prefix) : std::nullopt);
   text(",\"end_of_word_suffix\":", c.has_suffix ? std::optional(c.suffix) : std::nullopt);

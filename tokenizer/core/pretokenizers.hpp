@@ -40,7 +40,9 @@ class PreTokenizer {
   }
   bool ends_in_bytes() const { return !steps_.empty() && steps_.back().kind == Kind::bytes; }
   bool bytes_ready() const { return bytes_ready_; }
+  // Whether a step asks where in the original its piece starts: of text that an earlier step may have rewritten.
   bool needs_shift() const { return needs_shift_; }
+  bool needs_shift_of_rewritten() const { return follows_rewriting_; }
   bool empty() const { return steps_.empty(); }
   // The patterns that cut a text one after the other, where each match and what lies between them are pieces; none
   // where more happens.
@@ -290,7 +292,7 @@ class PreTokenizer {
   }
 
   std::vector<Step> steps_;
-  bool bytes_ready_ = false, needs_shift_ = false;
+  bool bytes_ready_ = false, needs_shift_ = false, follows_rewriting_ = false;
 };
 
 }  // namespace fasttoken
