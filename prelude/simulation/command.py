@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=1, help="--equal-p99: the median of so many seeds, from --seed on")
     add("--audit", type=int, default=0, metavar="STEPS", help="check every account after so many steps")
     add("--json", default=None, metavar="FILE", help="write the reports")
-    add("--plot", default=None, metavar="FILE", help="draw them; needs matplotlib")
+    add("--plot", default=None, metavar="FILE", help="draw them (.png, .svg or .pdf); needs matplotlib")
     add("--write-trace", default=None, metavar="FILE", help="write the arrivals as a trace file and stop")
 
 
@@ -103,12 +104,12 @@ def _main(chosen: argparse.Namespace) -> int:
     rate = chosen.rate
     if rate is None and chosen.equal_p99 and not _is_file(chosen):
         rate = compare.capacity(engine.configured(**TODAY), at_rate)
+    if chosen.rates:
+        return _sweep(chosen, engine, at_rate)
     if rate is None:
         rate = 1.0 if _is_file(chosen) else 0.8 * compare.capacity(engine, at_rate)
     began = time.perf_counter()
     title = _title(chosen, rate)
-    if chosen.rates:
-        return _sweep(chosen, engine, at_rate, title)
     if chosen.equal_p99:
         return _equal(chosen, engine, at_rate, rate)
     reports = compare.run(
@@ -119,6 +120,7 @@ def _main(chosen: argparse.Namespace) -> int:
         routing=chosen.routing.split(","),
         seed=chosen.seed,
         audit=chosen.audit,
+        done=_said,
     )
     _show(reports, title)
     total = sum(sum(report.ends.values()) for report in reports)
@@ -133,7 +135,9 @@ def _main(chosen: argparse.Namespace) -> int:
 
 
 def _check(chosen: argparse.Namespace) -> None:
-    """What cannot be said together, and shares that are none."""
+    """Options that exclude each other, shares out of range, and a figure that could not be drawn."""
+    if chosen.plot:
+        plots.check(chosen.plot)
     if chosen.rate is not None:
         _number(f"{chosen.rate:g}")
     if not 0 <= chosen.cancel <= 1:
@@ -163,14 +167,20 @@ def _variants(chosen: argparse.Namespace) -> Mapping[str, Settings]:
     return {"all of it": {}, "today's": TODAY}
 
 
-def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate, title: str) -> int:
+def _sweep(chosen: argparse.Namespace, engine: Machine, trace: AtRate) -> int:
     rates = [_number(text) for text in chosen.rates.split(",")]
-    options = {"replicas": chosen.replicas, "routing": [chosen.routing], "seed": chosen.seed, "audit": chosen.audit}
+    options = {
+        "replicas": chosen.replicas,
+        "routing": [chosen.routing],
+        "seed": chosen.seed,
+        "audit": chosen.audit,
+        "done": _said,
+    }
     sweeps = compare.sweep(engine, trace, rates, _variants(chosen), **options)
     for number, rate in enumerate(rates):
         _show([sweep.reports[number] for sweep in sweeps], f"{chosen.workload} at {rate:g}/s on {engine.name}")
     if chosen.plot:
-        plots.curves(sweeps, chosen.plot, title)
+        plots.curves(sweeps, chosen.plot, _title(chosen, None))
     _write(
         chosen, [{"label": s.label, "rates": s.rates, "reports": [r.json() for r in s.reports]} for s in sweeps], None
     )
@@ -185,6 +195,8 @@ def _equal(chosen: argparse.Namespace, engine: Machine, trace: AtRate, rate: flo
         f"{chosen.workload} on {engine.name}, P99 of {seconds_text(found.bound)}: {found.base} carries "
         f"{found.base_rate:.4g}/s, {found.ours} {found.our_rate:.4g}/s: {found.ratio:.2f} times"
     )
+    if chosen.plot:
+        plots.rates(found, chosen.plot, f"{chosen.workload} on {engine.name}")
     _write(chosen, [{**asdict(found), "ratio": found.ratio}], rate)
     return 0
 
@@ -209,7 +221,25 @@ def _arrivals(
         arrivals = (replace(arrival, at=arrival.at / rate) for arrival in read_trace(path))
     else:
         arrivals = WORKLOADS[chosen.workload](rate, seed, **options)
+    arrivals = _counted(arrivals, chosen.workload)
     return cancelled(arrivals, chosen.cancel, 1.0, seed) if chosen.cancel else arrivals
+
+
+def _counted(arrivals: Iterable[Arrival], name: str) -> Iterable[Arrival]:
+    """The same arrivals; in a terminal, a bar counts them where tqdm is installed."""
+    if find_spec("tqdm") is None:
+        return arrivals
+    from tqdm import tqdm
+
+    counted: Iterable[Arrival] = tqdm(arrivals, desc=name, unit=" requests", leave=False, delay=1, disable=None)
+    return counted
+
+
+def _said(report: Report) -> None:
+    """A line on stderr for each finished run, before the table of all."""
+    latency = report.latency
+    found = f"mean {seconds_text(latency.mean)}, P99 {seconds_text(latency.p99)}"
+    print(f"{report.label}: {found}, {sum(report.ends.values()):,} requests", file=sys.stderr, flush=True)
 
 
 def _source(chosen: argparse.Namespace, options: Mapping[str, Any], rate: float) -> Source | Iterable[Arrival]:
@@ -290,10 +320,10 @@ def _number(text: str) -> float:
 # ------------------------------------------------------------------ results
 
 
-def _title(chosen: argparse.Namespace, rate: float) -> str:
-    how = f"{chosen.clients} clients" if chosen.clients else f"{rate:.4g}/s"
+def _title(chosen: argparse.Namespace, rate: float | None) -> str:
+    how = f"{chosen.clients} clients, " if chosen.clients else "" if rate is None else f"{rate:.4g}/s, "
     fleet = f", {chosen.replicas} replicas" if chosen.replicas > 1 else ""
-    return f"{chosen.workload}, {how}, on {chosen.machine}{fleet}, seed {chosen.seed}"
+    return f"{chosen.workload}, {how}on {chosen.machine}{fleet}, seed {chosen.seed}"
 
 
 def _show(reports: Sequence[Report], title: str) -> None:

@@ -47,14 +47,18 @@ def run(
     routing: Sequence[str] = ("prefix-affine",),
     seed: int = 0,
     audit: int = 0,
+    done: Callable[[Report], None] | None = None,
 ) -> list[Report]:
-    """A report for each variant (and routing, where there are several), labelled with its name."""
+    """A report for each variant (and routing, where there are several), labelled with its name; ``done`` gets each
+    as soon as it is there."""
     reports = []
     for name, settings in variants.items():
         for way in routing:
             fleet = Fleet(machine.configured(**settings), replicas, routing=way, seed=seed, audit=audit)
             label = f"{name}, {way}" if len(routing) > 1 else name
             reports.append(replace(fleet.run(trace()), label=label))
+            if done is not None:
+                done(reports[-1])
     return reports
 
 

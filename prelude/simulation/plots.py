@@ -1,55 +1,100 @@
-"""Figures of runs. matplotlib is imported here alone, when a figure is asked for."""
+"""Figures of runs. matplotlib is imported here alone, when a figure is drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from prelude.errors import ConfigError
-from prelude.simulation.compare import Sweep
-from prelude.simulation.report import Report
+from prelude.simulation.compare import EqualP99, Sweep
+from prelude.simulation.report import Report, seconds_text
 
+FORMATS = (".png", ".svg", ".pdf")
 _COLOURS = ("#3b6ea5", "#c8553d", "#588157", "#8d6a9f", "#b08900", "#555555", "#2a9d8f")
 
 
+def check(path: str | Path) -> None:
+    """Before a run: whether a figure can be drawn there afterwards.
+
+    Raises:
+        ConfigError: the file's name ends in no format of a figure, its folder is not there, or matplotlib is missing.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--plot {str(path)!r}: the name has to end in one of {', '.join(FORMATS)}")
+    if not target.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {str(path)!r}: there is no folder {str(target.absolute().parent)!r}")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'prelude-engine[bench]'")
+
+
 def bars(reports: Sequence[Report], path: str | Path, title: str) -> None:
-    """Mean, P50 and P99 latency of each report, on a logarithmic scale; hit rate beside its name."""
+    """Mean, P50 and P99 latency of each report, each with its value; the share of reused tokens beside its name."""
     plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(8, 0.7 * len(reports) + 1.6))
+    figure, axes = plt.subplots(figsize=(9, 0.75 * len(reports) + 1.4), layout="constrained")
+    longest = 0.0
     for offset, (name, colour) in enumerate(zip(("mean", "p50", "p99"), _COLOURS)):
         places = [number + 0.26 * (offset - 1) for number in range(len(reports))]
-        axes.barh(places, [getattr(r.latency, name) for r in reports], 0.24, color=colour, label=name)
+        values = [getattr(report.latency, name) for report in reports]
+        longest = max([longest, *values])
+        drawn = axes.barh(places, values, 0.24, color=colour, label={"mean": "mean"}.get(name, name.upper()))
+        axes.bar_label(drawn, [seconds_text(value) for value in values], padding=3, fontsize=7)
     names = [f"{r.label}\n{r.hit_rate + r.folded_rate:.0%} reused" for r in reports]
     axes.set_yticks(range(len(reports)), names, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlabel("latency, seconds")
-    axes.legend(fontsize=8)
+    _logarithmic(axes, "x")
+    axes.set_xlim(right=4 * longest)
+    axes.set_xlabel("latency, seconds (logarithmic)")
+    axes.legend(fontsize=8, loc="lower right")
     _save(figure, axes, path, title)
 
 
 def curves(sweeps: Sequence[Sweep], path: str | Path, title: str) -> None:
     """Mean and P99 latency against the rate of arrivals."""
     plt = _pyplot()
-    figure, both = plt.subplots(1, 2, figsize=(10, 4))
+    figure, both = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axes, name in zip(both, ("mean", "p99")):
         for sweep, colour in zip(sweeps, _COLOURS):
             values = [getattr(report.latency, name) for report in sweep.reports]
             axes.plot(sweep.rates, values, marker="o", markersize=3, color=colour, label=sweep.label)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        _logarithmic(axes, "y")
+        axes.set_xlim(left=0)
         axes.set_xlabel("requests a second")
-        axes.set_ylabel(f"{name} latency, seconds")
+        axes.set_ylabel(f"{'mean' if name == 'mean' else 'P99'} latency, seconds (logarithmic)")
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     both[0].legend(fontsize=8)
     _save(figure, both[0], path, title)
 
 
+def rates(found: EqualP99, path: str | Path, title: str) -> None:
+    """The rate that each of two engines carries at one P99."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
+    drawn = axes.barh([found.base, found.ours], [found.base_rate, found.our_rate], 0.5, color=_COLOURS[0])
+    labels = [f"{found.base_rate:.4g}/s", f"{found.our_rate:.4g}/s, {found.ratio:.2f} times"]
+    axes.bar_label(drawn, labels, padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(right=1.3 * max(found.base_rate, found.our_rate))
+    axes.set_xlabel(f"requests a second at a P99 of {seconds_text(found.bound)}")
+    _save(figure, axes, path, title)
+
+
+def _logarithmic(axes: Any, which: str) -> None:
+    """A logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    getattr(axes, f"set_{which}scale")("log")
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("a plot needs matplotlib: pip install 'prelude-engine[bench]'") from error
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot
 
@@ -58,5 +103,4 @@ def _pyplot() -> Any:
 
 def _save(figure: Any, axes: Any, path: str | Path, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10)
-    figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prelude.cli import main
-from prelude.simulation import compare, machine
+from prelude.simulation import compare, machine, plots
 from prelude.simulation.compare import ABLATIONS, TODAY
 from prelude.simulation.workloads import rubrics
 
@@ -31,7 +31,9 @@ def drawn(path: Path) -> bool:
 def test_the_rate_at_an_equal_p99_is_one_that_has_it_and_a_higher_one_has_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [found] = ran(tmp_path, "--equal-p99", "--rate", "60")["reports"]
+    pytest.importorskip("matplotlib")
+    [found] = ran(tmp_path, "--equal-p99", "--rate", "60", "--plot", str(tmp_path / "rates.png"))["reports"]
+    assert drawn(tmp_path / "rates.png")
     assert f"{found['ratio']:.2f} times" in capsys.readouterr().out
     chosen = machine("h200-qwen3-4b", kv_blocks=1024)
 
@@ -69,6 +71,21 @@ def test_every_mechanism_is_switched_off_in_turn_and_drawn(tmp_path: Path) -> No
     assert by_label["all of it"]["latency"]["mean"] < by_label["today's"]["latency"]["mean"]
 
 
+def test_each_finished_run_is_said_before_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran(tmp_path, "--rate", "300")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["all of it", "today's"] and "150 requests" in lines[0]
+
+
+def test_a_missing_matplotlib_is_said_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    assert main(["simulate", "rubrics", *SMALL, "--plot", str(tmp_path / "figure.png")]) == 2
+    printed = capsys.readouterr()
+    assert "--plot needs matplotlib" in printed.err and not printed.out
+
+
 def test_a_sweep_over_rates_is_drawn_as_curves(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sweeps = ran(tmp_path, "--rates", "50,200", "--plot", str(tmp_path / "curves.png"))["reports"]
@@ -89,6 +106,8 @@ def test_without_probation_whatever_is_computed_pushes_the_rubrics_out(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--plot", "figure.foo"], "has to end in one of .png, .svg, .pdf"),
+        (["--plot", "no/such/folder/figure.png"], "there is no folder"),
         (["--seeds", "0", "--equal-p99", "--rate", "10"], "at least one"),
         (["--set", "nothing=1"], "no field"),
         (["--rates", "0"], "positive rate"),
