@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,10 +17,14 @@ BESIDE = ("_native", "tokenizer", "cuda")  # packages of ``prelude`` whose folde
 CPP = ("_native", "tokenizer")  # tests/cuda/emulator.hpp follows CUDA's names and a style of its own
 
 
-def link_package(tree: Path) -> None:
+TREE = ROOT / "build" / "types"  # kept, so that mypy's cache finds the same paths again
+
+
+def link_package() -> None:
     """``prelude`` as a wheel has it, of links into the checkout."""
-    package = tree / "prelude"
-    package.mkdir()
+    shutil.rmtree(TREE, ignore_errors=True)
+    package = TREE / "prelude"
+    package.mkdir(parents=True)
     for entry in (ROOT / "prelude").iterdir():
         (package / entry.name).symlink_to(entry)
     for name in BESIDE:
@@ -36,10 +39,9 @@ def passes(*command: str, folder: Path = ROOT) -> bool:
 
 
 def types_pass() -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        link_package(Path(folder))
-        settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
-        return passes("mypy", "-p", "prelude", "--python-executable", sys.executable, *settings, folder=Path(folder))
+    link_package()
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    return passes("mypy", "-p", "prelude", "--python-executable", sys.executable, *settings, folder=TREE)
 
 
 def main() -> int:
