@@ -105,6 +105,10 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
     cbool worth_releasing_gil(int64_t values)
 
 
+cdef extern from "prelude/cpu/parallel.hpp" namespace "prelude::cpu" nogil:
+    vector[int64_t] borrowed_ids "prelude::cpu::thread_ids"(Fork, int threads) except +
+
+
 cdef extern from "prelude/cpu/product.hpp" namespace "prelude::cpu" nogil:
     cbool product(const Kernels&, const ProductArgs&, Fork, int threads)
     cbool product_worth_releasing_gil "prelude::cpu::worth_releasing_gil"(const ProductArgs&)
@@ -154,6 +158,15 @@ def borrow_threads(uintptr_t entry):
 
 def has_threads():
     return fork != NULL
+
+
+def thread_ids(int threads):
+    """Linux's ids of the borrowed threads that a call with so many runs in, the caller's among them, in no order; an
+    empty list on other systems."""
+    cdef vector[int64_t] ids
+    with nogil:
+        ids = borrowed_ids(fork, threads)
+    return list(ids)
 
 
 cdef void check(cbool done) except *:

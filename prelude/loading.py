@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prelude.config import CPU_KV_BYTES, EngineConfig
 from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.executor import Executor, ExecutorLimits
+from prelude.execution.spinning import short_spins
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.ledger import LOGITS_BYTES
@@ -59,6 +60,7 @@ def load(
         driver.require()
     if not isinstance(follow_links, bool):
         raise ConfigError(f"follow_links={follow_links!r} is not True or False")
+    _import_torch()
     from prelude.models.config import ModelConfig
     from prelude.models.files import ModelDirectory
 
@@ -110,13 +112,17 @@ def _logits_rows(vocab_size: int, budget: int) -> int | None:
     return None if budget // row >= _CHUNK_ROWS else budget // row
 
 
-def _cpu_executor(directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
+def _import_torch() -> None:
     try:
-        import torch  # noqa: F401
+        with short_spins():
+            import torch  # noqa: F401
     except ImportError as error:
         raise ModelError(
             "torch is not installed: the engine needs the extra, pip install 'prelude-engine[engine]'"
         ) from error
+
+
+def _cpu_executor(directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
     from prelude.execution.beside import BesideExecutor
     from prelude.execution.cpu import CpuExecutor, resolve_dtype
     from prelude.models.checkpoint import Checkpoint

@@ -36,6 +36,7 @@ from prelude.execution.drawn import Drawn
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.layout import I64, StepTokens
 from prelude.execution.readouts import HiddenRows, read
+from prelude.execution.threads import GOVERNOR
 from prelude.models.config import ModelConfig
 from prelude.models.decoder import Decoder
 from prelude.models.kernels import wide, write_pool
@@ -142,7 +143,7 @@ class CpuExecutor:
         if self._closed:
             raise EngineClosed("the executor is closed")
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), GOVERNOR:
                 return Finished(self._run(batch, readouts), None)
         except Exception as error:  # the step's own failure, whatever it is, belongs to whoever waits for it
             self._drawn.lose(batch)
@@ -192,6 +193,7 @@ class CpuExecutor:
         last = self.config.num_layers - 1
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            GOVERNOR.look()
             pool_k, pool_v = self.pool.layer(layer)
             if len(slots):
                 write_pool(k, v, pool_k, pool_v, slots, written)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,24 +20,30 @@ from torch import Tensor
 from prelude._native import cpu
 
 
-def _gomp_parallel() -> int:
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        path = Path(torch.__file__).parent / "lib" / name
+def torch_symbol(name: str) -> Any:
+    """A C function of torch's own libraries or of those that they are linked to; None where there is none."""
+    for library in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        path = Path(torch.__file__).parent / "lib" / library
         try:
             # Symbols of a library's own dependencies are found through its handle.
-            entry = ctypes.CDLL(str(path)).GOMP_parallel
+            return getattr(ctypes.CDLL(str(path)), name)
         except (OSError, AttributeError):
             continue
-        return ctypes.cast(entry, ctypes.c_void_p).value or 0
-    return 0
+    return None
 
 
-cpu.borrow_threads(_gomp_parallel())
+_fork = torch_symbol("GOMP_parallel")
+cpu.borrow_threads(0 if _fork is None else ctypes.cast(_fork, ctypes.c_void_p).value or 0)
 
 
 def wide() -> bool:
     """Whether the kernels use this machine's vectors and as many threads as torch does."""
     return cpu.NAME != "portable" and (cpu.has_threads() or torch.get_num_threads() == 1)
+
+
+def thread_ids(threads: int) -> list[int]:
+    """Linux's ids of the threads that a kernel of ``threads`` runs in when this thread calls it; else empty."""
+    return cpu.thread_ids(threads)
 
 
 def is_half(x: Tensor) -> bool:

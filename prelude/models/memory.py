@@ -7,6 +7,7 @@ machine has left and with every control group above us, and the refusal says bot
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from prelude.errors import InsufficientMemory
@@ -51,7 +52,7 @@ def default_blocks(
 
 
 def _machine(base: Path) -> int | None:
-    for line in _text(base / "proc/meminfo").splitlines():
+    for line in text_of(base / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     try:
@@ -60,43 +61,49 @@ def _machine(base: Path) -> int | None:
         return None
 
 
-def _control_groups(base: Path) -> list[int]:
-    """What each control group from ours up to the root leaves; page cache that can be dropped is free."""
-    left: list[int] = []
-    for line in _text(base / "proc/self/cgroup").splitlines():
+def control_groups(base: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """The folder of each control group from ours up to the root that ``controller`` may be bounded in; True for
+    version 2, whose files have other names."""
+    for line in text_of(base / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers == "":
-            mount, limit, usage = base / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            mount, limit, usage = base / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
+        if controllers != "" and controller not in controllers.split(","):
             continue
+        mount = base / "sys/fs/cgroup" / ("" if controllers == "" else controller)
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         # Inside a container the path may be the host's, and its own group is what is mounted.
         for depth in range(len(parts), -1, -1):
-            group = mount.joinpath(*parts[:depth])
-            most, used = _number(group / limit), _number(group / usage)
-            if most is not None and used is not None and most < _UNLIMITED:
-                left.append(most - used + _reclaimable(group))
+            yield mount.joinpath(*parts[:depth]), controllers == ""
+
+
+def _control_groups(base: Path) -> list[int]:
+    """What each control group from ours up to the root leaves; page cache that can be dropped is free."""
+    left: list[int] = []
+    for group, second in control_groups(base, "memory"):
+        limit, usage = (
+            ("memory.max", "memory.current") if second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        most, used = number_in(group / limit), number_in(group / usage)
+        if most is not None and used is not None and most < _UNLIMITED:
+            left.append(most - used + _reclaimable(group))
     return left
 
 
 def _reclaimable(group: Path) -> int:
     names = ("inactive_file", "active_file")
     total = 0
-    for line in _text(group / "memory.stat").splitlines():
+    for line in text_of(group / "memory.stat").splitlines():
         key, _, value = line.partition(" ")
         if key in names and value.strip().isdigit():
             total += int(value)
     return total
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+def number_in(path: Path) -> int | None:
+    text = text_of(path).strip()
     return int(text) if text.isdigit() else None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, ValueError):

@@ -8,6 +8,12 @@
 #include <atomic>
 #include <cstdint>
 #include <type_traits>
+#include <vector>
+
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace prelude::cpu {
 
@@ -43,6 +49,31 @@ void run_pieces(Fork fork, int threads, int64_t pieces, Body&& body) noexcept {
   } else {
     fork(Pieces<Plain>::work, &all, static_cast<unsigned>(threads), 0);
   }
+}
+
+// Linux's ids of the threads that a fork of `threads` from here runs in, in no order; empty elsewhere or without a
+// fork.
+inline std::vector<int64_t> thread_ids(Fork fork, int threads) {
+  std::vector<int64_t> ids;
+#ifdef __linux__
+  if (fork == nullptr || threads < 1) return ids;
+  struct Found {
+    int64_t* ids;
+    std::atomic<int> count{0};
+    static void note(void* self) noexcept {
+      auto& all = *static_cast<Found*>(self);
+      all.ids[all.count.fetch_add(1, std::memory_order_relaxed)] = syscall(SYS_gettid);
+    }
+  };
+  ids.resize(static_cast<size_t>(threads));
+  Found found{ids.data()};
+  fork(Found::note, &found, static_cast<unsigned>(threads), 0);
+  ids.resize(static_cast<size_t>(found.count.load()));  // OpenMP may have given fewer
+#else
+  (void)fork;
+  (void)threads;
+#endif
+  return ids;
 }
 
 }  // namespace prelude::cpu

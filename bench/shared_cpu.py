@@ -1,0 +1,107 @@
+"""Decisions on processors that other processes use as well: python -m bench.shared_cpu
+
+Each round runs the same decisions in fresh processes, in turns: with torch's default threads, and with
+``torch.set_num_threads(1)``; beside ``--burners`` processes that compute without pause, and without them. The burners
+are this script's own and end with it. Prints seconds per run and the ratio of each pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from bench.common import machine_facts
+
+BURN = """
+import os, time
+parent, end = os.getppid(), time.monotonic() + 900
+while time.monotonic() < end and os.getppid() == parent:
+    sum(range(10000))
+"""
+
+
+def decide(count: int, threads: int | None, together: bool) -> dict[str, float]:
+    """``count`` decisions on the packaged model, after as many as a warm-up takes."""
+    import torch
+
+    from prelude import Choice, Decide, Engine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    question = Choice("Which language is it?", ["English", "French", "German"])
+    texts = [f"Letter {i}: the harbour was quiet that morning and two boats lay at the quay." for i in range(count)]
+    with Engine.from_pretrained() as engine:
+        tasks = [Decide(text, [question]) for text in texts]
+        engine.run(Decide("A warm-up.", [question]))
+        began, used = time.perf_counter(), time.process_time()
+        if together:
+            engine.run_many(tasks)
+        else:
+            for task in tasks:
+                engine.run(task)
+        return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - used}
+
+
+def child(count: int, threads: int | None, together: bool) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.shared_cpu", "--child", "--decisions", str(count)]
+    command += [] if threads is None else ["--threads", str(threads)]
+    command += ["--together"] if together else []
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def compare(burners: int, rounds: int, count: int, together: bool) -> dict[str, object]:
+    running = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(burners)]
+    default, single = [], []
+    try:
+        for turn in range(rounds):
+            for threads in (None, 1) if turn % 2 == 0 else (1, None):
+                (default if threads is None else single).append(child(count, threads, together))
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    ratios = [a["seconds"] / b["seconds"] for a, b in zip(default, single)]
+    name = f"{count} {'together' if together else 'one by one'}, {burners} burners"
+    print(
+        f"{name:34} default {statistics.median(a['seconds'] for a in default):7.2f} s   one thread "
+        f"{statistics.median(b['seconds'] for b in single):7.2f} s   ratio {statistics.median(ratios):5.2f} "
+        f"[{min(ratios):.2f} .. {max(ratios):.2f}]   load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+    return {"name": name, "burners": burners, "default": default, "one_thread": single, "ratios": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--burners", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--decisions", type=int, default=300)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        print(json.dumps(decide(chosen.decisions, chosen.threads, chosen.together)))
+        return
+    rows = [
+        compare(burners, chosen.rounds, chosen.decisions, together)
+        for burners in dict.fromkeys((chosen.burners, 0))
+        for together in (False, True)
+    ]
+    if chosen.json:
+        with open(chosen.json, "w", encoding="utf-8") as file:
+            json.dump({"facts": machine_facts(), "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

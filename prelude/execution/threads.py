@@ -1,0 +1,175 @@
+"""How many of torch's threads a step uses: as many as have a processor to themselves.
+
+Threads that share the work of an operation wait for each other at its end. Where other processes keep one of them
+from running, the others wait for as long as the system's scheduler takes, at every operation: two threads are then
+slower than one, and by far. So while steps run, the time that each of their threads waited for a processor is read
+from Linux (``/proc/self/task/ID/schedstat``, which counts it):
+
+    a thread waited for more than ``_SHARED`` of a window  ->  the next operations run without so many threads
+    none waited for ``pause`` seconds                      ->  all threads are tried again; each time that this was
+                                                               too early, ``pause`` is twice as long
+
+The count never passes torch's own (``torch.set_num_threads``, ``OMP_NUM_THREADS``), the processors that the process
+may run on, nor the quota of its control groups. Where the system counts no waiting, those bounds are all there is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from prelude.models.kernels import thread_ids, torch_symbol
+from prelude.models.memory import control_groups, number_in, text_of
+
+_WINDOW = 0.02  # seconds over which waiting is summed up
+_SHARED = 0.25  # of a window; what wakes for a moment, as a caller's own thread, takes far less
+_PAUSE = (0.25, 30.0)  # seconds until all threads are tried again: at first, and at most
+
+_STALE = 1.0  # seconds after which waiting that was read before a step says nothing of it
+_ALL = 1 << 30
+
+Waited = Callable[[int], list[float]]
+
+
+def processors(root: str | Path = "/") -> int:
+    """Processors that this process may use: its affinity, and the quotas of its control groups, rounded up."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group, second in control_groups(Path(root), "cpu"):
+        if second:
+            quota, _, period = text_of(group / "cpu.max").strip().partition(" ")
+        else:
+            quota, period = (str(number_in(group / f"cpu.cfs_{name}_us") or "") for name in ("quota", "period"))
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            count = min(count, math.ceil(int(quota) / int(period)))
+    return max(1, count)
+
+
+class Own(threading.local):
+    """What one thread that runs steps knows: its own step, and the threads that work for it."""
+
+    def __init__(self) -> None:
+        self.given = self.most = 0  # torch's thread count outside of the step, and the most inside
+        self.mkl: int | None = None  # what MKL had been told for this thread, where the step told it otherwise
+        self.began = 0.0  # the step, or the last look inside it
+        self.busy = 0.0  # seconds of steps since ``before`` was read
+        self.read = -math.inf  # when that was
+        self.before: list[float] = []
+        self.team = Team()
+
+
+class Team:
+    """The threads that share the operations of the thread that made this, by the files that count their waiting."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._files: list[int] = []
+
+    def waited(self, size: int) -> list[float]:
+        """Seconds that each of the ``size`` threads has waited for a processor, ever; empty where that is not
+        counted."""
+        if self.size != size:
+            self._open(size)
+        try:
+            return [int(os.pread(file, 64, 0).split()[1]) / 1e9 for file in self._files]
+        except (OSError, IndexError, ValueError):  # OpenMP has replaced a thread
+            self.close()
+            return []
+
+    def _open(self, size: int) -> None:
+        self.close()
+        self.size = size
+        for thread in thread_ids(size):
+            try:
+                self._files.append(os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:  # a system that does not count
+                return
+
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        while self._files:
+            close(self._files.pop())
+        self.size = 0
+
+    __del__ = close
+
+
+_omp_threads = torch_symbol("omp_set_num_threads")
+_mkl_threads = torch_symbol("MKL_Set_Num_Threads_Local")
+
+
+class Governor:
+    """Holds the thread count for the length of a step, in the step's own thread alone, and gives it back as it was:
+    ``torch.set_num_threads`` would change it for threads that begin meanwhile. What it has learned is the process's:
+    every engine uses the same processors."""
+
+    def __init__(self, waited: Waited | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.allowed = _ALL
+        self._own = Own()
+        self._waited = waited or (lambda size: self._own.team.waited(size))
+        self._clock = clock
+        self._bound = processors()
+        self._pause, self._until, self._raised = _PAUSE[0], 0.0, 0.0
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._own = Own()  # the files of a forked child are its parent's
+
+    def __enter__(self) -> None:
+        own = self._own
+        own.given = torch.get_num_threads()
+        own.most = min(own.given, self._bound)
+        own.began = now = self._clock()
+        if now - own.read > _STALE:
+            own.read, own.busy, own.before = now, 0.0, []
+        self._use(min(own.most, self.allowed))
+
+    def __exit__(self, *_: object) -> None:
+        self.look()
+        own = self._own
+        self._use(own.given)
+        if own.mkl is not None:
+            _mkl_threads(own.mkl)
+            own.mkl = None
+
+    def look(self) -> None:
+        """Between two operations of a step. A look at the clock, but for once in a window."""
+        own, now = self._own, self._clock()
+        own.busy += now - own.began
+        own.began = now
+        if own.before and own.busy < _WINDOW:
+            return
+        size = torch.get_num_threads()
+        waits = self._waited(size)
+        if len(waits) == len(own.before):
+            held_up = sum(after - before > _SHARED * own.busy for before, after in zip(own.before, waits))
+            self._learn(held_up, size, now)
+            self._use(min(own.most, self.allowed))
+        own.before, own.busy, own.read = waits, 0.0, now
+
+    def _learn(self, held_up: int, size: int, now: float) -> None:
+        if held_up:
+            if size > 1:
+                early = now - self._raised < max(1.0, self._pause)
+                self._pause = min(2 * self._pause, _PAUSE[1]) if early else _PAUSE[0]
+                self.allowed = max(1, size - held_up)
+            self._until = now + self._pause
+        elif size == self.allowed and now >= self._until:
+            self.allowed, self._raised = _ALL, now
+
+    def _use(self, count: int) -> None:
+        if _omp_threads is None or torch.get_num_threads() == count:
+            return
+        _omp_threads(count)
+        if _mkl_threads is not None:
+            before = _mkl_threads(count)
+            if self._own.mkl is None:
+                self._own.mkl = before
+
+
+GOVERNOR = Governor()

@@ -1,0 +1,228 @@
+"""The thread count of a step on processors that others use as well: what is learned from waiting that a test tells,
+what the system itself counts, and that torch's own setting is the same after a step as before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from prelude.execution.threads import Governor, Team, processors
+from prelude.models.kernels import thread_ids, torch_symbol
+from tests.patience import shown
+
+governed = pytest.mark.skipif(torch_symbol("omp_set_num_threads") is None, reason="torch was built without OpenMP")
+
+
+class Machine:
+    """A clock, and the waiting of each thread, that move as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.waits = [0.0] * 8
+        self.governor = Governor(lambda size: self.waits[:size], lambda: self.now)
+
+    def step(self, seconds: float, *shares: float) -> int:
+        """A step whose n-th thread waits for ``shares[n]`` of its time: the thread count at its end."""
+        with self.governor:
+            for _ in range(10):
+                self.now += seconds / 10
+                for index, share in enumerate(shares):
+                    self.waits[index] += share * seconds / 10
+                self.governor.look()
+            return torch.get_num_threads()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    monkeypatch.setattr("prelude.execution.threads.processors", lambda: 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield Machine()
+    assert torch.get_num_threads() == 4, "a step leaves torch's thread count as it was"
+    torch.set_num_threads(before)
+
+
+@governed
+def test_threads_that_wait_are_done_without_inside_of_the_step(machine: Machine) -> None:
+    assert machine.step(1.0) == 4
+    assert machine.step(0.2, 0.0, 0.0, 0.6, 0.7) == 2
+    assert machine.step(0.1, 0.7, 0.7) == 1
+    assert machine.step(0.1, 0.7) == 1, "one thread is the least, however long it waits"
+
+
+@governed
+def test_a_thread_that_waits_now_and_then_counts_as_free(machine: Machine) -> None:
+    assert machine.step(1.0, 0.1, 0.2, 0.1, 0.1) == 4
+
+
+@governed
+def test_short_steps_are_summed_up(machine: Machine) -> None:
+    counts = [machine.step(0.002, 0.8, 0.8, 0.8, 0.8) for _ in range(30)]
+    assert counts[0] == 4 and counts[-1] == 1
+
+
+@governed
+def test_waiting_between_steps_is_not_the_steps(machine: Machine) -> None:
+    machine.step(0.1)
+    machine.now += 60.0
+    machine.waits = [wait + 30.0 for wait in machine.waits]
+    assert machine.step(0.1) == 4
+
+
+@governed
+def test_all_threads_come_back_when_nobody_waits_any_more(machine: Machine) -> None:
+    machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
+    assert machine.step(0.1) == 1, "not at once"
+    assert machine.step(1.0) == 4
+
+
+@governed
+def test_attempts_that_fail_grow_rare(machine: Machine) -> None:
+    """One of four processors is another's: all four threads are tried again, less and less often."""
+    tries, last = [], 4
+    for _ in range(3000):
+        count = machine.step(0.03, 0.0, 0.0, 0.0, 0.6)
+        if count == 4 and last != 4:
+            tries.append(machine.now)
+        last = count
+    gaps = [after - before for before, after in pairwise(tries)]
+    assert len(gaps) >= 3 and gaps == sorted(gaps) and gaps[-1] > 8 * gaps[0]
+
+
+@governed
+def test_what_the_caller_has_set_is_the_most(machine: Machine) -> None:
+    torch.set_num_threads(2)
+    assert machine.step(1.0) == 2
+    torch.set_num_threads(4)
+
+
+@governed
+def test_other_threads_keep_their_count(machine: Machine) -> None:
+    """A thread whose first operation falls into a step that was held up gets torch's own count."""
+    machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
+    seen: list[int] = []
+    with machine.governor:
+        assert torch.get_num_threads() == 1
+        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+    assert seen == [4]
+
+
+@governed
+def test_products_obey_the_count(machine: Machine) -> None:
+    """MKL has a count of its own for each thread: processor time of other threads shows whether it was told."""
+    import time
+
+    torch.set_num_threads(4)
+    machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
+    a, b = torch.randn(256, 512), torch.randn(512, 512)
+    machine.step(0.01)
+    with machine.governor:
+        a @ b  # whoever still looks for work stops meanwhile
+        time.sleep(0.1)
+        process, own = time.process_time(), time.thread_time()
+        for _ in range(50):
+            a @ b
+        process, own = time.process_time() - process, time.thread_time() - own
+    assert process < 1.3 * own
+
+
+def waited_while_computing(team: Team) -> float:
+    """Seconds that this thread waited for a processor during some tenths of a second of arithmetic."""
+    before = team.waited(1)[0]
+    sum(number * number for number in range(2_000_000))
+    return team.waited(1)[0] - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts it")
+def test_the_system_counts_the_waiting_of_each_thread() -> None:
+    torch.set_num_threads(2)
+    ids = thread_ids(2)
+    assert len(set(ids)) == 2 and threading.get_native_id() in ids
+    assert set(ids) <= {int(name) for name in os.listdir("/proc/self/task")}
+    team = Team()
+    before = team.waited(2)
+    if not before:
+        pytest.skip("this kernel was built without scheduler statistics")
+    burner = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+    count = 2 * len(os.sched_getaffinity(0))
+    burners = [subprocess.Popen([sys.executable, "-c", burner]) for _ in range(count)]
+    try:
+        assert shown(lambda: waited_while_computing(team) > 0.02)
+    finally:
+        for process in burners:
+            process.kill()
+            process.wait()
+    assert len(team.waited(2)) == 2
+    files = len(os.listdir("/proc/self/fd"))
+    team.close()
+    assert len(os.listdir("/proc/self/fd")) == files - 2
+
+
+QUOTAS = [
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 2),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "50000 100000\n"}, 1),
+    ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, 64),
+    (
+        {
+            "proc/self/cgroup": "3:cpu,cpuacct:/x\n2:memory:/x\n",
+            "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "300000\n",
+            "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
+        },
+        3,
+    ),
+    (
+        {
+            "proc/self/cgroup": "3:cpu:/\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+        64,
+    ),
+    ({}, 64),
+]
+
+
+@pytest.mark.parametrize("files, expected", QUOTAS)
+def test_processors_are_bounded_by_quotas(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    for name, text in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert processors(tmp_path) == expected
+
+
+LOADS = "import os; from prelude import Engine; e = Engine.from_pretrained(); e.close(); print(dict(os.environ))"
+
+
+def test_the_environment_is_as_it_was_after_loading() -> None:
+    """The count is for torch's own library; what this process starts later decides for itself."""
+    done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True)
+    assert "GOMP_SPINCOUNT" not in done.stdout
+
+
+@pytest.mark.parametrize("said", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}])
+def test_spins_are_short_unless_the_environment_says_how_to_wait(said: dict[str, str]) -> None:
+    code = """
+import os, sys
+from prelude.execution.spinning import short_spins
+with short_spins():
+    print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+    clean = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**clean, **said}
+    )
+    assert done.stdout.strip() == {"OMP_WAIT_POLICY": "None", "GOMP_SPINCOUNT": "7"}.get(next(iter(said), ""), "3000")
