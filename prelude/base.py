@@ -96,7 +96,7 @@ class EngineFacts:
             lm_head=limits.lm_head,
             chat_template=facts.chat is not None,
             labels=facts.labels if limits.num_labels else (),
-            pooling=facts.default_pooling,
+            pooling=facts.embedding.pooling,
         )
 
 

@@ -181,11 +181,10 @@ def _preparer(
 ) -> Preparer:
     from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
-    from prelude.models.pooling import read_pooling
+    from prelude.models.pooling import read_embedding
 
     tokenizer = _tokenizer(directory)
     model.check_vocabulary(tokenizer.id_limit - 1)
-    pooling = read_pooling(directory)
     return Preparer(
         tokenizer,
         limits,
@@ -193,8 +192,9 @@ def _preparer(
         eos_ids=model.eos_token_ids,
         bos_id=model.bos_token_id,
         labels=model.labels,
-        default_pooling=pooling.mode,
-        normalize_default=pooling.normalize,
+        activation=model.activation,
+        pad_id=model.pad_token_id,
+        embedding=read_embedding(directory),
         template=_decision_template(directory),
         chat=chat_renderer(tokenizer),
         decision_chat=chat_renderer(tokenizer, enable_thinking=False),

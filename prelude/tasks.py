@@ -164,10 +164,19 @@ class Decide:
 @strict_keywords
 @dataclass(frozen=True, slots=True)
 class Classify:
-    """Logits of the model's own classification head at the last token."""
+    """Logits of the model's own classification head, read at one token.
+
+    ``activation``: "default" follows the model directory, as transformers' text-classification pipeline does: what
+    ``config.json`` names for sentence-transformers, else by ``problem_type`` none for regression and a sigmoid for
+    many labels at once, else a sigmoid for one label and a softmax for several.
+
+    ``skip_pad``: the token that is read is the last one that is not the model's pad token, as in transformers; it
+    tells where a text ends in the pad token, which some models use as end of text. False reads the last token.
+    """
 
     prompt: Prompt
     activation: Activation = "default"
+    skip_pad: bool = True
     truncation: Truncation = "error"
     cache: CacheMode = "auto"
     salt: str | None = None
@@ -177,12 +186,15 @@ class Classify:
 @dataclass(frozen=True, slots=True)
 class Embed:
     """One vector. ``pooling`` must be named where the model directory does not say it. ``dimensions`` cuts the
-    vector before it is normalised; ``normalize=None`` does as the model directory says."""
+    vector before it is normalised; ``normalize=None`` does as the model directory says. ``prompt_name`` names one of
+    the prompts of ``config_sentence_transformers.json``, which is put before the text; None takes the directory's
+    default for text, "" none at all. The longest text is the directory's ``max_seq_length``."""
 
     prompt: Prompt
     pooling: Pooling | None = None
     dimensions: int | None = None
     normalize: bool | None = True
+    prompt_name: str | None = None
     truncation: Truncation = "error"
     cache: CacheMode = "auto"
     salt: str | None = None

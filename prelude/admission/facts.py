@@ -17,6 +17,7 @@ from prelude.admission.prepared import Admitted, Outcome, Prepared, RequestReado
 from prelude.admission.tokenization import Encoder, Use
 from prelude.batch import LogprobRows
 from prelude.config import EngineConfig
+from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
 from prelude.streaming.detokenize import Texts
@@ -41,8 +42,9 @@ class Facts:
     eos_ids: frozenset[int]
     bos_id: int | None
     labels: tuple[str, ...] = ()
-    default_pooling: str | None = None
-    normalize_default: bool = True
+    activation: str | None = None  # of the classification head; None: as transformers does by the number of labels
+    pad_id: int | None = None
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     template: Any = None  # DecisionTemplate
     chat: ChatRenderer | None = None
     decision_chat: ChatRenderer | None = None

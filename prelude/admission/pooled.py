@@ -9,8 +9,9 @@ from prelude.admission.facts import Facts, admitted
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import encode_prompt
 from prelude.admission.tokenization import Use
-from prelude.batch import F32, HeadOutput, HeadRows, PooledOutput, PooledRows
-from prelude.errors import InvalidRequest
+from prelude.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
+from prelude.embedding import EmbeddingSettings
+from prelude.errors import InvalidRequest, shown
 from prelude.results import Classification, Embedding
 from prelude.tasks import Classify, Embed
 
@@ -19,20 +20,25 @@ ACTIVATIONS = ("default", "none", "sigmoid", "softmax")
 
 
 def prepare_embed(facts: Facts, use: Use, task: Embed) -> Admitted:
-    pooling = task.pooling if task.pooling is not None else facts.default_pooling
+    settings = facts.embedding
+    pooling = task.pooling if task.pooling is not None else settings.pooling
     if pooling is None:
-        raise InvalidRequest(
-            "the model directory does not say how its vectors are pooled (it has no 1_Pooling/config.json), and a "
-            'guess would be silently wrong; name it: pooling="last", "cls" or "mean"',
-            field="pooling",
-        )
+        raise no_pooling(settings)
     checks.one_of(pooling, "pooling", POOLINGS)
     hidden = facts.limits.hidden_size
     dimensions = hidden if task.dimensions is None else checks.integer(task.dimensions, "dimensions", 1, hidden)
-    normalize = facts.normalize_default if task.normalize is None else checks.flag(task.normalize, "normalize")
-    prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
+    normalize = settings.normalize if task.normalize is None else checks.flag(task.normalize, "normalize")
+    before, text = prompt_before(settings, task), task.prompt
+    if settings.lower_case and isinstance(text, str):
+        before, text = before.lower(), text.lower()
+    room = facts.max_length if settings.max_length is None else min(facts.max_length, settings.max_length)
+    prompt = encode_prompt(facts, use, text, field="prompt", truncation=task.truncation, room=room, before=before)
     n = len(prompt.token_ids)
-    rows = np.arange(n) if pooling == "mean" else np.array([0 if pooling == "cls" else n - 1])
+    first = 0
+    if before and not settings.include_prompt:
+        # As sentence-transformers counts, what comes of the prompt alone; but at least the last token is left.
+        first = min(n - 1, len(use.encode(before, special=True, parse_special=True)) - len(use.encoder.suffix))
+    rows = np.arange(first, n) if pooling == "mean" else np.array([0 if pooling == "cls" else n - 1])
     readout = PooledRows(rows.astype(np.int32), np.array([0, len(rows)], dtype=np.int32), pooling)
 
     def finish(outcome: Outcome) -> Embedding:
@@ -43,6 +49,31 @@ def prepare_embed(facts: Facts, use: Use, task: Embed) -> Admitted:
         return Embedding.of(unit(vector) if normalize else vector.copy(), outcome.stats)
 
     return admitted(facts, use, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
+
+
+def no_pooling(settings: EmbeddingSettings) -> InvalidRequest:
+    if settings.unsupported is not None:
+        why = f'{settings.unsupported}; pooling="last", "cls" or "mean" reads the hidden states instead'
+    else:
+        why = (
+            "the model directory does not say how its vectors are pooled (it has no 1_Pooling/config.json), and a "
+            'guess would be silently wrong; name it: pooling="last", "cls" or "mean"'
+        )
+    return InvalidRequest(why, field="pooling")
+
+
+def prompt_before(settings: EmbeddingSettings, task: Embed) -> str:
+    """The model's own prompt that ``task`` asks for, or the default one for text; "" for none."""
+    name = task.prompt_name
+    if name is None:
+        named = settings.default_prompt_name is not None and isinstance(task.prompt, str)
+        return settings.prompts[settings.default_prompt_name or ""] if named else ""
+    if not isinstance(name, str) or (name and name not in settings.prompts):
+        known = ", ".join(map(repr, list(settings.prompts)[:16])) or "none"
+        raise InvalidRequest(f"{shown(name)} is not a prompt of this model; it has {known}", field="prompt_name")
+    if name and not isinstance(task.prompt, str):
+        raise InvalidRequest("a named prompt is put before text, not before ids or messages", field="prompt_name")
+    return settings.prompts[name] if name else ""
 
 
 def unit(vector: F32) -> F32:
@@ -61,10 +92,17 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
         )
     activation = checks.one_of(task.activation, "activation", ACTIVATIONS)
     if activation == "default":
-        activation = "sigmoid" if count == 1 else "softmax"
+        activation = facts.activation or ("sigmoid" if count == 1 else "softmax")
+        if activation not in ACTIVATIONS:
+            raise InvalidRequest(
+                f"config.json names {shown(activation)} for the scores, which is not supported; name another one: "
+                f"{', '.join(ACTIVATIONS[1:])}",
+                field="activation",
+            )
+    skip_pad = checks.flag(task.skip_pad, "skip_pad")
     labels = facts.labels if len(facts.labels) == count else tuple(f"LABEL_{i}" for i in range(count))
     prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
-    readout = HeadRows(np.array([len(prompt.token_ids) - 1], dtype=np.int32))
+    readout = HeadRows(np.array([last_row(prompt.token_ids, facts.pad_id if skip_pad else None)], dtype=np.int32))
 
     def finish(outcome: Outcome) -> Classification:
         output = outcome.output
@@ -75,6 +113,14 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
         return Classification(logits, activate(logits, activation), labels, best, outcome.stats)
 
     return admitted(facts, use, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
+
+
+def last_row(ids: I32, pad_id: int | None) -> int:
+    """The last token that is not ``pad_id``; as in transformers, the first one where all are."""
+    if pad_id is None or ids[-1] != pad_id:
+        return len(ids) - 1
+    meant = np.flatnonzero(ids != pad_id)
+    return int(meant[-1]) if len(meant) else 0
 
 
 def activate(logits: F32, activation: str) -> F32:

@@ -19,12 +19,14 @@ from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizerLike, Use
 from prelude.batch import I32, HeadRows, LogprobRows, PooledRows
 from prelude.config import EngineConfig
+from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
 from prelude.results import Explanation
 from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, Task
 
 T = TypeVar("T")
+_NO_SETTINGS = EmbeddingSettings()
 
 
 class Preparer:
@@ -45,8 +47,9 @@ class Preparer:
         eos_ids: Iterable[int] = (),
         bos_id: int | None = None,
         labels: Sequence[str] = (),
-        default_pooling: str | None = None,
-        normalize_default: bool = True,
+        activation: str | None = None,
+        pad_id: int | None = None,
+        embedding: EmbeddingSettings = _NO_SETTINGS,
         template: DecisionTemplate | None = None,
         chat: ChatRenderer | None = None,
         decision_chat: ChatRenderer | None = None,
@@ -61,8 +64,9 @@ class Preparer:
                 "eos_ids": frozenset(eos_ids),
                 "bos_id": bos_id,
                 "labels": tuple(labels),
-                "default_pooling": default_pooling,
-                "normalize_default": normalize_default,
+                "activation": activation,
+                "pad_id": pad_id,
+                "embedding": embedding,
                 "template": template,
                 "chat": chat,
                 "decision_chat": decision_chat or chat,

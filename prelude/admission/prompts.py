@@ -51,15 +51,18 @@ def encode_prompt(
     generation_prompt: bool = False,
     continued: bool = False,
     offsets: bool = False,
+    before: str = "",
 ) -> Encoded:
     """At least one and at most ``room`` ids. An empty prompt is the model's BOS; ``InvalidRequest`` where it has
     none, ``PromptTooLong`` where it does not fit and may not be cut. A prompt that is
-    ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS."""
+    ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS.
+    ``before`` is put before a text, encoded together with it and never cut."""
     checks.one_of(truncation, "truncation", TRUNCATIONS)
     spans: I32 | None = None
     pieces: list[Piece] | None = None
     if isinstance(prompt, str):
         checks.text(prompt, field, facts.max_chars)
+        prompt = before + prompt
         if offsets:
             ids, spans = use.encode_with_offsets(prompt, special=True, parse_special=True)
         elif continued:
@@ -81,6 +84,9 @@ def encode_prompt(
         cuttable = np.ones(len(ids), dtype=np.bool_)
         if isinstance(prompt, str):
             keep_specials(cuttable, ids, use, suffix=not continued)
+            if before:
+                _, spans_of = use.encode_with_offsets(prompt, special=True, parse_special=True)
+                cuttable &= spans_of[:, 0] >= len(before)
     else:
         ids, cuttable = use.encode_cuttable(pieces)
     keep = kept(facts, cuttable, excess, truncation, field, room)

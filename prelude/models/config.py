@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
+from prelude.models.classifier import read_activation, read_labels
 from prelude.models.families import ARCHITECTURES, FAMILIES, Family
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
@@ -29,7 +30,6 @@ CONFIG_LIMIT = 4 << 20
 """Bytes of a configuration file; real ones have a few thousand."""
 
 CLASSIFIER = "ForSequenceClassification"
-MAX_LABELS = 1 << 16
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCABULARY = 1 << 24
@@ -95,6 +95,8 @@ class ModelConfig:
     """False for a bare body, such as an embedding model saved without its head, and for a classifier."""
     labels: tuple[str, ...] = ()
     """Of the classification head, in the order of its rows; empty where there is none."""
+    activation: str | None = None
+    """What the head's logits go through: "none", "sigmoid", "softmax", or a name in the file that is none of them."""
 
     @classmethod
     def from_dir(cls, where: Where) -> ModelConfig:
@@ -123,6 +125,7 @@ class ModelConfig:
         max_positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
         theta, scaling = parse_rope(fields, max_positions)
         bias = _switch(fields, "attention_bias", family.attention_bias)
+        labels = read_labels(fields) if architecture.endswith(CLASSIFIER) else ()
         return cls(
             architecture=architecture,
             model_type=family.model_type,
@@ -148,7 +151,8 @@ class ModelConfig:
             output_bias=bias if family.output_bias is None else family.output_bias,
             mlp_bias=_switch(fields, "mlp_bias", family.mlp_bias),
             lm_head=family.architectures[architecture],
-            labels=_labels(fields) if architecture.endswith(CLASSIFIER) else (),
+            labels=labels,
+            activation=read_activation(fields, len(labels)) if labels else None,
         )
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
@@ -228,22 +232,6 @@ def _family(raw: Mapping[str, Any], where: str) -> tuple[Family, str]:
             f"belongs to {shown(family.model_type)}"
         )
     return family, named[0]
-
-
-def _labels(fields: Fields) -> tuple[str, ...]:
-    """``id2label`` in the order of its ids, which must be 0, 1, 2 ... without a gap; ``num_labels`` alone gives
-    ``LABEL_0`` and so on, as transformers names them."""
-    named = fields.get("id2label", None)
-    if named is None:
-        count = fields.integer("num_labels", 1, MAX_LABELS, 2)
-        return tuple(f"LABEL_{i}" for i in range(count))
-    if not isinstance(named, dict) or not 1 <= len(named) <= MAX_LABELS:
-        raise fields.wrong("id2label", f"an object of 1 to {MAX_LABELS} labels")
-    order = {str(key): value for key, value in named.items()}
-    labels = tuple(order.get(str(i)) for i in range(len(order)))
-    if any(not isinstance(label, str) for label in labels):
-        raise fields.wrong("id2label", f"an object with the keys 0 to {len(order) - 1} and text for each")
-    return tuple(label for label in labels if isinstance(label, str))
 
 
 def _refuse_unsupported(fields: Fields, family: Family) -> None:

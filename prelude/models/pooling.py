@@ -1,18 +1,27 @@
-"""What a model directory says about pooling, in the sentence-transformers layout, old spelling and new.
+"""What a model directory says about embeddings, in the sentence-transformers layout, old spelling and new.
 
-No file, no answer: the caller has to name a pooling then, because a guess would be silently wrong.
+    modules.json                         Transformer, Pooling, Normalize; other modules change the vector
+    1_Pooling/config.json                how the vector is pooled, and whether over the prompt's tokens too
+    config_sentence_transformers.json    prompts by name, and the one that is taken where none is named
+    sentence_bert_config.json            the longest text, and whether it is lowered
+
+Where no file says how to pool, the caller has to name it, because a guess would be silently wrong. What is not
+implemented concerns ``embed`` alone: such a model loads, and ``EmbeddingSettings.unsupported`` says why not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from prelude.errors import ModelError, UnsupportedModel, shown
+from prelude.embedding import EmbeddingSettings
+from prelude.errors import ModelError, shown
+from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
 
 _LIMIT = 1 << 20
+_TOKENIZER_LIMIT = 16 << 20
+_MAX_PROMPTS = 4096
+_MAX_PROMPT_CHARS = 1 << 16
 _OURS = {"lasttoken": "last", "cls": "cls", "mean": "mean"}
 _OLD = {
     "pooling_mode_cls_token": "cls",
@@ -24,50 +33,46 @@ _OLD = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingConfig:
-    mode: str | None = None  # "last", "cls", "mean"; None where the directory does not say
-    normalize: bool = True
-
-
-def read_pooling(where: Where) -> PoolingConfig:
-    """From ``modules.json`` and the pooling module's ``config.json``.
-
-    Raises ``UnsupportedModel`` for modules or modes that are not implemented, ``ModelError`` for malformed files.
-    """
+def read_embedding(where: Where) -> EmbeddingSettings:
+    """Raises ``ModelError`` for malformed files."""
     directory = ModelDirectory.of(where)
-    if not directory.has("modules.json"):
-        folder = "1_Pooling"
-        return PoolingConfig(_mode(directory, folder)) if directory.has(f"{folder}/config.json") else PoolingConfig()
-    mode, normalize = None, False
-    for module in _modules(directory):
-        kind = str(module.get("type", "")).rsplit(".", 1)[-1]
-        folder = module.get("path", "")
-        if kind == "Pooling":
-            mode = _mode(directory, folder)
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
-            raise UnsupportedModel(
-                f"{directory.path / 'modules.json'}: module {shown(kind)} is not supported "
-                "(Transformer, Pooling, Normalize are)"
-            )
-    return PoolingConfig(mode, normalize)
+    pooling: dict[str, Any] = {}
+    if directory.has("modules.json"):
+        pooling = _read_modules(directory)
+    elif directory.has("1_Pooling/config.json"):
+        pooling = _read_pooling(directory, "1_Pooling")
+    return EmbeddingSettings(**pooling, **_read_prompts(directory), **_read_lengths(directory))
 
 
-def _modules(directory: ModelDirectory) -> list[Mapping[str, Any]]:
+def _read_modules(directory: ModelDirectory) -> dict[str, Any]:
+    where = directory.path / "modules.json"
     modules = directory.value("modules.json", _LIMIT)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{directory.path / 'modules.json'}: a list of objects is expected")
-    return modules
+        raise ModelError(f"{where}: a list of objects is expected")
+    found: dict[str, Any] = {"normalize": False}
+    for module in modules:
+        kind = str(module.get("type", "")).rsplit(".", 1)[-1]
+        if kind == "Pooling":
+            folder = module.get("path", "")
+            if not isinstance(folder, str):
+                raise ModelError(f"{where}: path {shown(folder)} is not a string")
+            found.update(_read_pooling(directory, folder))
+        elif kind == "Normalize":
+            found["normalize"] = True
+        elif kind != "Transformer":
+            found["unsupported"] = (
+                f"{where}: module {shown(kind)} is not supported (Transformer, Pooling, Normalize are)"
+            )
+    if "unsupported" in found:
+        found["pooling"] = None
+    return found
 
 
-def _mode(directory: ModelDirectory, folder: Any) -> str:
-    if not isinstance(folder, str):
-        raise ModelError(f"{directory.path / 'modules.json'}: path {shown(folder)} is not a string")
+def _read_pooling(directory: ModelDirectory, folder: str) -> dict[str, Any]:
     name = f"{folder}/config.json"
-    config = directory.object(name, _LIMIT)
     path = directory.path
+    config = directory.object(name, _LIMIT)
+    include = Fields(config, str(path / name)).boolean("include_prompt", True)
     named = config.get("pooling_mode")
     old = [name for key, name in _OLD.items() if config.get(key)]
     modes = old if named is None else [named] if isinstance(named, str) else named
@@ -76,7 +81,37 @@ def _mode(directory: ModelDirectory, folder: Any) -> str:
     if not modes:
         modes = ["mean"]
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _OURS:
-        raise UnsupportedModel(
-            f"{path / name}: pooling {shown(modes)} is not supported; one of {', '.join(_OURS)} is"
-        )
-    return _OURS[modes[0]]
+        return {
+            "unsupported": f"{path / name}: pooling {shown(modes)} is not supported; one of {', '.join(_OURS)} is"
+        }
+    return {"pooling": _OURS[modes[0]], "include_prompt": include}
+
+
+def _read_prompts(directory: ModelDirectory) -> dict[str, Any]:
+    name = "config_sentence_transformers.json"
+    if not directory.has(name):
+        return {}
+    fields = Fields(directory.object(name, _LIMIT), str(directory.path / name))
+    prompts = fields.get("prompts", None) or {}
+    if not isinstance(prompts, dict) or len(prompts) > _MAX_PROMPTS:
+        raise fields.wrong("prompts", f"an object of at most {_MAX_PROMPTS:,} texts is needed")
+    prompts = {key: text for key, text in prompts.items() if text is not None}
+    if not all(isinstance(text, str) and len(text) <= _MAX_PROMPT_CHARS for text in prompts.values()):
+        raise fields.wrong("prompts", f"texts of at most {_MAX_PROMPT_CHARS:,} characters are needed")
+    default = fields.get("default_prompt_name", None)
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise fields.wrong("default_prompt_name", f"one of the prompts is needed: {shown(list(prompts))}")
+    return {"prompts": prompts, "default_prompt_name": default}
+
+
+def _read_lengths(directory: ModelDirectory) -> dict[str, Any]:
+    """``max_seq_length``; sentence-transformers directories that do not say it mean the tokenizer's own limit."""
+    name = "sentence_bert_config.json"
+    fields = Fields(directory.object(name, _LIMIT) if directory.has(name) else {}, str(directory.path / name))
+    longest = None
+    if fields.get("max_seq_length", None) is not None:
+        longest = fields.integer("max_seq_length", 1, 1 << 40)
+    elif directory.has("modules.json") and directory.has("tokenizer_config.json"):
+        said = directory.object("tokenizer_config.json", _TOKENIZER_LIMIT).get("model_max_length")
+        longest = said if type(said) is int and said >= 1 else None  # some files have 1e30 for no limit
+    return {"max_length": longest, "lower_case": fields.boolean("do_lower_case", False)}

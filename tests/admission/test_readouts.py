@@ -12,6 +12,7 @@ from prelude.admission.pooled import activate, unit
 from prelude.admission.prepared import first_read_token, logits_rows
 from prelude.admission.preparer import Preparer
 from prelude.batch import HeadOutput, HeadRows, LogprobRows, PooledOutput, PooledRows
+from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, PromptTooLong
 from prelude.tasks import Classify, Embed, Loglikelihood, PromptLogprobs
 from tests.admission import toys
@@ -150,7 +151,7 @@ def test_pooling_names_rows(preparer: Preparer, pooling: Any, rows: list[int]) -
 def test_pooling_is_named_or_known(preparer: Preparer) -> None:
     with pytest.raises(InvalidRequest, match=r"pooling: the model directory does not say .* name it"):
         preparer.prepare(Embed("x"))
-    assert toys.make(default_pooling="mean").prepare(Embed("x")).prepared.readout.pooling == "mean"  # type: ignore[union-attr]
+    assert toys.make(embedding=EmbeddingSettings("mean")).prepare(Embed("x")).prepared.readout.pooling == "mean"  # type: ignore[union-attr]
     for bad in ("max", 5, ["mean"], ""):
         with pytest.raises(InvalidRequest, match=r"pooling: .* is not one of 'last', 'cls', 'mean'"):
             preparer.prepare(Embed("x", pooling=bad))  # type: ignore[arg-type]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from prelude.errors import ModelError, UnsupportedModel
-from prelude.models.pooling import PoolingConfig, read_pooling
+from prelude.embedding import EmbeddingSettings
+from prelude.errors import ModelError
+from prelude.models.pooling import read_embedding
 
 KIND = "sentence_transformers.models."
 
@@ -29,7 +30,7 @@ def listing(*names: str, folder: str = "1_Pooling") -> list[dict[str, Any]]:
 
 
 def test_no_files_say_nothing(tmp_path: Path) -> None:
-    assert read_pooling(tmp_path) == PoolingConfig(None, True)
+    assert read_embedding(tmp_path) == EmbeddingSettings(None, True)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +45,27 @@ def test_no_files_say_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_both_spellings(tmp_path: Path, config: dict[str, Any], mode: str) -> None:
-    assert read_pooling(directory(tmp_path, config)).mode == mode
+    assert read_embedding(directory(tmp_path, config)).pooling == mode
     named = directory(tmp_path / "named", config, listing("Transformer", "Pooling"))
-    assert read_pooling(named) == PoolingConfig(mode, False)
+    assert read_embedding(named) == EmbeddingSettings(mode, False)
     unit = directory(tmp_path / "unit", config, listing("Transformer", "Pooling", "Normalize"))
-    assert read_pooling(unit) == PoolingConfig(mode, True)
+    assert read_embedding(unit) == EmbeddingSettings(mode, True)
+
+
+@pytest.mark.fault(46)
+@pytest.mark.parametrize(
+    "config, modules, match",
+    [
+        ({"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, None, "contradicts"),
+        ({"pooling_mode": "cls", "include_prompt": 1}, None, "include_prompt is 1"),
+        ({"pooling_mode": "cls"}, {"a": 1}, "list of objects"),
+        ({"pooling_mode": "cls"}, [1], "list of objects"),
+        ({"pooling_mode": "cls"}, [{"type": KIND + "Pooling", "path": 3}], "not a string"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path: Path, config: dict[str, Any], modules: Any, match: str) -> None:
+    with pytest.raises(ModelError, match=match):
+        read_embedding(directory(tmp_path, config, modules))
 
 
 @pytest.mark.fault(46)
@@ -57,19 +74,35 @@ def test_both_spellings(tmp_path: Path, config: dict[str, Any], mode: str) -> No
     [
         ({"pooling_mode": "max"}, None, "max"),
         ({"pooling_mode": ["cls", "mean"]}, None, "cls"),
-        ({"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, None, "contradicts"),
-        ({"pooling_mode": 3}, None, "pooling"),
-        ({"pooling_mode": "cls"}, listing("Transformer", "Pooling", "Dense"), "Dense"),
-        ({"pooling_mode": "cls"}, {"a": 1}, "list of objects"),
-        ({"pooling_mode": "cls"}, [1], "list of objects"),
-        ({"pooling_mode": "cls"}, [{"type": KIND + "Pooling", "path": 3}], "not a string"),
+        ({"pooling_mode": 3}, None, "pooling 3 is not supported"),
+        ({"pooling_mode": "cls"}, listing("Transformer", "Pooling", "Dense"), "module 'Dense' is not supported"),
+        ({"pooling_mode": "cls"}, listing("Transformer", "LogitScore"), "module 'LogitScore' is not supported"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(
+def test_what_is_not_supported_is_said_by_name(
     tmp_path: Path, config: dict[str, Any], modules: Any, match: str
 ) -> None:
+    """To callers of ``embed``: a model loads with it, and its other verbs work."""
+    found = read_embedding(directory(tmp_path, config, modules))
+    assert found.pooling is None and match in (found.unsupported or "")
+
+
+@pytest.mark.parametrize(
+    "name, content, match",
+    [
+        ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts is .*an object"),
+        ("config_sentence_transformers.json", {"prompts": {"a": 1}}, "prompts is .*texts"),
+        ("config_sentence_transformers.json", {"prompts": {"a": "b" * 70000}}, "texts of at most"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "a"}, "one of the prompts is needed"),
+        ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length is 0, the limits"),
+        ("sentence_bert_config.json", {"max_seq_length": "5"}, "max_seq_length is '5', an integer"),
+        ("sentence_bert_config.json", {"do_lower_case": "no"}, "do_lower_case"),
+    ],
+)
+def test_malformed_settings(name: str, content: dict[str, Any], match: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(ModelError, match=match):
-        read_pooling(directory(tmp_path, config, modules))
+        read_embedding(tmp_path)
 
 
 @pytest.mark.fault(46)
@@ -79,5 +112,4 @@ def test_a_path_may_not_lead_out_of_the_directory(tmp_path: Path) -> None:
     model.mkdir()
     (model / "modules.json").write_text(json.dumps(listing("Pooling", folder="../outside/1_Pooling")))
     with pytest.raises(ModelError):
-        read_pooling(model)
-    assert issubclass(UnsupportedModel, ModelError)
+        read_embedding(model)

@@ -1,0 +1,46 @@
+"""What ``config.json`` says of a classification head: its labels, and what its logits go through."""
+
+from __future__ import annotations
+
+from prelude.models.fields import Fields
+
+MAX_LABELS = 1 << 16
+_PROBLEMS = {"regression": "none", "multi_label_classification": "sigmoid", "single_label_classification": "softmax"}
+_TORCH = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
+"""Classes of ``torch.nn`` that sentence-transformers writes as the activation of a cross-encoder."""
+
+
+def read_labels(fields: Fields) -> tuple[str, ...]:
+    """``id2label`` in the order of its ids, which must be 0, 1, 2 ... without a gap; ``num_labels`` alone gives
+    ``LABEL_0`` and so on, as transformers names them."""
+    named = fields.get("id2label", None)
+    if named is None:
+        count = fields.integer("num_labels", 1, MAX_LABELS, 2)
+        return tuple(f"LABEL_{i}" for i in range(count))
+    if not isinstance(named, dict) or not 1 <= len(named) <= MAX_LABELS:
+        raise fields.wrong("id2label", f"an object of 1 to {MAX_LABELS} labels")
+    order = {str(key): value for key, value in named.items()}
+    labels = tuple(order.get(str(i)) for i in range(len(order)))
+    if any(not isinstance(label, str) for label in labels):
+        raise fields.wrong("id2label", f"an object with the keys 0 to {len(order) - 1} and text for each")
+    return tuple(label for label in labels if isinstance(label, str))
+
+
+def read_activation(fields: Fields, labels: int) -> str:
+    """What sentence-transformers or transformers' text-classification pipeline would apply: "none", "sigmoid" or
+    "softmax". A name that is none of them is returned as it stands in the file."""
+    ours = fields.get("sentence_transformers", None)
+    named = ours.get("activation_fn") if isinstance(ours, dict) else None
+    if named is None:
+        named = fields.get("sbert_ce_default_activation_function", None)
+    if named is not None:
+        if not isinstance(named, str):
+            raise fields.wrong("sentence_transformers", "with the name of a class as its activation_fn")
+        package, _, name = named.rpartition(".")
+        return _TORCH.get(name, named) if package.startswith("torch.nn") else named
+    problem = fields.get("problem_type", None)
+    if problem is None or problem == "single_label_classification":
+        return "sigmoid" if labels == 1 else "softmax"
+    if not isinstance(problem, str) or problem not in _PROBLEMS:
+        raise fields.wrong("problem_type", f"one of {', '.join(_PROBLEMS)} is needed")
+    return _PROBLEMS[problem]

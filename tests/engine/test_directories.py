@@ -1,0 +1,200 @@
+"""What a model directory says about scores and vectors, against the libraries that wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import Embed, Engine, YesNo
+from prelude.errors import InvalidRequest, ModelError, PromptTooLong
+from tests.checkpoints import make_checkpoint
+
+TEXTS = ["The harbour was quiet.", "Two boats lay at the quay that morning, and nobody spoke.", "x"]
+TOKEN_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, "pad_token": "<|endoftext|>"}
+
+
+def edit(path: Path, **changes: Any) -> Path:
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**config, **changes}))
+    return path
+
+
+# ------------------------------------------------------------------ classification
+
+
+def classifier(path: Path, labels: int, **config: Any) -> Path:
+    make_checkpoint(path, kind="ForSequenceClassification", num_labels=labels)
+    edit(path / "config.json", **config)
+    edit(path / "tokenizer_config.json", **TOKEN_CONFIG)
+    return path
+
+
+@pytest.mark.parametrize(
+    "labels, problem",
+    [
+        (3, None),
+        (3, "single_label_classification"),
+        (3, "multi_label_classification"),
+        (3, "regression"),
+        (1, None),
+        (1, "regression"),
+        (1, "multi_label_classification"),
+    ],
+)
+def test_default_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, labels: int, problem: str) -> None:
+    from transformers import pipeline
+
+    path = classifier(tmp_path, labels, **({} if problem is None else {"problem_type": problem}))
+    reference = pipeline("text-classification", model=str(path), top_k=None)
+    with Engine.from_pretrained(path) as engine:
+        for text in TEXTS:
+            found = engine.classify(text)
+            wanted = {row["label"]: row["score"] for row in reference([text])[0]}
+            assert {name: float(score) for name, score in zip(found.labels, found.scores)} == pytest.approx(
+                wanted, abs=1e-5
+            )
+            assert found.label == max(wanted, key=lambda label: wanted[label])
+
+
+@pytest.mark.parametrize(
+    "config, scores",
+    [
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "none"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "none"),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.Softmax"}, "problem_type": "regression"},
+            "softmax",
+        ),
+    ],
+)
+def test_the_activation_that_a_config_names(config: dict[str, Any], scores: str, tmp_path: Path) -> None:
+    with Engine.from_pretrained(classifier(tmp_path, 3, **config)) as engine:
+        found = engine.classify(TEXTS[0])
+        assert np.array_equal(found.scores, engine.classify(TEXTS[0], activation=scores).scores)
+
+
+@pytest.mark.parametrize("name", ["torch.nn.modules.activation.ELU", "os.system", "Sigmoid"])
+def test_an_activation_that_is_not_supported(name: str, tmp_path: Path) -> None:
+    with Engine.from_pretrained(classifier(tmp_path, 2, sbert_ce_default_activation_function=name)) as engine:
+        with pytest.raises(InvalidRequest, match=rf"activation: config.json names '{name}' for the scores"):
+            engine.classify("a")
+        assert engine.classify("a", activation="none").scores.shape == (2,)
+
+
+def test_a_problem_type_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="problem_type is 'ranking', one of regression"):
+        Engine.from_pretrained(classifier(tmp_path, 2, problem_type="ranking"))
+
+
+@pytest.mark.parametrize("pad", [0, None, 7])
+def test_a_text_that_ends_in_the_pad_token(pad: int | None, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    path = classifier(tmp_path, 3, pad_token_id=pad)
+    reference = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    with Engine.from_pretrained(path) as engine, torch.inference_mode():
+        for ids in ([5, 6, 8, 0, 0], [5, 0, 9], [0, 0, 0], [5, 7, 7, 7], [7], [5, 6]):
+            wanted = reference(torch.tensor([ids])).logits[0].numpy()
+            assert engine.classify(ids).logits == pytest.approx(wanted, abs=1e-5), ids
+        reference.config.pad_token_id = None
+        for ids in ([5, 6, 8, 0, 0], [5, 7, 7, 7]):
+            wanted = reference(torch.tensor([ids])).logits[0].numpy()
+            assert engine.classify(ids, skip_pad=False).logits == pytest.approx(wanted, abs=1e-5), ids
+        with pytest.raises(InvalidRequest, match="skip_pad"):
+            engine.classify([5], skip_pad="no")
+
+
+# ------------------------------------------------------------------ embeddings
+
+
+def sentence_directory(path: Path, pooling: dict[str, Any], *more: str, **settings: Any) -> Path:
+    """``settings`` are the contents of files by name."""
+    make_checkpoint(path, kind="Model")
+    edit(path / "tokenizer_config.json", **TOKEN_CONFIG)
+    (path / "1_Pooling").mkdir()
+    edit(path / "1_Pooling" / "config.json", word_embedding_dimension=64, **pooling)
+    names = [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        *((f"{i + 2}_{name}", name) for i, name in enumerate(more)),
+    ]
+    modules = [
+        {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{name}"}
+        for i, (folder, name) in enumerate(names)
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    for name, content in settings.items():
+        edit(path / f"{name}.json", **content)
+    return path
+
+
+PROMPTS = {"query": "Instruct: find the passage.\nQuery: ", "document": "", "title": "title:\n"}
+
+
+@pytest.mark.parametrize("pooling", [{"pooling_mode": "lasttoken"}, {"pooling_mode_mean_tokens": True}])
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("default", [None, "title"])
+def test_vectors_are_those_of_sentence_transformers(
+    pooling: dict[str, Any], include: bool, default: str | None, tmp_path: Path
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    path = sentence_directory(
+        tmp_path,
+        {**pooling, "include_prompt": include},
+        "Normalize",
+        config_sentence_transformers={"prompts": PROMPTS, "default_prompt_name": default},
+        sentence_bert_config={"max_seq_length": 9},
+    )
+    reference = library.SentenceTransformer(str(path), device="cpu")
+    with Engine.from_pretrained(path) as engine:
+        for text in TEXTS:
+            for name in (None, "query", "document", "title"):
+                wanted = reference.encode(text, prompt_name=name)
+                if name == "query":  # longer than the nine tokens by itself
+                    with pytest.raises(PromptTooLong):
+                        engine.embed(text, prompt_name=name, truncation="tail")
+                    continue
+                found = engine.embed(text, prompt_name=name, truncation="tail")
+                assert found == pytest.approx(wanted, abs=1e-5), (text, name)
+            assert engine.embed(text, prompt_name="", truncation="tail") == pytest.approx(
+                reference.encode(text, prompt=""), abs=1e-5
+            )
+        with pytest.raises(PromptTooLong, match="the limit here is 9"):
+            engine.embed(TEXTS[1])
+
+
+def test_prompts_belong_to_text_and_are_never_cut(tmp_path: Path) -> None:
+    path = sentence_directory(
+        tmp_path,
+        {"pooling_mode": "lasttoken"},
+        config_sentence_transformers={"prompts": PROMPTS, "default_prompt_name": "query"},
+        sentence_bert_config={"max_seq_length": 24, "do_lower_case": True},
+    )
+    with Engine.from_pretrained(path) as engine:
+        shown = engine.explain(Embed(TEXTS[1] * 9, truncation="head"))
+        assert len(shown.token_ids) == 24 and shown.truncated_tokens > 0
+        assert shown.text.startswith(PROMPTS["query"].lower()) and shown.text.endswith("nobody spoke.")
+        assert engine.explain(Embed([5, 6])).token_ids.tolist() == [5, 6]
+        with pytest.raises(InvalidRequest, match=r"'passage' is not a prompt .*; it has 'query', 'document'"):
+            engine.embed("a", prompt_name="passage")
+        for prompt in ([5, 6], [{"role": "user", "content": "a"}]):
+            with pytest.raises(InvalidRequest, match="prompt_name: a named prompt is put before text"):
+                engine.embed(prompt, prompt_name="query")
+
+
+@pytest.mark.parametrize("module", ["Dense", "LogitScore"])
+def test_a_module_that_is_not_supported_concerns_embed_alone(module: str, tmp_path: Path) -> None:
+    path = sentence_directory(tmp_path, {"pooling_mode": "cls"}, module)
+    make_checkpoint(path)  # with its language-model head
+    with Engine.from_pretrained(path) as engine:
+        assert engine.decide("a", [YesNo("b?")])[0].label in ("yes", "no")
+        assert engine.complete("a").token_ids
+        with pytest.raises(InvalidRequest, match=f"pooling: .*module '{module}' is not supported"):
+            engine.embed("a")
+        assert engine.embed("a", pooling="last").shape == (64,)
