@@ -1,6 +1,6 @@
 """The edits that an audit of 2026-11-22 found to survive."""
 
-# ruff: noqa: E501 - the source is quoted as it is
+
 from __future__ import annotations
 
 from tests.mutations.edit import edit
