@@ -1,6 +1,5 @@
 """The edits that an audit of 2026-11-22 found to survive."""
 
-
 from __future__ import annotations
 
 from tests.mutations.edit import edit

@@ -102,6 +102,49 @@ def test_what_a_prompt_takes_never_pushes_out_the_prefix_that_it_matches(text: b
         assert outcome.output.logprobs[0] == pytest.approx(expected_logprob(tokens))
 
 
+@pytest.mark.feature("B4")
+@pytest.mark.parametrize("text", [False, True], ids=["decision", "chat"])
+@pytest.mark.parametrize("known", [0, 3, 4, 9, 24])
+def test_cached_tokens_are_the_whole_blocks_that_are_known(text: bool, known: int) -> None:
+    """Of blocks of 4; at least the last token of a prompt is computed."""
+    core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=256)
+    sink = ById()
+    post(core, last_logprob(behind(SHARED[:known], 2, 5), cache="always"), sink)
+    run_steps(core)
+    tokens = np.concatenate([SHARED[:known], np.array([96, 95, 94], np.int32)])
+    request = post(core, chat(tokens, 4) if text else last_logprob(tokens), sink)
+    run_steps(core)
+    stats = sink.ends[request.id][0].stats
+    assert stats.cached_tokens == known // 4 * 4
+    assert stats.computed_tokens == len(tokens) - stats.cached_tokens + (3 if text else 0)
+
+
+def deferred(prefix: int, **limits: int) -> tuple[int, int]:
+    """Steps that a chat waits for another one which computes the same prefix, and what they compute together."""
+    core = service_core(
+        toy.ToyExecutor(num_blocks=100),
+        step_tokens=256,
+        fold=False,
+        **{"defer_steps": 8, "defer_tokens": 16, **limits},
+    )
+    sink = ById()
+    shared = prompt(prefix, 4)
+    leader, peer = (post(core, chat(behind(shared, 3, 10 + i), 3), sink) for i in range(2))
+    run_steps(core)
+    assert all(error is None for _, error in sink.ends.values()) and is_empty(core)
+    assert leader.stats.deferred_ticks == 0 and core.stats.deferrals == peer.stats.deferred_ticks
+    return peer.stats.deferred_ticks, core.stats.prefill_tokens
+
+
+@pytest.mark.feature("B6")
+@pytest.mark.feature("B7")
+def test_a_chat_waits_for_its_leader_where_it_may_and_where_that_pays() -> None:
+    assert deferred(prefix=96) == (1, 96 + 2 * 3)
+    assert deferred(prefix=96, defer_steps=0) == (0, 2 * (96 + 3)), "it may wait for no step"
+    assert deferred(prefix=12) == (0, 2 * (12 + 3)), "12 tokens are computed again rather than waited for"
+    assert deferred(prefix=12, defer_tokens=8) == (1, 12 + 2 * 3)
+
+
 @pytest.mark.feature("B8")
 @pytest.mark.parametrize("seed", range(6))
 def test_a_shared_load_is_through_no_later_for_waiting_for_leaders(seed: int) -> None:

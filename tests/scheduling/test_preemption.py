@@ -124,3 +124,26 @@ def test_planning_and_a_failed_step_leave_what_is_computed_as_it_was(at: int) ->
         assert len(seen) < 20
     assert core.stats.failed_steps == 1
     assert list(sink.ends[request.id][0].token_ids) == toy.generate(prompt(20, 1).tolist(), 4)
+
+
+@pytest.mark.fault(58)
+def test_after_a_failed_step_each_of_its_rows_runs_again_once_and_others_wait() -> None:
+    """Eight rows fail together: they run again two at a time, and none of them twice before all have."""
+    executor = FaultyExecutor(Fault("raise", "wait", 3), num_blocks=128)
+    core = service_core(executor, running=8, chunk=64)
+    sink = ById()
+    requests = [post(core, chat(prompt(6, i), 12), sink) for i in range(8)]
+    steps: list[set[int]] = []
+    submit = executor.submit
+
+    def submitting(batch: ForwardBatch) -> object:
+        steps.append({r.id for r in requests if r.staged_len > r.cached_len})
+        return submit(batch)
+
+    executor.submit = submitting  # type: ignore[method-assign]
+    run_steps(core)
+    everybody = {r.id for r in requests}
+    assert steps[3] == everybody and core.stats.failed_steps == 1
+    assert [len(rows) for rows in steps[4:8]] == [2] * 4 and set.union(*steps[4:8]) == everybody
+    assert steps[8] == everybody
+    assert all(sink.ends[r.id][1] is None for r in requests)
