@@ -85,6 +85,7 @@ def test_the_time_to_the_first_token_is_the_prompts_and_then_a_step_a_token() ->
     assert 60 <= stats.ttft_ms <= stats.total_ms - 4 * 20
 
 
+@pytest.mark.feature("D10")
 def test_every_result_carries_its_requests_counters(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
     prompt = "two boats lay at the quay that morning and nobody wanted to sail"

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from prelude import AsyncEngine, Engine
+from prelude.admission.prepared import Admitted, Outcome, Prepared
 from prelude.runtime.delivery import Outbox, Ticket, TicketSink
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import last_logprob, prompt
-from tests.service import run_steps, service_core
+from tests.patience import comes
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.service import ToyPreparer, is_empty, run_steps, service_core
 
 
 class Told:
@@ -120,3 +126,38 @@ def test_a_result_that_cannot_be_made_is_its_own_error_and_keeps_nobody_from_the
     turns(loop)
     first, second, third = (ticket.future.result() for ticket in tickets)
     assert (first.text, third.text) == ("<0>", "<2>") and isinstance(second, ValueError)
+
+
+class Result:
+    """What a caller gets."""
+
+
+@pytest.mark.feature("Q10")
+def test_results_that_nobody_reads_are_let_go() -> None:
+    """Fifty calls end and none of their results is looked at: nothing keeps a request, an end or a result."""
+    made: list[weakref.ref[Result]] = []
+
+    class Remembering(ToyPreparer):
+        def prepare(self, task: Prepared) -> Admitted:
+            def finish(outcome: Outcome) -> Result:
+                result = Result()
+                made.append(weakref.ref(result))
+                return result
+
+            return Admitted(task, finish)
+
+    async def main() -> None:
+        core = service_core(running=8)
+        async with AsyncEngine(Engine(core, Remembering(), Path())) as engine:  # type: ignore[arg-type]
+            tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 3))) for i in range(50)]
+            await comes(lambda: len(made) == 50)
+            await comes(lambda: is_empty(core) and all(task.done() for task in tasks))
+            outboxes = list(engine._outboxes.values())
+            assert all(not (one._posting or one._asked or one._ends.take()) for one in outboxes)
+            assert core.snapshot()["live_futures"] == 0
+            assert any(one() is not None for one in made), "the tasks have them"
+            tasks.clear()
+            gc.collect()
+            assert not [one for one in made if one() is not None]
+
+    asyncio.run(main())

@@ -44,6 +44,7 @@ def whole(engine: Engine, task: Decide, question: int) -> tuple[list[int], list[
 
 
 @pytest.mark.feature("A19")
+@pytest.mark.feature("G13")
 @pytest.mark.fault(14)
 def test_decide_equals_brute_force_label_by_label(make_engine: Make, oracle: Oracle) -> None:
     engine = make_engine()
