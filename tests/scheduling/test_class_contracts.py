@@ -161,3 +161,43 @@ def _rows(batch: Any) -> list[int]:
     if isinstance(batch, DecodeBatch):
         return batch.rows.token_ids.tolist()
     return [*batch.decode.token_ids.tolist(), *range(batch.slices.num_segments)]
+
+
+@pytest.mark.feature("A26")
+@pytest.mark.feature("F22")
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        (policy_named("first_come_first_served"), "abcd"),
+        (policy_named("shortest_prefill_first"), "dcba"),
+        (policy_named("earliest_deadline"), "cbda"),
+        (Priority(policy_named("first_come_first_served")), "bacd"),
+        (FairTenants(policy_named("first_come_first_served")), "acdb"),
+    ],
+    ids=["arrival", "shortest", "deadline", "priority", "tenants"],
+)
+def test_each_policy_serves_in_its_own_order(policy: Any, order: str) -> None:
+    """One at a time. ``a`` comes first and is the longest; ``a`` and ``b`` are of one tenant."""
+    core = service_core(step_requests=1, policies=Policies(oneshot=policy))
+    served: list[str] = []
+
+    class Ends(ById):
+        def deliver(self, request: Any, outcome: Any, error: Any) -> None:
+            super().deliver(request, outcome, error)
+            served.append(request.options.request_id)
+
+    sink = Ends()
+    for name, length, priority, deadline, tenant in (
+        ("a", 40, 1, None, "x"),
+        ("b", 30, 2, 2000.0, "x"),
+        ("c", 20, 0, 1000.0, "y"),
+        ("d", 10, 0, 3000.0, "z"),
+    ):
+        options = {"request_id": name, "priority": priority, "tenant": tenant, "deadline": deadline}
+        if not isinstance(policy, Priority):
+            options["priority"] = 0
+        if not isinstance(policy, FairTenants):
+            options["tenant"] = None
+        post(core, last_logprob(prompt(length, length)), sink, **options)
+    run_steps(core)
+    assert "".join(served) == order
