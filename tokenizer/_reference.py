@@ -21,6 +21,9 @@ from .processors import parse, trimmed
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
+# From so many characters on, HF's call for batches, which leaves offsets out, takes less time than its encode().
+_FAST_FROM = 100
+
 
 class ReferenceCore:
     external_patterns: list[str] = []  # noqa: RUF012 - never changed
@@ -59,6 +62,8 @@ class ReferenceCore:
     # ---- encoding
 
     def encode_ids(self, text: str | bytes, parse_special: bool = True) -> list[int]:
+        if len(text) >= _FAST_FROM:
+            return self.encode_batch_ids([text], parse_special)[0]
         ids: list[int] = self._engine(parse_special).encode(_text(text), add_special_tokens=False).ids
         return ids
 
@@ -84,10 +89,13 @@ class ReferenceCore:
 
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
         """As ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
-        found = self._engine(parse_special).encode(_text(text), add_special_tokens=False)
-        ids = np.array(found.ids, np.int32)
-        spans = np.array(found.offsets, np.int32).reshape(-1, 2)
-        return ids, spans, np.array([-1 if w is None else w for w in found.word_ids], np.int32), found.tokens
+        return _columns(self._engine(parse_special).encode(_text(text), add_special_tokens=False))
+
+    def encode_batch_found(
+        self, texts: Sequence[str | bytes], parse_special: bool
+    ) -> list[tuple[Int32, Int32, Int32, list[str]]]:
+        """``encode_found`` of each; HF encodes them on all processors."""
+        return [_columns(one) for one in self.encode_batch(texts, parse_special, False)]
 
     def encode_tokens(self, text: str | bytes, parse_special: bool = True) -> list[str]:
         return self.encode_found(text, parse_special)[3]
@@ -107,9 +115,18 @@ class ReferenceCore:
         return _concatenated([np.array(r, np.int32) for r in rows]), _starts([len(r) for r in rows])
 
     def encode_batch_ids(self, texts: Sequence[str | bytes], parse_special: bool = True) -> list[list[int]]:
-        engine = self._engine(parse_special)
-        found = engine.encode_batch_fast([_text(t) for t in texts], add_special_tokens=False)
-        return [e.ids for e in found]
+        return [e.ids for e in self.encode_batch(texts, parse_special, True)]
+
+    def encode_batch(self, texts: Sequence[str | bytes], parse_special: bool, fast: bool) -> list[Any]:
+        """HF's encodings, without special tokens; ``fast``: without offsets and the like."""
+        engine, texts = self._engine(parse_special), [_text(t) for t in texts]
+        if fast:
+            found: list[Any] = engine.encode_batch_fast(texts, add_special_tokens=False)
+            return found
+        if len(texts) == 1:  # HF's call for batches wakes its threads
+            return [engine.encode(texts[0], add_special_tokens=False)]
+        found = engine.encode_batch(texts, add_special_tokens=False)
+        return found
 
     def encode_batch_full(
         self, texts: Sequence[str | bytes], parse_special: bool = True, offsets: str = "char", trim: bool = True
@@ -210,6 +227,13 @@ def _text(text: str | bytes) -> str:
     except UnicodeEncodeError as error:
         raise LoneSurrogateError(*error.args) from None
     return text
+
+
+def _columns(found: Any) -> tuple[Int32, Int32, Int32, list[str]]:
+    """(ids, offsets, word numbers, tokens) of an encoding of HF's."""
+    ids = np.array(found.ids, np.int32)
+    spans = np.array(found.offsets, np.int32).reshape(-1, 2)
+    return ids, spans, np.array([-1 if w is None else w for w in found.word_ids], np.int32), found.tokens
 
 
 def _plain(ids: Sequence[int] | Int32) -> list[int]:

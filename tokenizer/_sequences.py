@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._reference import ReferenceCore
+from ._reference_encoding import ReferenceEncoding
 from .encoding import Encoding
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ class Sequences:
         self._as_found = any(
             left or right or (normalized and normalizes)
             for _, _, _, left, right, normalized, _ in core.added_tokens()
-        ) or (not isinstance(core, ReferenceCore) and core.has_shadowed_tokens())
+        )
+        if not isinstance(core, ReferenceCore):
+            self._as_found = self._as_found or core.has_shadowed_tokens()
 
     @property
     def may_trim(self) -> bool:
@@ -78,7 +81,7 @@ class Sequences:
         """Many texts in one call of the core."""
         core = self._core
         if isinstance(core, ReferenceCore):
-            return [self._by_reference(core, text, type_id, parse_special) for text in texts]
+            return [_encoding(*row, type_id) for row in core.encode_batch_found(texts, parse_special)]
         ids, offsets, words, starts = core.encode_batch_full(texts, parse_special, "char", trim)
         bounds = starts.tolist()
         return [
@@ -93,6 +96,16 @@ class Sequences:
         counts = [1 if isinstance(one, str) else len(one) for one in given]
         bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
         return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
+
+    def fresh_by_reference(
+        self, texts: Sequence[str], frame: Frame, parse_special: bool, bare: bool
+    ) -> Sequence[Encoding] | None:
+        """On the reference rung: each text between the tokens of a frame, as HF gives it. None on the other rungs,
+        and where offsets are trimmed."""
+        core = self._core
+        if not isinstance(core, ReferenceCore) or core.trim_passes:
+            return None
+        return [ReferenceEncoding.of(found, frame) for found in core.encode_batch(texts, parse_special, bare)]
 
     def entry(self, frames: tuple[Frame | None, Frame | None]) -> tuple[Any, Any, Any]:
         """What ``EncodeEntry`` needs: the core and the frames without and with special tokens."""
@@ -109,24 +122,13 @@ class Sequences:
     ) -> None:
         """The columns of a fresh encoding; offsets and words are made when they are asked for. placed: whether
         ``char_spans`` may be asked about its ids. bare: as ``encode_fast`` has them."""
-        start, n = len(frame.before), len(ids) - len(frame.before) - len(frame.after)
-        found = ids[start : start + n]
-        fresh._ids = ids
-        tokens: Callable[[], list[str]]
+        start = len(frame.before)
+        found = ids[start : len(ids) - len(frame.after)]
         if bare:
-            fresh._known_offsets = fresh._known_words = fresh._pending_offsets = fresh._pending_words = None
-            tokens = partial(list, [""] * n)
-        else:
-            tokens = self._tokens(found, [text], parse_special)
-            columns = _Columns(self._core, text, frame, parse_special, found if placed else None)
-            fresh._pending_offsets, fresh._pending_words = columns.offsets, columns.words
-        fresh._types, fresh._attention, fresh._overflowing = frame.types(n), 1, []
-        fresh._special = 0 if frame.is_empty else frame.rows(np.zeros(n, np.int32), 1)
-        fresh._ranges = {0: (start, start + n)} if frame.sequenced else {}
-        if frame.is_empty:
-            fresh._tokens = tokens
-        else:
-            fresh._tokens = lambda: [*frame.before.tokens, *tokens(), *frame.after.tokens]
+            frame.settle(fresh, ids, partial(list, [""] * len(found)), None, None)
+            return
+        columns = _Columns(self._core, text, frame, parse_special, found if placed else None)
+        frame.settle(fresh, ids, self._tokens(found, [text], parse_special), columns.offsets, columns.words)
 
     def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
         core = self._core
@@ -136,11 +138,14 @@ class Sequences:
 
     @staticmethod
     def _by_reference(core: ReferenceCore, given: Given, type_id: int, parse_special: bool) -> Encoding:
-        rows = [core.encode_found(text, parse_special) for text in ([given] if isinstance(given, str) else given)]
+        if isinstance(given, str):
+            return _encoding(*core.encode_found(given, parse_special), type_id)
+        rows = core.encode_batch_found(given, parse_special)
         ids = np.concatenate([row[0] for row in rows]) if rows else np.empty(0, np.int32)
         offsets = np.concatenate([row[1] for row in rows]) if rows else np.empty((0, 2), np.int32)
-        if isinstance(given, str):
-            words = rows[0][2]
-        else:
-            words = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row[0]) for row in rows])
+        words = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row[0]) for row in rows])
         return Encoding._make(ids, offsets, words, [t for row in rows for t in row[3]], type_id)
+
+
+def _encoding(ids: Int32, offsets: Int32, words: Int32, tokens: list[str], type_id: int) -> Encoding:
+    return Encoding._make(ids, offsets, words, tokens, type_id)

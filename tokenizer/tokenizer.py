@@ -175,6 +175,10 @@ class Tokenizer(ArrayMethods):
     def _encode_general(
         self, sequence: Any, pair: Any | None, is_pretokenized: bool, add_special_tokens: bool
     ) -> Encoding:
+        if pair is None and is_pretokenized is False and isinstance(sequence, str):
+            made = self._between_frames([sequence], add_special_tokens, False)
+            if made is not None:
+                return made[0]
         return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
 
     def _batch_general(
@@ -184,6 +188,10 @@ class Tokenizer(ArrayMethods):
         if inputs is not input:
             call = self.encode_batch_fast if fast else self.encode_batch
             return call(inputs, is_pretokenized, add_special_tokens)
+        if is_pretokenized is False and all(isinstance(text, str) for text in inputs):
+            made = self._between_frames(inputs, add_special_tokens, fast)
+            if made is not None:
+                return list(made)
         return self._encoded(batch_inputs(inputs, is_pretokenized), add_special_tokens, fast)
 
     async def async_encode(
@@ -220,6 +228,15 @@ class Tokenizer(ArrayMethods):
         if padding is not None:
             padding.apply([made])
         return made
+
+    def _between_frames(
+        self, texts: Sequence[str], add_special_tokens: bool, fast: bool
+    ) -> Sequence[Encoding] | None:
+        """Plain texts on the reference rung; None where truncation, padding or more than a frame is asked for."""
+        frame = self._frames[bool(add_special_tokens)]
+        if frame is None or self._truncation is not None or self._padding is not None:
+            return None
+        return self._sequences.fresh_by_reference(texts, frame, not self._encode_special, fast)
 
     def _encoded(self, inputs: list[EncodeInput], add_special_tokens: bool, fast: bool = False) -> list[Encoding]:
         """Encode and post-process; the settings are read here, once."""
