@@ -11,6 +11,8 @@ import re
 import string
 from typing import Any
 
+from jinja2.runtime import Undefined
+
 from ._limits import ACTIVE, PIECE
 from ._marks import Marked
 from ._values import PRINTABLE, added, join, repr_of, settled, taints
@@ -60,7 +62,7 @@ def percent(template: str, values: Any) -> str:
 
 def _percent_field(flags: str, width: str, precision: str | None, kind: str, value: Any) -> str:
     if kind not in "diouxXeEfFgGcrsa":
-        raise ValueError(f"unsupported format character {kind!r}")
+        raise ChatTemplateError(f"the format character {kind!r} is left out of chat templates, or there is none such")
     if kind in "sra":
         made = _converted(value, None if kind == "s" else kind)
         if precision is not None:
@@ -128,7 +130,7 @@ def _converted(value: Any, conversion: str | None) -> str:
     if isinstance(value, (str, *PRINTABLE)):
         shown = repr_of([value])[1:-1]
     else:
-        shown = repr(text_of(value)) if not isinstance(value, (int, float, type(None))) else text_of(value)
+        shown = repr(value) if isinstance(value, Undefined) else text_of(value)
     if conversion == "a":
         ACTIVE.get().take(12 * len(shown))
         shown = shown.encode("ascii", "backslashreplace").decode("ascii")

@@ -148,7 +148,7 @@ def cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
     elif isinstance(value, (list, tuple)):
         rendering.take_items(len(range(*where.indices(len(value)))))
     elif not isinstance(value, (range, Undefined)):
-        raise TypeError(f"{type(value).__name__} cannot be sliced")
+        raise ChatTemplateError(f"the chat template slices a value of type {type(value).__name__}")
     return value[where]
 
 

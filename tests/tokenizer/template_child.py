@@ -1,19 +1,21 @@
-"""Renders chat templates in processes that are limited and measured.
+"""Runs functions on jobs in processes that are limited and measured: each job in one of its own.
 
     with TemplateChild() as child:
-        found = child.render(template, messages)     {"text" or "error", "seconds", "megabytes"}
+        found = child.render(template, messages)     {"pieces" or "error", "seconds", "megabytes"}
 
-Each rendering has a process of its own, forked from one that has everything imported: 256 MB more of address space
-than that, and ``CPU_SECONDS`` of processor time. It reports how it ended. One that was killed has ``error`` "killed".
+A process is forked for each job from one that has everything imported. It may use 256 MB more of address space than
+that, and ``CPU_SECONDS`` of processor time. One that was killed before it answered has ``error`` "killed".
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 MEGABYTES = 256
@@ -21,8 +23,9 @@ CPU_SECONDS = 10
 
 
 class TemplateChild:
-    def __init__(self, python: str = sys.executable, module: str = "prelude.tokenizer.chat") -> None:
-        command = [python, "-m", "tests.tokenizer.template_child", module]
+    def __init__(self, function: str = "tests.tokenizer.template_child:rendered") -> None:
+        """``function`` is a generator of dicts, which are put together; it stands in ``module:name``."""
+        command = [sys.executable, "-W", "ignore", "-m", "tests.tokenizer.template_child", function]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> TemplateChild:
@@ -43,11 +46,28 @@ class TemplateChild:
         return found
 
 
-def _serve(module: str) -> None:
-    import importlib
+def rendered(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What ``render_segments`` gives for a job, and what that took."""
+    from prelude.tokenizer import chat
 
-    chat = importlib.import_module(module)
-    chat.apply_chat_template([{"role": "user", "content": "x"}], "{{ messages | tojson(indent=1) }}")
+    template, messages = job.pop("template"), job.pop("messages")
+    if bounds := job.pop("bounds", None):
+        job["bounds"] = chat.Bounds(**bounds)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        found: dict[str, Any] = {"pieces": chat.render_segments(messages, template, **job)}
+    except Exception as error:
+        found = {"error": type(error).__name__, "message": str(error)[:600]}
+    except BaseException as error:
+        found = {"error": f"not an Exception: {type(error).__name__}"}
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    yield {**found, "megabytes": (after.ru_maxrss - before) / 1024, "seconds": after.ru_utime + after.ru_stime}
+
+
+def _serve(name: str) -> None:
+    module, _, function = name.partition(":")
+    run = getattr(importlib.import_module(module), function)
+    list(run({"template": "{{ messages | tojson(indent=1) }}", "messages": [{"role": "user", "content": "x"}]}))
     for line in sys.stdin:
         read, write = os.pipe()
         pid = os.fork()
@@ -55,36 +75,26 @@ def _serve(module: str) -> None:
             os.close(read)
             code = 1
             try:
-                os.write(write, json.dumps(_limited(chat, json.loads(line))).encode())
+                _limit()
+                for found in run(json.loads(line)):
+                    os.write(write, json.dumps(found).encode() + b"\n")
                 code = 0
             finally:
                 os._exit(code)
         os.close(write)
+        answer: dict[str, Any] = {"error": "killed", "megabytes": 0, "seconds": CPU_SECONDS}
         with os.fdopen(read, "rb") as pipe:
-            answer = pipe.read()
-        _, _, usage = os.wait4(pid, 0)
-        found = json.loads(answer) if answer else {"error": "killed", "megabytes": 0}
-        print(json.dumps({**found, "seconds": usage.ru_utime + usage.ru_stime}), flush=True)
+            for index, found in enumerate(pipe):
+                answer = {**({} if index == 0 else answer), **json.loads(found)}
+        os.waitpid(pid, 0)
+        print(json.dumps(answer), flush=True)
 
 
-def _limited(chat: Any, job: dict[str, Any]) -> dict[str, Any]:
+def _limit() -> None:
     with open("/proc/self/statm") as statm:
         size = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + (MEGABYTES << 20),) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    template, messages = job.pop("template"), job.pop("messages")
-    if bounds := job.pop("bounds", None):
-        job["bounds"] = chat.Bounds(**bounds)
-    try:
-        pieces = chat.render_segments(messages, template, **job)
-        found: dict[str, Any] = {"pieces": [[len(text), trusted] for text, trusted in pieces[:100]]}
-    except Exception as error:
-        found = {"error": type(error).__name__, "message": str(error)[:600]}
-    except BaseException as error:
-        found = {"error": f"not an Exception: {type(error).__name__}"}
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {**found, "megabytes": (after - before) / 1024}
 
 
 if __name__ == "__main__":

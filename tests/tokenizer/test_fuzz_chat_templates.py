@@ -1,0 +1,57 @@
+"""The short form of ``python -m tests.fuzz_chat_templates``."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests import fuzz_chat_templates as fuzz
+
+
+@pytest.mark.fault(25)
+@pytest.mark.fault(36)
+@pytest.mark.fault(37)
+def test_random_templates_stay_within_their_bounds() -> None:
+    pytest.importorskip("transformers")
+    happened, failures = fuzz.run(seed=26, seconds=20.0)
+    assert not failures, failures[0]
+    assert happened["theirs equal"], "no template rendered: the fuzzer tests nothing"
+
+
+def test_the_same_seed_makes_the_same_templates() -> None:
+    made = [[fuzz.Templates(random.Random(5)).make(hostile) for hostile in (False, True)] for _ in range(2)]
+    assert made[0] == made[1]
+
+
+FINE = {"megabytes": 1, "seconds": 0.1}
+
+
+FINE = {"megabytes": 1, "seconds": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        ({"megabytes": 1, "seconds": 0.1, "theirs": "equal"}, None),
+        ({"megabytes": 300, "seconds": 0.1}, "memory"),
+        ({"megabytes": 1, "seconds": 9.0}, "time"),
+        ({"megabytes": 1, "seconds": 0.1, "error": "ValueError"}, "error"),
+        ({"megabytes": 1, "seconds": 0.1, "error": "killed"}, "error"),
+        ({"megabytes": 1, "seconds": 0.1, "error": "ChatTemplateError", "message": "MemoryError: "}, "memory"),
+        ({"megabytes": 1, "seconds": 0.1, "leak": "Ω"}, "trust"),
+        ({"megabytes": 1, "seconds": 0.1, "theirs": "differs"}, "text"),
+        (
+            {
+                "megabytes": 1,
+                "seconds": 0.1,
+                "error": "ChatTemplateError",
+                "message": "TypeError: x",
+                "theirs": "text",
+            },
+            "refused",
+        ),
+    ],
+)
+def test_what_counts_as_a_failure(found: dict[str, object], kind: str | None) -> None:
+    assert fuzz.fault(found) == kind
