@@ -35,7 +35,7 @@ def test_a_hit_is_physical_blocks_and_two_hits_the_same_ones() -> None:
 
 
 @pytest.mark.feature("Q18")
-def test_the_coldest_goes_first_unless_somebody_reads_it() -> None:
+def test_the_coldest_goes_first_unless_a_request_reads_it() -> None:
     """Four leaves of one block, used in their order; the first two are locked. The third goes, then the fourth; of
     the locked ones the one that was let go of first."""
     _, trie = made(4)

@@ -84,7 +84,7 @@ def test_a_thousand_oneshot_requests_make_no_state_of_texts() -> None:
 
 
 @pytest.mark.feature("F2")
-def test_four_places_stay_taken_until_nobody_waits() -> None:
+def test_four_places_stay_taken_while_requests_wait() -> None:
     """The textbook's lengths, a tenth: a place that is left at the end of a step has the next in line in the step
     after it."""
     core = service_core(toy.ToyExecutor(num_blocks=512), running=4, chunk=64, step_tokens=512)

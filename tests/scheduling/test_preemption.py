@@ -1,4 +1,4 @@
-"""Requests that give way and come back: what they have said stays said, and somebody always moves on."""
+"""Requests that are preempted and run again: a token is told once, and the first request always moves on."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def test_after_a_failed_step_each_of_its_rows_runs_again_once_and_others_wait() 
 
     executor.submit = submitting  # type: ignore[method-assign]
     run_steps(core)
-    everybody = {r.id for r in requests}
-    assert steps[3] == everybody and core.stats.failed_steps == 1
-    assert [len(rows) for rows in steps[4:8]] == [2] * 4 and set.union(*steps[4:8]) == everybody
-    assert steps[8] == everybody
+    all_ids = {r.id for r in requests}
+    assert steps[3] == all_ids and core.stats.failed_steps == 1
+    assert [len(rows) for rows in steps[4:8]] == [2] * 4 and set.union(*steps[4:8]) == all_ids
+    assert steps[8] == all_ids
     assert all(sink.ends[r.id][1] is None for r in requests)
