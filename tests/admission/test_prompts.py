@@ -437,3 +437,20 @@ def test_what_no_truncation_can_help_names_its_own_field(mode: Any) -> None:
         preparer.prepare(Loglikelihood("x", [5] * 65, truncation=mode))
     assert caught.value.field == "continuation" and (caught.value.tokens, caught.value.limit) == (65, 64)
     preparer.prepare(Loglikelihood("x", [5] * 64, truncation=mode))
+
+
+@pytest.mark.fault(15)
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ({"role": "user", "content": "hi"}, "one message alone is not a prompt; give a list of messages"),
+        (None, "None is None; give text, token ids or a list of messages"),
+        (b"hi", "is bytes; give text"),
+        (5, "5 is int; give text"),
+    ],
+)
+def test_what_is_no_prompt_is_told_what_one_is(preparer: Preparer, prompt: Any, says: str) -> None:
+    for task in (Generate(prompt), Embed(prompt, pooling="last")):
+        with pytest.raises(InvalidRequest, match=says) as caught:
+            preparer.prepare(task)
+        assert caught.value.field == "prompt"

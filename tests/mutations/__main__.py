@@ -57,6 +57,12 @@ def files_with(root: Path, marks: Sequence[str]) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in found)
 
 
+def nearest_first(files: Sequence[str], edit: Edit) -> list[str]:
+    """The tests of the edited packages before the others: they are the quickest to notice."""
+    packages = {Path(change.file).parent.name.strip("_") for change in edit.changes}
+    return sorted(files, key=lambda file: packages.isdisjoint(Path(file).parts))
+
+
 def forget_bytecode(paths: Sequence[Path]) -> None:
     """Compiled files are told apart by second and size, which an edit may leave as they are."""
     for path in paths:
@@ -79,7 +85,7 @@ def run(root: Path, arguments: Sequence[str], seconds: float) -> tuple[int, str]
 
 def verdict(root: Path, edit: Edit) -> tuple[str, str]:
     """What the tests with the edit's marks say of it, and the first of them that failed."""
-    files = files_with(root, edit.marks)
+    files = nearest_first(files_with(root, edit.marks), edit)
     if not files:
         return "not shown", "no test has the mark"
     before = edit.apply(root)
