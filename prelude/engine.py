@@ -47,6 +47,7 @@ from prelude.calls import (
 from prelude.config import EngineConfig
 from prelude.errors import EngineClosed
 from prelude.options import NO_OPTIONS, RequestOptions, split_options
+from prelude.progress import Advance, Progress
 from prelude.results import (
     Answers,
     Classification,
@@ -182,25 +183,40 @@ class AsyncEngine(EngineFacts):
         return (await self.run_many([task], options, **keywords))[0]
 
     async def run_many(
-        self, tasks: Sequence[Task], options: Options = None, *, return_exceptions: bool = False, **keywords: Any
+        self,
+        tasks: Sequence[Task],
+        options: Options = None,
+        *,
+        return_exceptions: bool = False,
+        progress: bool | Advance | None = None,
+        **keywords: Any,
     ) -> list[Any]:
         """Runs tasks together (one future and one wake-up for some hundreds); results in the order of ``tasks``.
         ``options`` is one for all, or one each. When the queue is full, those that find no place have ``QueueFull``,
-        at once."""
+        at once. ``progress(done, total)`` is called in this loop as tasks end; True shows a tqdm bar."""
         if self._engine is None:
             await self.start()
+        tasks = task_list(tasks)
+        with Progress(progress, len(tasks)) as told:
+            if len(tasks) > PART_TASKS:
+                results = await self._run_parts(list(tasks), options, keywords, told)
+            else:
+                results = await self._run_all(tasks, options, keywords, told)
+        return first_error(results, return_exceptions)
+
+    async def _run_all(
+        self, tasks: Sequence[Task], options: Options, keywords: dict[str, Any], progress: Progress
+    ) -> list[Any]:
+        """``run_many`` of what a turn of the loop may begin with; errors are results."""
         engine = self.engine
         core = engine._core
-        tasks = task_list(tasks)
-        if len(tasks) > PART_TASKS:
-            return first_error(await self._run_parts(list(tasks), options, keywords), return_exceptions)
         same = plain_options(options, keywords)
         loop = asyncio.get_running_loop()
         outbox = self._outbox(loop, core)
         if same is not None:
-            results = await self._run_alike(engine, outbox, tasks, same)
-            if results is not None:
-                return first_error(results, return_exceptions)
+            found = await self._run_alike(engine, outbox, tasks, same, progress)
+            if found is not None:
+                return found
         calls = make_calls(len(tasks), options, keywords)
         mark_all(calls, "prompt")
         with core.reserve(len(tasks)) as places:
@@ -210,12 +226,13 @@ class AsyncEngine(EngineFacts):
             admitted = await self._prepare(engine, tasks)
             admitted.extend(core.inbox.full() for _ in calls[room:])
             mark_all(calls, "tokenise")
-            sink = GroupSink(outbox, loop.create_future())
+            sink = GroupSink(outbox, loop.create_future(), progress or None)
             requests = [make_request(core, item, call, sink, places, outbox) for item, call in zip(admitted, calls)]
             live = [request for request in requests if isinstance(request, Request)]
             sink.expected = len(live)
             outbox.post(live)
             places.posted()
+        progress.advance(len(requests) - len(live))
         if live:
             try:
                 await sink.future
@@ -224,7 +241,8 @@ class AsyncEngine(EngineFacts):
                 for one in live:
                     core.cancel(one)
                 raise
-        results, pairs = [], 0
+        results: list[Any] = []
+        pairs = 0
         for item, call, request in zip(admitted, calls, requests):
             if isinstance(request, Request):
                 size = result_size(item)
@@ -237,14 +255,16 @@ class AsyncEngine(EngineFacts):
             if len(results) % TURN_RESULTS == 0 or pairs > TURN_PAIRS:
                 pairs = 0
                 await asyncio.sleep(0)
-        return first_error(results, return_exceptions)
+        return results
 
-    async def _run_parts(self, tasks: list[Any], options: Options, keywords: dict[str, Any]) -> list[Any]:
+    async def _run_parts(
+        self, tasks: list[Any], options: Options, keywords: dict[str, Any], progress: Progress
+    ) -> list[Any]:
         """``run_many`` of more tasks than a turn of the loop may begin with; errors are results."""
         running: list[asyncio.Task[list[Any]]] = []
         try:
             for part, said in parts(tasks, options, keywords):
-                running.append(asyncio.create_task(self.run_many(part, said, return_exceptions=True)))
+                running.append(asyncio.create_task(self._run_all(part, said, {}, progress)))
                 await asyncio.sleep(0)
             return [result for results in await asyncio.gather(*running) for result in results]
         except BaseException:
@@ -253,7 +273,7 @@ class AsyncEngine(EngineFacts):
             raise
 
     async def _run_alike(
-        self, engine: Engine, outbox: Outbox, tasks: Sequence[Any], options: RequestOptions
+        self, engine: Engine, outbox: Outbox, tasks: Sequence[Any], options: RequestOptions, progress: Progress
     ) -> list[Any] | None:
         """As ``Engine._run_alike``."""
         core, expires = engine._core, options.expires()
@@ -265,7 +285,7 @@ class AsyncEngine(EngineFacts):
             if many is None:
                 return None
             alike, prompts = many
-            sink = GroupSink(outbox, asyncio.get_running_loop().create_future())
+            sink = GroupSink(outbox, asyncio.get_running_loop().create_future(), progress or None)
             requests = core.alike(alike, prompts, sink, options, places, expires, outbox)
             if requests is None:
                 return None

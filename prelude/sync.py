@@ -22,6 +22,7 @@ from prelude.calls import (
 from prelude.config import EngineConfig
 from prelude.errors import InvalidRequest
 from prelude.options import RequestOptions, split_options
+from prelude.progress import Advance, Progress
 from prelude.results import (
     Answers,
     Classification,
@@ -95,21 +96,34 @@ class Engine(EngineBase):
         return self.run_many([task], options, **keywords)[0]
 
     def run_many(
-        self, tasks: Sequence[Task], options: Options = None, *, return_exceptions: bool = False, **keywords: Any
+        self,
+        tasks: Sequence[Task],
+        options: Options = None,
+        *,
+        return_exceptions: bool = False,
+        progress: bool | Advance | None = None,
+        **keywords: Any,
     ) -> list[Any]:
         """Runs tasks together; results in the order of ``tasks``. A bad task fails alone: its error is in its place
         with ``return_exceptions``, else it is raised when the others have ended. ``options`` is one for all, or one
-        each."""
-        core = self._core
+        each. ``progress(done, total)`` is called in this thread as tasks end; True shows a tqdm bar."""
         tasks = task_list(tasks)
+        with Progress(progress, len(tasks)) as told:
+            return first_error(self._run_all(tasks, options, keywords, told), return_exceptions)
+
+    def _run_all(
+        self, tasks: Sequence[Task], options: Options, keywords: dict[str, Any], progress: Progress
+    ) -> list[Any]:
+        """``run_many`` with errors as results."""
+        core = self._core
         same = plain_options(options, keywords)
         if same is not None:
-            results = self._run_alike(tasks, same)
+            results = self._run_alike(tasks, same, progress)
             if results is not None:
-                return first_error(results, return_exceptions)
+                return results
         calls = make_calls(len(tasks), options, keywords)
         mark_all(calls, "prompt")
-        sink = BlockingSink()
+        sink = BlockingSink(progress or None)
         with core.reserve(len(tasks)) as places:
             room = places.left
             mark_all(calls, "accept")
@@ -121,6 +135,7 @@ class Engine(EngineBase):
             requests = [make_request(core, item, call, sink, places) for item, call in zip(admitted, calls)]
             live = [request for request in requests if isinstance(request, Request)]
             sink.expected = len(live)
+            progress.advance(len(tasks) - len(live))
             if live:
                 try:
                     core.run_inline(live, places)
@@ -129,13 +144,12 @@ class Engine(EngineBase):
                     for one in live:
                         core.cancel(one)
                     raise
-        results = [
+        return [
             finish_call(item, call, *sink.ends[request.id]) if isinstance(request, Request) else request
             for item, call, request in zip(admitted, calls, requests)
         ]
-        return first_error(results, return_exceptions)
 
-    def _run_alike(self, tasks: Sequence[Any], options: RequestOptions) -> list[Any] | None:
+    def _run_alike(self, tasks: Sequence[Any], options: RequestOptions, progress: Progress) -> list[Any] | None:
         """Tasks that differ in their token ids alone, prepared and made requests together. ``None``, and nothing
         done, where they differ in more, or some would find no place."""
         core, expires = self._core, options.expires()
@@ -147,7 +161,7 @@ class Engine(EngineBase):
             if many is None:
                 return None
             alike, prompts = many
-            sink = BlockingSink()
+            sink = BlockingSink(progress or None)
             requests = core.alike(alike, prompts, sink, options, places, expires)
             if requests is None:
                 return None

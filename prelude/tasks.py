@@ -19,6 +19,8 @@ CacheMode: TypeAlias = Literal["auto", "always", "never"]
 Truncation: TypeAlias = Literal["error", "head", "tail", "middle"]
 LengthNorm: TypeAlias = Literal["none", "token", "unconditional"]
 Pooling: TypeAlias = Literal["last", "cls", "mean"]
+# (token ids of the output so far) -> the ids that may come next, None: all
+AllowedTokens: TypeAlias = Callable[[list[int]], "Sequence[int] | npt.NDArray[np.integer[Any]] | None"]
 Activation: TypeAlias = Literal["default", "none", "sigmoid", "softmax"]
 
 # Parameters that other libraries have and this one refuses by name, with what to do instead.
@@ -105,13 +107,19 @@ class SamplingParams:
     ``seed=None`` takes a fresh one. What is done to the logits, in this order (formulas: ``execution/sampling.py``):
 
         ``repetition_penalty`` (prompt and output), ``frequency_penalty`` and ``presence_penalty`` (output),
-        ``logit_bias`` {token id: added logit}, ``allowed_token_ids`` and ``banned_token_ids``,
+        ``logit_bias`` {token id: added logit}, ``allowed_token_ids``, ``allowed_tokens_fn`` and ``banned_token_ids``,
         ``temperature``, ``top_k``, ``top_p``, ``min_p``
 
     The text ends with a token of the model's end-of-sequence set (unless ``ignore_eos``), with one of
     ``stop_token_ids``, or where a ``stop`` string is complete, wherever the token boundaries fall: the first place
     where one is, and the longest of those that end there. What stopped it is cut off, unless ``include_stop``. None
     of these is looked for before ``min_tokens`` tokens, and the ids cannot be drawn before.
+
+    ``allowed_tokens_fn(output)`` is called before each token with the ids drawn so far, a list of int. It returns the
+    ids that may come next (an int32 array in ascending order is taken fastest), or ``None`` for all. The first call
+    comes while the task is prepared, and what it raises there is raised. Later calls are made in the thread that runs
+    the engine's steps: every request waits for them. What one raises fails its own request with ``ExecutionError``,
+    and so does a choice that leaves no token.
 
     ``logprobs=k``: with each output token its logprob and the ``k`` best, under the model's own distribution (before
     any of the settings above). ``prompt_logprobs=k`` is for ``max_tokens=0``: of the prompt, instead of text.
@@ -132,6 +140,7 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    allowed_tokens_fn: AllowedTokens | None = None
     banned_token_ids: Sequence[int] = ()
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,11 +13,14 @@ from prelude.streaming.text import Stops
 
 _NO_IDS: I32 = np.zeros(0, dtype=np.int32)
 
+Choose: TypeAlias = Callable[[list[int], bool], I32]  # (output so far, before min_tokens) -> allowed ids, none: all
+
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
     """What a request has done to its logits. ``banned_early`` is ``banned`` and the stop ids, for the steps before
-    ``min_tokens``; an empty ``allowed`` allows every id."""
+    ``min_tokens``; an empty ``allowed`` allows every id. ``choose`` says what is allowed after the first token, for
+    which ``allowed`` has been chosen already."""
 
     repetition: float
     presence: float
@@ -25,11 +30,17 @@ class RowEdits:
     allowed: I32
     banned: I32
     banned_early: I32
+    choose: Choose | None = None
 
     @property
-    def penalised(self) -> bool:
-        """Whether what the text has so far plays a part."""
+    def weighs(self) -> bool:
+        """Whether it has penalties."""
         return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
+
+    @property
+    def follows(self) -> bool:
+        """Whether what the text has so far plays a part."""
+        return self.weighs or self.choose is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +62,13 @@ class Sampling:
 
 
 class History:
-    """The ids that a request's penalties weigh, each once, with how often it was drawn."""
+    """The ids that a request's penalties weigh, each once, with how often it was drawn; and ``allowed``, the ids that
+    its ``choose`` allows for the next token, ``None`` where it was not asked."""
 
-    __slots__ = ("_counts", "_ids", "_place", "size")
+    __slots__ = ("_counts", "_ids", "_place", "allowed", "size")
 
     def __init__(self, prompt: I32) -> None:
+        self.allowed: I32 | None = None
         ids = np.unique(prompt)
         self.size = len(ids)
         self._ids = np.empty(self.size + 64, dtype=np.int32)

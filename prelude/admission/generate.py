@@ -49,7 +49,7 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
     budget = min(wanted, facts.max_length - n)
     check_pool(facts, n, budget)
     history = None
-    if budget == 1 and sampling.edits is not None and sampling.edits.penalised:
+    if budget == 1 and sampling.edits is not None and sampling.edits.weighs:
         history = History.of(sampling.edits, prompt.token_ids)
     ready = admitted(
         facts,
@@ -128,7 +128,7 @@ def make_alike(facts: Facts, task: Generate) -> Alike | None:
     lists = (params.stop, params.stop_token_ids, params.banned_token_ids)
     if params.logit_bias is not None or params.allowed_token_ids is not None or any(map(_mutable, lists)):
         return None
-    if params.prompt_logprobs is not None:
+    if params.prompt_logprobs is not None or params.allowed_tokens_fn is not None:
         return None
     try:
         sampling = resolve(facts, params, 1)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from prelude._native.core import sampling_arrays
 from prelude.admission import checks
-from prelude.admission.drawing import Drawing, RowEdits, Sampling
+from prelude.admission.drawing import Choose, Drawing, RowEdits, Sampling
 from prelude.admission.facts import Facts
 from prelude.admission.logprobs import top_limit
 from prelude.batch import F32, I32, LogitEdits, SampleRows
@@ -105,6 +105,9 @@ def resolve_edits(facts: Facts, params: SamplingParams, early: frozenset[int]) -
             "no token allowed: allowed_token_ids, banned_token_ids and (before min_tokens) the stop ids leave none",
             field="params.banned_token_ids" if chosen is None else "params.allowed_token_ids",
         )
+    choose = resolve_choose(params.allowed_tokens_fn, rows, chosen, banned, banned_early)
+    if choose is not None:
+        chosen = choose([], bool(early))
     edits = RowEdits(
         repetition,
         presence,
@@ -114,8 +117,50 @@ def resolve_edits(facts: Facts, params: SamplingParams, early: frozenset[int]) -
         _NO_IDS if chosen is None else chosen,
         banned,
         banned_early.astype(np.int32),
+        choose,
     )
-    return edits if edits.penalised or any(map(len, (bias_ids, edits.allowed, edits.banned_early))) else None
+    return edits if edits.follows or any(map(len, (bias_ids, edits.allowed, edits.banned_early))) else None
+
+
+def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early: I32) -> Choose | None:
+    """``allowed_tokens_fn`` with what it returns checked, and cut to ``allowed_token_ids`` (``static``). Raises
+    ``InvalidRequest`` for what is not a list of ids, or leaves no token; and what the caller's function raises."""
+    field = "params.allowed_tokens_fn"
+    if given is None:
+        return None
+    if not callable(given):
+        raise InvalidRequest(f"{shown(given)} cannot be called", field=field)
+
+    def choose(output: list[int], waits: bool) -> I32:
+        answer = given(list(output))
+        if answer is None:
+            return _NO_IDS if static is None else static
+        ids = answer if _are_ids(answer, rows) else token_ids(answer, field, rows, rows)
+        if static is not None:
+            ids = np.intersect1d(ids, static).astype(np.int32)
+        barred = early if waits else banned
+        if not len(ids) or (len(barred) and not len(np.setdiff1d(ids, barred))):
+            raise InvalidRequest(
+                f"no token allowed after {len(output)} tokens: what it returned, allowed_token_ids, banned_token_ids "
+                "and (before min_tokens) the stop ids leave none",
+                field=field,
+            )
+        return ids
+
+    return choose
+
+
+def _are_ids(value: Any, rows: int) -> bool:
+    """Whether these are token ids in ascending order as they are."""
+    return (
+        isinstance(value, np.ndarray)
+        and value.dtype == np.int32
+        and value.ndim == 1
+        and len(value) > 0
+        and value[0] >= 0
+        and value[-1] < rows
+        and bool((value[1:] > value[:-1]).all())
+    )
 
 
 def resolve_bias(bias: Any, rows: int) -> tuple[I32, F32]:
@@ -176,7 +221,9 @@ def logit_edits(draws: Sequence[Drawing]) -> LogitEdits | None:
         return None
     edits = [draw.sampling.edits or NO_EDITS for draw in draws]
     banned = [e.banned_early if draw.step < draw.sampling.min_tokens else e.banned for e, draw in zip(edits, draws)]
-    seen = [draw.history for draw in draws]
+    histories = [draw.history for draw in draws]
+    seen = [h if e.weighs else None for h, e in zip(histories, edits)]
+    allowed = [e.allowed if h is None or h.allowed is None else h.allowed for h, e in zip(histories, edits)]
     return LogitEdits(
         np.array([e.repetition for e in edits], dtype=np.float32),
         np.array([e.presence for e in edits], dtype=np.float32),
@@ -187,8 +234,8 @@ def logit_edits(draws: Sequence[Drawing]) -> LogitEdits | None:
         _indptr([len(e.bias_ids) for e in edits]),
         _joined([e.bias_ids for e in edits]),
         _joined([e.bias_values for e in edits]),
-        _indptr([len(e.allowed) for e in edits]),
-        _joined([e.allowed for e in edits]),
+        _indptr([len(ids) for ids in allowed]),
+        _joined(allowed),
         _indptr([len(ids) for ids in banned]),
         _joined(banned),
     )

@@ -15,6 +15,7 @@ from prelude._native.core import Ends, Outlet, Ticket, bind_all, tell_all, waiti
 from prelude.admission.prepared import Outcome, finished, make_completion
 from prelude.batch import SampleOutput
 from prelude.options import NO_OPTIONS
+from prelude.progress import Progress
 from prelude.runtime.core import EngineCore
 from prelude.runtime.stepper import LoopFlush
 from prelude.scheduling.request import Request
@@ -32,12 +33,16 @@ class EndSink:
 
 
 class BlockingSink(EndSink):
-    """Collects the ends of a group of requests, by request id; ``wait`` returns when all have ended."""
+    """Collects the ends of a group of requests, by request id; ``wait`` returns when all have ended. ``progress``
+    hears of them in the thread that made the sink and waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
         self.ends = Ends()
         self.expected = 0
         self._done: threading.Event | None = None  # made by whoever has to wait
+        self._progress = progress
+        self._owner = threading.get_ident()
+        self._said = 0
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self.ends.put(request, outcome, error)
@@ -45,18 +50,30 @@ class BlockingSink(EndSink):
 
     def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         self.ends.put_all(requests, outcomes)
-        if self._done is not None:
+        if self._done is not None or self._progress is not None:
             self._tell()
 
     def _tell(self) -> None:
-        if self._done is not None and len(self.ends) >= self.expected:
+        if self._progress is not None and threading.get_ident() == self._owner:
+            self._report(self._progress)
+        if self._done is not None and (self._progress is not None or len(self.ends) >= self.expected):
             self._done.set()
 
     def wait(self) -> None:
         if len(self.ends) < self.expected:
             self._done = threading.Event()
-            self._tell()  # the last end may have come before it was there to be set
-            self._done.wait()
+            while len(self.ends) < self.expected:  # the last end may have come before it was there to be set
+                self._done.wait()
+                self._done.clear()
+                if self._progress is not None:
+                    self._report(self._progress)
+        if self._progress is not None:
+            self._report(self._progress)
+
+    def _report(self, progress: Progress) -> None:
+        count = len(self.ends)
+        said, self._said = self._said, count
+        progress.advance(count - said)
 
 
 class Told(Protocol):
@@ -182,8 +199,9 @@ class Outbox(LoopFlush):
 class GroupSink(EndSink):
     """The ends of a group of requests, and one future for all of them, in the loop that awaits it."""
 
-    def __init__(self, outbox: Outbox, future: asyncio.Future[None]) -> None:
+    def __init__(self, outbox: Outbox, future: asyncio.Future[None], progress: Progress | None = None) -> None:
         self._outbox = outbox
+        self._progress = progress
         self.future = future
         self.expected = 0
         self.ends = Ends()
@@ -196,13 +214,15 @@ class GroupSink(EndSink):
 
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self.ends.put(request, outcome, error)
-        self._told()
+        self._told(1)
 
     def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         self.ends.put_all(requests, outcomes)
-        self._told()
+        self._told(len(requests))
 
-    def _told(self) -> None:
+    def _told(self, count: int) -> None:
+        if self._progress is not None:
+            self._progress.advance(count)
         if len(self.ends) == self.expected and not self.future.done():
             self.future.set_result(None)
 

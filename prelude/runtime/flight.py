@@ -66,7 +66,7 @@ class Flight:
             return True
         for request in self.drawing():
             edits = request.sampling.edits if request.sampling is not None else None
-            if edits is not None and edits.penalised:
+            if edits is not None and edits.follows:
                 return True
         return False
 

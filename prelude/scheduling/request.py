@@ -168,11 +168,19 @@ class Request(Record):
         if sampling is None:
             raise RuntimeError("a Decode request has no sampling settings")
         edits = sampling.edits
-        if self.history is None and edits is not None and edits.penalised:
+        if self.history is None and edits is not None and edits.follows:
             self.history = History.of(edits, self.prepared.tree.token_ids)
             for token_id in self.output:
                 self.history.add(token_id)
         return Drawing(row, sampling, len(self.output) + self.ahead, self.history)
+
+    def choose_next(self) -> None:
+        """Asks the caller's ``allowed_tokens_fn``, where there is one, for the ids that may come next. Raises what it
+        raises, and ``InvalidRequest`` for what cannot be drawn from."""
+        sampling, history = self.sampling, self.history
+        if history is None or sampling is None or sampling.edits is None or sampling.edits.choose is None:
+            return
+        history.allowed = sampling.edits.choose(self.output, len(self.output) < sampling.min_tokens)
 
     @property
     def ends_ahead(self) -> bool:

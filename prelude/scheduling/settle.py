@@ -230,3 +230,10 @@ def _settle_token(
         request.stats.finish_reason = "length"
     if request.stats.finish_reason:
         finish(request, queues, pool, Outcome(None, tuple(request.output), request.stats), None)
+        return
+    try:
+        request.choose_next()
+    except Exception as raised:
+        failure = ExecutionError(f"the request's allowed_tokens_fn failed: {type(raised).__name__}: {raised}")
+        failure.__cause__ = raised
+        finish(request, queues, pool, None, failure)

@@ -34,7 +34,7 @@ def drawing(params: SamplingParams, prompt: list[int], output: list[int], row: i
     settings = (params.temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
     sampling = Sampling(*settings, STOPS, edits, params.min_tokens, params.logprobs)
     history = None
-    if edits is not None and edits.penalised:
+    if edits is not None and edits.weighs:
         history = History.of(edits, i32(prompt))
         for token in output:
             history.add(token)

@@ -1,0 +1,154 @@
+"""``allowed_tokens_fn``: the caller chooses, token by token, what may come next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import AsyncEngine, Engine, Generate, SamplingParams
+from prelude.errors import ExecutionError, InvalidRequest
+from tests.engine.conftest import Oracle
+
+PROMPT = [11, 12, 13, 14]
+EVEN, ODD = np.arange(2, 4000, 2, dtype=np.int32), np.arange(3, 4000, 2, dtype=np.int32)
+
+
+def params(fn: Any, **more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, "temperature": 0, "ignore_eos": True, "allowed_tokens_fn": fn, **more})
+
+
+def by_turns(output: list[int]) -> np.ndarray:
+    return EVEN if len(output) % 2 == 0 else ODD
+
+
+def after_the_last(output: list[int]) -> list[int] | None:
+    """A chain, where the last token decides; every fourth is free."""
+    if len(output) % 4 == 3:
+        return None
+    last = output[-1] if output else 7
+    return [(last * 31 + step) % 3999 + 1 for step in range(0, 900, 9)]
+
+
+@pytest.mark.parametrize("chosen", [by_turns, after_the_last])
+def test_greedy_text_is_that_of_transformers(
+    make_engine: Callable[..., Engine], oracle: Oracle, chosen: Callable[[list[int]], Any]
+) -> None:
+    torch = oracle.torch
+
+    def prefix_allowed_tokens_fn(batch: int, ids: Any) -> list[int]:
+        allowed = chosen(ids[len(PROMPT) :].tolist())
+        return list(range(4096)) if allowed is None else list(map(int, allowed))
+
+    with torch.inference_mode():
+        expected = oracle.model.generate(
+            torch.tensor([PROMPT]),
+            max_new_tokens=12,
+            min_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+            prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+        )[0, len(PROMPT) :].tolist()
+    for overlap in (False, True):
+        engine = make_engine(overlap=overlap)
+        assert list(engine.complete(PROMPT, params(chosen)).token_ids) == expected
+        streamed = [token for chunk in engine.stream(PROMPT, params(chosen)) for token in chunk.token_ids]
+        assert streamed == expected
+
+
+def test_it_changes_its_own_row_alone(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(deterministic=True)
+    free = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    penalised = SamplingParams(max_tokens=12, seed=3, presence_penalty=0.7, ignore_eos=True)
+    each = [params(by_turns), free, penalised, params(after_the_last, seed=5, temperature=1.0)]
+    alone = [engine.complete(PROMPT, one).token_ids for one in each]
+    together = engine.run_many([Generate(PROMPT, one) for one in each])
+    assert [result.token_ids for result in together] == alone
+
+
+def test_it_sees_what_was_drawn_and_may_keep_it(make_engine: Callable[..., Engine]) -> None:
+    seen: list[list[int]] = []
+
+    def watch(output: list[int]) -> None:
+        seen.append(output)
+
+    done = make_engine().complete(PROMPT, params(watch))
+    assert seen == [list(done.token_ids[:count]) for count in range(12)]
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_it_goes_with_the_other_lists(make_engine: Callable[..., Engine], count: int) -> None:
+    engine = make_engine()
+    static = engine.complete(
+        PROMPT, params(None, max_tokens=count, allowed_token_ids=[20, 22, 30], banned_token_ids=[22])
+    )
+    both = engine.complete(
+        PROMPT,
+        params(
+            by_turns if count == 1 else lambda _: EVEN,
+            max_tokens=count,
+            allowed_token_ids=[20, 22, 30, 31],
+            banned_token_ids=[22],
+        ),
+    )
+    assert both.token_ids == static.token_ids
+
+
+@pytest.mark.parametrize(
+    "answer, says",
+    [
+        ([], "no token allowed after 0 tokens"),
+        ([4096], "4096"),
+        ([-1], "-1"),
+        (np.array([5, 1 << 30], dtype=np.int32), str(1 << 30)),
+        (["a"], "'a'"),
+        (7, "not a list of token ids"),
+        ([0], "no token allowed"),
+    ],
+)
+def test_a_bad_first_choice_is_refused(make_engine: Callable[..., Engine], answer: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"params.allowed_tokens_fn.*{says}"):
+        make_engine().complete(PROMPT, params(lambda output: answer, banned_token_ids=[0]))
+    with pytest.raises(InvalidRequest, match=r"params.allowed_tokens_fn: 7 cannot be called"):
+        make_engine().complete(PROMPT, params(7))
+
+
+def test_a_later_failure_ends_its_own_request(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+
+    def fails(output: list[int]) -> list[int]:
+        if len(output) == 3:
+            raise KeyError("state 3")
+        return [20, 21]
+
+    tasks = [Generate(PROMPT, params(fn)) for fn in (fails, lambda output: [] if output else [5], by_turns)]
+    raised, empty, well = engine.run_many(tasks, return_exceptions=True)
+    assert isinstance(raised, ExecutionError) and isinstance(raised.__cause__, KeyError)
+    assert isinstance(empty, ExecutionError) and "no token allowed after 1 tokens" in str(empty)
+    assert well.token_ids == engine.complete(PROMPT, params(by_turns)).token_ids
+    assert engine.health().ok and engine.stats()["failed_steps"] == 0
+
+
+def test_it_must_not_wait_for_the_engine(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+
+    def asks(output: list[int]) -> list[int]:
+        if output:
+            engine.complete(PROMPT, SamplingParams(max_tokens=1))
+        return [20, 21]
+
+    with pytest.raises(ExecutionError, match="must not wait"):
+        engine.complete(PROMPT, params(asks))
+
+
+def test_it_serves_an_asynchronous_engine(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+
+    async def main() -> Any:
+        return await asyncio.gather(*(AsyncEngine(engine).complete(PROMPT, params(by_turns)) for _ in range(3)))
+
+    for result in asyncio.run(main()):
+        assert [token % 2 for token in result.token_ids] == [0, 1] * 6
