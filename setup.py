@@ -1,8 +1,7 @@
 """Build of the native extensions; all metadata is in pyproject.toml.
 
 The C++ cores are header-only or listed in ``native_sources.txt``, which CMakeLists.txt reads
-too (for the tests and sanitizers that need no Python). ``PRELUDE_CYTHON_CHECKS=1`` turns
-bounds checks on in the Cython wrappers.
+too (for the tests and sanitizers that need no Python).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
-CHECKS = os.environ.get("PRELUDE_CYTHON_CHECKS") == "1"
 GLUE_LEVEL = "-O1"
 """How what Cython wrote is compiled: it is mostly calls, so that this is half of the time and little of the speed."""
 LEVELS = {
@@ -79,13 +77,14 @@ class ParallelBuildExt(build_ext):
             nthreads=processors if sys.platform == "linux" else 0,  # forks: others would import this file anew
             compiler_directives={
                 "language_level": 3,
-                "boundscheck": CHECKS,
-                "wraparound": CHECKS,
-                "initializedcheck": CHECKS,
+                "boundscheck": True,  # of lists and tuples; what is read through pointers is checked where it comes in
+                "nonecheck": True,  # an object made by __new__ alone has None in its fields
+                "wraparound": False,
+                "initializedcheck": False,
                 "cdivision": True,
                 "embedsignature": True,
                 "auto_pickle": False,
-                "freethreading_compatible": True,
+                # Not "freethreading_compatible": the wrappers measure lists before they copy them, and hold the GIL.
             },
         )
         super().finalize_options()

@@ -54,14 +54,15 @@ def ids_below(object x, int64_t limit):
     if n < 0:
         return None
     cdef cnp.ndarray out = _new_int32(n)
-    return out if _copy_ids(x, n, limit, _data(out)) else None
+    # Making an array may run a finaliser, which may change the list.
+    return out if _length_of_ids(x) == n and _copy_ids(x, n, limit, _data(out)) else None
 
 
 def all_ids_below(list prompts not None, int64_t limit, int64_t most) -> list:
     """``ids_below`` of each, in one piece of memory; None in the place of one that holds anything else, or not 1 to
     ``most`` ids."""
     cdef list out = [None] * len(prompts)
-    cdef cnp.npy_intp n
+    cdef cnp.npy_intp n, room
     cdef int64_t total = 0, at = 0
     cdef int32_t* p
     cdef _Recycled memory
@@ -76,11 +77,14 @@ def all_ids_below(list prompts not None, int64_t limit, int64_t most) -> list:
         return out
     memory = _Recycled.__new__(_Recycled, total * sizeof(int32_t))
     p = <int32_t*>memory.chunk.data
+    room = total
     for x in prompts:
         n = _length_of_ids(x)
-        if 0 < n <= most and _copy_ids(x, n, limit, p):
+        # Making arrays may run a finaliser, which may change the lists: none is copied past the room measured.
+        if 0 < n <= min(most, room) and _copy_ids(x, n, limit, p):
             out[at] = cnp.array_over(1, &n, cnp.NPY_INT32, p, memory)
             p += n
+            room -= n
         at += 1
     return out
 
@@ -95,7 +99,7 @@ cdef cnp.ndarray _int32_slow(object x, str name):
         if a.size and (a.max() > 2147483647 or a.min() < -2147483648):
             raise ValueError(f"{name}: a value does not fit in int32")
         a = a.astype(np.int32)
-    return np.ascontiguousarray(a)
+    return np.require(a, np.int32, "CA")  # aligned: it is read as int32 through a pointer
 
 
 cdef inline int32_t* _data(cnp.ndarray a) noexcept:
@@ -162,7 +166,7 @@ cdef object _rows(object x, str name, int64_t rows, object dtype):
     """A per-row argument: one number for all rows, or an array of one a row."""
     if isinstance(x, (int, np.integer)):
         return np.full(rows, x, dtype)
-    a = np.ascontiguousarray(x, dtype)
+    a = np.require(x, dtype, "CA")
     if a.ndim != 1 or a.shape[0] != rows:
         raise ValueError(f"{name}: one value or {rows} are needed, not shape {a.shape}")
     return a

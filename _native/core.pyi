@@ -425,7 +425,8 @@ def settle_group(
 def traced(requests: list[RecordT]) -> list[RecordT]: ...
 def end_all(
     requests: list[RecordT], outcomes: list[Outcome], live: dict[int, Any], now: float
-) -> tuple[int, list[tuple[Any, list[RecordT], list[Outcome]]], list[tuple[RecordT, Outcome]]]: ...
+) -> tuple[list[tuple[Any, list[RecordT], list[Outcome]]], list[tuple[RecordT, Outcome]]]: ...
+def claim(live: dict[int, Any], requests: list[RecordT]) -> bool: ...
 def settle_running(
     requests: tuple[Record, ...],
     token_ids: Int32s | None,
@@ -598,7 +599,6 @@ class Settling:
         result: Any,
         now: float,
     ) -> tuple[
-        int,
         int,
         list[tuple[Any, list[Any], list[Outcome]]],
         list[tuple[Any, Outcome]],

@@ -291,7 +291,7 @@ cdef class Attention:
     cdef AttentionPlan plan
     cdef AttentionShape shape
 
-    def __init__(self, int heads, int kv_heads, int width, float scale, query_starts, visible, run_starts, run_from,
+    def __cinit__(self, int heads, int kv_heads, int width, float scale, query_starts, visible, run_starts, run_from,
                  run_length, run_pool):
         if heads < 1 or kv_heads < 1 or heads % kv_heads or width < 1:
             raise ValueError(f"{heads} heads do not share {kv_heads} KV heads of {width} values")

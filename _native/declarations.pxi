@@ -46,7 +46,7 @@ cdef extern from "prelude/one_writer.hpp" namespace "prelude" nogil:
 
 cdef extern from "prelude/block_hash.hpp" namespace "prelude" nogil:
     cdef cppclass SipHash:
-        SipHash(uint64_t k0, uint64_t k1)
+        SipHash(uint64_t k0, uint64_t k1) except +
 
     int64_t c_block_hashes "prelude::block_hashes"(
         const int32_t* tokens, int64_t count, int32_t size, uint64_t salt, const SipHash* sip, uint64_t* out)
@@ -299,6 +299,7 @@ cdef extern from "prelude/handover.hpp" namespace "prelude" nogil:
         Link* next
 
     cdef cppclass Parcel(Link):
+        Parcel() except +
         void* content
 
     cdef enum class Pushed(int32_t):
@@ -315,14 +316,14 @@ cdef extern from "prelude/handover.hpp" namespace "prelude" nogil:
         const Link* newest()
 
     cdef cppclass Bounded:
-        Bounded(int64_t most)
+        Bounded(int64_t most) except +
         int64_t most()
         int64_t count()
         int64_t take(int64_t want, cbool all)
         void give_back(int64_t n)
 
     cdef cppclass Admission:
-        Admission(int64_t max_requests, int64_t max_tokens)
+        Admission(int64_t max_requests, int64_t max_tokens) except +
         Bounded requests, tokens
         int64_t leave(int64_t& charged)
 
@@ -341,7 +342,7 @@ cdef extern from "<array>" namespace "std" nogil:
 
 cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
     cdef cppclass CCostFit "prelude::CostFit":
-        CCostFit(int64_t memory)
+        CCostFit(int64_t memory) except +
         int64_t steps()
         double largest()
         void observe(const FourDoubles& x, double seconds)
@@ -351,7 +352,7 @@ cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
 
 
 cdef extern from "prelude/slots.hpp" namespace "prelude":
-    Py_ssize_t slot_offset(object descriptor) noexcept
+    Py_ssize_t slot_offset(object kind, object descriptor) noexcept
     PyObject* slot_of(PyObject* of, Py_ssize_t offset) noexcept
     object new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject** values, Py_ssize_t count)
 

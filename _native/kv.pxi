@@ -54,8 +54,10 @@ cdef class Lease:
 
     @property
     def shared(self):
-        cdef cnp.ndarray out = _new_int32(self.c.shared.size())
-        memcpy(_data(out), self.c.shared.data(), self.c.shared.size() * sizeof(int32_t))
+        cdef size_t n = self.c.shared.size()
+        cdef cnp.ndarray out = _new_int32(n)
+        if n:
+            memcpy(_data(out), self.c.shared.data(), n * sizeof(int32_t))
         return out
 
     @property
@@ -136,9 +138,12 @@ cdef class KvPool:
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef Lease lease = Lease.__new__(Lease)
         lease.c.growable = growable
+        cdef Result r
         self.allocator.enter()
-        cdef Result r = self.c.attach(_data(t), _len(t), salt, max_tokens, &lease.c)
-        self.allocator.writer.leave()
+        try:
+            r = self.c.attach(_data(t), _len(t), salt, max_tokens, &lease.c)
+        finally:
+            self.allocator.writer.leave()
         _check(r)
         return lease
 
@@ -149,9 +154,12 @@ cdef class KvPool:
         return self._take(lease, num_blocks, False)
 
     cdef cbool _take(self, Lease lease, int64_t num_blocks, cbool spare_protected) except? False:
+        cdef Result r
         self.allocator.enter()
-        cdef Result r = self.c.take(lease.c, num_blocks, spare_protected)
-        self.allocator.writer.leave()
+        try:
+            r = self.c.take(lease.c, num_blocks, spare_protected)
+        finally:
+            self.allocator.writer.leave()
         if r.status != Status.out_of_blocks:
             _check(r)
         return r.ok()
@@ -164,9 +172,12 @@ cdef class KvPool:
     def promise(self, Lease lease not None, tokens, uint64_t salt) -> None:
         """The lease's own blocks of ``tokens`` will be written by the step that is being planned."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Result r
         self.allocator.enter()
-        cdef Result r = self.c.promise(lease.c, _data(t), _len(t), salt)
-        self.allocator.writer.leave()
+        try:
+            r = self.c.promise(lease.c, _data(t), _len(t), salt)
+        finally:
+            self.allocator.writer.leave()
         _check(r)
 
     def borrow(self, Lease lease not None, tokens, uint64_t salt) -> bool:
@@ -178,9 +189,12 @@ cdef class KvPool:
     def withdraw(self, Lease lease not None) -> None:
         """The step never happened: what it promised or borrowed is gone, and with it what came after. The lease keeps
         its locked path, all of it computed."""
+        cdef Result r
         self.allocator.enter()
-        cdef Result r = self.c.withdraw(lease.c)
-        self.allocator.writer.leave()
+        try:
+            r = self.c.withdraw(lease.c)
+        finally:
+            self.allocator.writer.leave()
         _check(r)
 
     def publish(self, Lease lease not None, tokens, uint64_t salt, *, cbool promoted=False) -> None:
@@ -190,18 +204,24 @@ cdef class KvPool:
         the trie does not take (a leader has promised to fill that place) stays the lease's own.
         """
         cdef cnp.ndarray t = _int32(tokens, "tokens")
+        cdef Result r
         self.allocator.enter()
-        cdef Result r = self.c.publish(lease.c, _data(t), _len(t), salt, promoted, False)
-        self.allocator.writer.leave()
+        try:
+            r = self.c.publish(lease.c, _data(t), _len(t), salt, promoted, False)
+        finally:
+            self.allocator.writer.leave()
         _check(r)
 
     def release(self, Lease lease not None) -> None:
         """The one place where held blocks, locks and slots are given back."""
         if lease.c.released:
             raise RuntimeError("lease released twice")
+        cdef Result r
         self.allocator.enter()
-        cdef Result r = self.c.release(lease.c)
-        self.allocator.writer.leave()
+        try:
+            r = self.c.release(lease.c)
+        finally:
+            self.allocator.writer.leave()
         _check(r)
 
     def audit(self, leases) -> None:

@@ -112,8 +112,9 @@ cdef tuple _lay_out(const vector[PromptRow]& packed, int32_t block_size, object 
     cdef tuple arrays = _slices_of(packed, block_size, out, places)
     row_offsets = _room(out, 8, count, "row_offsets")
     row_segments = _room(out, 9, count, "row_segments")
-    memcpy(_data(row_offsets), places.data(), count * sizeof(int32_t))
-    memcpy(_data(row_segments), places.data() + count, count * sizeof(int32_t))
+    if count:
+        memcpy(_data(row_offsets), places.data(), count * sizeof(int32_t))
+        memcpy(_data(row_segments), places.data() + count, count * sizeof(int32_t))
     return arrays + (row_offsets, row_segments)
 
 

@@ -67,7 +67,7 @@ cdef class BlockAllocator:
         cdef cnp.ndarray seen
         cdef const uint32_t* gen = NULL
         if generations is not None:
-            seen = np.ascontiguousarray(generations, np.uint32)
+            seen = np.require(generations, np.uint32, "CA")
             if seen.ndim != 1 or _len(seen) != _len(ids):
                 raise ValueError("generations: one for each block is needed")
             gen = <const uint32_t*>cnp.PyArray_DATA(seen)

@@ -2,19 +2,48 @@
 #
 # The queues hold a reference on what is in them, from push to take. Nothing here waits for a lock but Doorbell.wait.
 
-cdef list _contents(Link* link, bint owned):
-    """What a taken chain brings, in order. ``owned``: its parcels are the queue's own, and end here."""
-    cdef list out = []
-    cdef Parcel* parcel
+cdef list _contents(Handover* queue, Link** left, bint owned):
+    """Everything that was pushed until now, the oldest first. ``owned``: its parcels are the queue's own, and end
+    here. Where there is no memory for the list, what was taken stays in ``left`` and comes first the next time."""
+    cdef Py_ssize_t at = 0, n = 0
+    cdef Link* link = queue.take()
+    cdef Link* last = left[0]
+    if last == NULL:
+        left[0] = link
+    else:
+        while last.next != NULL:
+            last = last.next
+        last.next = link
+    link = left[0]
     while link != NULL:
-        parcel = <Parcel*>link
+        n += 1
         link = link.next
-        out.append(<object>parcel.content)
-        Py_DECREF(<object>parcel.content)
-        parcel.content = NULL
-        if owned:
-            del parcel
+    cdef list out = [None] * n  # may run a finaliser, which may take from this queue
+    while at < n and left[0] != NULL:
+        out[at] = <object>(<Parcel*>left[0]).content
+        _drop_first(left, owned)
+        at += 1
+    del out[at:]
     return out
+
+
+cdef void _drop_first(Link** left, bint owned) noexcept:
+    """The first link's content loses the queue's reference, which may end the link as well."""
+    cdef Parcel* parcel = <Parcel*>left[0]
+    cdef PyObject* content = <PyObject*>parcel.content
+    left[0] = parcel.next
+    parcel.content = NULL
+    if owned:
+        del parcel
+    Py_DECREF(<object>content)
+
+
+cdef void _drop_all(Handover* queue, Link** left, bint owned) noexcept:
+    while left[0] != NULL:
+        _drop_first(left, owned)
+    left[0] = queue.take()
+    while left[0] != NULL:
+        _drop_first(left, owned)
 
 
 cdef list _seen(const Link* link):
@@ -36,6 +65,7 @@ cdef class Inbox:
     tokens)`` makes the error of what is turned away: by a subclass. Any thread, no lock."""
 
     cdef Handover queue
+    cdef Link* left  # taken from the queue, and no memory to hand it on
     cdef Admission* admission  # owned
     cdef Bounded* refusals[3]  # owned; counts by reason
 
@@ -45,7 +75,7 @@ cdef class Inbox:
             self.refusals[i] = new Bounded(INT64_MAX)
 
     def __dealloc__(self):
-        _contents(self.queue.take(), False)
+        _drop_all(&self.queue, &self.left, False)
         del self.admission
         for i in range(3):
             del self.refusals[i]
@@ -80,11 +110,16 @@ cdef class Inbox:
     @property
     def items(self) -> list:
         """What was posted and not taken, the oldest first. For the holder of the baton."""
-        return _seen(self.queue.newest())
+        cdef Link* link = self.left
+        cdef list out = []
+        while link != NULL:
+            out.append(<object>(<Parcel*>link).content)
+            link = link.next
+        return out + _seen(self.queue.newest())
 
     @property
     def empty(self) -> bool:
-        return self.queue.empty()
+        return self.left == NULL and self.queue.empty()
 
     cdef int check_open(self) except -1:
         if self.queue.closed():
@@ -100,7 +135,7 @@ cdef class Inbox:
         self.check_open()
         cdef Places places = Places.__new__(Places)
         places.inbox, places.unposted = self, []
-        places.left = self.admission.requests.take(count, False)
+        places.left = self.admission.requests.take(_count(count, "count"), False)
         if places.left < count:
             self.refused("queued_requests", count - places.left)
         return places
@@ -108,10 +143,11 @@ cdef class Inbox:
     def reserve_all(self, int64_t count):
         """``count`` places, or None and nobody refused."""
         self.check_open()
-        if self.admission.requests.take(count, True) < count:
-            return None
         cdef Places places = Places.__new__(Places)
-        places.inbox, places.unposted, places.left = self, [], count
+        places.inbox, places.unposted = self, []
+        if self.admission.requests.take(_count(count, "count"), True) < count:
+            return None
+        places.left = count
         return places
 
     def charge(self, Record request not None) -> None:
@@ -159,9 +195,9 @@ cdef class Inbox:
     def enter(self, list requests not None, dict live not None) -> None:
         """``post`` of requests that are in ``live`` from then on, by id; of none where it raises."""
         cdef Record r
-        for r in requests:
-            live[r.id] = r
         try:
+            for r in requests:
+                live[r.id] = r
             self.post(requests)
         except BaseException:
             for r in requests:
@@ -171,7 +207,7 @@ cdef class Inbox:
 
     def take(self) -> list:
         """What was posted until now. For the holder of the baton."""
-        return _contents(self.queue.take(), False)
+        return _contents(&self.queue, &self.left, False)
 
     def leave(self, Record request not None) -> None:
         """The request waits no more: planned for the first time, or ended. Once; further calls do nothing."""
@@ -201,17 +237,28 @@ cdef class Places:
         """Makes one place this request's. Raises ``QueueFull`` when there is none, or no room for its tokens."""
         if self.left == 0:
             raise self.inbox.refusal("queued_requests", 0)
-        self.inbox.charge(request)
+        self.unposted.append(request)  # first: nothing is charged where there is no memory for it
+        try:
+            self.inbox.charge(request)
+        except BaseException:
+            self.unposted.pop()
+            raise
         self.left -= 1
-        self.unposted.append(request)
 
     def take_all(self, list requests not None) -> bool:
         """``take`` of requests that all find room; False, and nothing taken, where they do not."""
-        if self.left < len(requests) or not self.inbox.charge_all(requests):
+        cdef Py_ssize_t before = len(self.unposted)
+        cdef bint charged = False
+        if self.left < len(requests):
             return False
-        self.left -= len(requests)
-        self.unposted.extend(requests)
-        return True
+        try:
+            self.unposted.extend(requests)  # first: nothing is charged where there is no memory for it
+            charged = self.inbox.charge_all(requests)
+        finally:
+            if not charged:
+                del self.unposted[before:]
+        self.left -= len(requests) if charged else 0
+        return charged
 
     def posted(self) -> None:
         self.unposted.clear()
@@ -233,9 +280,10 @@ cdef class Outlet:
     """The way back to one event loop: ``put`` by any thread, ``take`` in the loop. No lock."""
 
     cdef Handover queue
+    cdef Link* left  # taken from the queue, and no memory to hand it on
 
     def __dealloc__(self):
-        _contents(self.queue.take(), True)
+        _drop_all(&self.queue, &self.left, True)
 
     def put(self, item) -> bool:
         """Whether it is the first since the last ``take``: then whoever takes has to be told."""
@@ -246,7 +294,7 @@ cdef class Outlet:
 
     def take(self) -> list:
         """What was put until now, the oldest first."""
-        return _contents(self.queue.take(), True)
+        return _contents(&self.queue, &self.left, True)
 
 
 @cython.final

@@ -144,7 +144,8 @@ def clones(Record like not None, list prompts, int64_t most, ids, ending, sink, 
     cdef int64_t n
     kind = type(like)
     request_id = options.request_id
-    for t in prompts:
+    for prompt in prompts:
+        t = _int32(prompt, "prompts")
         n = _len(t)
         if n > most:
             return None
@@ -278,8 +279,10 @@ def admit_group(KvPool pool not None, requests, tuple limits, waiting, planned, 
             raise RuntimeError(f"a request that is {r.state} cannot be planned")
         lease = Lease.__new__(Lease)
         pool.allocator.enter()
-        verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
-        pool.allocator.writer.leave()
+        try:
+            verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
+        finally:
+            pool.allocator.writer.leave()
         _check(wrong)
         if verdict == Verdict.full:
             break
@@ -313,7 +316,7 @@ def folds_of(KvPool pool not None, list rows) -> list:
         first, after = [], []
         member = fold.first
         for k in range(fold.count):
-            if (<OneShotRow>rows[member]).request.row.cache == CacheMode.never:
+            if (<OneShotRow?>rows[member]).request.row.cache == CacheMode.never:
                 after.append(member)
             else:
                 first.append(member)
@@ -346,15 +349,19 @@ def keep_all(KvPool pool not None, list rows, list folds, cbool seen, common) ->
         if row.publish:
             continue
         pool.allocator.enter()
-        room = pool.group.keep(r.row, r.lease.c, row.skip, end, r.row.cache == CacheMode.always, seen,
-                               &row.publish, &wrong)
-        pool.allocator.writer.leave()
+        try:
+            room = pool.group.keep(r.row, r.lease.c, row.skip, end, r.row.cache == CacheMode.always, seen,
+                                   &row.publish, &wrong)
+        finally:
+            pool.allocator.writer.leave()
         _check(wrong)
         if not room:
             end = min(end, <int64_t>common(r, row.skip))
             pool.allocator.enter()
-            pool.group.keep(r.row, r.lease.c, row.skip, end, True, seen, &row.publish, &wrong)
-            pool.allocator.writer.leave()
+            try:
+                pool.group.keep(r.row, r.lease.c, row.skip, end, True, seen, &row.publish, &wrong)
+            finally:
+                pool.allocator.writer.leave()
             _check(wrong)
             pool.unkept += not row.publish
 
@@ -373,13 +380,16 @@ cdef int _collect(rows, folds, int32_t block_size, size_t more, PackedRows& into
     into.heads.resize(n)
     into.rows.reserve(n + 2 * len(folds) + more)
     for members, tokens in folds:
+        for i in members:
+            if not 0 <= i < n:
+                raise IndexError(f"a fold's member {i} is none of {n} rows")
         row = rows[members[0]]
         r = row.request
         begin = row.skip + <int64_t>tokens
         root = into.rows.size()
         into.rows.push_back(prompt_row(r.row, row.skip, begin, -1, &r.lease.c, row.skip, row.publish, block_size))
         for i in members:
-            r = (<OneShotRow>rows[i]).request
+            r = (<OneShotRow?>rows[i]).request
             into.roots[i], into.heads[i], into.begins[i] = root, row.skip, begin
             if begin == r.row.num_tokens:  # the fold has all of it
                 into.at[i] = root
@@ -401,8 +411,8 @@ cdef object _brought(rows, folds, PackedRows& packed):
     computed = _new_int32(n)
     cdef int32_t* brought = _data(computed)
     for i in range(n):
-        brought[i] = <int32_t>((<OneShotRow>rows[i]).request.row.num_tokens - packed.begins[i])
-    for members, tokens in folds:
+        brought[i] = <int32_t>((<OneShotRow?>rows[i]).request.row.num_tokens - packed.begins[i])
+    for members, tokens in folds:  # `_collect` has seen that they are rows
         brought[<int64_t>members[0]] += <int32_t>tokens
     return computed
 
@@ -437,9 +447,12 @@ def pack_running(requests, int32_t block_size):
     cdef DecodeRow row
     cdef Record r
     cdef cnp.ndarray known
+    cdef list held = []
     packed.reserve(count)
     for r in requests:
-        known = r.known
+        known = _int32(r.known, "known")
+        if known is not r.known:
+            held.append(known)
         row.tokens, row.num_tokens, row.known = _data(known), _len(known), r.num_known + r.ahead
         row.shared, row.shared_blocks = r.lease.c.shared.data(), r.lease.c.shared.size()
         row.own, row.own_blocks = r.lease.c.own.data(), r.lease.c.own.size()
@@ -491,6 +504,24 @@ def settle_group(KvPool pool not None, tuple rows, computed, row_ends, pair_ends
                         batch_size, planned, finished)
 
 
+cdef int _check_ends(int64_t rows, cnp.ndarray computed, cnp.ndarray row_ends, cnp.ndarray pair_ends,
+                     cnp.ndarray token_ids) except -1:
+    """That each row's part lies within what a step put out."""
+    cdef int64_t i, read = rows
+    if _len(computed) != rows or (pair_ends is not None and _len(pair_ends) != rows):
+        raise ValueError(f"not one number for each of {rows} rows")
+    if row_ends is not None:
+        if _len(row_ends) != rows:
+            raise ValueError(f"{_len(row_ends)} ends for {rows} rows")
+        for i in range(rows):
+            if _data(row_ends)[i] < (_data(row_ends)[i - 1] if i else 0):
+                raise ValueError(f"row_ends falls at {i}")
+        read = _data(row_ends)[rows - 1] if rows else 0
+    if token_ids is not None and _len(token_ids) < read:
+        raise ValueError(f"{_len(token_ids)} tokens for {read} rows that are read")
+    return 0
+
+
 cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, output, cut, token_ids, bad,
                         int64_t vocab_size, double forward_ms, int64_t batch_size, planned, finished):
     cdef OneShotRow row
@@ -504,6 +535,7 @@ cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, 
     row_ends = None if row_ends is None else _int32(row_ends, "row_ends")
     pair_ends = None if pair_ends is None else _int32(pair_ends, "pair_ends")
     token_ids = None if token_ids is None else _int32(token_ids, "token_ids")
+    _check_ends(len(rows), computed, row_ends, pair_ends, token_ids)
     cdef const int32_t* brought = _data(computed)
     cdef const int32_t* ends = NULL
     if row_ends is not None:
@@ -544,13 +576,15 @@ cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, 
         if r.state is not planned or lease is None:
             raise RuntimeError(f"a request that is {r.state} cannot be settled")
         pool.allocator.enter()
-        if row.publish:
-            wrong = pool.c.publish(lease.c, r.row.tokens, row.skip + row.publish * pool.c.block_size(), r.row.salt,
-                                   r.row.cache == CacheMode.always, True)
-        fine = 0 <= token < vocab_size or drawn == NULL
-        if fine and wrong.ok():
-            wrong = pool.c.release(lease.c)
-        pool.allocator.writer.leave()
+        try:
+            if row.publish:
+                wrong = pool.c.publish(lease.c, r.row.tokens, row.skip + row.publish * pool.c.block_size(), r.row.salt,
+                                       r.row.cache == CacheMode.always, True)
+            fine = 0 <= token < vocab_size or drawn == NULL
+            if fine and wrong.ok():
+                wrong = pool.c.release(lease.c)
+        finally:
+            pool.allocator.writer.leave()
         _check(wrong)
         if not fine:
             failed.append((r, token))
@@ -608,13 +642,13 @@ def settle_running(tuple requests, token_ids, bad, gone, finished, int64_t vocab
         r.cached_len = r.num_known
         token = -1 if drawn is None else _data(drawn)[i]
         number = token
-        output, known = r.output, r.known
+        output, known = r.output, _int32(r.known, "known")
         if r.sampling is not sampling:
             sampling = r.sampling
             stops = sampling.stop_ids
         if (not 0 <= token < vocab_size or (any_bad and i in bad) or number in stops or r.sink.streams
                 or not 0 < len(output) < r.max_new_tokens - 1 or r.timeline is not None or r.history is not None
-                or r.num_known >= _len(known)):
+                or not 0 <= r.num_known < _len(known)):
             more.append(i)
         else:
             _data(known)[r.num_known] = <int32_t>token
@@ -629,16 +663,28 @@ def traced(list requests) -> list:
 
 
 def end_all(list requests, list outcomes, dict live, double now):
-    """Takes requests that ended well out of ``live`` and says how long they took: how many there were, [(sink,
-    requests, outcomes)] of their runs that have the same sink, and [(request, outcome)] of those that want more than
-    that (a timeline, a deadline), left as they are."""
+    """Says how long requests took that ended well: [(sink, requests, outcomes)] of their runs that have the same sink,
+    for ``claim``, and [(request, outcome)] of those that want more than that (a timeline, a deadline), left as they
+    are. Requests that are not in ``live`` have been told and are left out."""
     return _end_rows(requests, outcomes, live, now)
+
+
+def claim(dict live not None, list requests not None) -> bool:
+    """Takes all of them out of ``live``, which is the right to tell their ends. False, and nothing done, where one of
+    them is not there. Needs no memory."""
+    cdef Py_ssize_t i, n = len(requests)
+    for i in range(n):
+        if (<Record?>requests[i]).id not in live:
+            return False
+    for i in range(n):
+        live.pop((<Record?>requests[i]).id, None)
+    return True
 
 
 cdef tuple _end_rows(list requests, list outcomes, dict live, double now):
     cdef Record r
     cdef RequestStats stats
-    cdef Py_ssize_t i, n = len(requests), told = 0
+    cdef Py_ssize_t i, n = len(requests)
     cdef object sink = None
     cdef list runs = [], more = [], some = [], ends = []
     cdef bint whole = n > 0  # one run of all of them: most steps' ends are
@@ -654,19 +700,18 @@ cdef tuple _end_rows(list requests, list outcomes, dict live, double now):
         if not whole and not _ends_plainly(r):
             more.append((r, outcomes[i]))
             continue
-        if live.pop(r.id, None) is None:
+        if not whole and r.id not in live:
             continue
         stats = r.stats
         stats.total_ms = stats.ttft_ms = (now - r.arrived) * 1e3
-        told += 1
         if whole:
             continue
-        if told == 1 or r.sink is not sink:
+        if not runs or r.sink is not sink:
             sink, some, ends = r.sink, [], []
             runs.append((sink, some, ends))
         some.append(r)
         ends.append(outcomes[i])
-    return told, runs, more
+    return runs, more
 
 
 cdef inline bint _ends_plainly(Record r) noexcept:
@@ -677,7 +722,7 @@ def any_lives(dict live, list requests) -> bool:
     """Whether one of them is in ``live``. The last one is looked for first: it mostly ends last."""
     cdef Py_ssize_t i
     for i in range(len(requests) - 1, -1, -1):
-        if (<Record>requests[i]).id in live:
+        if (<Record?>requests[i]).id in live:
             return True
     return False
 

@@ -10,13 +10,12 @@ cdef class Maker:
     cdef vector[Py_ssize_t] offsets
     cdef tuple defaults
 
-    def __init__(self, type kind not None):
+    def __cinit__(self, type kind not None):
         cdef Py_ssize_t offset
         fields = _dataclasses.fields(kind)
         self.kind = kind
-        self.offsets.clear()
         for field in fields:
-            offset = slot_offset(getattr(kind, field.name))
+            offset = slot_offset(kind, getattr(kind, field.name, None))
             if offset < 0:
                 raise TypeError(f"{kind.__name__}: {field.name} is not a slot")
             self.offsets.push_back(offset)
@@ -110,13 +109,13 @@ cdef class AtOnce:
     cdef object oneshot, waiting, planned
     cdef Maker make
 
-    def __init__(self, tuple limits, oneshot, waiting, planned, Maker make not None):
+    def __cinit__(self, tuple limits not None, oneshot, waiting, planned, Maker make not None):
         cdef GroupLimits most
         (most.tokens, most.rows, most.logits_bytes, most.logits_row_bytes, most.logits_chunk_rows, most.group_tokens,
          most.allowance, most.defer_tokens, most.defer_steps, most.fold, most.retry, most.seen) = limits
         self.limits, self.oneshot, self.waiting, self.planned, self.make = most, oneshot, waiting, planned, make
 
-    def plan(self, KvPool pool not None, list requests, int64_t order, int64_t served):
+    def plan(self, KvPool pool not None, list requests not None, int64_t order, int64_t served):
         """All that ``number_all``, ``admit_group``, ``folds_of`` and ``keep_all`` do for them, without a line. None,
         and nothing done, where one of them is out of the ordinary or they may not all fit one step. Else (plan, its
         tokens, its folds, which the plan has not yet, [(request, tokens)] of those that wait for a leader); ``order``
@@ -149,8 +148,10 @@ cdef class AtOnce:
             r.order, r.queued_at = order + at, served
             lease = Lease.__new__(Lease)
             pool.allocator.enter()
-            verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
-            pool.allocator.writer.leave()
+            try:
+                verdict = group.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
+            finally:
+                pool.allocator.writer.leave()
             _check(wrong)
             if verdict == Verdict.full:
                 raise RuntimeError("a request does not fit the step that all of them fit")
@@ -205,7 +206,7 @@ cdef tuple _draws(rows, cnp.ndarray at):
     if same and first is last[0] and n == <int64_t>last[1]:
         return (at, *(<tuple>last[2]))
     temperature, top_k, top_p, min_p, seeds, top, logprobs, edited = sampling_arrays(
-        [(<OneShotRow>one).request.sampling for one in rows])
+        [(<OneShotRow?>one).request.sampling for one in rows])
     steps = np.zeros(n, np.int32)
     if not same or edited:
         return at, temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, True if edited else None
@@ -221,8 +222,11 @@ def draws_of(rows, shifts):
     cdef int64_t i = 0
     cdef int32_t read
     cdef cnp.ndarray begins, before, after
-    begins, before, after = shifts
+    begins, before, after = [_int32(one, "shifts") for one in shifts]
     cdef cnp.ndarray at = _new_int32(_len(begins))
+    rows = tuple(rows)
+    if not len(rows) == _len(begins) == _len(before) == _len(after):
+        raise ValueError(f"{_len(begins)}, {_len(before)} and {_len(after)} shifts for {len(rows)} rows")
     for row in rows:
         read = <int32_t>row.request.row.read
         _data(at)[i] = read + (_data(before)[i] if read < _data(begins)[i] else _data(after)[i])
@@ -239,8 +243,8 @@ cdef class DrawnPacker:
     cdef object edits
     cdef PackedRows room  # of the step before, used again
 
-    def __init__(self, Maker slices not None, Maker draws not None, Maker batch not None, Maker packed not None,
-                 edits):
+    def __cinit__(self, Maker slices not None, Maker draws not None, Maker batch not None, Maker packed not None,
+                  edits):
         self.slices, self.draws, self.batch, self.packed, self.edits = slices, draws, batch, packed, edits
 
     def pack(self, tuple rows, tuple folds, int32_t block_size):
@@ -255,7 +259,7 @@ cdef class DrawnPacker:
         cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
         cdef cnp.ndarray at = _new_int32(n)
         for i in range(n):
-            read = (<OneShotRow>rows[i]).request.row.read
+            read = (<OneShotRow?>rows[i]).request.row.read
             _data(at)[i] = <int32_t>(packed.shift(i, read) + read)
         values = _draws(rows, at)
         if values[9] is not None:
@@ -314,7 +318,7 @@ cdef class StepCounts:
 @cython.final
 cdef class Settling:
     """Settles steps that have nothing but OneShot rows, all in one call: the step is counted, the cost model learns
-    from it, rows are published, leases go back, requests that ended well are out of ``live``."""
+    from it, rows are published, leases go back, requests that ended well are ready to be told of it."""
 
     cdef KvPool pool
     cdef StepCounts counts
@@ -323,8 +327,8 @@ cdef class Settling:
     cdef object cut, planned, finished, result, asked, answer
     cdef int64_t vocab_size
 
-    def __init__(self, KvPool pool not None, StepCounts counts not None, CostFit cost not None, dict live not None,
-                 int64_t vocab_size, cut, planned, finished, result, asked, answer):
+    def __cinit__(self, KvPool pool not None, StepCounts counts not None, CostFit cost not None, dict live not None,
+                  int64_t vocab_size, cut, planned, finished, result, asked, answer):
         self.pool, self.counts, self.cost, self.live = pool, counts, cost, live
         self.vocab_size, self.cut, self.planned, self.finished = vocab_size, cut, planned, finished
         self.result, self.asked, self.answer = result, asked, answer
@@ -347,11 +351,11 @@ cdef class Settling:
 
     def settle(self, tuple rows, tuple folds, computed, row_ends, pair_ends, output, token_ids, bad, result,
                double now):
-        """(its tokens, then what ``end_all`` says: how many ended, runs and more; then those that failed, as
-        ``settle_group`` has them). ``now``: the end of requests that ended well."""
+        """(its tokens, then what ``end_all`` says: runs and more; then those that failed, as ``settle_group`` has
+        them). ``now``: the end of requests that ended well."""
         cdef int64_t tokens = 0, i
         cdef double seconds = result.seconds
-        cdef cnp.ndarray brought = computed
+        cdef cnp.ndarray brought = _int32(computed, "computed")
         for i in range(_len(brought)):
             tokens += _data(brought)[i]
         self.counts.count("oneshot", tokens, 0, rows, folds, result)
@@ -359,8 +363,8 @@ cdef class Settling:
         requests, outcomes, failed = _settle_rows(
             self.pool, rows, computed, row_ends, pair_ends, output, self.cut, token_ids, bad, self.vocab_size,
             seconds * 1e3, len(rows), self.planned, self.finished)
-        told, runs, more = _end_rows(requests, outcomes, self.live, now)
-        return tokens, told, runs, more, failed
+        runs, more = _end_rows(requests, outcomes, self.live, now)
+        return tokens, runs, more, failed
 
 
 # --- prompts that have all else in common ----------------------------------------------------------------------
@@ -373,7 +377,7 @@ cdef class Ticket:
     cdef readonly object alike, prompt, future
     cdef public object request
 
-    def __init__(self, alike, prompt, future):
+    def __cinit__(self, alike, prompt, future):
         self.alike, self.prompt, self.future = alike, prompt, future
 
 
@@ -387,12 +391,12 @@ cdef class Wording:
     cdef int64_t limit, most
     cdef Py_ssize_t places[5]  # of a task's slots, in the order of _WORDS
 
-    def __init__(self, task, alike, int64_t limit, int64_t most):
+    def __cinit__(self, task, alike, int64_t limit, int64_t most):
         self.kind, self.params, self.alike = type(task), task.params, alike
         self.truncation, self.cache, self.salt = task.truncation, task.cache, task.salt
         self.limit, self.most = limit, most
         for at, name in enumerate(_WORDS):
-            self.places[at] = slot_offset(getattr(self.kind, name, None))
+            self.places[at] = slot_offset(self.kind, getattr(self.kind, name, None))
             if self.places[at] < 0:
                 raise TypeError(f"{self.kind.__name__}: {name} is not a slot")
 
@@ -457,7 +461,7 @@ cdef object _finish(alike, outcome, Maker make, finished, dict texts):
     cdef tuple ids
     if type(outcome) is not Outcome:
         return finished(alike, outcome)
-    one = <Outcome>outcome
+    one = <Outcome?>outcome
     ids = one.token_ids
     if len(ids) != 1:
         return finished(alike, outcome)
@@ -499,7 +503,7 @@ def tell_all(list requests, list outcomes, dict tickets, Maker make not None, fi
     try:
         for at in range(len(requests)):
             request = requests[at]
-            ticket = tickets[(<Record>request).id if isinstance(request, Record) else request.id]
+            ticket = tickets[(<Record?>request).id if isinstance(request, Record) else request.id]
             if ticket.future.done():
                 continue
             if ticket.alike is not alike:

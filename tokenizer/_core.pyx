@@ -162,7 +162,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         void vocab(cbool, vector[string_view]&, vector[uint32_t]&) except +raise_core
     cppclass Stream:
         Stream(const Core*, const vector[uint32_t]&, cbool) except +raise_core
-        Stream(const Stream&)
+        Stream(const Stream&) except +raise_core
         cbool step_whole(uint32_t, string_view&)
         cbool step(const uint32_t*, size_t, string&) except +raise_core
         string finish() except +raise_core
@@ -287,6 +287,9 @@ def digest_file(int file, bytes key):
     return PyBytes_FromStringAndSize(out.data(), out.size())
 
 
+cdef object _MAKING = object()  # what CoreTokenizer's own constructors pass: an object without a core is never seen
+
+
 @cython.final
 cdef class CoreTokenizer:
     cdef Core* core
@@ -295,18 +298,16 @@ cdef class CoreTokenizer:
     cdef PyObject** _int_items
     cdef uint32_t _int_count
 
-    def __cinit__(self):
-        self.core = NULL
+    def __cinit__(self, making=None):
+        if making is not _MAKING:
+            raise TypeError("use CoreTokenizer.from_json")
 
     def __dealloc__(self):
         del self.core
 
-    def __init__(self):
-        raise TypeError("use CoreTokenizer.from_json")
-
     @staticmethod
     def from_json(data, matcher=None):
-        cdef CoreTokenizer self = CoreTokenizer.__new__(CoreTokenizer)
+        cdef CoreTokenizer self = CoreTokenizer.__new__(CoreTokenizer, _MAKING)
         cdef Py_ssize_t size = 0
         cdef char* raw = NULL
         if isinstance(data, str):
@@ -322,7 +323,7 @@ cdef class CoreTokenizer:
 
     @staticmethod
     def from_tables(int file, uint64_t size, bytes key, bytes source):
-        cdef CoreTokenizer self = CoreTokenizer.__new__(CoreTokenizer)
+        cdef CoreTokenizer self = CoreTokenizer.__new__(CoreTokenizer, _MAKING)
         cdef const char* raw = sized(key, 64)
         cdef const char* of = sized(source, 16)
         with nogil:
@@ -427,7 +428,7 @@ cdef class CoreTokenizer:
             return out
         return None
 
-    def char_spans(self, cnp.ndarray ids, text):
+    def char_spans(self, cnp.ndarray ids not None, text):
         if cnp.PyArray_TYPE(ids) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(ids):
             raise TypeError("expected a C-contiguous int32 array of ids")
         if ids.size and not 0 <= ids.min() <= ids.max() < self._int_count:
@@ -470,7 +471,7 @@ cdef class CoreTokenizer:
             pairs[i].end = span[2 * i + 1]
         if tokens is not None:
             for token in tokens:
-                texts.push_back((<str> token).encode())
+                texts.push_back((<str?> token).encode())
         self.core.trim(column, &texts if tokens is not None else NULL, add_prefix_space, pairs)
         return pair_array(pairs)
 
@@ -621,7 +622,7 @@ cdef class CoreTokenizer:
     def decode_tokens(self, tokens):
         cdef vector[string] texts
         for token in tokens:
-            texts.push_back((<str> token).encode())
+            texts.push_back((<str?> token).encode())
         return to_str(self.core.decode_tokens(texts))
 
 
@@ -630,17 +631,10 @@ cdef class CoreStream:
     cdef Stream* stream
     cdef CoreTokenizer tokenizer
 
-    def __cinit__(self):
-        self.stream = NULL
-
-    def __dealloc__(self):
-        del self.stream
-
-    def __init__(self, CoreTokenizer tokenizer not None, ids=None, bint skip_special_tokens=False):
+    def __cinit__(self, CoreTokenizer tokenizer not None, ids=None, bint skip_special_tokens=False):
         cdef vector[uint32_t] column
         if ids is not None:
             ids_of(ids, column)
-        del self.stream
         self.tokenizer = tokenizer
         self.stream = new Stream(tokenizer.core, column, skip_special_tokens)
 
@@ -668,12 +662,16 @@ cdef class CoreStream:
         ids_of(ids, column)
         return self.advance(column)
 
+    def __dealloc__(self):
+        del self.stream
+
     def finish(self):
         return to_str(self.stream.finish())
 
     def copy(self):
-        cdef CoreStream other = CoreStream.__new__(CoreStream)
-        other.tokenizer = self.tokenizer
+        cdef CoreStream other = CoreStream.__new__(CoreStream, self.tokenizer)
+        del other.stream
+        other.stream = NULL
         other.stream = new Stream(self.stream[0])
         return other
 

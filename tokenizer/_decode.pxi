@@ -153,7 +153,7 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
     return 0
 
 
-def pair_list(cnp.ndarray pairs):
+def pair_list(cnp.ndarray pairs not None):
     """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
     if cnp.PyArray_TYPE(pairs) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(pairs) or pairs.size % 2:
         raise TypeError("expected a C-contiguous int32 array of pairs")

@@ -74,7 +74,9 @@ cdef class QuickFrame:
     cdef vector[int32_t] before, after
     cdef object sequences, frame, type
 
-    def __init__(self, sequences, frame, type):
+    def __cinit__(self, sequences, frame, type):
+        if not issubclass(type, FreshEncoding):
+            raise TypeError(f"{type!r} is not a type of FreshEncoding")
         self.sequences, self.frame, self.type = sequences, frame, type
         self.before = frame.before.ids
         self.after = frame.after.ids

@@ -68,7 +68,7 @@ class LiteralText:
         return np.array(out_ids, np.int32), np.array(out_spans, np.int32).reshape(-1, 2)
 
     def _marked(self, ids: Int32) -> npt.NDArray[np.bool_]:
-        marked = self._is_control[np.minimum(ids, len(self._is_control) - 1)]
+        marked = self._is_control.take(ids, mode="clip")
         if marked.any():
             marked &= ids != self._unknown  # an unknown word is not a control token
         return marked

@@ -134,7 +134,8 @@ class _Builder:
         self.at: list[int] = starts if rows is None else np.searchsorted(rows, starts).tolist()
 
     def own_parts(self) -> list[Part]:
-        starts, at, parts = self.forest.starts, self.at, list[Part]()
+        starts, at = self.forest.starts, self.at
+        parts: list[Part] = []
         s, count = 0, len(starts) - 1
         while s < count:
             length, wanted = starts[s + 1] - starts[s], at[s + 1] - at[s]

@@ -38,8 +38,10 @@ class RunsPlan:
         if step.decode is None and step.forest is not None and step.forest.apart:
             self._attention = _of_segments_apart(step.forest, config, rows)
             return
-        items, lengths, runs = list[Runs](), list[npt.NDArray[np.int64]](), list[Runs]()
-        visible = list[I64]()
+        items: list[I64] = []
+        lengths: list[I64] = []
+        runs: list[Runs] = []
+        visible: list[I64] = []
         wanted = np.arange(step.num_tokens) if rows is None else rows
         if step.forest is not None:
             cut = int(np.searchsorted(wanted, step.prompt_tokens))
@@ -142,7 +144,7 @@ def _forest_runs(forest: Forest, block_size: int) -> tuple[I64, Runs]:
     context = forest.slices.context_lens
     if not context.any() and not forest.below:
         return np.ones(count, np.int64), own
-    paths = list[Runs]()
+    paths: list[Runs] = []
     for s, parent in enumerate(forest.parents):
         before = paths[parent] if parent >= 0 else _blocks(forest.blocks(s), block_size, int(context[s]))
         paths.append(np.concatenate([before, own[s : s + 1]]))
@@ -180,7 +182,7 @@ def _joined(blocks: npt.NDArray[np.int32], begins: I64, block_size: int) -> tupl
     """Blocks that follow each other as one run, none across ``begins``; and the block that each run begins with."""
     new = np.ones(len(blocks), np.bool_)
     new[1:] = np.diff(blocks) != 1
-    new[begins] = True
+    new.put(begins, True)
     first = np.flatnonzero(new)
     counts = np.diff(np.append(first, len(blocks)))
     starts = blocks[first].astype(np.int64) * block_size

@@ -167,7 +167,8 @@ class CpuExecutor:
         rows = _read_rows(readouts, step.num_tokens)
         hidden = self._forward(step, rows)
         reading = HiddenRows(self.decoder, hidden, rows, self._chunk_rows)
-        outputs, bad_rows = list[Output](), list[I32]()
+        outputs: list[Output] = []
+        bad_rows: list[I32] = []
         for readout, first in readouts:
             reading.first = first
             output, bad = read(readout, reading)
@@ -249,5 +250,5 @@ def _read_rows(readouts: list[tuple[Readout, int]], tokens: int) -> I64 | None:
     """The tokens that are read, sorted; None where that is all of them."""
     wanted = np.zeros(tokens, np.bool_)
     for readout, first in readouts:
-        wanted[readout.rows + first] = True
+        wanted.put(readout.rows + first, True)
     return None if wanted.all() else np.flatnonzero(wanted)

@@ -100,7 +100,9 @@ class StepTokens:
         decode: DecodeRows | None = None
         if not isinstance(batch, OneShotBatch):
             decode = batch.decode if isinstance(batch, MixedBatch) else batch.rows
-        ids, positions, slots = list[I32](), list[I32](), list[I32]()
+        ids: list[I32] = []
+        positions: list[I32] = []
+        slots: list[I32] = []
         if slices is not None:
             ids.append(slices.token_ids)
             positions.append(slices.positions)

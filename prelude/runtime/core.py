@@ -30,6 +30,7 @@ log = logging.getLogger("prelude.engine")
 
 _CLOSE_LOOKS = 0.05
 _EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for a step under way
+_NO_MEMORY_SECONDS = 0.01  # before the engine thread tries again
 _START = threading.Lock()
 
 
@@ -154,11 +155,13 @@ class EngineCore(Stepper):
         self.cancel(request)
 
     def let_go(self) -> None:
-        """Nobody can submit any more (the engine was garbage-collected): what is under way ends, then the thread
-        does. Takes no lock."""
+        """Nothing can be submitted any more (the engine was garbage-collected): what is under way ends, then the
+        threads do. Takes no lock."""
         if not self.forked:
             self.inbox.close()
             self._wake.ring()
+            if self._thread is None and self._watchdog is not None:  # else the engine thread stops it when it ends
+                self._watchdog.stop()
 
     def run_inline(self, requests: list[Request], places: Places | None = None) -> None:
         """The direct path: on an idle engine the caller runs the steps itself, else it waits like everybody."""
@@ -172,7 +175,7 @@ class EngineCore(Stepper):
                 pass
         finally:
             wanted, inbox = self._baton.release(), self.inbox
-            if wanted or not inbox.empty or not self.queues.empty or self._flights or inbox.closed:
+            if wanted or not inbox.empty or not self.queues.empty or self._flights or inbox.closed or self._broken is not None:
                 self._wake_thread()  # others', or left by an interrupt
 
     def check_may_wait(self) -> None:
@@ -212,21 +215,35 @@ class EngineCore(Stepper):
         with _START:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="prelude-engine", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except BaseException:  # no memory for a thread: the next call tries again
+                    self._thread = None
+                    raise
 
     def _loop(self) -> None:
         while True:
-            self._wake.wait()
-            if not self._baton.take_or_want():
-                continue  # whoever has it rings when it is done
             try:
-                while self.step() and self._more():
-                    pass
-                if self.closed and not self.live:
-                    self._finish_close()
+                self._wake.wait()
+                if not self._baton.take_or_want():
+                    continue  # the thread that has it rings when it is done
+                if self._run_down():
                     return
-            finally:
-                self._baton.release()
+            except MemoryError:  # not even enough to tell those who wait: `step` goes on where it stopped
+                self._wake.ring()
+                time.sleep(_NO_MEMORY_SECONDS)
+
+    def _run_down(self) -> bool:
+        """Steps until nothing is left to do, and gives the baton back. Whether the engine is closed then."""
+        try:
+            while self.step() and self._more():
+                pass
+            if self.closed and not self.live:
+                self._finish_close()
+                return True
+            return False
+        finally:
+            self._baton.release()
 
     def _more(self) -> bool:
         """Whether another step has anything to do. Looked at before it is begun: whoever was told of the last one's
@@ -236,6 +253,7 @@ class EngineCore(Stepper):
             or self._cancels
             or self._expiring
             or self._abort
+            or self._broken is not None
             or not self.inbox.empty
             or not self.queues.empty
         )
@@ -309,10 +327,14 @@ class EngineCore(Stepper):
 
 @atexit.register
 def _at_exit() -> None:
-    """Engines that nobody closed: no thread of ours may be inside native code while the interpreter goes away."""
+    """Engines that were not closed: no thread of ours may be inside native code while the interpreter goes away."""
     for core in alive(EngineCore):
+        if core.forked:
+            continue
         if core._thread is not None:
             core.close(drain=False, timeout=_EXIT_SECONDS)
+        if core._watchdog is not None:
+            core._watchdog.stop(wait=_EXIT_SECONDS)
 
 
 __all__ = ["EngineCore", "EngineStats", "LoopFlush", "Outcome"]

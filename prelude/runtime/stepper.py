@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from prelude._native.core import Baton, Doorbell, begin_all, end_all, plain, traced
+from prelude._native.core import Baton, Doorbell, begin_all, claim, end_all, plain, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.batch import I32, OneShotBatch, StepResult
@@ -94,6 +94,7 @@ class Stepper(Forkable):
         self.unhealthy_after = unhealthy_after
         self.failures_in_a_row = 0
         self.last_error: BaseException | None = None
+        self._broken: BaseException | None = None  # ended a step of ours, and some requests have not been told yet
         self.step_began = 0.0
         self.force_class: ExecutionClass | None = None  # for tests: the other path must give the same numbers
         self.on_step_end: deque[LoopFlush] = deque()
@@ -126,8 +127,10 @@ class Stepper(Forkable):
     def step(self) -> bool:
         """One turn; the caller holds the baton. False when there was nothing to do. Never raises for a request's or
         an executor's sake: what goes wrong outside a batch ends every request with the error rather than leave
-        anybody waiting."""
+        anybody waiting. It raises where memory is missing even for that; the next turn then begins with it."""
         try:
+            if self._broken is not None:
+                self._abandon(self._broken)
             went_on = self._step()
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit) and in_main_thread():  # Ctrl-C, not our fault
@@ -135,8 +138,8 @@ class Stepper(Forkable):
                     self._abandon(error)
                 self._withdrawn = False
                 raise
-            log.exception("the engine's own step failed")
             self._abandon(error)
+            _log_failure("the engine's own step failed", error)
             went_on = not self.inbox.empty  # what was posted meanwhile has not been looked at
         if self.events.interrupt is not None:  # Ctrl-C that came to a listener
             interrupt, self.events.interrupt = self.events.interrupt, None
@@ -251,6 +254,13 @@ class Stepper(Forkable):
         self.inbox.leave(request)
         if self.live.pop(request.id, None) is None:
             return
+        try:
+            self._tell_end(request, outcome, error)
+        except BaseException:  # no memory: it waits to be told still
+            self.live[request.id] = request
+            raise
+
+    def _tell_end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         stats = request.stats
         stats.total_ms = (time.perf_counter() - request.arrived) * 1e3
         stats.ttft_ms = (request.first_token - request.arrived) * 1e3 if request.first_token else stats.total_ms
@@ -258,16 +268,20 @@ class Stepper(Forkable):
             request.timeline.mark("append")  # a Decode request's tokens were appended one by one
         if error is None and self.clock() >= request.expires:
             outcome, error = None, DeadlineExceeded(f"the deadline of {request.options.deadline:g} s passed")
-        name = _count_end(self.stats, error)
-        if self.events:
-            self.events.emit(
-                name,
-                request.options.request_id,
-                error=type(error).__name__ if error else None,
-                stats=stats,
-                output_tokens=len(request.output),
-            )
-        self._deliver(request, outcome, error)
+        name = _count_end(self.stats, error, 1)
+        try:
+            if self.events:
+                self.events.emit(
+                    name,
+                    request.options.request_id,
+                    error=type(error).__name__ if error else None,
+                    stats=stats,
+                    output_tokens=len(request.output),
+                )
+            self._deliver(request, outcome, error)
+        except BaseException:
+            _count_end(self.stats, error, -1)
+            raise
 
     def _ended_well(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         """``_ended`` of the requests that a step ended without an error."""
@@ -279,40 +293,53 @@ class Stepper(Forkable):
 
     def _tell(
         self,
-        told: int,
         runs: list[tuple[Any, list[Request], list[Outcome]]],
         more: list[tuple[Request, Outcome]],
     ) -> None:
         """What ``end_all`` says, to sinks."""
-        self.stats.finished += told
         for sink, some, theirs in runs:
-            deliver_all = getattr(sink, "deliver_all", None)
-            if deliver_all is not None:
-                try:
-                    deliver_all(some, theirs)
-                except BaseException as raised:
-                    log.exception("a sink raised on the end of its requests")
-                    for request in some:
-                        self._deliver_again(request, raised)
+            if not claim(self.live, some):  # the watchdog told some of them meanwhile
+                more = [*zip(some, theirs), *more]
                 continue
-            for request, outcome in zip(some, theirs):
-                self._deliver(request, outcome, None)
+            self.stats.finished += len(some)
+            try:
+                self._deliver_run(sink, some, theirs)
+            except BaseException:  # no memory: they wait to be told still
+                self.stats.finished -= len(some)
+                self.live.update({request.id: request for request in some})
+                raise
         for request, outcome in more:
             self._ended(request, outcome, None)
+
+    def _deliver_run(self, sink: Any, requests: list[Request], outcomes: list[Outcome]) -> None:
+        deliver_all = getattr(sink, "deliver_all", None)
+        if deliver_all is None:
+            for request, outcome in zip(requests, outcomes):
+                self._deliver(request, outcome, None)
+            return
+        try:
+            deliver_all(requests, outcomes)
+        except BaseException as raised:
+            for request in requests:
+                self._deliver_again(request, raised)
+            _log_failure("a sink raised on the end of its requests", raised)
 
     def _deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         try:
             request.sink.deliver(request, outcome, error)
         except BaseException as raised:
-            log.exception("a sink raised on its request's end", extra={"request_id": request.options.request_id})
             self._deliver_again(request, raised)
+            _log_failure("a sink raised on its request's end", raised, request.options.request_id)
 
     def _deliver_again(self, request: Request, raised: BaseException) -> None:
-        """A sink that could not take an end is told of that: somebody waits behind it."""
+        """A sink that could not take an end is told of that: a caller waits behind it. Raises ``MemoryError`` where
+        there is no memory for that either."""
         try:
             request.sink.deliver(request, None, failure_of(raised, "the result could not be handed over"))
-        except BaseException:
-            log.exception("a sink raised twice on its request's end; whoever waits is not told")
+        except MemoryError:
+            raise
+        except BaseException as again:
+            _log_failure("a sink raised twice on its request's end; its caller is not told", again)
 
     def hung(self, seconds: float) -> None:
         """Called by the watchdog: nobody is left waiting for a step that may never come back. What the requests
@@ -434,7 +461,7 @@ class Stepper(Forkable):
         output, bad = result.outputs[0], _NONE
         if drawn is None:
             output, drawn, bad = read_of(packed, result)
-        tokens, told, runs, more, failed = self._alone.settle(
+        tokens, runs, more, failed = self._alone.settle(
             plan.oneshot,
             plan.folds,
             packed.computed,
@@ -447,7 +474,7 @@ class Stepper(Forkable):
             time.perf_counter(),
         )
         self.pacer.measured(0, tokens, 0, result.seconds)
-        self._tell(told, runs, more)
+        self._tell(runs, more)
         if failed:
             finish_bad(failed, self.queues, self.pool, self.limits.vocab_size)
 
@@ -536,8 +563,8 @@ class Stepper(Forkable):
 
     def _abandon(self, error: BaseException) -> None:
         """Our own fault, or an interrupt in the middle of our own accounts: everybody is told, and what they hold
-        goes back."""
-        self.last_error = error
+        goes back. Where memory is missing for some of it, it raises, and goes on from there when called again."""
+        self._broken = self.last_error = error
         self.failures_in_a_row = self.unhealthy_after
         self._limit = None
         while self._flights:
@@ -554,7 +581,10 @@ class Stepper(Forkable):
             request.lease = None
             request.state = State.FINISHED
             self._ended(request, None, failure_of(error, "the engine failed"))
+        for loop in self.loops:  # an end may have been put without its wake-up
+            loop.flush()
         self._flush()
+        self._broken = None
 
     def _flush(self) -> None:
         """Hands finished requests to their loops: one wake-up of a loop per step."""
@@ -574,19 +604,27 @@ class Stepper(Forkable):
 _NONE: frozenset[int] = frozenset()
 
 
-def _count_end(stats: EngineStats, error: BaseException | None) -> str:
-    """Counts an end, and names it."""
+def _count_end(stats: EngineStats, error: BaseException | None, by: int) -> str:
+    """Counts an end, or takes it back (``by`` -1), and names it."""
     if error is None:
-        stats.finished += 1
+        stats.finished += by
         return "finished"
     if isinstance(error, DeadlineExceeded):
-        stats.expired += 1
+        stats.expired += by
         return "expired"
     if isinstance(error, RequestCancelled | EngineClosed):
-        stats.cancelled += 1
+        stats.cancelled += by
         return "cancelled"
-    stats.failed += 1
+    stats.failed += by
     return "failed"
+
+
+def _log_failure(message: str, error: BaseException, request_id: str | None = None) -> None:
+    """After what had to be done about it: a log that finds no memory for its record must not keep that from others."""
+    try:
+        log.error(message, exc_info=error, extra={"request_id": request_id} if request_id else None)
+    except MemoryError:
+        pass
 
 
 def _mark_run(request: Request, began: float, result: StepResult) -> None:

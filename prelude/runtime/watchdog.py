@@ -5,10 +5,15 @@ It sleeps while the engine is idle. While steps run it looks a few times per lim
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
 from typing import Protocol
+
+from prelude._native.core import Doorbell
+
+log = logging.getLogger("prelude.engine")
 
 _LOOKS = 4  # per limit
 
@@ -20,39 +25,51 @@ class Watched(Protocol):
 
 
 class Watchdog:
+    """``stop`` may be called by a finaliser: it takes no lock."""
+
     def __init__(self, watched: Watched, limit: float) -> None:
         self._watched = weakref.ref(watched)
         self.limit = limit
-        self._busy = threading.Event()
-        self._stop = threading.Event()
+        self._bell = Doorbell()
+        self._busy = False
+        self._stopped = False
         self._thread: threading.Thread | None = None
 
     def step_begins(self) -> None:
-        if not self._busy.is_set():
-            self._busy.set()
+        if not self._busy:
+            self._busy = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="prelude-watchdog", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="prelude-watchdog", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._bell.ring()
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._busy.set()
+    def stop(self, wait: float = 0.0) -> None:
+        """Its thread ends; that is waited for up to ``wait`` seconds."""
+        self._stopped = True
+        self._bell.ring()
+        if wait and self._thread is not None:
+            self._thread.join(wait)
 
     def _watch(self) -> None:
         seen = -1.0
-        while True:
-            self._busy.wait()
-            if self._stop.wait(self.limit / _LOOKS):
-                return
+        while not self._stopped:
+            self._bell.wait(self.limit / _LOOKS if self._busy else None)
             watched = self._watched()
             if watched is None:
                 return
-            began = watched.step_began
-            if not began and began == seen:  # idle at two looks in a row
-                self._busy.clear()
-                if watched.step_began:
-                    self._busy.set()
-            elif began and time.monotonic() - began > self.limit:
-                watched.hung(time.monotonic() - began)
-            seen = began
+            try:
+                seen = self._look(watched, seen)
+            except MemoryError:
+                log.warning("the watchdog found no memory to look at the step")
             del watched
+
+    def _look(self, watched: Watched, seen: float) -> float:
+        began = watched.step_began
+        if not began and began == seen:  # idle at two looks in a row
+            self._busy = False
+            if watched.step_began:
+                self._busy = True
+        elif began and time.monotonic() - began > self.limit:
+            watched.hung(time.monotonic() - began)
+        return began

@@ -7,9 +7,10 @@
 
 namespace prelude {
 
-// Where the slot behind a class's attribute lies in an instance; -1: the attribute is no slot that holds an object.
-inline Py_ssize_t slot_offset(PyObject* descriptor) {
-  if (!Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) return -1;
+// Where the slot behind an attribute of `kind` lies in an instance; -1: it is no slot of `kind` that holds an object.
+inline Py_ssize_t slot_offset(PyObject* kind, PyObject* descriptor) {
+  if (!PyType_Check(kind) || !Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) return -1;
+  if (!PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(kind), PyDescr_TYPE(descriptor))) return -1;
   const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(descriptor)->d_member;
   return member->type == T_OBJECT_EX ? member->offset : -1;
 }

@@ -1,0 +1,76 @@
+"""Bad input and missing state end in an exception, never in a crash: every public name of the extension modules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prelude._native import core, cpu
+from prelude.tokenizer import _core as tokenizer
+
+ABUSE = Path(__file__).with_name("abuse.py")
+
+
+@pytest.mark.parametrize("module", ["prelude._native.core", "prelude._native.cpu", "prelude.tokenizer._core"])
+def test_every_public_name_survives_bad_and_missing_state(module: str) -> None:
+    command = [sys.executable, "-X", "faulthandler", str(ABUSE), module, "--seed", "3", "--calls", "12000"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"after {done.stderr[-3000:]}"
+    assert "12000 calls" in done.stdout
+
+
+def test_what_needs_parts_is_not_made_without_them() -> None:
+    for kind in (core.Maker, core.AtOnce, core.DrawnPacker, core.Settling, core.Wording, core.Ticket, core.KvPool,
+                 core.PrefixTrie, core.BlockAllocator, core.CostFit, core.Inbox, cpu.Attention, cpu.PagedRows,
+                 tokenizer.CoreTokenizer, tokenizer.CoreStream, tokenizer.QuickFrame):  # fmt: skip
+        with pytest.raises(TypeError):
+            kind.__new__(kind)
+
+
+def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
+    record, pool = core.Record(), core.KvPool(8, 4)
+    lease = core.Lease.__new__(core.Lease)
+    assert lease.shared.tolist() == [] and lease.table().tolist() == []  # nothing is copied from nowhere
+    with pytest.raises((TypeError, AttributeError)):
+        core.pack_running([record], 4)
+    with pytest.raises((TypeError, AttributeError)):
+        core.waiting_alike([None])
+    with pytest.raises((TypeError, AttributeError)):
+        core.requests_of([core.OneShotRow.__new__(core.OneShotRow), None])
+    with pytest.raises(ValueError, match="2 shifts for 0 rows"):
+        core.draws_of([], (np.zeros(2, np.int32),) * 3)
+    with pytest.raises(IndexError):
+        core.totals([])
+    with pytest.raises((TypeError, AttributeError)):
+        core.keep_all(pool, [core.OneShotRow(record, 0)], [], False, lambda *_: 0)
+        core.admit_group(pool, [record], (1,) * 12, "waiting", "planned", None)
+    with pytest.raises(IndexError, match="fold's member 5"):
+        core.pack_step([core.OneShotRow(record, 0)], [((5,), 1)], [], 4)
+
+
+def test_arrays_that_are_not_aligned_are_copied() -> None:
+    """The bits are those of an aligned copy; a build with the undefined-behaviour sanitizer stops at the reads."""
+    crooked = np.frombuffer(b"\x00" + np.arange(8, dtype=np.int32).tobytes(), np.uint8)[1:].view(np.int32)
+    assert not crooked.flags.aligned
+    pool = core.BlockAllocator(64, 4)
+    trie = core.PrefixTrie(pool)
+    trie.insert(crooked, trie.allocate(2))
+    assert trie.match(np.arange(8, dtype=np.int32)).num_blocks == trie.match(crooked).num_blocks == 2
+    generations = np.frombuffer(b"\x00" + pool.generations([40]).tobytes(), np.uint8)[1:].view(np.uint32)
+    taken = pool.allocate(1)
+    pool.release(taken, np.frombuffer(b"\x00" + pool.generations(taken).tobytes(), np.uint8)[1:].view(np.uint32))
+    assert not generations.flags.aligned and pool.num_used == 0
+
+
+def test_ids_of_lists_that_change_while_they_are_copied_stay_in_bounds() -> None:
+    """Lists of every length beside each other: each result is its own list's, whatever room the others were given."""
+    sizes = [0, 1, 5000, 3, 20_000, 1, 0, 7]
+    lists = [list(range(size)) for size in sizes]
+    found = core.all_ids_below(lists, 1 << 20, 20_000)
+    assert [None if ids is None else len(ids) for ids in found] == [size or None for size in sizes]
+    for ids, given in zip(found, lists):
+        assert ids is None or ids.tolist() == given
+    assert core.all_ids_below(lists, 1 << 20, 4999)[2] is None

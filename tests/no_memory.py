@@ -1,0 +1,167 @@
+"""One allocation of Python's that fails, then the next one: what a verb does about each.
+
+    python -m tests.no_memory complete --to 3000          # every n; the tests take a few dozen
+    python -m tests.no_memory decide --to 3000 --width 50 # fifty failures in a row
+
+Before each call of the verb ``_testcapi.set_nomemory(n, n + width)`` makes allocations number n and on fail. The call
+has to end, in a result or in an error, within seconds; the call after it has to give what it always gives, and the
+engine's accounts have to be whole. Allocations of torch's tensors and of C++ are not Python's, and do not fail here.
+
+A crash ends the process, so each range runs in a child. Two kinds of failure are not the engine's and are counted
+apart: a crash inside torch (``torch.inference_mode`` in 2.13 dereferences a null pointer), and a ``SystemError`` that
+numpy raises where it forgets to set the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SECONDS = 60  # a call; a loaded machine takes a fraction of one
+ENDS = {"MemoryError", "ExecutionError"}  # what a call may end in, beside its result
+NUMPY_FORGOT = ("error return without exception set", "returned NULL without setting an exception")
+
+
+@dataclass
+class Report:
+    ends: Counter[str] = field(default_factory=Counter)
+    torch_crashes: list[int] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def verbs(engine: Any) -> dict[str, Callable[[], Any]]:
+    from prelude import SamplingParams, YesNo
+
+    params = SamplingParams(max_tokens=3, temperature=0)
+    return {
+        "complete": lambda: engine.complete("The quick brown fox jumps", params).token_ids,
+        "decide": lambda: engine.decide("Two boats lay at the quay.", [YesNo("Is it so?")])[0].label,
+        "chat": lambda: engine.complete([{"role": "user", "content": "Hello there"}], params).token_ids,
+        "loglikelihood": lambda: engine.loglikelihood("Two boats", " lay").total,
+        "run_many": lambda: [one.token_ids for one in engine.run_many(same_words(params))],
+    }
+
+
+def same_words(params: Any) -> list[Any]:
+    from prelude import Generate
+
+    return [Generate([1 + i, 2, 3, 4 + i], params) for i in range(4)]
+
+
+def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
+    """Reports a line of JSON for each number, so that a crash is known by what is missing."""
+    import faulthandler
+
+    import _testcapi  # type: ignore[import-not-found]
+    import torch
+
+    from prelude import Engine
+
+    faulthandler.enable()
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    engine = Engine.from_pretrained(path)
+    call = verbs(engine)[verb]
+    want = [call() for _ in range(5)][-1]
+    for n in numbers:
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        print(json.dumps({"begin": n}), flush=True)
+        end, where = "result", ""
+        try:
+            _testcapi.set_nomemory(n, n + width)
+            try:
+                call()
+            finally:
+                _testcapi.remove_mem_hooks()
+        except BaseException as error:
+            cause = error.__cause__ or error
+            end = type(error).__name__
+            if isinstance(cause, SystemError) and str(cause).endswith(NUMPY_FORGOT):
+                end = "numpy"
+            if end not in ENDS:
+                where = "".join(traceback.format_exception(error))
+        after = ""
+        try:
+            got = call()
+            if got != want:
+                after = f"then {got} instead of {want}"
+            if not engine._core.inbox.empty or engine._core.live:
+                after = "a request was left"
+            engine._core.audit()
+        except BaseException as error:
+            after = "".join(traceback.format_exception(error))
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps({"n": n, "end": end, "where": where, "after": after}), flush=True)
+    engine.close()
+
+
+def run(path: Path, verb: str, numbers: list[int], width: int = 1) -> Report:
+    """Of all numbers; a child that dies is followed by another."""
+    report, left = Report(), list(numbers)
+    while left:
+        command = [sys.executable, "-m", "tests.no_memory", verb, "--path", str(path), "--width", str(width)]
+        done = subprocess.run(
+            [*command, "--child", json.dumps(left)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])},
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        for line in lines:
+            if "n" not in line:
+                continue
+            report.ends[line["end"]] += 1
+            if line["after"]:
+                report.faults.append(f"{verb} {line['n']}: {line['end']}; {line['after']}")
+            if line["end"] not in {"result", "numpy", *ENDS}:
+                report.faults.append(f"{verb} {line['n']}: {line['where']}")
+        if done.returncode == 0:
+            return report
+        if not lines or "begin" not in lines[-1]:
+            raise RuntimeError(f"the child ended with {done.returncode}: {done.stderr[-2000:]}")
+        at = lines[-1]["begin"]
+        frames = [line for line in done.stderr.split("Current thread")[-1].splitlines() if line.startswith("  File")]
+        if frames and f"{os.sep}torch{os.sep}" in frames[0]:
+            report.torch_crashes.append(at)
+        else:
+            report.faults.append(f"{verb} {at}: ended with {done.returncode}: " + "\n".join(frames[:6]))
+        left = left[left.index(at) + 1 :]
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=["complete", "decide", "chat", "loglikelihood", "run_many"])
+    parser.add_argument("--to", type=int, default=3000)
+    parser.add_argument("--step", type=int, default=1)
+    parser.add_argument("--width", type=int, default=1)
+    parser.add_argument("--path", type=Path)
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child is not None:
+        child(given.path, given.verb, given.child, given.width)
+        return
+    from tests.checkpoints import make_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = given.path or make_checkpoint(Path(folder) / "model")
+        report = run(path, given.verb, list(range(0, given.to, given.step)), given.width)
+    print(dict(report.ends), f"; crashes inside torch at {report.torch_crashes}" if report.torch_crashes else "")
+    for fault in report.faults:
+        print(fault)
+    sys.exit(bool(report.faults))
+
+
+if __name__ == "__main__":
+    main()
