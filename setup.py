@@ -77,7 +77,7 @@ class ParallelBuildExt(build_ext):
             nthreads=processors if sys.platform == "linux" else 0,  # forks: others would import this file anew
             compiler_directives={
                 "language_level": 3,
-                "boundscheck": True,  # of lists and tuples; what is read through pointers is checked where it comes in
+                "boundscheck": True,  # of lists and tuples; arrays, read through pointers, are checked at the call
                 "nonecheck": True,  # an object made by __new__ alone has None in its fields
                 "wraparound": False,
                 "initializedcheck": False,

@@ -61,9 +61,9 @@ def same_words(params: Any) -> list[Any]:
 
 def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
     """Reports a line of JSON for each number, so that a crash is known by what is missing."""
+    import _testcapi
     import faulthandler
 
-    import _testcapi  # type: ignore[import-not-found]
     import torch
 
     from prelude import Engine

@@ -5,6 +5,7 @@ Every request that was posted is in ``live`` until its end has been told, once: 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 import math
@@ -621,10 +622,8 @@ def _count_end(stats: EngineStats, error: BaseException | None, by: int) -> str:
 
 def _log_failure(message: str, error: BaseException, request_id: str | None = None) -> None:
     """After what had to be done about it: a log that finds no memory for its record must not keep that from others."""
-    try:
+    with contextlib.suppress(MemoryError):
         log.error(message, exc_info=error, extra={"request_id": request_id} if request_id else None)
-    except MemoryError:
-        pass
 
 
 def _mark_run(request: Request, began: float, result: StepResult) -> None:

@@ -12,11 +12,12 @@ import sys
 import pytest
 
 from prelude.errors import EngineForked
+from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_lifecycle import slow_service
 from tests.patience import PATIENCE, until
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt
-from tests.service import toy_service
+from tests.service import service_core, toy_service
 
 TOY = "from tests.service import *; from tests.scheduling.test_engine_core import *; import asyncio, time, os\n"
 
@@ -133,6 +134,22 @@ def test_an_engine_that_is_dropped_ends_its_threads() -> None:
     until(lambda: gc.collect() >= 0 and gone() is None)
     thread.join(PATIENCE)
     assert not thread.is_alive() and core.executor.closed
+
+
+def test_an_engine_that_only_callers_stepped_leaves_no_thread() -> None:
+    import threading
+    import weakref
+
+    engine = toy_service(service_core(toy.ToyExecutor(), hang_seconds=3600.0)).engine
+    before = set(threading.enumerate())
+    engine.run(last_logprob(prompt(4, 1)))
+    mine = [thread for thread in threading.enumerate() if thread not in before]
+    assert [thread.name for thread in mine] == ["prelude-watchdog"]
+    gone = weakref.ref(engine)
+    del engine
+    until(lambda: gc.collect() >= 0 and gone() is None)
+    mine[0].join(PATIENCE)
+    assert not mine[0].is_alive()
 
 
 @pytest.mark.fault(60)

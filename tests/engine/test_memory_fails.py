@@ -1,0 +1,107 @@
+"""An allocation of Python's that fails, wherever it is: the call ends, and the engine is as it was."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from prelude._native.core import Inbox, Outlet
+
+from prelude.errors import ExecutionError
+from tests import no_memory
+from tests.engine.test_faults import ById, generated, text
+from tests.engine.test_limits import post
+from tests.patience import PATIENCE
+from tests.scheduling.test_engine_core import chat, prompt
+from tests.service import run_steps, service_core
+
+pytest.importorskip("_testcapi", reason="this Python was built without its test module")
+
+
+@pytest.mark.parametrize(("verb", "numbers"), [("complete", range(3, 380, 13)), ("run_many", range(5, 600, 31))])
+def test_a_call_ends_and_the_next_is_served(verb: str, numbers: range, checkpoint: Path) -> None:
+    """``python -m tests.no_memory`` takes every number."""
+    report = no_memory.run(checkpoint, verb, list(numbers))
+    assert not report.faults, "\n".join(report.faults)
+    assert report.ends["MemoryError"] > 3, report  # they did fail
+
+
+def test_a_dozen_failures_in_a_row(checkpoint: Path) -> None:
+    report = no_memory.run(checkpoint, "complete", list(range(100, 380, 56)), width=12)
+    assert not report.faults, "\n".join(report.faults)
+
+
+class Forgetful(ById):
+    """A sink that finds no memory the first ``times`` times it is told an end."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def deliver(self, *end: object) -> None:
+        if self.times:
+            self.times -= 1
+            raise MemoryError("injected")
+        super().deliver(*end)  # type: ignore[arg-type]
+
+
+@pytest.mark.fault(89)
+@pytest.mark.fault(91)
+@pytest.mark.parametrize("times", [1, 2, 3, 5])
+def test_an_end_that_could_not_be_told_is_told_later_and_counted_once(times: int) -> None:
+    core = service_core()
+    sink = Forgetful(times)
+    requests = [post(core, chat(prompt(6, i), 3), sink) for i in range(3)]
+    for _ in range(50):
+        try:
+            run_steps(core)
+        except MemoryError:
+            continue
+        if not core.live:
+            break
+    assert not core.live and set(sink.ends) == {request.id for request in requests}
+    stats = core.stats
+    assert stats.finished + stats.failed + stats.cancelled + stats.expired == 3 == sum(stats.requests.values())
+    assert all(outcome is not None or isinstance(error, ExecutionError) for outcome, error in sink.ends.values())
+    core.audit()
+    sink.times = 0
+    after = post(core, chat(prompt(6, 9), 3), sink)
+    run_steps(core)
+    assert text(sink, after) == generated(9, 3)
+    core.audit()
+
+
+def test_the_engine_thread_outlives_a_lack_of_memory() -> None:
+    """Callers that wait are told, though the thread that has to tell them found no memory three times."""
+    core = service_core()
+    sink = Forgetful(3)
+    told = threading.Event()
+    deliver = sink.deliver
+    sink.deliver = lambda *end: (deliver(*end), told.set())  # type: ignore[method-assign,assignment,func-returns-value]
+    core.submit(core.request(chat(prompt(6, 1), 3), sink))
+    assert told.wait(PATIENCE) and core._thread is not None and core._thread.is_alive()
+    core.close()
+
+
+def test_what_was_taken_from_a_queue_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of what was taken is made before anything leaves the queue."""
+    import _testcapi
+
+    outlet = Outlet()
+    items = [object() for _ in range(100)]
+    for item in items:
+        outlet.put(item)
+    failures = 0
+    for n in range(50):
+        _testcapi.set_nomemory(n, n + 1)
+        try:
+            got = outlet.take()
+        except MemoryError:
+            failures += 1
+            continue
+        finally:
+            _testcapi.remove_mem_hooks()
+        break
+    assert failures >= 1 and got == items and outlet.take() == []
+    assert Inbox(4, 4).empty
