@@ -175,7 +175,8 @@ class EngineCore(Stepper):
                 pass
         finally:
             wanted, inbox = self._baton.release(), self.inbox
-            if wanted or not inbox.empty or not self.queues.empty or self._flights or inbox.closed or self._broken is not None:
+            left = not inbox.empty or not self.queues.empty or self._flights or self._broken is not None
+            if wanted or left or inbox.closed:
                 self._wake_thread()  # others', or left by an interrupt
 
     def check_may_wait(self) -> None:

@@ -621,7 +621,7 @@ def _count_end(stats: EngineStats, error: BaseException | None, by: int) -> str:
 
 
 def _log_failure(message: str, error: BaseException, request_id: str | None = None) -> None:
-    """After what had to be done about it: a log that finds no memory for its record must not keep that from others."""
+    """Called when all else about the error is done: a record that finds no memory is dropped."""
     with contextlib.suppress(MemoryError):
         log.error(message, exc_info=error, extra={"request_id": request_id} if request_id else None)
 

@@ -110,7 +110,7 @@ class Tokenizer {
   // The offsets in code points of all ids that encode_ids() made of a text of so many characters, trimmed, if it
   // said that this may be asked. False: encode() has to say.
   bool char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
-    if (!spans_.put(ids, n, characters, out)) return false;
+    if (!spans_.known() || !spans_.put(ids, n, characters, out)) return false;
     for (bool add_prefix_space : trim_passes_)
       trim(out, n, add_prefix_space, [&](uint32_t i) { return trims_[static_cast<uint32_t>(ids[i])]; });
     return true;
