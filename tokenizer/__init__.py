@@ -25,6 +25,7 @@ from .errors import (
     TokenizerFileError,
     TokenizersMutationError,
 )
+from .tiktoken_encoding import TiktokenEncoding
 from .tokenizer import Tokenizer
 from .transformers_patch import patch_transformers, patched_transformers
 
@@ -35,6 +36,7 @@ __all__ = [
     "DecodeStream",
     "Encoding",
     "LoneSurrogateError",
+    "TiktokenEncoding",
     "Tokenizer",
     "TokenizerConfigWarning",
     "TokenizerError",

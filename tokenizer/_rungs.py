@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("prelude.tokenizer")
 
 
-def load(data: bytes | Path, cache: TableCache | None = None) -> tuple[Core, str]:
-    """(core, backend name) for a tokenizer.json, its bytes or its path; a log line when it is not the native rung."""
+def load(
+    data: bytes | Path, cache: TableCache | None = None, convert: Callable[[], bytes] | None = None
+) -> tuple[Core, str]:
+    """(core, backend name) for a tokenizer.json, its bytes or its path; a log line when it is not the native rung.
+
+    ``convert`` makes the tokenizer.json where ``data`` is not one but says all that goes into it: kept tables are
+    found by ``data``.
+    """
     if cache is not None:
         with contextlib.suppress(ImportError):
             known = cache.of_file(data) if isinstance(data, Path) else cache.of_bytes(data)
@@ -32,7 +39,7 @@ def load(data: bytes | Path, cache: TableCache | None = None) -> tuple[Core, str
                 return known, "native"
     if isinstance(data, Path):
         data = read_plain(data, TOKENIZER_LIMIT)
-    core, backend, reason = _load(data)
+    core, backend, reason = _load(data if convert is None else convert())
     if backend != "native":
         _log.info("backend %s: %s", backend, reason)
     elif cache is not None:

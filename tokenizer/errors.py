@@ -37,7 +37,7 @@ __all__ = [
     "TokenizersMutationError",
 ]
 
-EXTRA = 'pip install "prelude-engine[engine]"'
+EXTRA = 'pip install "prelude-engine[tokenizer]"'
 
 
 class TokenizerError(ValueError):

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import re
+from pathlib import Path
 
 from ._reference import BYTE_CHARS
 from .errors import TokenizerError
@@ -85,6 +87,12 @@ def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -
         },
     }
     return json.dumps(whole, ensure_ascii=False).encode()
+
+
+def recipe(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -> bytes:
+    """All that ``tokenizer_json`` makes its result of, this file included; it is no tokenizer.json itself."""
+    made_by = hashlib.blake2b(Path(__file__).read_bytes()).hexdigest()
+    return b"ranks" + json.dumps([made_by, pattern, special_tokens]).encode() + b"\n" + ranks
 
 
 def parse_ranks(data: bytes) -> dict[bytes, int]:

@@ -102,12 +102,18 @@ class Tokenizer(ArrayMethods):
         ranks: str | os.PathLike[str] | bytes,
         pattern: str,
         special_tokens: dict[str, int] | None = None,
+        *,
+        cache: Cache = True,
     ) -> Tokenizer:
         """Load a rank file (base64 bytes and a rank a line) with its split pattern and special tokens."""
-        from .tiktoken import tokenizer_json
+        from .tiktoken import recipe, tokenizer_json
 
         data = ranks if isinstance(ranks, bytes) else read_plain(ranks, TOKENIZER_LIMIT)
-        return Tokenizer.from_buffer(tokenizer_json(data, pattern, special_tokens or {}))
+        special = special_tokens or {}
+        made = Tokenizer.__new__(Tokenizer)
+        core = load(recipe(data, pattern, special), cache_at(cache), lambda: tokenizer_json(data, pattern, special))
+        made._assemble(*core, FileConfig())
+        return made
 
     @staticmethod
     def _build(data: bytes | Path, config: FileConfig, source: str, cache: Cache) -> Tokenizer:

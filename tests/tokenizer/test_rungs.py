@@ -81,7 +81,7 @@ def test_without_the_package_of_a_rung_the_error_names_it(missing: str, json_of:
         "    try: Tokenizer.from_file(name)\n"
         "    except BackendUnavailable as e:\n"
         "        said = str(e)\n"
-        "        assert '`tokenizers`' in said and 'pip install' in said and '[engine]' in said, said\n"
+        "        assert '`tokenizers`' in said and 'pip install' in said and '[tokenizer]' in said, said\n"
         "        assert name != 'unigram.json' or 'Unigram' in said, said\n"
         "    else: raise AssertionError(name)\n"
         "if 'pattern.json' not in refused: assert Tokenizer.from_file('pattern.json').backend == 'native+regex'\n"

@@ -1,0 +1,140 @@
+"""The object with tiktoken's names: ids, refusals and bytes are tiktoken's, and rank files are converted once."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prelude.tokenizer import TiktokenEncoding, TokenizersMutationError
+from prelude.tokenizer import tiktoken as conversion
+
+PATTERN = r"'(?i:[sdmt])|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s+(?!\S)|\s"
+SPECIAL = {"<|endoftext|>": 700, "<|fim|>": 701, "<|pad|>": 705}
+TEXTS = [
+    "",
+    "the other then",
+    "a<|endoftext|>b<|pad|><|fim|>y",
+    "<|fim|>",
+    "12345 它's 🙂\n\n end  ",
+    "\ud83d\ude42 \ud800z",
+]
+
+
+def small_ranks() -> dict[bytes, int]:
+    ranks = {bytes([b]): b for b in range(256)}
+    for token in (b"th", b" t", b"the", b" th", b" the", b"he", b"er", b"en", b"other", b"ot", b"oth", b"\xf0\x9f"):
+        ranks[token] = len(ranks)
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    tiktoken = pytest.importorskip("tiktoken")
+    theirs = tiktoken.Encoding("small", pat_str=PATTERN, mergeable_ranks=small_ranks(), special_tokens=SPECIAL)
+    return TiktokenEncoding.like(theirs), theirs
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"allowed_special": "all"},
+    {"disallowed_special": ()},
+    {"allowed_special": {"<|endoftext|>"}},
+    {"allowed_special": {"<|endoftext|>", "<|pad|>"}, "disallowed_special": ()},
+    {"allowed_special": {"<|fim|>"}, "disallowed_special": ()},
+    {"disallowed_special": {"<|fim|>"}},
+]
+
+
+def result(call: Any, *args: Any, **options: Any) -> Any:
+    try:
+        return call(*args, **options)
+    except ValueError:
+        return "refused"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_encode_and_its_refusals(pair: Any, options: dict[str, Any]) -> None:
+    ours, theirs = pair
+    for text in TEXTS:
+        expected = result(theirs.encode, text, **options)
+        assert result(ours.encode, text, **options) == expected, text
+        array = result(ours.encode_to_numpy, text, **options)
+        assert array == "refused" if expected == "refused" else array.tolist() == expected
+        assert ours.encode_ordinary(text) == theirs.encode_ordinary(text), text
+    batch = [text for text in TEXTS if result(theirs.encode, text, **options) != "refused"]
+    assert ours.encode_batch(batch, **options) == theirs.encode_batch(batch, **options)
+    assert ours.encode_ordinary_batch(TEXTS) == theirs.encode_ordinary_batch(TEXTS)
+
+
+def test_a_refusal_names_the_token_and_the_way_out(pair: Any) -> None:
+    with pytest.raises(ValueError, match=r"disallowed special token '<\|fim\|>' at 2.*allowed_special.*disallowed"):
+        pair[0].encode("a <|fim|>", allowed_special={"<|endoftext|>"})
+
+
+def test_decoding_and_vocabulary(pair: Any) -> None:
+    ours, theirs = pair
+    for name in ("name", "n_vocab", "max_token_value", "eot_token", "special_tokens_set"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert sorted(ours.token_byte_values()) == sorted(theirs.token_byte_values())
+    assert ours._mergeable_ranks == theirs._mergeable_ranks
+    rows = [theirs.encode(text, allowed_special="all") for text in TEXTS]
+    for ids in [*rows, [0xF0], [700, 65]]:
+        for name in ("decode", "decode_bytes", "decode_tokens_bytes"):
+            assert getattr(ours, name)(ids) == getattr(theirs, name)(ids)
+    for ids in rows:
+        assert ours.decode_with_offsets(ids) == theirs.decode_with_offsets(ids)
+    assert ours.decode_batch(rows) == theirs.decode_batch(rows)
+    assert ours.decode_bytes_batch(rows) == theirs.decode_bytes_batch(rows)
+    for one in (ours, theirs):
+        for call in (one.decode, one.decode_bytes, lambda ids, e=one: e.decode_single_token_bytes(ids[0])):
+            with pytest.raises(KeyError):
+                call([600])
+        with pytest.raises(UnicodeDecodeError):
+            one.decode([0xF0], errors="strict")
+        with pytest.raises(KeyError):
+            one.encode_single_token("no token")
+        assert one.encode_single_token("the") == one.encode_single_token(b"the") == small_ranks()[b"the"]
+        assert one.encode_single_token("<|fim|>") == 701
+        assert one.is_special_token(700) and not one.is_special_token(65)
+    with pytest.raises(TokenizersMutationError, match="use tiktoken"):
+        ours.encode_with_unstable("a")
+    again = pickle.loads(pickle.dumps(ours))
+    assert again.encode("the other<|fim|>", allowed_special="all") == ours.encode(
+        "the other<|fim|>", allowed_special="all"
+    )
+
+
+def test_tables_of_a_rank_file_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second load converts nothing; other special tokens, or another pattern, are another tokenizer."""
+    ranks = small_ranks()
+    for i in range(40_000):  # more than the size from which tables are kept
+        ranks[b"%c%c%c" % (97 + i % 26, 97 + i // 26 % 26, 97 + i // 676 % 26) + b"%d" % i] = len(ranks)
+    data = b"\n".join(b"%s %d" % (base64.b64encode(raw), id) for raw, id in ranks.items())
+    file = tmp_path / "ranks.tiktoken"
+    file.write_bytes(data)
+    converted: list[Any] = []
+    convert = conversion.tokenizer_json
+
+    def counted(*args: Any) -> bytes:
+        converted.append(args)
+        return convert(*args)
+
+    monkeypatch.setattr(conversion, "tokenizer_json", counted)
+
+    def load(pattern: str = PATTERN, **special: int) -> TiktokenEncoding:
+        return TiktokenEncoding(
+            "x", pat_str=pattern, mergeable_ranks=file, special_tokens=special, cache=tmp_path / "kept"
+        )
+
+    first, again = load(eot=90_000), load(eot=90_000)
+    assert len(converted) == 1
+    assert first.encode("the other eot", allowed_special="all") == again.encode(
+        "the other eot", allowed_special="all"
+    )
+    assert again.n_vocab == 90_001 and again.decode(again.encode("the other")) == "the other"
+    assert load(eot=90_001).n_vocab == 90_002 and len(converted) == 2
+    assert load(r"\S+|\s+", eot=90_000).encode("then") == first.encode("then") and len(converted) == 3
+    assert len([path for path in (tmp_path / "kept").iterdir() if path.name != "key"]) == 3
