@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from prelude.execution.threads import ThreadCount
 from prelude.models.ops import Linear
 
 CANDIDATES = (16, 32, 64, 128)
@@ -25,17 +26,17 @@ def rows_needed(linears: Iterable[Linear]) -> int:
     shapes = {(tuple(linear.weight.shape), linear.weight.dtype): linear for linear in linears}
     needed = 0
     for linear in shapes.values():
-        weight = linear.weight[:_OUTPUTS].t()
+        probe = Linear(linear.weight[:_OUTPUTS])
+        probe.min_rows = 2  # as in deterministic mode; the products tested have more rows
+        outputs, width = probe.weight.shape
 
-        def plain(x: Tensor, weight: Tensor = weight) -> Tensor:
-            return torch.mm(x, weight)
-
-        def added(x: Tensor, weight: Tensor = weight) -> Tensor:
+        def added(x: Tensor, probe: Linear = probe, outputs: int = outputs) -> Tensor:
             # As the residual meets it: some values of the row itself to begin with.
-            return x.new_ones(len(x), weight.shape[1]).mul_(x[:, :1]).addmm_(x, weight)
+            residual = torch.ones(len(x), outputs).mul_(x[:, :1])
+            probe.add_to(residual, x)
+            return residual
 
-        products = (plain, added) if weight.dtype == torch.float32 else (plain,)
-        needed = max([needed, *(_rows_needed(f, weight.shape[0], weight.dtype) for f in products)])
+        needed = max([needed, *(_rows_needed(f, width, probe.weight.dtype) for f in (probe, added))])
     return needed
 
 
@@ -44,12 +45,25 @@ def _rows_needed(product: Callable[[Tensor], Tensor], width: int, dtype: torch.d
     whole = product(x)
     for least in CANDIDATES:
         counts = {least, least + 1, least + 3, least + 7, 2 * least - 1, 3 * least // 2, 255}
-        if all(_agree(product, x, whole, count) for count in counts if count <= _ROWS - 5):
+        if all(_agree(product, x, whole, count) for count in counts if count <= _ROWS - 5) and _alone(
+            product, x, whole
+        ):
             return least
     raise RuntimeError(
         f"deterministic mode is not available: on this machine a product of {CANDIDATES[-1]} rows of {width} "
-        f"{str(dtype).removeprefix('torch.')} values differs from the same rows in a larger product"
+        f"{str(dtype).removeprefix('torch.')} values differs from the same rows in a larger product or with one thread"
     )
+
+
+def _alone(product: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor) -> bool:
+    """Whether one thread gives the bits that all threads give: how many a step uses depends on the machine's load."""
+    threads = ThreadCount()
+    threads.hold()
+    threads.use(1)
+    try:
+        return torch.equal(product(x), whole)
+    finally:
+        threads.give_back()
 
 
 def _agree(product: Callable[[Tensor], Tensor], x: Tensor, whole: Tensor, count: int) -> bool:

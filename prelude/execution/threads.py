@@ -50,12 +50,43 @@ def processors(root: str | Path = "/") -> int:
     return max(1, count)
 
 
+_omp_threads = torch_symbol("omp_set_num_threads")
+_mkl_threads = torch_symbol("MKL_Set_Num_Threads_Local")
+
+
+class ThreadCount:
+    """The thread count of the calling thread's operations: held, changed for a while, and given back."""
+
+    def __init__(self) -> None:
+        self._given = 0  # torch's thread count when it was held
+        self._mkl: int | None = None  # MKL's local count then, where it was changed since
+
+    def hold(self) -> int:
+        self._given = torch.get_num_threads()
+        return self._given
+
+    def use(self, count: int) -> None:
+        if _omp_threads is None or torch.get_num_threads() == count:
+            return
+        _omp_threads(count)
+        if _mkl_threads is not None:
+            before = _mkl_threads(count)
+            if self._mkl is None:
+                self._mkl = before
+
+    def give_back(self) -> None:
+        self.use(self._given)
+        if self._mkl is not None:
+            _mkl_threads(self._mkl)
+            self._mkl = None
+
+
 class Own(threading.local):
     """What one thread that runs steps knows: its own step, and the threads that work for it."""
 
     def __init__(self) -> None:
-        self.given = self.most = 0  # torch's thread count outside of the step, and the most inside
-        self.mkl: int | None = None  # what MKL had been told for this thread, where the step told it otherwise
+        self.most = 0  # the most threads of the step
+        self.count = ThreadCount()
         self.began = 0.0  # the step, or the last look inside it
         self.busy = 0.0  # seconds of steps since ``before`` was read
         self.read = -math.inf  # when that was
@@ -98,10 +129,6 @@ class Team:
     __del__ = close
 
 
-_omp_threads = torch_symbol("omp_set_num_threads")
-_mkl_threads = torch_symbol("MKL_Set_Num_Threads_Local")
-
-
 class Governor:
     """Holds the thread count for the length of a step, in the step's own thread alone, and gives it back as it was:
     ``torch.set_num_threads`` would change it for threads that begin meanwhile. What it has learned is the process's:
@@ -122,20 +149,15 @@ class Governor:
 
     def __enter__(self) -> None:
         own = self._own
-        own.given = torch.get_num_threads()
-        own.most = min(own.given, self._bound)
+        own.most = min(own.count.hold(), self._bound)
         own.began = now = self._clock()
         if now - own.read > _STALE:
             own.read, own.busy, own.before = now, 0.0, []
-        self._use(min(own.most, self.allowed))
+        own.count.use(min(own.most, self.allowed))
 
     def __exit__(self, *_: object) -> None:
         self.look()
-        own = self._own
-        self._use(own.given)
-        if own.mkl is not None:
-            _mkl_threads(own.mkl)
-            own.mkl = None
+        self._own.count.give_back()
 
     def look(self) -> None:
         """Between two operations of a step. A look at the clock, but for once in a window."""
@@ -149,7 +171,7 @@ class Governor:
         if len(waits) == len(own.before):
             held_up = sum(after - before > _SHARED * own.busy for before, after in zip(own.before, waits))
             self._learn(held_up, size, now)
-            self._use(min(own.most, self.allowed))
+            own.count.use(min(own.most, self.allowed))
         own.before, own.busy, own.read = waits, 0.0, now
 
     def _learn(self, held_up: int, size: int, now: float) -> None:
@@ -161,15 +183,6 @@ class Governor:
             self._until = now + self._pause
         elif size == self.allowed and now >= self._until:
             self.allowed, self._raised = _ALL, now
-
-    def _use(self, count: int) -> None:
-        if _omp_threads is None or torch.get_num_threads() == count:
-            return
-        _omp_threads(count)
-        if _mkl_threads is not None:
-            before = _mkl_threads(count)
-            if self._own.mkl is None:
-                self._own.mkl = before
 
 
 GOVERNOR = Governor()

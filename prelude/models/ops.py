@@ -16,16 +16,20 @@ from prelude.models.kernels import product, wide
 FEW_ROWS = 16
 """Products of so few rows are bound by reading the weights. Ours reads them once, where they lie; torch's are made
 for many rows and take 1.4 to 3.5 times as long for the packaged model's."""
+STEADY_WIDTH = 512
+"""Inner values of one float32 product in deterministic mode. torch cuts wider ones by the number of rows and of
+threads, so that a row's bits would depend on both (measured from 1,024 on; 512 and fewer were never cut)."""
 
 
 class Linear:
     """A weight [out, in] and maybe a bias. Products are in the weight's dtype, sums into ``x`` in float32.
 
-    ``min_rows``: a product of fewer rows is padded to so many. A float32 product of few rows takes another kernel
-    than one of many, so in deterministic mode a row's bits would depend on its company (measured).
+    ``min_rows`` above 1 is deterministic mode. A product of fewer rows is padded to so many: a float32 product of few
+    rows takes another kernel than one of many, so a row's bits would depend on its company (measured). A wide float32
+    product becomes a sum of products of ``STEADY_WIDTH`` inner values.
     """
 
-    __slots__ = ("_few", "_min_rows", "bias", "transposed", "weight")
+    __slots__ = ("_few", "_inner", "_min_rows", "bias", "transposed", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -41,6 +45,8 @@ class Linear:
     def min_rows(self, rows: int) -> None:
         self._min_rows = rows
         native = rows == 1 and wide() and self.weight.is_contiguous()
+        width = self.weight.shape[1]
+        self._inner = STEADY_WIDTH if rows > 1 and self.weight.dtype == torch.float32 else width
         self._few = FEW_ROWS if native and self.weight.dtype in (torch.float32, torch.bfloat16) else 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -52,9 +58,10 @@ class Linear:
         if rows <= self._few:
             product(x, self.weight, out)
         elif rows < self.min_rows:
-            out.copy_(torch.mm(F.pad(x, (0, 0, 0, self.min_rows - rows)), self.transposed)[:rows])
+            padded = out.new_empty(self.min_rows, out.shape[1])
+            out.copy_(self._product(F.pad(x, (0, 0, 0, self.min_rows - rows)), padded)[:rows])
         else:
-            torch.mm(x, self.transposed, out=out)
+            self._product(x, out)
         if self.bias is not None:
             out.add_(self.bias)
         return out
@@ -74,11 +81,21 @@ class Linear:
         if rows < self.min_rows:
             missing = (0, 0, 0, self.min_rows - rows)
             target, x = F.pad(residual, missing), F.pad(x, missing)
-        target.addmm_(x, self.transposed)
+        self._add_product(target, x, 0)
         if target is not residual:
             residual.copy_(target[:rows])
         if self.bias is not None:
             residual.add_(self.bias)
+
+    def _product(self, x: Tensor, out: Tensor) -> Tensor:
+        torch.mm(x[:, : self._inner], self.transposed[: self._inner], out=out)
+        self._add_product(out, x, self._inner)
+        return out
+
+    def _add_product(self, target: Tensor, x: Tensor, first: int) -> None:
+        """Adds the product of the inner values from ``first`` on."""
+        for at in range(first, self.weight.shape[1], self._inner):
+            target.addmm_(x[:, at : at + self._inner], self.transposed[at : at + self._inner])
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch
 from prelude.execution.cpu import CpuExecutor
+from tests.checkpoints import SMALL, write_checkpoint
 from tests.execution.helpers import (
     Model,
     Segment,
@@ -83,6 +85,27 @@ def test_company_with_threads(executor: CpuExecutor, alone: Callable[..., np.nda
             assert np.array_equal(together[s.starts[n] : s.starts[n + 1]], alone(x))
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.fault(74)
+def test_wide_products_have_the_same_bits_in_any_company_with_any_thread_count(tmp_path: Path) -> None:
+    """torch cuts an inner dimension of 1,024 values by the numbers of rows and threads."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 1, "num_attention_heads": 8}
+    model = Model(write_checkpoint(tmp_path, {**SMALL, **sizes}))
+    some = [random_ids(i, n) for i, n in enumerate((40, 3, 90, 17))]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        executor = model.executor(deterministic=True)
+        s = prompts(*some)
+        together = hidden(executor, s, np.arange(s.num_tokens))
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            for n, ids in enumerate(some):
+                alone = hidden(executor, prompts(ids), np.arange(len(ids)))
+                assert np.array_equal(alone, together[s.starts[n] : s.starts[n + 1]]), (threads, n)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.fault(74)

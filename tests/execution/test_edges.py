@@ -18,6 +18,7 @@ from prelude.execution.executor import Executor
 from prelude.execution.readouts import best, log_normalisers, logprobs_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from prelude.models.ops import Linear
 from tests.checkpoints import save_model
 from tests.execution.helpers import (
     Model,
@@ -274,11 +275,11 @@ def test_a_machine_without_row_stable_products_is_refused() -> None:
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = super().__torch_function__(func, types, args, kwargs or {})
-            return out + len(out) if func is torch.mm else out
+            return out.add_(len(out)) if func is torch.mm else out
 
-    linear = SimpleNamespace(weight=torch.randn(8, 8).as_subclass(Drifting))
+    linear = Linear(torch.randn(8, 8).as_subclass(Drifting))
     with pytest.raises(RuntimeError, match="deterministic mode is not available"):
-        rows_needed([linear])  # type: ignore[list-item]
+        rows_needed([linear])
 
 
 def test_logprob_pairs_in_any_order(model: Model) -> None:
