@@ -51,7 +51,7 @@ def _rows_needed(product: Callable[[Tensor], Tensor], width: int, dtype: torch.d
             return least
     raise RuntimeError(
         f"deterministic mode is not available: on this machine a product of {CANDIDATES[-1]} rows of {width} "
-        f"{str(dtype).removeprefix('torch.')} values differs from the same rows in a larger product or with one thread"
+        f"{str(dtype).removeprefix('torch.')} values differs from its rows in a larger product or with one thread"
     )
 
 
