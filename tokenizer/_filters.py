@@ -169,11 +169,14 @@ def _bare(value: Any) -> Any:
     return str.__str__(value) if isinstance(value, str) else value
 
 
-def _round(value: Any, precision: int = 0, method: Any = "common") -> Any:
+def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     precision = number(precision, "the precision of round", MAX_DIGITS)
+    if not isinstance(method, str):
+        raise TypeError("round: the method is common, ceil or floor")
     if not isinstance(value, (int, float)):
         raise TypeError(f"round: a number is required, not {type(value).__name__}")
-    return settled(jinja2.filters.do_round(value, precision, method), taints(value))
+    kind: Any = method
+    return settled(jinja2.filters.do_round(value, precision, kind), taints(value))
 
 
 def _abs(x: Any) -> Any:

@@ -41,9 +41,11 @@ def percent(template: str, values: Any) -> str:
         key, flags, width, precision, kind = match.groups()
         at = match.end()
         if kind == "%":
-            parts.append("%")
+            parts.append(Marked("%") if isinstance(template, Marked) else "%")
             continue
         if key is not None:
+            if len(key) > MAX_WIDTH:
+                raise ChatTemplateError(f"the name of a format's value has at most {MAX_WIDTH} characters")
             if not isinstance(values, dict):
                 raise TypeError("format requires a mapping")
             value, used = values[str.__str__(key)], len(given)

@@ -116,15 +116,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         raise ChatTemplateError(f"the chat template calls a value of type {kind.__name__}, which is no function")
 
     def call_filter(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        check_name(name)
-        ACTIVE.get().spend(NAMED_CALL)
+        _check_called(name)
         if name in OUTPUT_FILTERS:
             raise ChatTemplateError(f"the filter {name!r} stands only at the end of an output in chat templates")
         return super().call_filter(name, value, *args, **kwargs)
 
     def call_test(self, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        check_name(name)
-        ACTIVE.get().spend(NAMED_CALL)
+        _check_called(name)
         return super().call_test(name, value, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -155,6 +153,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if run is not None:
             ACTIVE.get().take(OBJECT)
             return Function(run, obj)
+        if isinstance(obj, Undefined) and name.startswith("_"):
+            raise SecurityError(f"access to attribute {name[:100]!r} of an undefined value")
         if name in ATTRIBUTES.get(kind, ()) or isinstance(obj, Undefined):
             return getattr(obj, name)
         if name in REFUSED.get(kind, ()):
@@ -170,6 +170,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return self.unsafe_undefined(obj, name)
         shown = name if isinstance(name, str) else f"item of type {type(name).__name__}"
         return self.undefined(obj=obj, name=shown)
+
+
+def _check_called(name: Any) -> None:
+    """The name of a filter or test that ``map``, ``select`` and the like are about to look up."""
+    if not isinstance(name, str):
+        raise ChatTemplateError(f"the name of a filter or test is a string, not {type(name).__name__}")
+    check_name(name)
+    ACTIVE.get().spend(NAMED_CALL)
 
 
 def _stepped(function: Callable[..., Any]) -> Callable[..., Any]:

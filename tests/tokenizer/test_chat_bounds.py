@@ -43,6 +43,15 @@ from tests.tokenizer.templates import CHATML, render
         "{{ 'x'.encode() }}",
         "{{ environment.x.y }}",
         "{{ caller.__globals__.x }}",
+        "{{ nothing._undefined_exception }}",
+        "{{ nothing._undefined_obj.x }}",
+        "{{ messages[0].nothing._fail_with_undefined_error() }}",
+        "{{ [1] | map('__class__') | list }}",
+        "{{ loop._iterable.x }}{% for m in messages %}{{ loop._iterable.x }}{% endfor %}",
+        "{{ self._TemplateReference__context.x }}",
+        "{% macro f() %}{% endmacro %}{{ f._environment.x }}",
+        "{{ joiner('a').sep.x }}",
+        "{% set f = 'a'.upper %}{{ f.owner.x }}{{ f.run.x }}",
     ],
 )
 def test_the_sandbox_holds(template: str) -> None:

@@ -156,6 +156,7 @@ def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: 
         "{{ messages[0].content ~ 1 }}",
         "{{ messages[0].content % () }}",
         "{{ messages[0].content.format(bos_token) }}",
+        "{{ (messages[0].content ~ '%%') % () }}",
         "{{ '%(a)s' % {'a': messages[0].content} }}",
         "{{ '%r' % (messages[0].content,) }}",
         "{{ '{0!r:>30}'.format(messages[0].content) }}",
