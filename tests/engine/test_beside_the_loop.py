@@ -66,7 +66,7 @@ def test_long_texts_are_tokenised_on_other_threads_and_answered_in_order(checkpo
 @pytest.mark.feature("G14")
 def test_the_loop_turns_while_steps_run() -> None:
     """A step takes half a second. Submitting and cancelling beside it leave the loop its turns: in one of the tries
-    the longest wait is below 50 ms, where one that waited for a step would always take a step's time."""
+    the longest wait is a fifth of that, where a loop that waits for a step always takes a step's time."""
 
     async def longest_wait() -> float:
         async with toy_service(service_core(toy.ToyExecutor(delay=0.5))) as engine:
@@ -87,7 +87,7 @@ def test_the_loop_turns_while_steps_run() -> None:
             return longest
 
     for _ in range(6):
-        if asyncio.run(longest_wait()) < 0.05:
+        if asyncio.run(longest_wait()) < 0.1:
             return
     raise AssertionError("the loop waits for steps")
 

@@ -191,16 +191,16 @@ def test_no_request_is_held_back_to_make_a_larger_batch(kind: str) -> None:
 
     core.executor.submit = submitting  # type: ignore[method-assign]
 
-    def waits_less_than_5_ms() -> bool:
+    def starts_soon() -> bool:
         submitted.clear()
         sink = ById()
         request = core.request(prepared, sink)
         began = time.perf_counter()
         core.submit(request)
         until(lambda: request.id in sink.ends)
-        return submitted[0] - began < 0.005
+        return submitted[0] - began < 0.02
 
-    assert shown(waits_less_than_5_ms)
+    assert shown(starts_soon)
     core.close()
 
 
