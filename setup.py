@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CompileError
 
 HERE = Path(__file__).parent
 GLUE_LEVEL = "-O1"
@@ -27,9 +31,12 @@ LEVELS = {
 """How sources are compiled that run once a file, or once a text; the others are compiled at -O3."""
 if platform.machine().lower() in ("x86_64", "amd64"):
     # Its vectors are written out there; looking for others in the same loops is half of the time it takes to compile.
+    # A compiler gets those of them that it knows: the names are gcc's.
     LEVELS["_native/cpu/kernels.cpp"] = [
         "-O3", "-fno-tree-loop-vectorize", "-fno-unswitch-loops", "-fno-split-loops", "-fno-ipa-cp-clone"
     ]  # fmt: skip
+COMPILE_SECONDS = 60
+"""Of processor time for all files, on a core of an AMD EPYC with gcc 12."""
 PACKAGES = {"_native": "prelude._native", "tokenizer": "prelude.tokenizer"}
 
 
@@ -41,7 +48,7 @@ def core_sources(folder: str, module: str) -> list[str]:
 def extensions() -> list[Extension]:
     windows = sys.platform == "win32"
     flags = ["/std:c++20", "/O2"] if windows else ["-std=c++20", "-g0", "-fvisibility=hidden"]
-    include = [str(HERE / "_native" / "include"), str(HERE / "tokenizer" / "core")]
+    include = ["_native/include", "tokenizer/core"]  # relative: ccache finds the same commands in any folder
     found = []
     for folder, package in PACKAGES.items():
         for pyx in sorted((HERE / folder).glob("*.pyx")):
@@ -92,16 +99,73 @@ class ParallelBuildExt(build_ext):
         self.parallel = self.parallel or processors
 
     def build_extensions(self) -> None:
+        if sys.platform != "win32":
+            self._compile_at_levels()
+        super().build_extensions()
+
+    def _compile_at_levels(self) -> None:
         compile_one = self.compiler._compile
+        known = self._known_flags()
+        progress = Progress(sum(len(extension.sources) for extension in self.extensions), self.parallel)
 
         def compile_at_level(obj: str, source: str, ext: str, args: list[str], more: list[str], *rest: Any) -> None:
             glue = Path(source).parts[:2] == ("build", "cython")
             level = [GLUE_LEVEL] if glue else LEVELS.get(Path(source).as_posix(), ["-O3"])
-            compile_one(obj, source, ext, args, [*more, *level], *rest)
+            compile_one(obj, source, ext, args, [*more, *(flag for flag in level if flag in known)], *rest)
+            progress.done(source)
 
-        if sys.platform != "win32":
-            self.compiler._compile = compile_at_level
-        super().build_extensions()
+        self.compiler._compile = compile_at_level
+
+    def _known_flags(self) -> set[str]:
+        """The flags of ``LEVELS`` that the compiler takes; ``CompileError`` where it cannot compile C++20."""
+        wanted = {GLUE_LEVEL, "-O3", *(flag for level in LEVELS.values() for flag in level)}
+        if not self._compiles([]):
+            words = getattr(self.compiler, "compiler_cxx", None) or ["c++"]
+            command = " ".join(words[: next((i for i, word in enumerate(words) if word.startswith("-")), None)])
+            raise CompileError(
+                f"prelude-engine is compiled from C++20, and {command!r} did not compile a file of it: install g++ "
+                "11 or newer (Debian and Ubuntu: apt install g++) or clang 14 or newer, or name one in CXX"
+            )
+        return {flag for flag in wanted if self._compiles([flag])}
+
+    def _compiles(self, flags: list[str]) -> bool:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "probe.cpp"
+            source.write_text("#include <span>\nint size(std::span<int> s) { return int(s.size()); }\n")
+            quiet = os.dup(2)  # what the compiler says of a flag it does not know is no news to whoever installs
+            try:
+                with open(os.devnull, "w") as nothing:
+                    os.dup2(nothing.fileno(), 2)
+                self.compiler.compile([str(source)], folder, extra_postargs=["-std=c++20", *flags])
+            except (BaseError, CompileError):
+                return False
+            finally:
+                os.dup2(quiet, 2)
+                os.close(quiet)
+            return True
+
+
+class Progress:
+    """Says on the terminal what has been compiled: pip shows nothing of a build's own output while it runs."""
+
+    def __init__(self, files: int, processors: int) -> None:
+        self.files, self.compiled, self.began = files, 0, time.monotonic()
+        self.lock = threading.Lock()
+        seconds = COMPILE_SECONDS / max(1, min(processors, files))
+        self.say(f"compiling {files} C++ files on {processors} processors, about {seconds:.0f} s where they are idle")
+
+    def done(self, source: str) -> None:
+        with self.lock:
+            self.compiled += 1
+            self.say(f"{self.compiled} of {self.files} after {time.monotonic() - self.began:.0f} s: {source}")
+
+    def say(self, line: str) -> None:
+        line = f"prelude-engine: {line}"
+        try:
+            with open("/dev/tty", "w") as terminal:
+                terminal.write(f"\r{line}\r\n")
+        except OSError:  # no terminal
+            print(line, flush=True)
 
 
 ParallelCompile(default=0).install()
