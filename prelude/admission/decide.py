@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from prelude.admission import checks
-from prelude.admission.chat import PLAIN
+from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.logprobs import logprob_output
 from prelude.admission.messages import check_messages, content_text
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
-from prelude.admission.prompts import TRUNCATIONS, beginning, is_messages, kept
-from prelude.admission.questions import QuestionPlan, branch, plan_questions, strip_start
+from prelude.admission.prompts import TRUNCATIONS, beginning, is_messages, kept, shorten
+from prelude.admission.questions import QuestionPlan, branch, cut_question, plan_questions, strip_start
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use, token_ids
 from prelude.batch import F64, I32, LogprobRows
@@ -111,15 +111,20 @@ def lay_out(facts: Facts, use: Use, task: Decide, *, unconditional: bool) -> Lay
     checks.one_of(task.truncation, "truncation", TRUNCATIONS)
     template = template_of(facts, task)
     frame = facts.frame() if template.chat else PLAIN
-    pieces = template.state_pieces(state_pieces(facts, task.state))
-    plans = plan_questions(facts, use, task.questions, template, frame)
+    pieces = template.state_pieces(state_pieces(facts, task.state, task.truncation))
+    plans = plan_questions(facts, use, task.questions, template, frame, task.truncation)
     if template.chat:
         pieces = [(frame.before, True), *(strip_start(pieces) if frame.strips else pieces)]
         start = use.encode_pieces([(frame.before, True)]) if unconditional else None
     else:
         start = use.encoder.prefix
         pieces = [(start, True), *pieces]
-    state, truncated = fit_state(facts, use, pieces, plans, task.truncation, start if unconditional else None)
+    state = use.encode_pieces(pieces)
+    cut = 0
+    if task.truncation != "error":
+        plans, cut = cut_questions(facts, use, plans, template, frame, len(state), task.truncation)
+    state, truncated = fit_state(facts, use, state, pieces, plans, task.truncation, start if unconditional else None)
+    truncated += cut
     if len(plans) == 1 and not unconditional and not plans[0].trie.segments:
         ids = np.concatenate([state, plans[0].token_ids])
         return Layout(TokenTree.single(ids), read_rows(plans, [len(ids) - 1]), tuple(plans), truncated)
@@ -167,11 +172,39 @@ def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int]) -> LogprobRow
     )
 
 
+def cut_questions(
+    facts: Facts,
+    use: Use,
+    plans: list[QuestionPlan],
+    template: DecisionTemplate,
+    frame: Frame,
+    state: int,
+    truncation: str,
+) -> tuple[list[QuestionPlan], int]:
+    """Plans of questions that leave room for their state, of ``state`` tokens; and how many tokens were cut. The
+    longer of state and question is cut: a question only where its own text has more than half of ``max_length``."""
+    room = facts.max_length - min(state, facts.max_length // 2)
+    if all(plan.depth <= room for plan in plans):
+        return plans, 0
+    found = [
+        plan
+        if plan.depth <= room
+        else cut_question(facts, use, plan, template, frame, room, truncation, f"questions[{at}]")
+        for at, plan in enumerate(plans)
+    ]
+    return found, sum(plan.tokens for plan in plans) - sum(plan.tokens for plan in found)
+
+
 def fit_state(
-    facts: Facts, use: Use, pieces: list[Piece], plans: list[QuestionPlan], truncation: str, start: I32 | None
+    facts: Facts,
+    use: Use,
+    state: I32,
+    pieces: list[Piece],
+    plans: list[QuestionPlan],
+    truncation: str,
+    start: I32 | None,
 ) -> tuple[I32, int]:
-    """The state's ids, cut where they have to be; questions and labels never are."""
-    state = use.encode_pieces(pieces)
+    """The state's ids (those of ``pieces``), cut where they have to be; labels never are."""
     deepest = max(plan.depth for plan in plans)
     asked = sum(plan.tokens for plan in plans)
     if start is not None:
@@ -226,11 +259,11 @@ def template_of(facts: Facts, task: Decide) -> DecisionTemplate:
     return template
 
 
-def state_pieces(facts: Facts, state: Any) -> list[Piece]:
+def state_pieces(facts: Facts, state: Any, truncation: str) -> list[Piece]:
     """Text and ids as they are. Messages are written out as "role: content" paragraphs: they are what the question
     is about, so none of them speaks to the model."""
     if isinstance(state, str):
-        return [(checks.text(state, "state", facts.max_chars), False)]
+        return [(checks.text(shorten(state, facts.max_chars, truncation)[0], "state", facts.max_chars), False)]
     if not is_messages(state, "state"):
         return [(token_ids(state, "state", facts.encoder, facts.max_chars), False)]
     check_messages(facts, state, "state")

@@ -11,6 +11,9 @@ messages       the model's chat template; control tokens are recognised in the t
 the end, "tail" drops the end, "middle" keeps both ends (the first half rounded up). Exactly as many tokens are
 dropped as have to be. Only what the user wrote is cut: text of a template and the tokenizer's own special tokens
 stay, and where several messages are cut they count as one text. A token that holds characters of both stays.
+
+A text longer than ``max_prompt_chars`` is first cut to that many characters at the same side, so that a document of
+any length can be given; messages of more characters are refused.
 """
 
 from __future__ import annotations
@@ -60,11 +63,13 @@ def encode_prompt(
     checks.one_of(truncation, "truncation", TRUNCATIONS)
     spans: I32 | None = None
     pieces: list[Piece] | None = None
+    prompt, seam, dropped = shorten(prompt, facts.max_chars, truncation)
     if isinstance(prompt, str):
         checks.text(prompt, field, facts.max_chars)
         prompt = before + prompt
         if offsets:
             ids, spans = use.encode_with_offsets(prompt, special=True, parse_special=True)
+            spans += np.int32(dropped) * (spans >= [seam, seam + 1])
         elif continued:
             ids = use.encode(prompt, parse_special=True)
             ids = np.concatenate([use.encoder.prefix, ids]) if len(use.encoder.prefix) else ids
@@ -79,7 +84,7 @@ def encode_prompt(
         return Encoded(beginning(facts, field, eos=continued))
     excess = len(ids) - room
     if excess <= 0:
-        return Encoded(ids, 0, spans)
+        return Encoded(ids, int(dropped > 0), spans)
     if pieces is None:
         cuttable = np.ones(len(ids), dtype=np.bool_)
         if isinstance(prompt, str):
@@ -142,6 +147,18 @@ def render(facts: Facts, messages: Sequence[Any], field: str, generation_prompt:
 
 
 # ------------------------------------------------------------------ truncation
+
+
+def shorten(value: Any, most: int, truncation: str) -> tuple[Any, int, int]:
+    """A text of more than ``most`` characters, or so many ids, cut to ``most`` before anything looks at it: (what is
+    left, where something was left out, how much). Others stay, and with ``truncation="error"`` all do."""
+    sized = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim == 1)
+    if truncation == "error" or not sized or len(value) <= most or isinstance(value[0], Mapping):
+        return value, 0, 0
+    dropped = len(value) - most
+    seam = {"head": 0, "tail": most, "middle": (most + 1) // 2}[truncation]
+    before, after = value[:seam], value[seam + dropped :]
+    return (np.concatenate([before, after]) if isinstance(value, np.ndarray) else before + after), seam, dropped
 
 
 def kept(facts: Facts, cuttable: Mask, excess: int, truncation: str, field: str, room: int) -> Mask:

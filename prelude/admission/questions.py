@@ -11,6 +11,7 @@ from prelude.admission import checks
 from prelude.admission.chat import Frame
 from prelude.admission.facts import CHARS_PER_TOKEN, Facts
 from prelude.admission.labels import LabelTrie, build_trie
+from prelude.admission.prompts import kept, shorten
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use
 from prelude.batch import I32
@@ -34,7 +35,7 @@ class QuestionPlan:
 
 
 def plan_questions(
-    facts: Facts, use: Use, questions: Sequence[Question], template: DecisionTemplate, frame: Frame
+    facts: Facts, use: Use, questions: Sequence[Question], template: DecisionTemplate, frame: Frame, truncation: str
 ) -> list[QuestionPlan]:
     """One plan per question; ``InvalidRequest`` names the one that is wrong, ``questions[i]``."""
     if type(questions) is not list and type(questions) is not tuple:
@@ -56,6 +57,8 @@ def plan_questions(
     left = max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)
     for index, question in enumerate(questions):
         given = check_question(facts, question, f"questions[{index}]")
+        if len(given.question) > facts.max_chars:
+            given = replace(given, question=shorten(given.question, facts.max_chars, truncation)[0])
         plan: QuestionPlan | None = facts.plans.get((template, given))
         left -= characters(facts, given, f"questions[{index}]") if plan is None else plan.chars
         if left < 0:
@@ -122,10 +125,7 @@ def make_plan(
     facts: Facts, use: Use, question: Question, template: DecisionTemplate, frame: Frame, field: str
 ) -> QuestionPlan:
     labels = template.labels_of(question)
-    pieces = template.question_pieces(question, labels)
-    if frame.strips:
-        pieces = strip_end(pieces)
-    token_ids = use.encode_pieces([*pieces, (frame.after, True)])
+    token_ids = use.encode_pieces(question_pieces(question, labels, template, frame))
     if len(token_ids) == 0:
         raise InvalidRequest("the question tokenises to nothing", field=f"{field}.question")
     label_ids = tuple(tuple(use.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
@@ -144,6 +144,34 @@ def make_plan(
         chars=chars,
         nbytes=1024 + 8 * chars + 8 * len(token_ids) + 64 * edges + 256 * (len(labels) + len(trie.segments)),
     )
+
+
+def question_pieces(
+    question: Question, labels: tuple[str, ...], template: DecisionTemplate, frame: Frame
+) -> list[Piece]:
+    pieces = template.question_pieces(question, labels)
+    return [*(strip_end(pieces) if frame.strips else pieces), (frame.after, True)]
+
+
+def cut_question(
+    facts: Facts,
+    use: Use,
+    plan: QuestionPlan,
+    template: DecisionTemplate,
+    frame: Frame,
+    room: int,
+    truncation: str,
+    field: str,
+) -> QuestionPlan:
+    """The plan with as many tokens of the question's own text left out as make it at most ``room`` deep, where that
+    text has more than half of ``max_length``. Not kept."""
+    pieces = question_pieces(plan.question, plan.labels, template, frame)
+    ids, cuttable = use.encode_cuttable(pieces, fixed=template.separator.join(plan.labels))
+    if 2 * int(cuttable.sum()) <= facts.max_length:
+        return plan
+    excess = plan.depth - room
+    left = ids[kept(facts, cuttable, excess, truncation, f"{field}.question", room)]
+    return replace(plan, token_ids=left, tokens=plan.tokens - excess, depth=room)
 
 
 def strip_start(pieces: list[Piece]) -> list[Piece]:

@@ -151,8 +151,9 @@ class Use:
         self._check(ids)
         return ids, offsets
 
-    def runs(self, pieces: Sequence[Piece]) -> list[I32 | list[tuple[str, bool]]]:
-        """Ready ids, and the stretches of ``(text, cuttable)`` that are encoded together."""
+    def runs(self, pieces: Sequence[Piece], fixed: str | None = None) -> list[I32 | list[tuple[str, bool]]]:
+        """Ready ids, and the stretches of ``(text, cuttable)`` that are encoded together. Untrusted text is cuttable,
+        but for a piece that is ``fixed``."""
         runs: list[I32 | list[tuple[str, bool]]] = []
         for content, trusted in pieces:
             if len(content) == 0:
@@ -164,9 +165,9 @@ class Use:
                 if not isinstance(atom, str):
                     runs.append(atom)
                 elif runs and isinstance(runs[-1], list):
-                    runs[-1].append((atom, not trusted))
+                    runs[-1].append((atom, not trusted and atom != fixed))
                 else:
-                    runs.append([(atom, not trusted)])
+                    runs.append([(atom, not trusted and atom != fixed)])
         return runs
 
     def encode_pieces(self, pieces: Sequence[Piece]) -> I32:
@@ -181,12 +182,13 @@ class Use:
             parts.append(self.encode(text) if mine else self.encoder.fixed(self, text))
         return parts[0] if len(parts) == 1 else np.concatenate([EMPTY, *parts])
 
-    def encode_cuttable(self, pieces: Sequence[Piece]) -> tuple[I32, Mask]:
-        """The same ids, and which of them stand for untrusted text alone (these may be truncated)."""
+    def encode_cuttable(self, pieces: Sequence[Piece], fixed: str | None = None) -> tuple[I32, Mask]:
+        """The same ids, and which of them stand for untrusted text alone (these may be truncated), ``fixed`` left
+        out."""
         given = {id(content) for content, trusted in pieces if not trusted and not isinstance(content, str)}
         ids: list[I32] = [EMPTY]
         masks: list[Mask] = [np.zeros(0, dtype=np.bool_)]
-        for run in self.runs(pieces):
+        for run in self.runs(pieces, fixed):
             if not isinstance(run, list):
                 ids.append(run)
                 masks.append(np.full(len(run), id(run) in given))
@@ -256,7 +258,7 @@ def token_ids(value: Any, field: str, encoder: Encoder, most: int) -> I32:
         raise InvalidRequest(f"{shown(value)} is one number; give a list of token ids", field=field)
     if len(value) > most:
         raise RequestTooLarge(
-            f"{len(value)} token ids; the limit is {most} (EngineConfig.max_prompt_chars), whatever is cut",
+            f"{len(value)} token ids; the limit is {most} (EngineConfig.max_prompt_chars)",
             field=field,
         )
     if isinstance(value, np.ndarray):

@@ -1,0 +1,108 @@
+"""``truncation=`` and texts past the character limit; long documents in a question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import Choice, Engine, EngineConfig, Generate, SamplingParams, YesNo, default_model
+from prelude.errors import PromptTooLong, RequestTooLarge
+
+WORDS = " ".join(f"word{at}" for at in range(3000))  # 25,889 characters
+LIMIT = 16 * 512
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    with Engine.from_pretrained(default_model.path(), config=EngineConfig(max_length=512, kv_bytes=1 << 22)) as made:
+        yield made
+
+
+def ids_of(engine: Engine, text: str) -> list[int]:
+    return engine.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.fault(3)
+@pytest.mark.parametrize("truncation", ["head", "tail", "middle"])
+def test_a_text_past_the_character_limit_is_cut(engine: Engine, truncation: str) -> None:
+    """By the characters that the limit leaves at the same side, then by tokens."""
+    half = LIMIT // 2
+    window = {"head": WORDS[-LIMIT:], "tail": WORDS[:LIMIT], "middle": WORDS[:half] + WORDS[-half:]}[truncation]
+    task = Generate(WORDS, SamplingParams(max_tokens=1), truncation=truncation)  # type: ignore[arg-type]
+    known = engine.explain(task).token_ids.tolist()
+    whole = ids_of(engine, window)
+    expected = {"head": whole[-511:], "tail": whole[:511], "middle": whole[:256] + whole[-255:]}[truncation]
+    assert known == expected
+    done = engine.complete(WORDS, SamplingParams(max_tokens=1), truncation=truncation)
+    assert done.stats.truncated_tokens == len(whole) - 511
+    with pytest.raises(RequestTooLarge, match="25889 characters; the limit is 8192"):
+        engine.complete(WORDS, SamplingParams(max_tokens=1))
+
+
+def test_ids_past_the_limit_are_cut_as_well(engine: Engine) -> None:
+    ids = np.arange(20_000, dtype=np.int32) % 4000
+    for given in (ids, ids.tolist()):
+        known = engine.explain(Generate(given, SamplingParams(max_tokens=1), truncation="middle")).token_ids
+        assert known.tolist() == [*ids[:256].tolist(), *ids[-255:].tolist()]
+
+
+def test_offsets_are_those_of_the_given_text(engine: Engine) -> None:
+    for truncation in ("head", "tail", "middle"):
+        for token in engine.prompt_logprobs(WORDS, top=0, truncation=truncation)[2:]:
+            assert token.offsets is not None
+            piece = engine.tokenizer.decode([token.token_id])
+            assert WORDS[slice(*token.offsets)].strip() == piece.strip()
+
+
+def test_the_state_of_a_decision_is_cut_by_characters_too(engine: Engine) -> None:
+    shown = engine.explain(decide(WORDS, YesNo("Is it long?"), "tail"))
+    assert len(shown.token_ids) <= 512 and "word0 word1 word2" in shown.text and "Is it long?" in shown.text
+
+
+# ------------------------------------------------------------------ documents in a question
+
+
+def decide(state: str, question: Any, truncation: str) -> Any:
+    from prelude import Decide
+
+    return Decide(state, [question], truncation=truncation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("truncation", ["head", "tail", "middle"])
+@pytest.mark.parametrize("document", [WORDS, WORDS[:6000]], ids=["past the characters", "past the tokens"])
+def test_a_document_in_a_question_is_cut_and_the_query_is_whole(
+    engine: Engine, truncation: str, document: str
+) -> None:
+    labels = ["it answers the query", "it does not"]
+    task = decide("What is the quay made of?", Choice(document, labels), truncation)
+    shown = engine.explain(task)
+    assert "What is the quay made of?" in shown.text
+    assert "Options: it answers the query, it does not" in shown.text, "labels and template are whole"
+    deepest = max(len(ids) for _, ids in shown.labels[0])
+    leaf = max(end - start for start, end, _ in shown.segments)
+    assert leaf <= 512 and 500 <= len(shown.token_ids) <= 512 + 2 * deepest
+    assert ("word0 word1" in shown.text) == (truncation != "head")
+    answers = engine.run(task)
+    assert answers.stats.truncated_tokens > 500 and abs(sum(answers[0].probabilities.values()) - 1) < 1e-6
+    with pytest.raises((PromptTooLong, RequestTooLarge)):
+        engine.run(decide("What is the quay made of?", Choice(document, labels), "error"))
+
+
+def test_the_longer_of_state_and_question_is_cut(engine: Engine) -> None:
+    short = engine.explain(decide(WORDS[:6000], YesNo("Is it long?"), "tail"))
+    assert "Is it long?" in short.text and len(short.token_ids) == 512
+    both = engine.explain(decide(WORDS[:6000], YesNo(WORDS[6000:12000]), "tail"))
+    assert len(both.token_ids) == 512
+    at = both.text.index("Question:")
+    assert abs(len(ids_of(engine, both.text[:at])) - 256) < 8, "each has its half"
+
+
+def test_the_next_call_finds_the_whole_question(engine: Engine) -> None:
+    """Plans are kept by question; one that was cut is not."""
+    question = YesNo(WORDS[:900])
+    whole = engine.explain(decide("a", question, "error")).token_ids
+    cut = engine.explain(decide(WORDS[:6000], question, "tail")).token_ids
+    assert len(cut) == 512 and 300 < len(whole) < 512
+    assert engine.explain(decide("a", question, "error")).token_ids.tolist() == whole.tolist()
