@@ -12,8 +12,9 @@ Importing this package imports neither ``tokenizers``, ``transformers`` nor ``ji
 
 from __future__ import annotations
 
-from . import decoders
+from . import decoders, models, normalizers, pre_tokenizers
 from .added_token import AddedToken
+from .components import LeftOut, Regex
 from .decoders import DecodeStream
 from .encoding import Encoding
 from .errors import (
@@ -29,6 +30,10 @@ from .tiktoken_encoding import TiktokenEncoding
 from .tokenizer import Tokenizer
 from .transformers_patch import patch_transformers, patched_transformers
 
+trainers = LeftOut("trainers", "training is left out: train with `tokenizers`, save, and load the file here")
+NormalizedString = LeftOut("NormalizedString", "components written in Python are left out: use `tokenizers` for them")
+PreTokenizedString = LeftOut("PreTokenizedString", "components written in Python are left out: use `tokenizers`")
+
 __all__ = [
     "AddedToken",
     "BackendUnavailable",
@@ -36,6 +41,9 @@ __all__ = [
     "DecodeStream",
     "Encoding",
     "LoneSurrogateError",
+    "NormalizedString",
+    "PreTokenizedString",
+    "Regex",
     "TiktokenEncoding",
     "Tokenizer",
     "TokenizerConfigWarning",
@@ -43,6 +51,10 @@ __all__ = [
     "TokenizerFileError",
     "TokenizersMutationError",
     "decoders",
+    "models",
+    "normalizers",
     "patch_transformers",
     "patched_transformers",
+    "pre_tokenizers",
+    "trainers",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
-@dataclass(frozen=True, slots=True, repr=False)
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class AddedToken:
     """A token matched in the text before the model sees it."""
 
@@ -15,6 +17,15 @@ class AddedToken:
     rstrip: bool = False
     normalized: bool = True
     special: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to an AddedToken of HF's that says the same."""
+        if type(other).__name__ != "AddedToken":
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name, None) for name in ("content", *_FLAGS))
+
+    def __hash__(self) -> int:
+        return hash(self.content)
 
     def __str__(self) -> str:
         return self.content

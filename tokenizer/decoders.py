@@ -6,9 +6,11 @@ A stream belongs to one sequence and one thread; all its state is here, none in 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections import abc
 from typing import TYPE_CHECKING, Any
 
+from .components import Decoder as Decoder
+from .components import component_type
 from .errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -22,17 +24,29 @@ else:
 
 _BROKEN = "\ufffd"
 
+# HF's decoders: views of a loaded tokenizer's, or made by themselves to be called.
+BPEDecoder = component_type("decoder", "BPEDecoder")
+ByteFallback = component_type("decoder", "ByteFallback")
+ByteLevel = component_type("decoder", "ByteLevel")
+CTC = component_type("decoder", "CTC")
+Fuse = component_type("decoder", "Fuse")
+Metaspace = component_type("decoder", "Metaspace")
+Replace = component_type("decoder", "Replace")
+Sequence = component_type("decoder", "Sequence")
+Strip = component_type("decoder", "Strip")
+WordPiece = component_type("decoder", "WordPiece")
+
 
 class DecodeStream(StreamEntry):
     """Text as it grows, token by token: ``step`` gives the new text, or None while a character is open."""
 
-    def __init__(self, ids: Sequence[int] | None = None, skip_special_tokens: bool | None = False) -> None:
+    def __init__(self, ids: abc.Sequence[int] | None = None, skip_special_tokens: bool | None = False) -> None:
         self._ids = [_id(i) for i in ids] if ids is not None else []
         self._skip = bool(skip_special_tokens)
         self._stream: Any = None  # a CoreStream or a _Stream, made at the first step
         self._tokenizer: Tokenizer | None = None
 
-    def _step_general(self, tokenizer: Tokenizer, id: int | Sequence[int]) -> str | None:
+    def _step_general(self, tokenizer: Tokenizer, id: int | abc.Sequence[int]) -> str | None:
         stream = self._stream if self._tokenizer is tokenizer else self._over(tokenizer)
         if type(id) is int and id >= 0:
             text: str | None = stream.step(id)
@@ -48,8 +62,14 @@ class DecodeStream(StreamEntry):
         return "" if self._stream is None else str(self._stream.finish())
 
     def _over(self, tokenizer: Tokenizer) -> Any:
-        if self._stream is not None:
-            raise TokenizerError("a DecodeStream serves the tokenizer of its first step only")
+        if self._stream is not None and self._tokenizer is not None:
+            if tokenizer._core is not self._tokenizer._core:
+                raise TokenizerError(
+                    "a DecodeStream serves the tokenizer of its first step and copies of it, not one loaded again"
+                )
+            self._tokenizer = tokenizer
+            self._settle_entry(tokenizer, self._stream)
+            return self._stream
         self._stream, self._tokenizer = _stream(tokenizer, self._ids, self._skip), tokenizer
         self._settle_entry(tokenizer, self._stream)
         return self._stream
@@ -88,7 +108,7 @@ class _Stream:
     def step(self, id: int) -> str | None:
         return self.step_many([id])
 
-    def step_many(self, ids: Sequence[int]) -> str | None:
+    def step_many(self, ids: abc.Sequence[int]) -> str | None:
         if not self._prefix and self._ids:
             text = self._decode(self._ids, self._skip)
             if not text.endswith(_BROKEN):

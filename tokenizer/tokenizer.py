@@ -22,6 +22,7 @@ from ._files import TOKENIZER_LIMIT, read_plain
 from ._inputs import EncodeInput, batch_inputs, batch_list, single_input
 from ._literal import LiteralText
 from ._rungs import load
+from ._schema import canonical
 from ._sequences import Sequences
 from ._trusted import ControlTokens
 from .added_token import AddedToken
@@ -148,7 +149,10 @@ class Tokenizer(ArrayMethods):
             "added_tokens": [
                 {"id": i, **token.to_dict()} for i, token in sorted(self.get_added_tokens_decoder().items())
             ],
-            **{name: self._section(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")},
+            **{
+                name: canonical(name, self._section(name))
+                for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+            },
             "model": json.loads(self._core.model_json()),
         }
         if pretty:

@@ -1,0 +1,163 @@
+"""The names that code which reads imports from ``tokenizers`` are here, and mean what they mean there."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import prelude.tokenizer as ours
+import pytest
+import tokenizers as theirs
+from prelude.tokenizer import DecodeStream, Tokenizer, TokenizerError, TokenizersMutationError
+
+Pair = Callable[[str], tuple[Tokenizer, Any]]
+TEXTS = ["Hello, there  you", " Ünïcödé 123 é", "a-b▁c\tD\n", ""]
+
+
+@pytest.mark.parametrize("module", ["normalizers", "pre_tokenizers", "decoders", "models"])
+def test_every_class_of_hf_has_its_name(module: str) -> None:
+    names = {n for n, c in vars(getattr(theirs, module)).items() if isinstance(c, type)}
+    assert names <= set(vars(getattr(ours, module)))
+
+
+def test_views_are_instances_of_the_modules_classes(pair_of: Pair) -> None:
+    tokenizer, _ = pair_of("template")
+    assert isinstance(tokenizer.normalizer, ours.normalizers.BertNormalizer)
+    assert isinstance(tokenizer.normalizer, ours.normalizers.Normalizer)
+    assert isinstance(tokenizer.pre_tokenizer, ours.pre_tokenizers.BertPreTokenizer)
+    assert isinstance(tokenizer.decoder, ours.decoders.WordPiece)
+    assert isinstance(tokenizer.model, ours.models.WordPiece) and not isinstance(tokenizer.model, ours.models.BPE)
+    for component in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
+        for made in (copy.deepcopy(component), pickle.loads(pickle.dumps(component))):
+            assert type(made) is type(component) and made == component
+
+
+ALONE: list[Callable[[Any], Any]] = [
+    lambda m: m.normalizers.NFKC(),
+    lambda m: m.normalizers.BertNormalizer(lowercase=False),
+    lambda m: m.normalizers.Replace(m.Regex(r"\s+"), "_"),
+    lambda m: m.normalizers.Replace("l", "L"),
+    lambda m: m.normalizers.Strip(left=False),
+    lambda m: m.normalizers.Sequence([m.normalizers.NFD(), m.normalizers.StripAccents(), m.normalizers.Lowercase()]),
+    lambda m: m.pre_tokenizers.ByteLevel(add_prefix_space=False),
+    lambda m: m.pre_tokenizers.Whitespace(),
+    lambda m: m.pre_tokenizers.Metaspace(prepend_scheme="first"),
+    lambda m: m.pre_tokenizers.Split(m.Regex(r"\d"), "merged_with_next"),
+    lambda m: m.pre_tokenizers.Split(" ", behavior="removed", invert=True),
+    lambda m: m.pre_tokenizers.Punctuation("isolated"),
+    lambda m: m.pre_tokenizers.Sequence([m.pre_tokenizers.WhitespaceSplit(), m.pre_tokenizers.Digits(True)]),
+    lambda m: m.decoders.WordPiece(),
+    lambda m: m.decoders.Metaspace(),
+    lambda m: m.decoders.Sequence([m.decoders.Replace("▁", " "), m.decoders.Fuse(), m.decoders.Strip(" ", 1, 0)]),
+]
+
+
+@pytest.mark.parametrize("make", ALONE)
+def test_components_made_by_themselves(make: Callable[[Any], Any]) -> None:
+    mine, other = make(ours), make(theirs)
+    for text in TEXTS:
+        for method, given in (
+            ("normalize_str", text),
+            ("pre_tokenize_str", text),
+            ("decode", ["▁Hello", "##there", "you", text]),
+        ):
+            assert hasattr(mine, method) == hasattr(other, method)
+            if hasattr(other, method):
+                assert getattr(mine, method)(given) == getattr(other, method)(given), text
+    assert json.loads(mine.__getstate__()) == json.loads(other.__getstate__())
+
+
+def test_parts_of_a_sequence() -> None:
+    whole = ours.normalizers.Sequence([ours.normalizers.NFD(), ours.normalizers.Lowercase()])
+    assert len(whole) == 2 and isinstance(whole[1], ours.normalizers.Lowercase)
+    assert whole[1].normalize_str("ABC") == "abc"
+    with pytest.raises(IndexError):
+        whole[2]
+    with pytest.raises(TypeError, match="not a Sequence"):
+        ours.normalizers.NFC()[0]
+
+
+def test_what_is_left_out_says_so(pair_of: Pair) -> None:
+    tokenizer, _ = pair_of("template")
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: ours.models.BPE(), "build it with `tokenizers`"),
+        (lambda: ours.trainers.BpeTrainer(), "training is left out"),
+        (lambda: ours.NormalizedString("a"), "written in Python are left out"),
+        (lambda: setattr(tokenizer.normalizer, "lowercase", False), "lowercase cannot be set"),
+    ]
+    for call, says in calls:
+        with pytest.raises(TokenizersMutationError, match=says):
+            call()
+    with pytest.raises(TypeError, match="Replace needs pattern"):
+        ours.normalizers.Replace(content="a")
+    with pytest.raises(TypeError, match="takes no arguments"):
+        ours.normalizers.NFC(5)
+
+
+def test_added_tokens_equal_those_of_hf() -> None:
+    mine, other = ours.AddedToken("<a>", lstrip=True), theirs.AddedToken("<a>", lstrip=True)
+    assert mine == other and mine != theirs.AddedToken("<a>") and mine != "<a>"
+    assert mine == ours.AddedToken("<a>", lstrip=True) and mine != ours.AddedToken("<b>", lstrip=True)
+
+
+def test_adding_tokens_that_are_there(pair_of: Pair) -> None:
+    tokenizer, other = pair_of("template")
+    there = list(other.get_added_tokens_decoder().values())
+    for tokens in (there, ["<tool>"], []):
+        assert tokenizer.add_tokens(tokens) == other.add_tokens(tokens) == 0
+    assert tokenizer.add_special_tokens(["<special>"]) == other.add_special_tokens(["<special>"]) == 0
+    for call in (lambda: tokenizer.add_tokens(["<new>"]), lambda: tokenizer.add_special_tokens(["<tool>"])):
+        with pytest.raises(TokenizersMutationError, match=r"does not change.*PreTrainedTokenizerFast.*from_str"):
+            call()
+
+
+def test_a_tokenizer_of_transformers_over_ours(pair_of: Pair) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer, other = pair_of("template")
+    options = {"pad_token": "[PAD]", "mask_token": "<mask>"}
+    mine = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+    expected = transformers.PreTrainedTokenizerFast(tokenizer_object=other, **options)
+    calls: list[Callable[[Any], Any]] = [
+        lambda t: dict(t(TEXTS, padding=True, truncation=True, max_length=7)),
+        lambda t: t.decode(t(TEXTS[0])["input_ids"]),
+        lambda t: (t.tokenize(TEXTS[0]), len(t), t.convert_ids_to_tokens([5, 6])),
+    ]
+    for call in calls:
+        assert call(mine) == call(expected)
+        with ours.patched_transformers():
+            assert call(mine) == call(expected)
+    with pytest.raises(TokenizersMutationError, match="from_str"):
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<new>")
+
+
+def test_a_stream_goes_on_with_a_copy_of_its_tokenizer(pair_of: Pair) -> None:
+    tokenizer, other = pair_of("byte-level")
+    ids = other.encode("Hello 你好, you").ids
+    mine, reference = DecodeStream(), theirs.decoders.DecodeStream()
+    texts = []
+    for i, id in enumerate(ids):
+        texts.append(mine.step(copy.copy(tokenizer) if i % 2 else tokenizer, id))
+        assert texts[-1] == reference.step(other, id)
+    with pytest.raises(TokenizerError, match="not one loaded again"):
+        mine.step(pickle.loads(pickle.dumps(tokenizer)), ids[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        ("pre_tokenizer", {"type": "Punctuation"}),
+        ("pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}),
+        ("pre_tokenizer", {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "FixedLength"}, {"type": "Punctuation"}]}),
+        ("decoder", {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}),
+        ("post_processor", {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}),
+        ("model", {"type": "BPE", "dropout": 0.0, "vocab": {"a": 0}, "merges": []}),
+    ],
+)
+def test_what_a_file_leaves_out_is_written(name: str, member: dict[str, Any]) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    text = json.dumps({"version": "1.0", "added_tokens": [], "model": model, name: member})
+    assert Tokenizer.from_str(text).to_str() == theirs.Tokenizer.from_str(text).to_str()

@@ -1,0 +1,38 @@
+"""Normalizers: views of a loaded tokenizer's, or made by themselves to be called."""
+
+from __future__ import annotations
+
+from .components import Normalizer, component_type
+
+__all__ = [
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "BertNormalizer",
+    "ByteLevel",
+    "Lowercase",
+    "Nmt",
+    "Normalizer",
+    "Precompiled",
+    "Prepend",
+    "Replace",
+    "Sequence",
+    "Strip",
+    "StripAccents",
+]
+
+BertNormalizer = component_type("normalizer", "BertNormalizer")
+ByteLevel = component_type("normalizer", "ByteLevel")
+Lowercase = component_type("normalizer", "Lowercase")
+NFC = component_type("normalizer", "NFC")
+NFD = component_type("normalizer", "NFD")
+NFKC = component_type("normalizer", "NFKC")
+NFKD = component_type("normalizer", "NFKD")
+Nmt = component_type("normalizer", "Nmt")
+Precompiled = component_type("normalizer", "Precompiled")
+Prepend = component_type("normalizer", "Prepend")
+Replace = component_type("normalizer", "Replace")
+Sequence = component_type("normalizer", "Sequence")
+Strip = component_type("normalizer", "Strip")
+StripAccents = component_type("normalizer", "StripAccents")
