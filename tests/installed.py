@@ -1,0 +1,12 @@
+"""What an installed wheel does without torch, in any folder: python tests/installed.py"""
+
+import prelude
+import prelude.engine
+import prelude.results
+from prelude.default_model import path
+from prelude.tokenizer import Tokenizer
+
+encoding = Tokenizer.from_file(str(path() / "tokenizer.json")).encode("The harbour was quiet.")
+if not encoding.ids or len(encoding.ids) != len(encoding.offsets):
+    raise SystemExit(f"prelude {prelude.__version__}: {encoding.ids} with offsets {encoding.offsets}")
+print("prelude", prelude.__version__, encoding.ids)
