@@ -1,10 +1,11 @@
 """What an installed wheel does without torch, in any folder: python tests/installed.py"""
 
+from prelude.tokenizer import Tokenizer
+
 import prelude
 import prelude.engine
 import prelude.results
 from prelude.default_model import path
-from prelude.tokenizer import Tokenizer
 
 encoding = Tokenizer.from_file(str(path() / "tokenizer.json")).encode("The harbour was quiet.")
 if not encoding.ids or len(encoding.ids) != len(encoding.offsets):

@@ -1,5 +1,5 @@
 """Calls every public name of an extension module with bad and missing state: objects made by ``__new__`` alone,
-numbers out of range, arrays of the wrong shape, things of other types. Any exception is fine; the process has to live.
+numbers out of range, arrays of the wrong shape, things of other types. Any exception is fine; the process must live.
 
     python tests/native/abuse.py prelude._native.core --seed 1 --calls 1000000
 
