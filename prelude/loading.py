@@ -155,16 +155,26 @@ def _cpu_executor(directory: ModelDirectory, model: ModelConfig, config: EngineC
                 needed=needed,
                 available=available,
             )
-        executor = CpuExecutor(
-            model,
-            checkpoint,
-            num_blocks=blocks,
-            block_size=config.block_size,
-            dtype=chosen,
-            deterministic=config.deterministic,
-            logits_chunk_rows=rows,
-            attention=config.attention,
-        )
+        try:
+            executor = CpuExecutor(
+                model,
+                checkpoint,
+                num_blocks=blocks,
+                block_size=config.block_size,
+                dtype=chosen,
+                deterministic=config.deterministic,
+                logits_chunk_rows=rows,
+                attention=config.attention,
+            )
+        except (MemoryError, RuntimeError) as failure:
+            if not isinstance(failure, MemoryError) and "allocate memory" not in str(failure):  # torch's allocator
+                raise
+            raise InsufficientMemory(
+                f"{directory}: the memory ended while loading; weights and {blocks} KV blocks need {needed} bytes; "
+                "free memory, or lower kv_bytes or kv_blocks",
+                needed=needed,
+                available=available or 0,
+            ) from failure
         checkpoint.check_unchanged()
         return BesideExecutor(executor) if config.overlap else executor
 

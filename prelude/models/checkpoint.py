@@ -35,7 +35,10 @@ Head = Literal["own", "tied", "none"]
 FLOATS = ("F32", "BF16", "F16", "F64")
 EMBEDDINGS, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HEADS = (LM_HEAD, "score.weight")  # beside the body, whatever the body's names begin with
-_IGNORED_ENDINGS = (".rotary_emb.inv_freq",)  # a buffer that old versions saved; it is computed from the config
+_IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias")  # buffers that old versions saved; they are computed
+_BODY = ("model.layers.", "model.norm.", "model.embed_tokens.")
+"""A weight of these parts that the config knows nothing of would change every answer. Other weights belong to heads
+and towers that this architecture does not have, such as a value head; transformers ignores them too."""
 _CHUNK = 1 << 22
 
 
@@ -58,6 +61,7 @@ class Checkpoint:
         self.head: Head = head
         """``own``: ``lm_head.weight`` is there. ``tied``: use the embeddings. ``none``: no logits."""
         self._places = places
+        self._latest: _Place | None = None
         self._files = list({id(place.file): place.file for place in places.values()}.values())
 
     @classmethod
@@ -107,9 +111,31 @@ class Checkpoint:
         return sum(math.prod(info.shape) for info in infos) * dtype.itemsize
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The weight as it is stored: a view of the file, valid while the file is not truncated."""
+        """The weight as it is stored: a view of the file, valid while the file is not truncated.
+
+        The memory of the weight that was asked for before is given back, so that loading takes its copies and one
+        weight of the files, and not the files beside their copies.
+        """
         place = self._place(name)
+        if self._latest is not None and self._latest != place:
+            self._latest.file.release(self._latest.name)
+        self._latest = place
         return place.file.tensor(place.name)
+
+    def finite(self, name: str) -> torch.Tensor:
+        """``tensor(name)``; ``CheckpointError`` where it holds a NaN or an infinity."""
+        import torch
+
+        tensor = self.tensor(name)
+        # One pass without temporaries. Where the sum itself overflows, the values are looked at one by one.
+        if not math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()):
+            bad = sum(int((~part.isfinite()).sum()) for part in _chunks(tensor))
+            if bad:
+                raise CheckpointError(
+                    f"{self._place(name).file.path}: tensor {name}: {bad:,} of {tensor.numel():,} values are NaN or "
+                    "infinite"
+                )
+        return tensor
 
     def load(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
         """Copies of all weights in ``dtype``; nothing of the files is needed afterwards."""
@@ -141,13 +167,8 @@ class Checkpoint:
 
     def scan(self) -> None:
         """Read every weight; raise if one holds a NaN or an infinity."""
-        for name, place in self._places.items():
-            bad = sum(int((~part.isfinite()).sum()) for part in _chunks(self.tensor(name)))
-            if bad:
-                total = math.prod(place.info.shape)
-                raise CheckpointError(
-                    f"{place.file.path}: tensor {name}: {bad:,} of {total:,} values are NaN or infinite"
-                )
+        for name in self._places:
+            self.finite(name)
 
     def close(self) -> None:
         """Let go of the files; views that are still in use stay valid."""
@@ -219,9 +240,12 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
     if missing := [name for name in expected if name not in places]:
         raise CheckpointError(f"{directory}: {_several(missing)} missing, though config.json implies it")
     if extra := [name for name in places if name not in expected]:
-        raise CheckpointError(
-            f"{directory}: {_several(extra)} not part of a {config.architecture} with this config.json"
-        )
+        own = [places[name].name for name in extra]
+        if any(name.startswith(_BODY) for name in extra):
+            raise CheckpointError(
+                f"{directory}: {_several(own)} not part of a {config.architecture} with this config.json"
+            )
+        log.warning("%s: %s not part of a %s and ignored", directory, _several(own), config.architecture)
     for name, shape in expected.items():
         _check_tensor(name, places[name], shape)
     ordered = {name: places[name] for name in expected}

@@ -19,7 +19,7 @@ from prelude.models.classifier import read_activation, read_labels
 from prelude.models.families import ARCHITECTURES, FAMILIES, Family
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
-from prelude.models.rope import MAX_POSITIONS, RopeScaling, inverse_frequencies, parse_rope
+from prelude.models.rope import MAX_POSITIONS, RopeScaling, inverse_frequencies, parse_rope, stretched_positions
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "compression_config": (None,),
     "dual_chunk_attention_config": (None,),
+    "is_encoder_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "is_causal": (None, True),
+    "use_bidirectional_attention": (None, False),
+    "text_config": (None,),
+    "vision_config": (None,),
+}
+
+# Keys of other families, which transformers' classes of these families do not read: a file that has them means the
+# same without them.
+_IGNORED: dict[str, tuple[Any, ...]] = {
     "attention_chunk_size": (None,),
     "attn_logit_softcapping": (None, 0),
     "final_logit_softcapping": (None, 0),
@@ -52,12 +63,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
     "n_routed_experts": (None, 0),
-    "is_encoder_decoder": (None, False),
-    "add_cross_attention": (None, False),
-    "is_causal": (None, True),
-    "use_bidirectional_attention": (None, False),
-    "text_config": (None,),
-    "vision_config": (None,),
 }
 
 
@@ -120,10 +125,11 @@ class ModelConfig:
         _refuse_unsupported(fields, family)
         vocab_size = fields.integer("vocab_size", 1, MAX_VOCABULARY)
         num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
-        _refuse_windows(fields, family, num_layers)
         hidden, heads, kv_heads, head_dim = _attention_sizes(fields)
         max_positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
         theta, scaling = parse_rope(fields, max_positions)
+        max_positions = stretched_positions(fields, scaling, max_positions)
+        _refuse_windows(fields, family, num_layers, max_positions)
         bias = _switch(fields, "attention_bias", family.attention_bias)
         labels = read_labels(fields) if architecture.endswith(CLASSIFIER) else ()
         return cls(
@@ -237,14 +243,21 @@ def _family(raw: Mapping[str, Any], where: str) -> tuple[Family, str]:
 def _refuse_unsupported(fields: Fields, family: Family) -> None:
     for key, neutral in _NEUTRAL.items():
         value = fields.get(key, None)
-        if not any(value is allowed or (allowed is not None and value == allowed) for allowed in neutral):
+        if not _is_one_of(value, neutral):
             method = value.get("quant_method") if isinstance(value, dict) else None
             raise UnsupportedModel(f"{fields.where}: unsupported: {key} ({shown(method or value)})")
+    ignored = [key for key, neutral in _IGNORED.items() if not _is_one_of(fields.get(key, None), neutral)]
     for key, fixed in (("attention_bias", family.attention_bias), ("mlp_bias", family.mlp_bias)):
         if fixed is not None and fields.get(key, fixed) not in (fixed, None):
-            raise UnsupportedModel(
-                f"{fields.where}: unsupported: {key} {shown(fields.get(key))} in a {family.model_type} model"
-            )
+            ignored.append(key)
+    if ignored:
+        log.warning(
+            "%s: %s not read by a %s model, here and in transformers; the weights decide",
+            fields.where,
+            ", ".join(f"{key} {shown(fields.get(key))}" for key in ignored)
+            + (" is" if len(ignored) == 1 else " are"),
+            family.model_type,
+        )
     if fields.get("auto_map", None) is not None:
         log.warning(
             "%s: auto_map names code that came with the model; it is not imported, the built-in %s is used",
@@ -253,23 +266,33 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
         )
 
 
-def _refuse_windows(fields: Fields, family: Family, num_layers: int) -> None:
-    switch = fields.get("use_sliding_window", None)
-    if switch is not None and fields.boolean("use_sliding_window"):
-        raise UnsupportedModel(f"{fields.where}: unsupported: use_sliding_window")
-    off = family.window_switch and switch is False
+def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    return any(value is item or (item is not None and value == item) for item in allowed)
+
+
+def _refuse_windows(fields: Fields, family: Family, num_layers: int, max_positions: int) -> None:
+    """Raise where a layer would attend to a part of its context. A window that no layer uses, or that is as long as
+    the longest context, changes nothing."""
     window = fields.get("sliding_window", family.defaults.get("sliding_window"))
-    if window is not None and not off:
+    switched = fields.get("use_sliding_window", None) is not None and fields.boolean("use_sliding_window")
+    kinds = fields.get("layer_types", None)
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != num_layers):
+        raise fields.wrong("layer_types", f"a list of {num_layers} names, one a layer, is needed")
+    harmless = window is None or (type(window) is int and window >= max_positions)
+    for kind in kinds or ():
+        if kind != "full_attention" and not (kind == "sliding_attention" and switched and harmless):
+            raise UnsupportedModel(f"{fields.where}: unsupported: layer_types with {shown(kind)}")
+    if harmless:
+        return
+    if family.window_switch:
+        first = fields.integer("max_window_layers", 0, 1 << 20, 28)  # the first layer with a window
+        if switched and kinds is None and first < num_layers:
+            raise UnsupportedModel(
+                f"{fields.where}: unsupported: use_sliding_window from layer {first} of {num_layers} on"
+            )
+    elif family.windows:
         said = "" if "sliding_window" in fields.values else f", which a {family.model_type} config without it means"
         raise UnsupportedModel(f"{fields.where}: unsupported: sliding_window {shown(window)}{said}")
-    kinds = fields.get("layer_types", None)
-    if kinds is None:
-        return
-    if not isinstance(kinds, list) or len(kinds) != num_layers:
-        raise fields.wrong("layer_types", f"a list of {num_layers} names, one a layer, is needed")
-    for kind in kinds:
-        if kind != "full_attention":
-            raise UnsupportedModel(f"{fields.where}: unsupported: layer_types with {shown(kind)}")
 
 
 def _attention_sizes(fields: Fields) -> tuple[int, int, int, int]:

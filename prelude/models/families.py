@@ -27,6 +27,8 @@ class Family:
     mlp_bias: bool | None = None
     window_switch: bool = False
     """``sliding_window`` only counts where ``use_sliding_window`` is true."""
+    windows: bool = True
+    """False for a family that has no windows at all: ``sliding_window`` is not read."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys that files of this family are known to leave out, with the value that is then meant."""
 
@@ -53,6 +55,7 @@ QWEN2 = Family(
 LLAMA = Family(
     model_type="llama",
     architectures={"LlamaForCausalLM": True, "LlamaModel": False, "LlamaForSequenceClassification": False},
+    windows=False,
     defaults={
         "hidden_act": "silu",
         "num_key_value_heads": None,

@@ -17,6 +17,9 @@ from typing import Any, TypeAlias
 from prelude.errors import ModelError, shown
 from prelude.models.strict_json import parse
 
+LFS_POINTER = b"version https://git-lfs"
+LFS_ADVICE = "a git-LFS pointer, not the file itself; run `git lfs pull` in the directory"
+
 
 def check_directory(path: str | os.PathLike[str]) -> Path:
     """``path`` as an absolute path, or a ``ModelError`` that says why it is no directory to read."""
@@ -77,9 +80,12 @@ class ModelDirectory:
         from prelude.tokenizer._files import read_plain
 
         try:
-            return read_plain(self.file(name, error), limit)
+            data = read_plain(self.file(name, error), limit)
         except OSError as failure:
             raise error(f"{self.path / name}: cannot be read: {_reason(failure)}") from failure
+        if data.startswith(LFS_POINTER):
+            raise error(f"{self.path / name}: {LFS_ADVICE}")
+        return data
 
     def value(self, name: str, limit: int, error: type[ModelError] = ModelError) -> Any:
         """The JSON value in the file ``name``."""

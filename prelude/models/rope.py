@@ -108,6 +108,14 @@ def _scaling(rope: Fields, kind: str, max_positions: int) -> RopeScaling:
     )
 
 
+def stretched_positions(fields: Fields, scaling: RopeScaling | None, max_positions: int) -> int:
+    """How long a context may be. The recipe of Qwen's model cards adds YaRN's ``rope_scaling`` and leaves
+    ``max_position_embeddings`` as it was: the context is then ``factor`` times the original one that it names."""
+    if scaling is None or scaling.kind != "yarn" or "original_max_position_embeddings" not in _merged(fields):
+        return max_positions
+    return min(MAX_POSITIONS, max(max_positions, int(scaling.factor * scaling.original_max_positions)))
+
+
 def _yarn_attention(rope: Fields, factor: float) -> float:
     """What cosine and sine are multiplied with; the paper's rule where the file does not say."""
     if rope.get("attention_factor", None) is not None:

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from prelude.errors import CheckpointError, shown
-from prelude.models.files import open_regular
+from prelude.models.files import LFS_ADVICE, LFS_POINTER, open_regular
 from prelude.models.strict_json import parse
 
 if TYPE_CHECKING:
@@ -127,6 +127,17 @@ class SafetensorsFile:
         view: torch.Tensor = flat.view(getattr(torch, torch_name)).view(info.shape)
         return view
 
+    def release(self, name: str) -> None:
+        """Take the pages of a tensor out of this process's memory. Views of it stay valid: a page that is looked at
+        again is read from the file again."""
+        advise = getattr(self._mapping, "madvise", None)
+        if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        info = self.tensors[name]
+        first, last = self.data_start + info.begin, self.data_start + info.end
+        first -= first % mmap.PAGESIZE
+        advise(mmap.MADV_DONTNEED, first, last - first)
+
     def changed(self) -> bool:
         """Whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
         return self._file.closed or _written(os.fstat(self._file.fileno())) != self._written
@@ -168,7 +179,10 @@ def _map(descriptor: int, size: int) -> mmap.mmap:
 def _read_header(file: FileIO, size: int, path: Path) -> bytes:
     if size < 8:
         raise CheckpointError(f"{path}: {size} bytes, too short for a safetensors file")
-    length = int.from_bytes(_read(file, 8, path), "little")
+    first = _read(file, 8, path)
+    if LFS_POINTER.startswith(first):
+        raise CheckpointError(f"{path}: {LFS_ADVICE}")
+    length = int.from_bytes(first, "little")
     if not 2 <= length <= MAX_HEADER_BYTES:
         raise CheckpointError(
             f"{path}: the header claims {length:,} bytes, the limits are 2 and {MAX_HEADER_BYTES:,}; "

@@ -30,6 +30,8 @@ class WeightSource(Protocol):
 
     def tensor(self, name: str) -> Tensor: ...
 
+    def finite(self, name: str) -> Tensor: ...
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -76,7 +78,7 @@ class _Reader:
         self.folds = dtype == torch.float32
 
     def gain(self, name: str) -> Tensor:
-        return self.source.tensor(name).to(torch.float32, copy=True)
+        return self.source.finite(name).to(torch.float32, copy=True)
 
     def linear(self, prefix: str, parts: Sequence[str], gain: Tensor | None = None) -> Linear:
         """The projections ``parts`` stacked, inputs scaled by ``gain``. Only one source tensor is alive at a time."""
@@ -84,7 +86,7 @@ class _Reader:
         weight = torch.empty(sum(s[0] for s in shapes), shapes[0][1], dtype=self.dtype)
         at = 0
         for part, shape in zip(parts, shapes):
-            rows = self._ordered(part, self.source.tensor(f"{prefix}.{part}.weight"))
+            rows = self._ordered(part, self.source.finite(f"{prefix}.{part}.weight"))
             weight[at : at + shape[0]].copy_(rows)
             at += shape[0]
         if gain is not None:
@@ -94,7 +96,7 @@ class _Reader:
     def _bias(self, prefix: str, parts: Sequence[str]) -> Tensor | None:
         if f"{prefix}.{parts[0]}.bias" not in self.names:
             return None
-        biases = [self._ordered(part, self.source.tensor(f"{prefix}.{part}.bias")) for part in parts]
+        biases = [self._ordered(part, self.source.finite(f"{prefix}.{part}.bias")) for part in parts]
         return torch.cat(biases).to(self.dtype)
 
     def _ordered(self, part: str, rows: Tensor) -> Tensor:
@@ -132,16 +134,16 @@ def interleave(rows: Tensor, head_dim: int) -> Tensor:
 def load_weights(source: WeightSource, config: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
     """Read everything ``config`` needs out of ``source``, which may be closed afterwards."""
     reader = _Reader(source, config, dtype)
-    embeddings = source.tensor("model.embed_tokens.weight").to(dtype, copy=True)
+    embeddings = source.finite("model.embed_tokens.weight").to(dtype, copy=True)
     lm_head: Linear | None = None
     if LM_HEAD in reader.names:
-        lm_head = Linear(source.tensor(LM_HEAD).to(dtype, copy=True))
+        lm_head = Linear(source.finite(LM_HEAD).to(dtype, copy=True))
     elif config.lm_head and config.tie_word_embeddings:
         lm_head = Linear(embeddings)
     score: Linear | None = None
     if SCORE in reader.names:
         # A handful of rows: float32 costs nothing and spares the answer one rounding.
-        score = Linear(source.tensor(SCORE).to(torch.float32, copy=True))
+        score = Linear(source.finite(SCORE).to(torch.float32, copy=True))
     return DecoderWeights(
         embeddings=embeddings,
         layers=tuple(reader.layer(i) for i in range(config.num_layers)),

@@ -338,8 +338,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": None, "model_type": "bert"}, "model_type 'bert'"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config \\('gptq'\\)"),
     ({"quantization_config": {}}, "quantization_config"),
-    ({"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window"),
-    ({"use_sliding_window": ABSENT, "sliding_window": 4096}, "sliding_window 4096"),
+    ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "use_sliding_window from layer 1"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with 'sliding_attention'"),
     ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "spiral"}}, "rope_type 'spiral'"),
     ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope", "factor": 2}}, "rope_type 'longrope'"),
@@ -347,19 +346,16 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
-    ({"num_experts": 8}, "num_experts \\(8\\)"),
-    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
     ({"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config"),
-    ({"mlp_bias": True}, "mlp_bias True"),
     ({"is_causal": False}, "is_causal"),
     ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-    ({**MISTRAL, "sliding_window": 4096}, "sliding_window 4096"),
-    ({**MISTRAL, "sliding_window": ABSENT}, "sliding_window 4096, which a mistral config without it means"),
-    ({**MISTRAL, "attention_bias": True}, "attention_bias True in a mistral model"),
-    ({**QWEN2, "use_sliding_window": True, "sliding_window": 64}, "use_sliding_window"),
-    ({**QWEN2, "attention_bias": False}, "attention_bias False in a qwen2 model"),
+    ({**MISTRAL, "sliding_window": 255}, "sliding_window 255"),
+    (
+        {**MISTRAL, "sliding_window": ABSENT, "max_position_embeddings": 8192},
+        "sliding_window 4096, which a mistral config without it means",
+    ),
+    ({**QWEN2, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}, "use_sliding_window"),
     ({**LLAMA, "rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
-    ({**LLAMA, "sliding_window": 64}, "sliding_window 64"),
     ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"vision_config": {}}, "vision_config"),
 ]
@@ -370,6 +366,62 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 def test_unsupported_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         read(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_experts": 8},
+        {"final_logit_softcapping": 30.0},
+        {"mlp_bias": True},
+        {**MISTRAL, "attention_bias": True},
+        {**QWEN2, "attention_bias": False},
+    ],
+    ids=str,
+)
+def test_keys_that_transformers_does_not_read_are_said_and_ignored(
+    changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = {key: value for key, value in changes.items() if key in MISTRAL or key in QWEN2}
+    config = read(**changes)
+    assert list(changes)[-1] in caplog.text and "not read by a" in caplog.text
+    assert config == read(**{**plain, list(changes)[-1]: ABSENT})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**LLAMA, "sliding_window": 64},
+        {"use_sliding_window": ABSENT, "sliding_window": 64},
+        {**QWEN2, "use_sliding_window": ABSENT, "sliding_window": 64},
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 28},
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 256, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention", "full_attention"]},
+        {**MISTRAL, "sliding_window": 256},
+    ],
+    ids=str,
+)
+def test_windows_that_no_layer_uses(changes: dict[str, Any]) -> None:
+    assert read(**changes).max_positions == 256
+
+
+@pytest.mark.parametrize(
+    "positions, rope, expected",
+    [
+        (40960, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (32768, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (131072, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (40960, {"factor": 4.0}, 40960),
+    ],
+)
+def test_yarn_as_qwen_writes_it_makes_the_context_longer(positions: int, rope: dict[str, Any], expected: int) -> None:
+    config = read(
+        max_position_embeddings=positions,
+        rope_scaling={"rope_type": "yarn", **rope},
+        rope_parameters=ABSENT,
+        rope_theta=1e6,
+    )
+    assert config.max_positions == expected
 
 
 @pytest.mark.fault(43)

@@ -15,13 +15,17 @@ from typing import Any
 import pytest
 import torch
 
+from prelude import Engine, EngineConfig, default_model
 from prelude.errors import CheckpointError, InsufficientMemory, ModelError
+from prelude.execution import cpu
 from prelude.models import checkpoint as checkpoint_module
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig, expected_tensors
 from prelude.models.safetensors_file import SafetensorsFile
+from prelude.models.weights import load_weights
+from tests.checkpoints import TINY, make_checkpoint, write_checkpoint
 
-from .conftest import FILE, Copy, open_checkpoint, reference_weights, refused
+from .conftest import FILE, Copy, edit_weights, open_checkpoint, reference_weights, refused
 
 # -- 45: pickles -----------------------------------------------------------------------------------
 
@@ -195,6 +199,108 @@ def test_file_larger_than_memory_is_refused_without_touching_it(tmp_path: Path) 
         pytest.raises(InsufficientMemory, match=r"needs 8,7\d\d,.* are available"),
     ):
         checkpoint.load(torch.float32)
+
+
+PEAK = """
+import re, sys, torch
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.weights import load_weights
+def now(key):
+    return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+config = ModelConfig.from_dir(sys.argv[1])
+with Checkpoint.open(sys.argv[1], config) as checkpoint:
+    before = now("VmRSS")
+    weights = load_weights(checkpoint, config, torch.float32)
+    print(now("VmHWM") - before, weights.nbytes, now("RssFile"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loading_takes_its_copies_and_not_the_files_beside_them(dtype: str, tmp_path: Path) -> None:
+    """72 MB of weights in float32; the largest weight has 4."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 2048}
+    write_checkpoint(tmp_path, {**TINY, **sizes, "num_attention_heads": 8, "head_dim": 64}, dtype=dtype)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    peak, weights, _ = map(int, done.stdout.split())
+    assert weights > 50 << 20
+    assert peak < weights + (24 << 20), f"{peak:,} bytes for {weights:,} of weights"
+
+
+def test_a_released_weight_is_still_there(checkpoint_dir: Copy) -> None:
+    reference = reference_weights(checkpoint_dir("untied"))
+    with open_checkpoint(checkpoint_dir("untied")) as checkpoint:
+        views = {name: checkpoint.tensor(name) for name in checkpoint}
+        assert all(torch.equal(view, reference[name]) for name, view in views.items())
+
+
+@pytest.mark.fault(48)
+@pytest.mark.parametrize("failure", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you")])
+def test_memory_that_ends_while_loading(failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise failure
+
+    make_checkpoint(tmp_path)
+    monkeypatch.setattr(cpu, "load_weights", fail)
+    with pytest.raises(InsufficientMemory, match=r"the memory ended while loading; weights and \d+ KV blocks need"):
+        Engine.from_pretrained(tmp_path, config=EngineConfig(kv_blocks=8))
+
+
+# -- what is in the files --------------------------------------------------------------------------
+
+
+@pytest.mark.fault(42)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_named_at_load(value: float, copy_of: Copy) -> None:
+    directory = copy_of("bf16")
+    name = "model.layers.1.mlp.down_proj.weight"
+
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors[name][3, 4] = value
+
+    edit_weights(directory / FILE, spoil)
+    with (
+        open_checkpoint(directory) as checkpoint,
+        pytest.raises(CheckpointError, match=f"{name}: 1 of 1,536 values are NaN or infinite"),
+    ):
+        load_weights(checkpoint, checkpoint.config, torch.float32)
+
+
+def test_large_weights_whose_sum_overflows_are_finite(copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    name = "model.embed_tokens.weight"
+    edit_weights(directory / FILE, lambda tensors: {**tensors, name: torch.full_like(tensors[name], 3e38)})
+    with open_checkpoint(directory) as checkpoint:
+        checkpoint.scan()
+
+
+@pytest.mark.fault(42)
+def test_weights_of_heads_that_the_model_does_not_have(copy_of: Copy, caplog: pytest.LogCaptureFixture) -> None:
+    directory = copy_of("untied")
+    edit_weights(directory / FILE, lambda tensors: {**tensors, "value_head.weight": torch.ones(1, 32)})
+    with open_checkpoint(directory) as checkpoint:
+        assert len(checkpoint) == len(reference_weights(directory)) - 1
+    assert "tensor 'value_head.weight' is not part of a Qwen3ForCausalLM and ignored" in caplog.text
+
+
+@pytest.mark.parametrize("name", [FILE, "config.json", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(name: str, copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    shutil.copy(default_model.path() / "tokenizer.json", directory)
+    (directory / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    with pytest.raises(ModelError, match=rf"{name}: a git-LFS pointer, not the file itself; run `git lfs pull`"):
+        Engine.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("content", ["{", '{"model": {"type": "BPE"}}', "[]"])
+def test_a_bad_tokenizer_file_is_a_model_error_that_names_it(content: str, copy_of: Copy) -> None:
+    directory = copy_of("tied")
+    (directory / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"{directory}/tokenizer.json: not a usable tokenizer: "):
+        Engine.from_pretrained(directory)
 
 
 # -- 49: a bare process ----------------------------------------------------------------------------
