@@ -50,6 +50,7 @@ class EngineConfig:
     ``max_questions``         of one decision; ``None``: as many as fit one step, with all of their tokens
     ``max_labels``            of one question
     ``max_top``               alternatives of one token
+    ``question_plan_bytes``   bytes of prepared questions that are kept for when they are asked again; 0: none
     ``prepare_threads``       threads for tokenising long prompts off the caller's loop
     ``max_queued_requests``, ``max_queued_tokens``  what may wait; beyond it ``QueueFull``, at once
     ``oneshot_share``         of a step's time beside running chats, the share that decisions may take, in (0, 1]:
@@ -85,6 +86,7 @@ class EngineConfig:
     max_questions: int | None = None
     max_labels: int = 4096
     max_top: int = 256
+    question_plan_bytes: int = 128 << 20
     prepare_threads: int = 2
     oneshot_share: float = 0.2
     policy: str | Policy = "shortest_prefill_first"
@@ -116,7 +118,7 @@ class EngineConfig:
                 if value not in ("auto", "always", "never"):
                     raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
             elif value is not None:
-                _positive(field.name, value, least=0 if field.name == "defer_steps" else 1)
+                _positive(field.name, value, least=0 if field.name in ("defer_steps", "question_plan_bytes") else 1)
         if self.block_size > MAX_BLOCK_SIZE:
             raise ConfigError(f"block_size={self.block_size} is out of range; it takes 1 to {MAX_BLOCK_SIZE}")
         if self.max_running > self.max_step_requests:

@@ -24,7 +24,6 @@ from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task
 
 CHARS_PER_TOKEN = 16
-PLAN_BYTES = 64 << 20  # kept question plans, at most twice this
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,15 @@ class Facts:
     template: Any = None  # DecisionTemplate
     chat: ChatRenderer | None = None
     decision_chat: ChatRenderer | None = None
-    plans: Memo[Any, Any] = field(default_factory=lambda: Memo(PLAN_BYTES, lambda plan: plan.nbytes))
+    plans: Memo[Any, Any] = field(init=False)  # of questions that were asked before
     alike: Memo[Any, Any] = field(default_factory=lambda: Memo(64))  # what prompts of one wording have in common
     latest_alike: list[Wording] = field(default_factory=list)  # the last one that was asked for
     words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 12))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
+
+    def __post_init__(self) -> None:
+        plans: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 2, lambda plan: plan.nbytes)
+        object.__setattr__(self, "plans", plans)
 
     def frame(self) -> Frame:
         """The chat template around one user turn, rendered once."""

@@ -141,7 +141,7 @@ class Preparer:
         )
 
     def _prepare(self, task: Task) -> tuple[Admitted, Layout | None]:
-        facts, use = self._facts, Use(self._facts.encoder)
+        facts, use = self._facts, Use(self._facts.encoder, self._facts.config.default_cache, task)
         try:
             match task:
                 case Decide():

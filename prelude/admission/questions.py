@@ -59,7 +59,8 @@ def plan_questions(
         given = check_question(facts, question, f"questions[{index}]")
         if len(given.question) > facts.max_chars:
             given = replace(given, question=shorten(given.question, facts.max_chars, truncation)[0])
-        plan: QuestionPlan | None = facts.plans.get((template, given))
+        key = (template, given, use.salt)
+        plan: QuestionPlan | None = None if use.alone else facts.plans.get(key)
         left -= characters(facts, given, f"questions[{index}]") if plan is None else plan.chars
         if left < 0:
             raise RequestTooLarge(
@@ -69,7 +70,8 @@ def plan_questions(
             )
         if plan is None:
             plan = make_plan(facts, use, given, template, frame, f"questions[{index}]")
-            facts.plans.put((template, given), plan)
+            if not use.alone:
+                facts.plans.put(key, plan)
         plans.append(plan)
     return plans
 

@@ -118,10 +118,15 @@ class Encoder:
 class Use:
     """One request's use of the tokenizer: what it called and how long that took."""
 
-    __slots__ = ("calls", "encoder", "seconds")
+    __slots__ = ("alone", "calls", "encoder", "salt", "seconds")
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, default_cache: str = "auto", task: Any = None) -> None:
+        """``task`` says whose text it is: with a ``salt`` or ``cache="never"`` it is neither kept in the tokenizer's
+        memory of prompts nor looked for there, since the time that takes tells what others sent."""
         self.encoder = encoder
+        self.salt = getattr(task, "salt", None)
+        never = (getattr(task, "cache", None) or default_cache) == "never"
+        self.alone = never  # nothing is kept, for this tenant either
         self.calls = 0
         self.seconds = 0.0
 
@@ -129,7 +134,11 @@ class Use:
         """``int32[n]``; the text was checked before."""
         started = time.perf_counter()
         try:
-            ids = self.encoder.tokenizer.encode_array(text, special, parse_special=parse_special)
+            if parse_special and (self.alone or self.salt is not None):  # offsets in bytes: not by that memory
+                whole: Any = self.encoder.tokenizer
+                ids = whole.encode_with_offsets(text, special, parse_special=True, offsets="byte")[0]
+            else:
+                ids = self.encoder.tokenizer.encode_array(text, special, parse_special=parse_special)
         except (ValueError, TypeError) as error:
             raise refused(text, error) from error
         self.seconds += time.perf_counter() - started

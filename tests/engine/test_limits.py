@@ -494,3 +494,19 @@ def test_a_storm_of_cancellations_on_the_default_model(overlap: bool) -> None:
     assert counts["wrong"] == 0 and counts["finished"] > 100 and counts["cancelled"] > 40
     assert counts["preemptions"] > 0 and counts["prefix_hit_tokens"] > 0
     assert (counts["discarded_rows"] > 10) == overlap
+
+
+@pytest.mark.fault(63)
+def test_a_wall_clock_that_jumps_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    core = service_core()
+    assert abs(core.clock() - time.monotonic()) < 60  # not the wall clock: deadlines outlive its jumps
+    assert 0 < RequestOptions(deadline=30.0).expires() - time.monotonic() <= 30
+    sink = ById()
+    jumps = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: (-1) ** next(jumps) * 4e9)
+    requests = [post(core, chat(prompt(6, i), 5), sink, deadline=600.0) for i in range(4)]
+    run_steps(core)
+    assert [text(sink, r) for r in requests] == [generated(i, 5) for i in range(4)]
+    assert core.stats.expired == 0

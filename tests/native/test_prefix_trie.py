@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -449,3 +452,99 @@ def test_a_node_says_its_tokens_its_block_its_children_and_how_cold_it_is() -> N
     assert by_path[1, 2, 4]["rank"] < by_path[1, 2, 3]["rank"], "the one that was read later goes later"
     hit = trie.match(ids(1, 2, 3))
     assert hit.blocks.tolist() == [by_path[path]["block"] for path in ((1,), (1, 2), (1, 2, 3))]
+
+
+@pytest.mark.feature("E7")
+@pytest.mark.feature("E9")
+def test_a_hit_on_what_was_hit_before_makes_it_the_youngest_again() -> None:
+    """The order among protected nodes is that of the last hit, not of the first."""
+    _, trie = make(8)
+    for token in (1, 2, 3):
+        put(trie, ids(token))
+        trie.match(ids(token))  # the first hit
+    trie.match(ids(1))  # the second, of the one that was hit first
+    ranks = {int(node["tokens"][0]): node["rank"] for node in trie.dump()}
+    assert sorted(ranks, key=ranks.__getitem__) == [2, 3, 1]
+    assert trie.evict(1) == 1 and trie.match(ids(2), touch=False).num_blocks == 0
+    assert trie.match(ids(1), touch=False).num_blocks == 1
+
+
+@pytest.mark.feature("E7")
+@pytest.mark.feature("E8")
+def test_every_node_of_a_path_that_is_hit_again_is_younger_than_all_others() -> None:
+    _, trie = make(16)
+    for path in ((1, 2, 3), (4, 5), (6,)):
+        put(trie, ids(*path))
+        trie.match(ids(*path))
+    trie.match(ids(1, 2, 3))
+    ranks = {int(node["tokens"][0]): node["rank"] for node in trie.dump()}
+    assert min(ranks[token] for token in (1, 2, 3)) > max(ranks[token] for token in (4, 5, 6))
+    freed = []
+    while trie.num_nodes:  # leaves only, the coldest first; inner nodes once they are leaves
+        before = {int(node["tokens"][0]) for node in trie.dump()}
+        assert trie.evict(1) == 1
+        freed += before - {int(node["tokens"][0]) for node in trie.dump()}
+    assert freed == [5, 4, 6, 3, 2, 1]
+
+
+@pytest.mark.feature("E4")
+@pytest.mark.feature("D7")
+@pytest.mark.fault(66)
+def test_a_million_operations_leave_no_dangling_id_and_bounded_memory() -> None:
+    """Blocks looked up, inserted and evicted at random: stale ids are refused, locked paths keep their blocks."""
+    rng = np.random.default_rng(66)
+    pool, trie = make(512, 4)
+    locked: list[tuple[int, Any, list[int]]] = []
+    seen: dict[int, None] = {}
+    turn = refused = 0
+    while True:
+        turn += 1
+        tokens = rng.integers(0, 5, 48).astype(np.int32)
+        seen[int(put(trie, tokens).node)] = None
+        if turn % 8 == 0:
+            match = trie.match(tokens)
+            trie.lock(match.node)
+            locked.append((match.node, tokens, match.blocks.tolist()))
+        if len(locked) > 12:
+            trie.unlock(locked.pop(int(rng.integers(0, len(locked))))[0])
+        if turn % 97:
+            continue
+        for node, path, blocks in locked:
+            assert trie.match(path, touch=False).blocks.tolist() == blocks == trie.blocks(node).tolist()
+        living = {int(node["node"]) for node in trie.dump()}
+        for node in seen.keys() - living:
+            refused += 1
+            with pytest.raises(core.StaleNode):
+                trie.lock(node)
+        assert len(living) == trie.num_nodes <= pool.num_blocks
+        seen = dict.fromkeys(list(seen)[-64:])
+        stats = trie.stats()
+        if stats["looked_up"] + stats["inserted"] + stats["evicted"] >= 1_000_000:
+            break
+    assert refused > 1000
+    trie.audit()
+    for node, _, _ in locked:
+        trie.unlock(node)
+    trie.clear()
+    assert (pool.num_free, trie.num_nodes) == (pool.num_blocks, 0)
+
+
+@pytest.mark.feature("E6")
+def test_memory_of_a_node_is_bounded_whatever_the_vocabulary() -> None:
+    """Bytes a node, measured: the same for children of few and of a great many different tokens."""
+    code = (
+        "import sys, numpy as np\n"
+        "from prelude._native import core\n"
+        "def rss(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "spread = int(sys.argv[1]); before = rss()\n"
+        "pool = core.BlockAllocator(200_000, 1); trie = core.PrefixTrie(pool)\n"
+        "for i in range(200_000): trie.insert(np.array([i * spread], np.int32), trie.allocate(1))\n"
+        "assert trie.num_nodes == 200_000; print((rss() - before) // 200_000)\n"
+    )
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("resident memory is read from /proc")
+    dense, sparse = (
+        int(subprocess.run([sys.executable, "-c", code, spread], capture_output=True, text=True, check=True).stdout)
+        for spread in ("1", "10000")
+    )
+    assert dense < 400 and abs(dense - sparse) <= 0.2 * dense, (dense, sparse)

@@ -1,0 +1,117 @@
+"""One engine after another in a process, and what runs while one is closed or the interpreter leaves."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prelude import Engine, EngineConfig, SamplingParams, YesNo
+from prelude.errors import ConfigError, EngineClosed
+
+PARAMS = SamplingParams(max_tokens=4, temperature=0)
+
+
+def resident() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.fault(67)
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is read from /proc")
+def test_an_engine_is_swapped_for_another_while_requests_run(checkpoint: Path) -> None:
+    """Those that run are drained, later ones refused, and memory comes back."""
+    config = EngineConfig(kv_bytes=32 << 20)
+    want, sizes = None, []
+    for _ in range(6):
+        engine = Engine.from_pretrained(checkpoint, config=config)
+        want = want or engine.complete("The quick brown", PARAMS).text
+        stream = engine.stream("The quick brown", PARAMS)
+        parts = [next(stream).text]
+        engine.close(drain=True)
+        assert "".join([*parts, *(chunk.text for chunk in stream)]) == want
+        with pytest.raises(EngineClosed):
+            engine.complete("The quick brown", PARAMS)
+        del engine, stream
+        sizes.append(resident())
+    assert sizes[-1] - sizes[1] < 40 << 20, sizes  # one pool and a copy of the weights are 32 MiB and more
+
+
+@pytest.mark.fault(34)
+@pytest.mark.parametrize("threads", [0, 4])
+def test_tokenizer_and_engine_are_used_while_the_interpreter_leaves(threads: int, checkpoint: Path) -> None:
+    """By functions that run at exit, by finalisers of module globals, by daemon threads that are never joined."""
+    code = (
+        "import atexit, sys, threading, time\n"
+        "from prelude import Engine, SamplingParams\n"
+        "from prelude.tokenizer import Tokenizer\n"
+        "path = sys.argv[1]; t = Tokenizer.from_file(path + '/tokenizer.json'); e = Engine.from_pretrained(path)\n"
+        "ids = t.encode('Hello there, you').ids\n"
+        "class Last:\n"
+        "    def __init__(self): self.t, self.ids = t, ids\n"
+        "    def __del__(self): print('finaliser', self.t.encode('Hello there, you').ids == self.ids, flush=True)\n"
+        "last = Last()\n"
+        "def leave():\n"
+        "    print('atexit', t.encode('Hello there, you').ids == ids, flush=True)\n"
+        "    try: e.complete('Hello', SamplingParams(max_tokens=2)); print('served', flush=True)\n"
+        "    except Exception as error: print(type(error).__name__, flush=True)\n"
+        "atexit.register(leave)\n"
+        "def forever():\n"
+        "    while True: t.encode('Hello there, you ' * 2000)\n"
+        "for _ in range(int(sys.argv[2])): threading.Thread(target=forever, daemon=True).start()\n"
+        "e.complete('Hello', SamplingParams(max_tokens=2)); time.sleep(0.2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", code, str(checkpoint), str(threads)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    last = [] if threads else ["finaliser True"]  # a daemon thread keeps the module's globals until the process ends
+    assert done.stdout.split("\n")[:-1] == ["atexit True", "served", *last], (done.stdout, done.stderr)
+
+
+@pytest.mark.fault(65)
+def test_a_salted_tenant_shares_no_memory_of_prompts_or_questions(checkpoint: Path) -> None:
+    with Engine.from_pretrained(checkpoint) as engine:
+        core = engine._preparer._facts.encoder.tokenizer._core
+        plans = engine._preparer._facts.plans
+        encoded: list[str] = []
+        tokenizer = engine._preparer._facts.encoder.tokenizer
+        inner = type(tokenizer).encode_array
+
+        class Watched(type(tokenizer)):  # type: ignore[misc]
+            def encode_array(self, text, *given, **named):  # type: ignore[no-untyped-def]
+                encoded.append(text)
+                return inner(self, text, *given, **named)
+
+        tokenizer.__class__ = Watched
+        text = "Two boats lay at the quay. " * 20
+        want = engine.complete(text, PARAMS).token_ids
+        assert text in encoded
+        encoded.clear()
+        assert engine.complete(text, PARAMS, salt="a").token_ids == want
+        assert engine.complete(text, PARAMS, cache="never").token_ids == want
+        assert text not in encoded and core is not None  # encode_array is what reads the memory of prompts
+        question = [YesNo("Is it so?")]
+        engine.decide("x", question, salt="a")
+        kept = len(plans)
+        engine.decide("x", question, salt="a")
+        assert len(plans) == kept
+        engine.decide("x", question, salt="b")
+        assert len(plans) == kept + 1  # its own: whether a asked before does not show
+        engine.decide("x", [YesNo("Is it never so?")], cache="never")
+        assert len(plans) == kept + 1
+
+
+def test_prepared_questions_are_bounded_by_a_setting(checkpoint: Path) -> None:
+    with Engine.from_pretrained(checkpoint, config=EngineConfig(question_plan_bytes=0)) as engine:
+        engine.decide("x", [YesNo("Is it so?")])
+        assert len(engine._preparer._facts.plans) == 0
+    with pytest.raises(ConfigError, match="question_plan_bytes"):
+        EngineConfig(question_plan_bytes=-1)
