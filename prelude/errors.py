@@ -18,6 +18,8 @@
 ├── ``DeadlineExceeded`` (also a ``TimeoutError``)
 ├── ``EngineClosed``: submit after close, or closed while waiting
 │   └── ``EngineForked``         used in a process that was forked after the engine was made
+├── ``TokenizerError`` (also a ``ValueError``): a tokenizer file, or what it makes of a text; its subclasses are in
+│   ``prelude.tokenizer.errors``
 ├── ``RequestCancelled``: cancelled by its caller, told to whoever else waits for it
 └── ``ExecutionError``: a step failed; carries its cause, fails its own rows only
 
@@ -29,6 +31,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from prelude.root_error import PreludeError as PreludeError
+
 _SHOWN = 80
 
 
@@ -39,20 +43,6 @@ def shown(value: Any) -> str:
     except Exception:  # a repr is user code too
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-
-
-def _restored(cls: type[PreludeError], args: tuple[Any, ...], state: dict[str, Any]) -> PreludeError:
-    error = cls.__new__(cls)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
-class PreludeError(Exception):
-    """Base of all errors raised on purpose. They can be pickled, whatever their constructor takes."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequest(PreludeError, ValueError):

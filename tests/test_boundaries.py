@@ -24,7 +24,7 @@ FORBIDDEN = {
 # What a forbidden prefix does not cover.
 ALLOWED = {
     "_native": ("prelude._native",),
-    "tokenizer": ("prelude.tokenizer",),
+    "tokenizer": ("prelude.tokenizer", "prelude.root_error"),
     "prelude/scheduling": (),
 }
 

@@ -16,20 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from .encoding import Encoding
+from .errors import LoneSurrogateError as LoneSurrogateError
+from .errors import TokenizerError
+from .errors import TokenizerFileError as TokenizerFileError
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Text = str | bytes
 Offsets = Literal["char", "byte"]
 
-class TokenizerFileError(ValueError):
-    """The file is not a tokenizer file: ``path`` is where (``model.vocab["x"]``), ``message`` says what."""
-
-    path: str
-    message: str
-    def __init__(self, path: str, message: str) -> None: ...
-
-class UnsupportedFeature(ValueError):
+class UnsupportedFeature(TokenizerError):
     """The file may be fine, but the core does not do ``feature``, found at ``path``: use another rung.
 
     ``kind`` is "regex" when the only obstacle is a pattern (pass ``matcher``), else "component".
@@ -39,9 +35,6 @@ class UnsupportedFeature(ValueError):
     path: str
     kind: Literal["regex", "component"]
     def __init__(self, feature: str, path: str, kind: str = "component") -> None: ...
-
-class LoneSurrogateError(UnicodeEncodeError, TypeError):
-    """A ``str`` that is not Unicode text. It is a TypeError because HF raises one."""
 
 class TablesError(ValueError):
     """A file of tables is not what was written, or was written with another key."""
@@ -57,14 +50,15 @@ class CoreTokenizer:
     @staticmethod
     def from_json(
         data: bytes,
-        matcher: Callable[[str], Callable[[str], Iterable[tuple[int, int]]]] | None = None,
+        matcher: Callable[[str], Callable[[str, float], Iterable[tuple[int, int]]]] | None = None,
     ) -> CoreTokenizer:
         """Load a tokenizer.json.
 
         ``matcher`` serves the patterns the native compiler refuses: it is called once with each such pattern
-        and returns a function from a text to the (start, end) of its successive matches, in code points,
-        in order and without overlap. Calls then take the GIL while they match. Without it such a file
-        raises UnsupportedFeature(kind="regex").
+        and returns a function from a text, and the seconds of the thread's time that it may take, to the
+        (start, end) of its successive matches, in code points, in order and without overlap; what it raises,
+        loading or the call that matches raises. Calls then take the GIL while they match. Without it such a
+        file raises UnsupportedFeature(kind="regex").
         """
 
     @staticmethod

@@ -15,6 +15,7 @@ from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
 from operator import index
+from time import thread_time
 
 import numpy as np
 
@@ -56,16 +57,10 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
     int TABLES "fasttoken::CoreError::tables"
 
 
-class TokenizerFileError(ValueError):
-    def __init__(self, path, message):
-        super().__init__(path, message)
-        self.path, self.message = path, message
-
-    def __str__(self):
-        return f"{self.path}: {self.message}"
+from prelude.tokenizer.errors import LoneSurrogateError, TokenizerError, TokenizerFileError
 
 
-class UnsupportedFeature(ValueError):
+class UnsupportedFeature(TokenizerError):
     def __init__(self, feature, path, kind="component"):
         super().__init__(feature, path, kind)
         self.feature, self.path, self.kind = feature, path, kind
@@ -75,10 +70,6 @@ class UnsupportedFeature(ValueError):
 
 
 class TablesError(ValueError):
-    pass
-
-
-class LoneSurrogateError(UnicodeEncodeError, TypeError):
     pass
 
 
@@ -99,7 +90,7 @@ cdef int raise_core() except -1 with gil:
     if e.kind == COMPONENT or e.kind == REGEX:
         raise UnsupportedFeature(to_str(e.message), to_str(e.path), "regex" if e.kind == REGEX else "component")
     if e.kind == TEXT or e.kind == STREAM:
-        raise ValueError(to_str(e.message))
+        raise TokenizerError(to_str(e.message))
     if e.kind == MEMORY:
         raise MemoryError()
     if e.kind == TABLES:
@@ -127,11 +118,16 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         const int32_t* data() const
         size_t size() const
         string_view utf8(const void*, size_t, int) except +raise_core
-    ctypedef int (*ExternalCall "fasttoken::Core::ExternalCall")(void*, size_t, const char*, size_t, Matches*)
+    cppclass ExternalUse:
+        double seconds
+        size_t bytes
+    ctypedef int (*ExternalCall "fasttoken::Core::ExternalCall")(
+        void*, size_t, const char*, size_t, Matches*, ExternalUse*
+    )
     cppclass Core:
         Core(string_view, cbool) except +raise_core
         Core(int, uint64_t, const char*, const char*) except +raise_core nogil
-        void set_matcher(void*, ExternalCall)
+        void set_matcher(void*, ExternalCall) except +raise_core
         const vector[string]& external_patterns()
         string tables(const char*, const char*) except +raise_core
         size_t table_bytes()
@@ -238,15 +234,27 @@ include "_ints.pxi"
 include "_decode.pxi"
 
 
-cdef int call_matcher(void* owner, size_t n, const char* data, size_t size, Matches* out) noexcept with gil:
+# The thread's time that a matcher may take for one call: what any call may, and what each byte adds. A pattern that
+# takes longer backtracks without bound; one that does not reads ten times as many bytes a second.
+cdef double _matching_seconds = 2.0, _matching_seconds_a_byte = 5e-6
+
+
+cdef int call_matcher(
+    void* owner, size_t n, const char* data, size_t size, Matches* out, ExternalUse* use
+) noexcept with gil:
     cdef CoreTokenizer self = <CoreTokenizer> owner
     cdef bytes raw
     cdef Py_ssize_t at = 0, byte = 0
+    cdef double began
     try:
         raw = PyBytes_FromStringAndSize(data, size)
         text = raw.decode()
         ascii = len(text) == len(raw)
-        for begin, end in self._matchers[n](text):
+        use.bytes += size
+        began = thread_time()
+        found = self._matchers[n](text, _matching_seconds + use.bytes * _matching_seconds_a_byte - use.seconds)
+        use.seconds += thread_time() - began
+        for begin, end in found:
             if not at <= begin <= end <= len(text):
                 raise ValueError("the matcher's matches are out of order")
             first = begin if ascii else byte + len(text[at:begin].encode())

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BackendUnavailable, LoneSurrogateError, TokenizerFileError
+from ._bounds import check
+from .errors import BackendUnavailable, LoneSurrogateError, TokenizerError, TokenizerFileError
 from .processors import parse, trimmed
 
 Int32 = npt.NDArray[np.int32]
@@ -33,13 +34,14 @@ class ReferenceCore:
             import tokenizers
         except ImportError:
             raise BackendUnavailable(feature, "tokenizers") from None
+        check(data)
         try:
-            whole = tokenizers.Tokenizer.from_str(data.decode())
-        except Exception as error:  # HF's own are plain Exceptions without a place
+            whole = _asked(tokenizers.Tokenizer.from_str, data.decode())
+            state = json.loads(_asked(whole.to_str))
+        except (TokenizerError, ValueError) as error:
             raise TokenizerFileError(
                 "the file", f"it has {feature}, and `tokenizers` cannot load it: {error}"
             ) from error
-        state = json.loads(whole.to_str())
         self._sections = {k: json.dumps(v) for k, v in state.items() if k != "model"}
         model = state["model"]
         self._unk = model.get("unk_token")
@@ -64,7 +66,7 @@ class ReferenceCore:
     def encode_ids(self, text: str | bytes, parse_special: bool = True) -> list[int]:
         if len(text) >= _FAST_FROM:
             return self.encode_batch_ids([text], parse_special)[0]
-        ids: list[int] = self._engine(parse_special).encode(_text(text), add_special_tokens=False).ids
+        ids: list[int] = _asked(self._engine(parse_special).encode, _text(text), add_special_tokens=False).ids
         return ids
 
     def encode_array(self, text: str | bytes, parse_special: bool = True) -> Int32:
@@ -89,7 +91,7 @@ class ReferenceCore:
 
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
         """As ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
-        return _columns(self._engine(parse_special).encode(_text(text), add_special_tokens=False))
+        return _columns(_asked(self._engine(parse_special).encode, _text(text), add_special_tokens=False))
 
     def encode_batch_found(
         self, texts: Sequence[str | bytes], parse_special: bool
@@ -121,11 +123,11 @@ class ReferenceCore:
         """HF's encodings, without special tokens; ``fast``: without offsets and the like."""
         engine, texts = self._engine(parse_special), [_text(t) for t in texts]
         if fast:
-            found: list[Any] = engine.encode_batch_fast(texts, add_special_tokens=False)
+            found: list[Any] = _asked(engine.encode_batch_fast, texts, add_special_tokens=False)
             return found
         if len(texts) == 1:  # HF's call for batches wakes its threads
-            return [engine.encode(texts[0], add_special_tokens=False)]
-        found = engine.encode_batch(texts, add_special_tokens=False)
+            return [_asked(engine.encode, texts[0], add_special_tokens=False)]
+        found = _asked(engine.encode_batch, texts, add_special_tokens=False)
         return found
 
     def encode_batch_full(
@@ -138,13 +140,13 @@ class ReferenceCore:
 
     def normalize(self, text: str | bytes) -> str:
         normalizer = self._hf.normalizer
-        return _text(text) if normalizer is None else str(normalizer.normalize_str(_text(text)))
+        return _text(text) if normalizer is None else str(_asked(normalizer.normalize_str, _text(text)))
 
     def pre_tokenize(self, text: str | bytes) -> list[tuple[str, tuple[int, int]]]:
         splitter, string = self._hf.pre_tokenizer, _text(text)
         if splitter is None:
             return [(string, (0, len(string)))] if string else []
-        pieces: list[tuple[str, tuple[int, int]]] = splitter.pre_tokenize_str(string)
+        pieces: list[tuple[str, tuple[int, int]]] = _asked(splitter.pre_tokenize_str, string)
         return pieces
 
     # ---- vocabulary
@@ -194,15 +196,15 @@ class ReferenceCore:
     # ---- decoding
 
     def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str:
-        return str(self._hf.decode(_plain(ids), skip_special_tokens))
+        return str(_asked(self._hf.decode, _plain(ids), skip_special_tokens))
 
     def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]:
-        found: list[str] = self._hf.decode_batch([_plain(r) for r in rows], skip_special_tokens)
+        found: list[str] = _asked(self._hf.decode_batch, [_plain(r) for r in rows], skip_special_tokens)
         return found
 
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         decoder = self._hf.decoder
-        return " ".join(tokens) if decoder is None else str(decoder.decode(list(tokens)))
+        return " ".join(tokens) if decoder is None else str(_asked(decoder.decode, list(tokens)))
 
     def _engine(self, parse_special: bool) -> Any:
         if parse_special:
@@ -214,6 +216,17 @@ class ReferenceCore:
                     literal.encode_special_tokens = True
                     self._literal = literal
         return self._literal
+
+
+def _asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What HF answers. Its own errors, which are plain Exceptions, and its panics, which are none, as
+    ``TokenizerError``; errors of the arguments' types and ranges are left as they are."""
+    try:
+        return call(*arguments, **options)
+    except BaseException as error:
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise TokenizerError(f"`tokenizers` does not take it: {error}") from error
+        raise
 
 
 def _text(text: str | bytes) -> str:

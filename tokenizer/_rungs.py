@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ._files import TOKENIZER_LIMIT, read_plain
 from ._reference import ReferenceCore
+from .errors import TokenizerError, TokenizerFileError
 
 if TYPE_CHECKING:
     from ._cache import TableCache
@@ -65,11 +66,13 @@ def _load(data: bytes) -> tuple[Core, str, str]:
 
 
 def _over_regex(native: Any, data: bytes) -> Core | None:
-    from ._splitter import Refused, matcher
+    from ._splitter import matcher
 
     try:
         core: Core = native.CoreTokenizer.from_json(data, matcher(native))
-    except (ImportError, Refused, native.UnsupportedFeature) as error:
+    except TokenizerFileError:
+        raise  # what is malformed is so on every rung
+    except (ImportError, TokenizerError) as error:
         _log.debug("not over the regex package: %s", error)
         return None
     return core

@@ -11,10 +11,15 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
-_SECONDS = 10.0  # for one text: a pattern that takes longer is exponential
+from .errors import TokenizerError
+
+_MOST_PATTERN = 100_000  # characters
+_MOST_CLASSES = 100  # of one pattern that are asked of the core; each takes tens of milliseconds
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\x0b", "a": "\x07", "e": "\x1b", "0": "\0"}
 _CLASS_ESCAPE = re.compile(r"\\(?:[pP]\{\^?[\w ]+\}|[sSdDwWhH])")
 _CODE_ESCAPE = re.compile(r"\\x\{([0-9A-Fa-f]{1,6})\}|\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})")
@@ -22,10 +27,10 @@ _GROUP = re.compile(r"\((?:\?(?:[:=!>]|<[=!]))?")
 _QUANTIFIER = re.compile(r"[*+?][?+]?|\{\d+,\d*\}\??(?![+*?])|\{,?\d+\}(?![+*?])")
 _REFERENCE = re.compile(r"\\[1-9]")
 
-Matcher = Callable[[str], Iterable[tuple[int, int]]]
+Matcher = Callable[[str, float], Iterable[tuple[int, int]]]
 
 
-class Refused(ValueError):
+class Refused(TokenizerError):
     """A construct of a pattern that two engines may read in two ways."""
 
 
@@ -34,14 +39,24 @@ def matcher(native: Any) -> Callable[[str], Matcher]:
     import regex  # type: ignore[import-untyped, unused-ignore]
 
     def compile(pattern: str) -> Matcher:
-        compiled = regex.compile(translated(pattern, functools.partial(_code_points, native)), regex.VERSION1)
+        written = translated(pattern, functools.partial(_code_points, native))
+        try:
+            compiled = regex.compile(written, regex.VERSION1)
+        except Exception as error:  # besides its own error it raises RecursionError, OverflowError and others
+            raise Refused(f"{type(error).__name__}: {error}") from error
 
-        def matches(text: str) -> list[tuple[int, int]]:
-            """All successive matches; an empty one does not count right after another."""
+        def matches(text: str, seconds: float) -> list[tuple[int, int]]:
+            """All successive matches; an empty one does not count right after another. ``TokenizerError`` where
+            they take longer than so many seconds of the thread's time."""
             found: list[tuple[int, int]] = []
-            at, last = 0, -1
+            at, last, deadline = 0, -1, time.thread_time() + seconds
             while at <= len(text):
-                match = compiled.search(text, at, timeout=_SECONDS)
+                left = deadline - time.thread_time()
+                try:
+                    # ``regex`` counts the time of all threads: what is left is given to one search alone.
+                    match = compiled.search(text, at, timeout=left) if left > 0 else _out_of_time(pattern)
+                except TimeoutError:
+                    _out_of_time(pattern)
                 if match is None:
                     break
                 start, end = match.span()
@@ -57,12 +72,27 @@ def matcher(native: Any) -> Callable[[str], Matcher]:
     return compile
 
 
+def _out_of_time(pattern: str) -> NoReturn:
+    raise TokenizerError(f"the pattern {pattern[:60]!r} of the tokenizer file takes too long on this text")
+
+
 def translated(pattern: str, code_points: Callable[[str], list[tuple[int, int]]]) -> str:
     """``pattern`` for the ``regex`` package; ``code_points`` gives the ranges of a class."""
+    if len(pattern) > _MOST_PATTERN:
+        raise Refused(f"{len(pattern)} characters")
+    known: dict[str, list[tuple[int, int]]] = {}
+
+    def asked_once(written: str) -> list[tuple[int, int]]:
+        if written not in known:
+            if len(known) == _MOST_CLASSES:
+                raise Refused(f"more than {_MOST_CLASSES} classes")
+            known[written] = code_points(written)
+        return known[written]
+
     out: list[str] = []
     at = 0
     while at < len(pattern):
-        piece, at = _piece(pattern, at, code_points)
+        piece, at = _piece(pattern, at, asked_once)
         out.append(piece)
     return "".join(out)
 
@@ -103,7 +133,10 @@ def _escape(pattern: str, at: int, code_points: Callable[[str], list[tuple[int, 
         return _written_out(code_points(found[0])), found.end()
     code = _CODE_ESCAPE.match(pattern, at)
     if code:
-        return _literal(int(next(g for g in code.groups() if g), 16)), code.end()
+        number = int(next(g for g in code.groups() if g), 16)
+        if number > sys.maxunicode:
+            raise Refused(f"the code point {code[0]!r}")
+        return _literal(number), code.end()
     reference = _REFERENCE.match(pattern, at)
     if reference and not pattern[at + 2 : at + 3].isdigit():
         return reference[0], reference.end()

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from .errors import TokenizerError
+
 if TYPE_CHECKING:
     from ._core import FreshEncoding, pair_list
 else:
@@ -30,6 +32,7 @@ Column = int | Int32
 Tokens = list[str] | Callable[[], list[str]]
 Pending = Callable[[], Int32] | None  # makes a column, until it is asked for
 
+_MOST_PART_TOKENS = 1 << 26  # of all overflowing parts of one encoding
 _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
 
@@ -229,6 +232,12 @@ class Encoding(FreshEncoding):
             return
         if stride >= limit:
             raise ValueError(f"stride {stride} must be below max_length {limit}")
+        parts = (total - stride) // (limit - stride) + 1
+        if parts * limit > _MOST_PART_TOKENS:
+            raise TokenizerError(
+                f"{total} tokens in parts of {limit} that overlap by {stride} are {parts} parts, and all of them may "
+                f"have {_MOST_PART_TOKENS} tokens; a smaller stride makes fewer"
+            )
         spans = _part_spans(total, limit, limit - stride, direction)
         first, *rest = (_sliced(self, start, stop) for start, stop in spans)
         _copy_into(self, first)

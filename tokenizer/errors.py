@@ -1,30 +1,17 @@
 """What can go wrong with a tokenizer, by who has to act.
 
-``TokenizerFileError`` (a ``ValueError``)  the file is malformed: ``path`` is where in the JSON
-``TokenizerError`` (a ``ValueError``)
+``TokenizerError`` (a ``PreludeError`` and a ``ValueError``)
+├── ``TokenizerFileError``     the file is malformed: ``path`` is where in the JSON
 ├── ``BackendUnavailable``     the file needs another rung, and the package behind that rung is not installed
 ├── ``ChatTemplateError``      a chat template that is missing, malformed, refuses, or is past its bounds
 └── ``TokenizersMutationError``  something this library leaves out on purpose (also an ``AttributeError``)
 
-``TokenizerFileError`` comes from the native core, as does ``UnsupportedFeature``, by which a rung says no.
+``UnsupportedFeature``, by which the native core hands a file on to the next rung, is the core's own.
 """
 
 from __future__ import annotations
 
-try:
-    from ._core import LoneSurrogateError, TokenizerFileError
-except ImportError:  # the extension is not built: only the reference rung serves
-
-    class TokenizerFileError(ValueError):  # type: ignore[no-redef]
-        """The file is not a tokenizer file: ``path`` is where in it, ``message`` says what."""
-
-        def __init__(self, path: str, message: str) -> None:
-            super().__init__(f"{path}: {message}")
-            self.path, self.message = path, message
-
-    class LoneSurrogateError(UnicodeEncodeError, TypeError):  # type: ignore[no-redef]
-        """A ``str`` that is not Unicode text. It is a TypeError because HF raises one."""
-
+from prelude.root_error import PreludeError
 
 __all__ = [
     "EXTRA",
@@ -40,8 +27,23 @@ __all__ = [
 EXTRA = 'pip install "prelude-engine[tokenizer]"'
 
 
-class TokenizerError(ValueError):
-    """Base of the errors raised on purpose by the Python side."""
+class TokenizerError(PreludeError, ValueError):
+    """Base of the errors that this package raises on purpose."""
+
+
+class TokenizerFileError(TokenizerError):
+    """The file is not a tokenizer file: ``path`` is where in it (``model.vocab["x"]``), ``message`` says what."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(path, message)
+        self.path, self.message = path, message
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class LoneSurrogateError(UnicodeEncodeError, TypeError):
+    """A ``str`` that is not Unicode text. It is a TypeError because HF raises one."""
 
 
 class BackendUnavailable(TokenizerError, ImportError):

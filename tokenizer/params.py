@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from .encoding import Encoding
+from .errors import TokenizerError
 
 Direction = Literal["left", "right"]
 Strategy = Literal["longest_first", "only_first", "only_second"]
 
 _MOST_ID = (1 << 31) - 1
+_MOST_LENGTH = 1 << 22  # tokens that an encoding is padded to: each takes some forty bytes
 _WRAP = 1 << 64  # HF subtracts in 64 bits without a sign
 _STRATEGY_JSON = {"longest_first": "LongestFirst", "only_first": "OnlyFirst", "only_second": "OnlySecond"}
 _DIRECTION_NAME: dict[str, Direction] = {"Left": "left", "Right": "right"}
@@ -94,8 +96,8 @@ class Padding:
         pad_to_multiple_of: int | None,
     ) -> Padding:
         return Padding(
-            None if length is None else _unsigned(length),
-            None if pad_to_multiple_of is None else _unsigned(pad_to_multiple_of),
+            None if length is None else _length("length", length),
+            None if pad_to_multiple_of is None else _length("pad_to_multiple_of", pad_to_multiple_of),
             _id("pad_id", pad_id),
             pad_token,
             _id("pad_type_id", pad_type_id),
@@ -110,8 +112,8 @@ class Padding:
         if not isinstance(token, str):
             raise TypeError(f"pad_token={token!r:.60} is not a string")
         return Padding(
-            _whole("strategy.Fixed", strategy["Fixed"]) if isinstance(strategy, dict) else None,
-            None if multiple is None else _whole("pad_to_multiple_of", multiple),
+            _length("strategy.Fixed", _whole("strategy.Fixed", strategy["Fixed"])) if isinstance(strategy, dict) else None,
+            None if multiple is None else _length("pad_to_multiple_of", _whole("pad_to_multiple_of", multiple)),
             _id("pad_id", _whole("pad_id", member["pad_id"])),
             token,
             _id("pad_type_id", _whole("pad_type_id", member["pad_type_id"])),
@@ -202,6 +204,13 @@ def _id(name: str, value: Any) -> int:
     number = _unsigned(value)
     if number > _MOST_ID:
         raise OverflowError(f"{name}={number} is out of range; it takes 0 to {_MOST_ID}")
+    return number
+
+
+def _length(name: str, value: Any) -> int:
+    number = _unsigned(value)
+    if number > _MOST_LENGTH:
+        raise TokenizerError(f"{name}={number} is out of range; it takes 0 to {_MOST_LENGTH}")
     return number
 
 

@@ -124,13 +124,22 @@ class RobertaProcessing:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A special token of a template: any number of ids under one name."""
+    """A special token of a template: any number of ids, and of strings, under one name.
+
+    As in HF a template may name one that the file does not declare: it adds no token to what is counted, and a
+    call that would use it fails.
+    """
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
     type_id: int
+    undeclared: str | None = None  # its name
 
     def encoding(self) -> Encoding:
+        if self.undeclared is not None:
+            raise TokenizerError(
+                f"post_processor: the template uses {self.undeclared!r}, which its special_tokens do not have"
+            )
         return Encoding._make(np.array(self.ids, np.int32), None, None, list(self.tokens), self.type_id, 1, 1)
 
 
@@ -324,8 +333,8 @@ class Frame:
 
 
 def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None:
-    mark = -2
-    probe = Encoding._make(np.array([mark], np.int32), None, None, [""])
+    mark, text = -2, "\0the text"
+    probe = Encoding._make(np.array([mark], np.int32), None, None, [text])
     try:
         whole = run(without_trimming(processor), probe, None, add_special_tokens)
     except TokenizerError:
@@ -337,6 +346,9 @@ def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None
     if whole._ranges not in ({}, {0: (at, at + 1)}):
         return None
     before, after = _sliced(whole, 0, at), _sliced(whole, at + 1, len(ids))
+    tokens = whole.tokens  # a special token may have more strings than ids, or fewer
+    middle = tokens.index(text)
+    before._tokens, after._tokens = tokens[:middle], tokens[middle + 1 :]
     return Frame(before, after, types[at], bool(whole._ranges), len(set(types)) == 1)
 
 
@@ -385,15 +397,21 @@ def _template(member: Any, path: str) -> Processor:
             return Slot("AB".index(name), _number(item["Sequence"], "type_id", where))
         inner = _get(item, "SpecialToken", where)
         name = _get(inner, "id", where)
-        described = _get(specials, name, f"{path}.special_tokens")
+        type_id = _number(inner, "type_id", where)
+        if not isinstance(specials, dict) or not isinstance(name, str):
+            raise TokenizerFileError(where, "the special tokens are no object, or the name of one is no string")
+        if name not in specials:
+            return Special((), (), type_id, name)
+        described = specials[name]
         at = f"{path}.special_tokens[{name!r}]"
-        ids, tokens = _get(described, "ids", at), _get(described, "tokens", at)
-        if not isinstance(ids, list) or not isinstance(tokens, list) or len(ids) != len(tokens):
-            raise TokenizerFileError(at, "ids and tokens are not two lists of the same length")
-        for i, (id, token) in enumerate(zip(ids, tokens)):
-            if not _is_id(id) or not isinstance(token, str):
-                raise TokenizerFileError(f"{at}.ids[{i}]", f"{id!r}, {token!r} are not an id and its token")
-        return Special(tuple(ids), tuple(tokens), _number(inner, "type_id", where))
+        ids, tokens = _list(described, "ids", at), _list(described, "tokens", at)
+        for i, id in enumerate(ids):
+            if not _is_id(id):
+                raise TokenizerFileError(f"{at}.ids[{i}]", f"{id!r:.60} is not an id")
+        for i, token in enumerate(tokens):
+            if not isinstance(token, str):
+                raise TokenizerFileError(f"{at}.tokens[{i}]", f"{token!r:.60} is not a string")
+        return Special(tuple(ids), tuple(tokens), type_id)
 
     sides = {
         side: tuple(piece(p, f"{path}.{side}[{i}]") for i, p in enumerate(_list(member, side, path)))

@@ -89,7 +89,9 @@ void widen(const uint16_t* from, int64_t count, float* to) { portable::widen(fro
 const Kernels* kernels_named(const char* name) {
   if (std::strcmp(name, "portable") == 0) return &portable::kTable;
 #ifdef PRELUDE_X86_TARGETS
-  if (std::strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f")) return &avx512::kTable;
+  if (std::strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("fma"))
+    return &avx512::kTable;
   if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
     return &avx2::kTable;
 #endif

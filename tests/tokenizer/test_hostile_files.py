@@ -5,13 +5,22 @@ What could end the process runs in a process of its own.
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from prelude.tokenizer import Tokenizer
+from prelude.tokenizer import BackendUnavailable, ChatTemplateError, Tokenizer, TokenizerError, TokenizerFileError
+
+from prelude.errors import PreludeError
+
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("regex")
 
 VOCAB = {"a": 0, "b": 1, "ab": 2}
 
@@ -74,3 +83,242 @@ def test_the_limit_of_ids_counts_holes_added_tokens_and_the_post_processor() -> 
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["a", -2.0]]}
     for model, limit in ((holes, 901), (unigram, 3)):
         assert Tokenizer.from_str(file(model=model)).id_limit == limit
+
+
+# ---- every rung hands on to the next
+
+WORD = {"content": "abab", "single_word": False, "lstrip": False, "rstrip": False, "special": False}
+NORMALIZED = [{**WORD, "id": 3, "normalized": True}]
+
+
+def by_pattern(kind: str, pattern: str) -> str:
+    if kind == "normalizer":
+        return file(
+            normalizer={"type": "Replace", "pattern": {"Regex": pattern}, "content": "x"}, added_tokens=NORMALIZED
+        )
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return file(pre_tokenizer=split, added_tokens=NORMALIZED)
+
+
+@pytest.mark.fault(29)
+@pytest.mark.feature("J7")
+@pytest.mark.parametrize("kind", ["normalizer", "pre_tokenizer"])
+@pytest.mark.parametrize("pattern", [r"(\w)\1", r"\X", r"\p{Emoji}", r"(?i)café", r"\x{110000}", r"(?<=a)\x{110000}"])
+def test_a_pattern_that_one_backend_refuses_goes_to_the_next(kind: str, pattern: str) -> None:
+    ours, theirs = (
+        Tokenizer.from_str(by_pattern(kind, pattern)),
+        tokenizers.Tokenizer.from_str(by_pattern(kind, pattern)),
+    )
+    for text in ("abab aab", "CAFÉ abab", "1\u0301a", ""):
+        assert ours.encode(text).ids == theirs.encode(text).ids
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("kind", ["normalizer", "pre_tokenizer"])
+@pytest.mark.parametrize("pattern", ["(", "(" * 3000 + "a" + ")" * 3000, "[a" * 400])
+def test_a_pattern_that_no_backend_takes_is_a_malformed_file(kind: str, pattern: str) -> None:
+    with pytest.raises(TokenizerFileError) as caught:
+        Tokenizer.from_str(by_pattern(kind, pattern))
+    assert isinstance(caught.value, PreludeError) and len(str(caught.value)) < 1500
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("pattern", [r"(a)\1?(?=a*a*b)|a"])
+def test_the_time_of_a_pattern_is_the_texts_not_a_matchs(pattern: str) -> None:
+    ours = Tokenizer.from_str(by_pattern("pre_tokenizer", pattern))
+    assert ours.backend == "native+regex"
+    for call in (lambda: ours.encode("a" * 4000), lambda: ours.encode_batch(["a" * 1000] * 100)):
+        began = time.thread_time()
+        with pytest.raises(TokenizerError, match="takes too long on this text"):
+            call()
+        assert time.thread_time() - began < 8
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    "vocab", [{"a": 0, "b": 1, "ab": 1}, {"a": 0, "b": 0}, {"a": 0, "b": 1, "ab": 1_000_000}, {"a": 7, "b": 60_000}]
+)
+def test_ids_that_the_core_does_not_take_are_the_references(vocab: dict[str, int]) -> None:
+    model = {"type": "BPE", "vocab": vocab, "merges": ["a b"] if "ab" in vocab else []}
+    ours, theirs = Tokenizer.from_str(file(model=model)), tokenizers.Tokenizer.from_str(file(model=model))
+    assert ours.backend == "reference"
+    for text in ("ab", "bba", ""):
+        assert ours.encode(text).ids == theirs.encode(text).ids
+
+
+def template(**changes: Any) -> dict[str, Any]:
+    return {**post_processors(1)[2], **changes}
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    "special",
+    [
+        {"id": "X", "ids": [1, 2], "tokens": ["X"]},
+        {"id": "X", "ids": [1], "tokens": ["X", "Y"]},
+        {"id": "X", "ids": [], "tokens": []},
+        {"id": "Z", "ids": [1], "tokens": ["X"]},
+    ],
+)
+def test_a_template_whose_ids_and_tokens_are_unequal_is_as_in_hf(special: dict[str, Any]) -> None:
+    text = file(post_processor=template(special_tokens={"X": special}))
+    ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
+    for pair in (None, "ba"):
+        for special_too in (True, False):
+            mine, other = (t.encode("ab", pair, add_special_tokens=special_too) for t in (ours, theirs))
+            for column in ("ids", "type_ids", "tokens", "offsets", "attention_mask", "special_tokens_mask"):
+                assert getattr(mine, column) == getattr(other, column)
+
+
+@pytest.mark.fault(30)
+def test_a_template_that_names_what_is_not_declared_loads_and_says_so_where_it_is_used() -> None:
+    text = file(post_processor=template(special_tokens={}))
+    ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
+    assert ours.encode("ab", add_special_tokens=False).ids == theirs.encode("ab", add_special_tokens=False).ids == [2]
+    assert ours.num_special_tokens_to_add(False) == theirs.num_special_tokens_to_add(False) == 0
+    with pytest.raises(TokenizerError, match="'X', which its special_tokens do not have"):
+        ours.encode("ab")
+
+
+# ---- what would end the process in the reference backend
+
+
+def unigram(**members: Any) -> str:
+    return file(
+        model={"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]}, **members
+    )
+
+
+def charsmap(size: int, rest: bytes) -> str:
+    return base64.b64encode(size.to_bytes(4, "little") + rest).decode()
+
+
+BOMBS = {
+    "id": file(model={"type": "WordLevel", "vocab": {"a": 0, "b": (1 << 31) - 1}, "unk_token": "a"}),
+    "id of 2^40": file(model={"type": "BPE", "vocab": {"a": 0, "b": 1 << 40}, "merges": []}),
+    "charsmap": unigram(normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap((1 << 32) - 4, b"")}),
+    "growth": unigram(
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 60,
+        }
+    ),
+    "added": unigram(added_tokens=[{**WORD, "id": 3, "normalized": False, "content": "a" * 5_000_000}]),
+    "padding": file(
+        padding={
+            "strategy": {"Fixed": 1 << 40},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "a",
+        }
+    ),
+}
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_tiny_file_cannot_ask_for_all_memory(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(BOMBS[kind])
+    code = (
+        "import resource, sys, time\n"
+        "from prelude.errors import PreludeError\n"
+        "from prelude.tokenizer import Tokenizer\n"
+        "import tokenizers, regex\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: Tokenizer.from_file(sys.argv[1], cache=False).encode('aab')\n"
+        "except PreludeError: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    assert int(apart(code, str(tmp_path / "tokenizer.json"))) < 100_000  # kB
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    "rest", [charsmap(4, b"\xff\xff\xff\xff" + b"abc\0"), charsmap(0, b""), charsmap(8, b"\x01\x04\0\x40" * 4)]
+)
+def test_a_panic_of_the_reference_is_an_error_of_ours(rest: str) -> None:
+    try:
+        ours = Tokenizer.from_str(unigram(normalizer={"type": "Precompiled", "precompiled_charsmap": rest}))
+        for text in ("ab", "é\u0301 b", "\uffff"):
+            ours.encode(text)
+            ours.decode(ours.encode(text).ids)
+    except PreludeError as error:
+        assert isinstance(error, ValueError)
+
+
+@pytest.mark.fault(30)
+def test_replacements_in_a_row_end_where_the_bound_is() -> None:
+    doubled = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    grown = Tokenizer.from_str(file(normalizer={"type": "Sequence", "normalizers": [doubled] * 40}))
+    assert grown.backend == "native" and grown.encode("b").ids == [1]
+    with pytest.raises(TokenizerError, match="longer than"):
+        grown.encode("a")
+    decoded = Tokenizer.from_str(file(decoder={"type": "Sequence", "decoders": [doubled] * 40}))
+    assert decoded.decode([1]) == "b"
+    with pytest.raises(TokenizerError, match="longer than"):
+        decoded.decode([0])
+
+
+@pytest.mark.fault(30)
+def test_overflowing_parts_are_bounded() -> None:
+    ours = Tokenizer.from_str(file())
+    ours.enable_truncation(10_000, stride=9_999)
+    with pytest.raises(TokenizerError, match="a smaller stride"):
+        ours.encode("a" * 20_000)
+
+
+@pytest.mark.fault(30)
+def test_the_int_objects_of_ids_are_as_many_as_there_are_tokens() -> None:
+    """One id of a million cost an int object for each id below it, kept until the process ends."""
+    code = (
+        "import resource, sys\n"
+        "from prelude.tokenizer import Tokenizer\n"
+        "import tokenizers\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "t = Tokenizer.from_str(sys.argv[1], cache=False)\n"
+        "assert t.encode('ab').ids == [1_000_000]\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    text = file(model={"type": "BPE", "vocab": {**VOCAB, "ab": 1_000_000}, "merges": ["a b"]})
+    assert int(apart(code, text)) < 20_000  # kB
+
+
+# ---- kept tables
+
+
+@pytest.mark.fault(30)
+def test_kept_tables_hold_nothing_but_the_file() -> None:
+    """Two cores of one file make the same tables, whatever the heap held before."""
+    from prelude.tokenizer._core import CoreTokenizer
+
+    wordpiece = {
+        "type": "WordPiece",
+        "unk_token": "missing",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": {"a": 0, "##b": 1},
+    }
+    code = (
+        "import hashlib, sys\n"
+        "from prelude.tokenizer._core import CoreTokenizer\n"
+        "held = [bytes([int(sys.argv[2])]) * n for n in range(16, 4000, 8)] * 4\n"
+        "del held\n"
+        "core = CoreTokenizer.from_json(sys.argv[1].encode())\n"
+        "print(hashlib.sha256(core.tables(b'k' * 64, b's' * 16)).hexdigest())\n"
+    )
+    for text in (file(model=wordpiece), file()):
+        assert len({apart(code, text, str(byte)) for byte in (0, 0x5A, 0xFF)}) == 1
+        assert CoreTokenizer.from_json(text.encode()).tables(b"k" * 64, b"s" * 16)
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    "error", [TokenizerFileError("model", "no"), BackendUnavailable("x", "y"), ChatTemplateError("z")]
+)
+def test_what_this_package_raises_on_purpose_is_a_prelude_error(error: TokenizerError) -> None:
+    assert isinstance(error, PreludeError) and isinstance(error, ValueError)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)

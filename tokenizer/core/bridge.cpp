@@ -89,9 +89,11 @@ Core::Core(int file, uint64_t size, const char* key, const char* source) {
 Core::~Core() = default;
 
 void Core::set_matcher(void* owner, ExternalCall call) {
-  tokenizer_->externals().match = [owner, call](size_t n, std::string_view text, Matches& out) {
-    if (call(owner, n, text.data(), text.size(), &out) < 0) throw CallerRaised();
+  if (external_patterns().empty()) return;
+  tokenizer_->externals().match = [owner, call](size_t n, std::string_view text, Matches& out, ExternalUse& use) {
+    if (call(owner, n, text.data(), text.size(), &out, &use) < 0) throw CallerRaised();
   };
+  tokenizer_->settle();
 }
 const std::vector<std::string>& Core::external_patterns() const { return tokenizer_->externals().patterns; }
 std::string Core::tables(const char* key, const char* source) const {

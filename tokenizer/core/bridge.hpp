@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "encoded.hpp"
+#include "external_use.hpp"
 #include "id_buffer.hpp"
 
 namespace fasttoken {
@@ -57,7 +58,7 @@ class CallIds {
 class Core {
  public:
   // 0, or -1 with an error of the caller's own, which then comes out as `raised`.
-  using ExternalCall = int (*)(void* owner, size_t pattern, const char* text, size_t size, Matches*);
+  using ExternalCall = int (*)(void* owner, size_t pattern, const char* text, size_t size, Matches*, ExternalUse*);
 
   Core(std::string_view file, bool allow_external);
   // From tables() as they lie in an open file of this size.
@@ -65,6 +66,7 @@ class Core {
   Core(const Core&) = delete;
   ~Core();
 
+  // Of a tokenizer with external patterns: its loading ends here, and may call the matcher.
   void set_matcher(void* owner, ExternalCall call);
   const std::vector<std::string>& external_patterns() const;
   std::string tables(const char* key, const char* source) const;

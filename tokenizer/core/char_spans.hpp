@@ -37,11 +37,13 @@ class CharSpans {
   bool known() const { return !counts_.empty(); }
   void forget() { counts_.clear(); }
 
-  // n rows at out; false: the tokens are not all of a text of so many characters.
+  // n rows at out; false: an id is none of those known, or the tokens are not all of a text of so many characters.
   bool put(const int32_t* ids, size_t n, size_t characters, Align* out) const {
     size_t at = 0;
     for (size_t i = 0; i < n; ++i) {
-      uint32_t count = counts_[static_cast<uint32_t>(ids[i])];
+      const uint32_t id = static_cast<uint32_t>(ids[i]);
+      if (id >= counts_.size()) return false;
+      uint32_t count = counts_[id];
       out[i].begin = static_cast<uint32_t>(at) - (count >> 15);
       at += count & most;
       out[i].end = static_cast<uint32_t>(at);

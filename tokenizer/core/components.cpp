@@ -317,7 +317,7 @@ void Decoder::read_metaspace(const Json& json, Step& step) {
   step.keep_first = scheme == "never";
 }
 
-void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch) const {
+void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch, size_t most) const {
   switch (step.kind) {
     case Kind::byte_level: {
       std::string bytes, text;
@@ -340,7 +340,7 @@ void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch) con
       for (std::string& t : tokens) strip(step, t);
       break;
     case Kind::replace:
-      for (std::string& t : tokens) t = replaced(step, t, scratch);
+      for (std::string& t : tokens) t = replaced(step, t, scratch, most);
       break;
     case Kind::metaspace:
       for (size_t i = 0; i < tokens.size(); ++i)

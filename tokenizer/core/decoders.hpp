@@ -27,7 +27,11 @@ class Decoder {
   bool only_byte_level() const { return steps_.size() == 1 && steps_[0].kind == Kind::byte_level; }
 
   void apply(Tokens& tokens, RegexScratch& scratch) const {
-    for (const Step& step : steps_) apply(step, tokens, scratch);
+    const size_t most = most_made_of(size_of(tokens));
+    for (const Step& step : steps_) {
+      apply(step, tokens, scratch, most);
+      if (size_of(tokens) > most) made_too_long(most);
+    }
   }
 
   // Replace any number of times, then ByteFallback, Fuse and a Strip of at most one leading character, each or none:
@@ -58,7 +62,7 @@ class Decoder {
   std::pair<std::string, bool> piece(std::string_view token, RegexScratch& scratch) const {
     std::string now(token);
     for (const Step& step : steps_) {
-      if (step.kind == Kind::replace) now = replaced(step, now, scratch);
+      if (step.kind == Kind::replace) now = replaced(step, now, scratch, most_made_of(token.size()));
       if (step.kind != Kind::byte_fallback) continue;
       if (int b = fallback_byte(now); b >= 0) return {std::string(1, static_cast<char>(b)), true};
     }
@@ -75,12 +79,12 @@ class Decoder {
       } else if (step.kind == Kind::byte_fallback) {
         if (int b = fallback_byte(now); b >= 0) now = std::string(1, static_cast<char>(b));
       } else if (step.kind == Kind::replace) {
-        now = replaced(step, now, scratch);
+        now = replaced(step, now, scratch, most_made_of(token.size()));
       } else if (step.kind == Kind::metaspace) {
         now = replace_all(now, step.content, " ");
       } else if (step.kind == Kind::word_piece || step.kind == Kind::bpe) {
         Tokens three{"", now, ""};
-        apply(step, three, scratch);
+        apply(step, three, scratch, most_made_of(token.size()));
         now = three[1];
       }
     }
@@ -105,7 +109,14 @@ class Decoder {
 
   void read_metaspace(const Json& json, Step& step);
 
-  void apply(const Step& step, Tokens& tokens, RegexScratch& scratch) const;
+  // most: bytes that Replace may make of one token.
+  void apply(const Step& step, Tokens& tokens, RegexScratch& scratch, size_t most) const;
+
+  static size_t size_of(const Tokens& tokens) {
+    size_t n = 0;
+    for (const std::string& t : tokens) n += t.size();
+    return n;
+  }
 
   // The byte of "<0xHH>", or -1; read as Rust reads a hexadecimal number, a plus sign included.
   static int fallback_byte(std::string_view t) {
@@ -152,12 +163,13 @@ class Decoder {
     t = std::string(p, q);
   }
 
-  static std::string replaced(const Step& step, const std::string& text, RegexScratch& scratch) {
+  static std::string replaced(const Step& step, const std::string& text, RegexScratch& scratch, size_t most) {
     std::string out;
     size_t at = 0;
     step.pattern.each(text, scratch, [&](uint32_t begin, uint32_t end) {
       out.append(text, at, begin - at);
       out += step.content;
+      if (out.size() > most) made_too_long(most);
       at = end;
     });
     out.append(text, at);

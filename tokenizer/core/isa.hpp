@@ -13,15 +13,17 @@ namespace fasttoken {
 
 enum class Isa : uint8_t { scalar, avx2, avx512 };
 
+// Asks for every instruction set that the `target` of kernels.cpp and transcode.cpp names for it.
 inline bool has_isa(Isa isa) {
 #ifdef FASTTOKEN_X86
   __builtin_cpu_init();
+  const bool bits = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("popcnt");
   if (isa == Isa::avx512)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    return bits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
-           __builtin_cpu_supports("bmi2");
-  if (isa == Isa::avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
+  if (isa == Isa::avx2) return bits && __builtin_cpu_supports("avx2");
 #endif
   return isa == Isa::scalar;
 }

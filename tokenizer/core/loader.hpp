@@ -87,7 +87,8 @@ class ModelReader {
     }
     if (bytes >= UINT32_MAX) vocab.fail("more than 4 GB of tokens");
     model_.vocab.reserve(n, bytes);
-    const uint64_t limit = uint64_t{4} * n + (1 << 20);
+    // Tables by id have as many entries as the largest id says.
+    const uint64_t limit = uint64_t{4} * n + sparse_here, most = uint64_t{4} * n + sparse_anywhere;
     at = vocab.first();
     constexpr uint32_t ahead = 8;
     for (uint32_t i = 0; i < n; ++i, at += 2) {
@@ -99,10 +100,14 @@ class ModelReader {
         id = id * 10 + static_cast<uint64_t>(c - '0');
         if (id > UINT32_MAX) fail(vocab, doc[at].s, "an id of more than 32 bits");
       }
+      if (id >= most)
+        fail(vocab, doc[at].s,
+             "the id " + std::string(digits) + ", of " + std::to_string(n) + " tokens; ids are taken below " +
+                 std::to_string(most));
       if (id >= limit) throw Unsupported("very sparse token ids", entry(vocab, doc[at].s));
       uint32_t small = static_cast<uint32_t>(id);
       if (model_.vocab.has(small) && model_.vocab.text(small) != doc[at].s)
-        fail(vocab, doc[at].s, "has the id of another token, " + std::string(digits));
+        throw Unsupported("two tokens with one id", entry(vocab, doc[at].s));
       model_.vocab.add(doc[at].s, small);
     }
   }
@@ -224,6 +229,10 @@ class ModelReader {
     next_ = whole == Vocab::hole ? 0 : whole + 1;
     return whole;
   }
+
+  // How far past four times the number of tokens ids may go: in this core, and in any backend, which may need as
+  // many bytes as four times the largest id.
+  static constexpr uint64_t sparse_here = 4096, sparse_anywhere = 1 << 24;
 
   Json json_;
   Model& model_;

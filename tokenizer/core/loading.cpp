@@ -77,7 +77,11 @@ void Tokenizer::load(const Json& root) {
   if (auto apart = decoder_.apart()) leading_ = apart->leading;
   needs_align_ = pre_.needs_shift_of_rewritten() || (pre_.needs_shift() && !normalizer_.empty());
   if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
-  index_added(root);
+  if (externals_.patterns.empty()) settle();
+}
+
+void Tokenizer::settle() {
+  index_added();
   plan();
   if (tables_known_) return;
   index_ids();
@@ -111,18 +115,25 @@ void Tokenizer::read_post(const Json& json) {
     trim_passes_.push_back(json.flag("add_prefix_space", true));
 }
 
-void Tokenizer::index_added(const Json& root) {
+void Tokenizer::index_added() {
   std::vector<std::pair<std::string, int32_t>> raw, normalized;
   Scratch s;
+  size_t room = most_added;
+  auto take = [&](const std::string& content) {
+    if (content.size() > room)
+      throw FileError("added_tokens", "contents of more than " + std::to_string(most_added) + " bytes in all");
+    room -= content.size();
+  };
   for (auto [index, is_normalized] : added_.special_order) {
     const AddedToken& t = added_.tokens[index];
+    take(t.content);
     if (!is_normalized) {
       raw.push_back({t.content, static_cast<int32_t>(index)});
       continue;
     }
     std::string content = normalize(t.content, s);
-    if (content.empty())
-      throw Unsupported("an added token that normalizes to nothing: " + t.content, root.need("added_tokens").path());
+    if (content.empty()) throw Unsupported("an added token that normalizes to nothing: " + t.content, "added_tokens");
+    take(content);
     normalized.push_back({content, static_cast<int32_t>(index)});
     shown_[t.id] = content;
   }
@@ -154,6 +165,7 @@ void Tokenizer::index_bytes() {
   if (!decodes_bytes() && !apart) return;
   uint32_t n = id_limit();
   token_bytes_.reserve(n);
+  size_t room = most_made_of(n * sizeof(uint64_t));  // for what the decoder makes of all tokens
   std::string bytes;
   Scratch s;
   for (uint32_t i = 0; i < n; ++i) {
@@ -161,11 +173,17 @@ void Tokenizer::index_bytes() {
     bool raw = false;
     bytes.clear();
     if (apart && t.data()) {
-      std::tie(bytes, raw) = decoder_.piece(t, s.regex);
+      try {
+        std::tie(bytes, raw) = decoder_.piece(t, s.regex);
+      } catch (const TextError&) {
+        return token_bytes_.forget();  // it is said where the token is decoded
+      }
       if (bytes.empty()) return token_bytes_.forget();  // it would part the bytes around it, and say nothing
     } else if (t.data() && !byte_level_decode(t, bytes)) {
       bytes = t;
     }
+    if (bytes.size() > room) return token_bytes_.forget();
+    room -= bytes.size();
     token_bytes_.add(bytes, raw);
   }
   token_bytes_.close();

@@ -3,7 +3,9 @@
 //
 //   each(text, scratch, found)   the successive matches, as byte positions
 //
-//   external   a function of the caller's: from text to matches; the tokenizer holds it, it outlives calls
+//   external   a function of the caller's: from text to matches; the tokenizer holds it, it outlives calls. It may
+//              be slow out of all proportion to the text: each call of the tokenizer's API has one ExternalUse, in
+//              its scratch, by which the function bounds all its work of that call
 #pragma once
 
 #include <functional>
@@ -20,7 +22,7 @@ namespace fasttoken {
 
 using Matches = std::vector<std::pair<uint32_t, uint32_t>>;
 // Appends the matches of pattern number n in the text.
-using ExternalMatcher = std::function<void(size_t n, std::string_view text, Matches& out)>;
+using ExternalMatcher = std::function<void(size_t n, std::string_view text, Matches& out, ExternalUse& use)>;
 
 struct Externals {
   bool allowed = false;
@@ -60,7 +62,7 @@ class Pattern {
     if (regex_) return regex_->each(text, scratch, found);
     if (externals_) {
       Matches matches;
-      externals_->match(external_, text, matches);
+      externals_->match(external_, text, matches, scratch.external);
       uint32_t at = 0;
       for (auto [begin, end] : matches) {
         if (begin < at || end < begin || end > text.size())

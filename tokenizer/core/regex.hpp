@@ -22,6 +22,7 @@
 
 #include "charclass.hpp"
 #include "dfa.hpp"
+#include "external_use.hpp"
 #include "regex_program.hpp"
 
 namespace fasttoken {
@@ -37,6 +38,7 @@ struct RegexScratch {
   std::vector<uint64_t> failed, succeeded;
   bool remember = false;
   uint64_t steps = 0;
+  ExternalUse external;
 };
 
 class Regex {

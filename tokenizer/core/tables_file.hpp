@@ -87,13 +87,14 @@ class TableWriter {
   TableWriter(const Digest::Key& key, const Digest::Value& source);
   template <class T>
   void value(const T& v) {
-    static_assert(std::is_trivially_copyable_v<T>);
+    static_assert(std::is_trivially_copyable_v<T> && std::has_unique_object_representations_v<T>);
     out_.append(reinterpret_cast<const char*>(&v), sizeof v);
   }
   template <class Array>
   void array(const Array& a) {
     using T = std::remove_cvref_t<decltype(*a.data())>;
     static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= table_alignment);
+    static_assert(std::has_unique_object_representations_v<T>, "padding would carry what the heap held into a file");
     value(uint64_t{a.size()});
     out_.append((table_alignment - out_.size() % table_alignment) % table_alignment, '\0');
     out_.append(reinterpret_cast<const char*>(a.data()), a.size() * sizeof(T));

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "encoded.hpp"
+#include "errors.hpp"
 #include "scratch_vector.hpp"
 #include "utf8.hpp"
 
@@ -42,6 +43,7 @@ class Text {
   // want_align: whether anyone will ask for offsets.
   void start(std::string_view bytes, uint32_t base, bool want_align) {
     view_ = bytes;
+    most_ = most_made_of(bytes.size());
     base_ = base;
     touched_ = false;
     want_ = want_align;
@@ -59,6 +61,7 @@ class Text {
   }
 
   std::string_view view() const { return view_; }
+  size_t most() const { return most_; }  // bytes that it may be rewritten to
   bool wants_align() const { return want_; }
 
   Align align(size_t at) const {
@@ -95,6 +98,7 @@ class Text {
   }
 
   std::string_view view_;
+  size_t most_ = 0;
   uint32_t base_ = 0;
   bool touched_ = false, want_ = true;
   Layer layer_, next_;
@@ -105,6 +109,7 @@ class Rewrite {
  public:
   Rewrite(Text& text, size_t reserve)
       : text_(text), source_(text.view()), out_(text.next()), want_(text.wants_align()) {
+    reserve = std::min(reserve, text.most());
     out_.text.resize(reserve);
     if (want_) out_.align.reserve(reserve);
   }
@@ -178,7 +183,10 @@ class Rewrite {
  private:
   // Where to write, with room for n bytes.
   char* room(size_t n) {
-    if (out_.text.size() - written_ < n) out_.text.resize(std::max(written_ + n, 2 * out_.text.size()));
+    if (out_.text.size() - written_ < n) {
+      if (written_ + n > text_.most()) made_too_long(text_.most());
+      out_.text.resize(std::max(written_ + n, 2 * out_.text.size()));
+    }
     return out_.text.data() + written_;
   }
   size_t length() const { return utf8_length(static_cast<unsigned char>(source_[at_])); }

@@ -45,12 +45,14 @@ class Tokenizer {
     uint32_t lead, trail;
   };
 
-  // The file's bytes are not kept.
+  // The file's bytes are not kept. Where it has external patterns, settle() ends the loading once a matcher is set:
+  // added tokens are normalized then, and decoded tokens kept.
   explicit Tokenizer(std::string_view file, bool allow_external = false);
   // From what write_tables() wrote.
   explicit Tokenizer(TableReader& in);
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
+  void settle();
 
   Externals& externals() { return externals_; }
   const Externals& externals() const { return externals_; }
@@ -503,7 +505,10 @@ class Tokenizer {
   static void tables(Self& self, Io& io);
   void plan();
   void read_post(const Json& json);
-  void index_added(const Json& root);
+  // Bytes of all added tokens, as the file has them and as they are normalized: their automaton takes a hundred times
+  // as many while it is made.
+  static constexpr size_t most_added = size_t{1} << 22;
+  void index_added();
   void index_ids();
   void index_bytes();
   void index_spans();

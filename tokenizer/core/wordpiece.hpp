@@ -22,7 +22,7 @@ class WordPiece {
   bool whole_words = false;  // WordLevel
 
   void settle(const Vocab& vocab) {
-    unknown_ = vocab.find(unknown);
+    unknown_ = vocab.find(unknown).value_or(none);
     if (whole_words) return;
     tokens_.assign(2, none);
     slots_.assign(1 << 16, {empty, 0});
@@ -79,13 +79,12 @@ class WordPiece {
   static constexpr uint32_t none = UINT32_MAX;
   static constexpr uint64_t empty = UINT64_MAX;
   struct Slot {
-    uint64_t key;
-    uint32_t to;
+    uint64_t key, to;  // two of a size: no bytes between them that a file of tables would get unwritten
   };
 
   void put_unknown(size_t n, std::vector<Token>& out) const {
-    if (!unknown_) throw TextError("the unknown token " + unknown + " is not in the vocabulary", 0);
-    out.push_back({*unknown_, 0, static_cast<uint32_t>(n)});
+    if (unknown_ == none) throw TextError("the unknown token " + unknown + " is not in the vocabulary", 0);
+    out.push_back({unknown_, 0, static_cast<uint32_t>(n)});
   }
 
   static size_t hash(uint64_t key) {
@@ -95,11 +94,11 @@ class WordPiece {
   uint32_t step(uint32_t node, unsigned char byte) const {
     uint64_t key = uint64_t{node} << 8 | byte;
     for (size_t i = hash(key) & (slots_.size() - 1);; i = (i + 1) & (slots_.size() - 1)) {
-      if (slots_[i].key == key) return slots_[i].to;
+      if (slots_[i].key == key) return static_cast<uint32_t>(slots_[i].to);
       if (slots_[i].key == empty) return 0;
     }
   }
-  void link(uint64_t key, uint32_t to) {
+  void link(uint64_t key, uint64_t to) {
     size_t i = hash(key) & (slots_.size() - 1);
     while (slots_[i].key != empty) i = (i + 1) & (slots_.size() - 1);
     slots_[i] = {key, to};
@@ -126,7 +125,7 @@ class WordPiece {
   WordTable words_;  // tokens that are whole words, of at most 15 bytes
   TableArray<uint32_t> tokens_;
   TableArray<Slot> slots_;
-  std::optional<uint32_t> unknown_;
+  uint32_t unknown_ = none;
 };
 
 }  // namespace fasttoken
