@@ -1,7 +1,8 @@
 """Build of the native extensions; all metadata is in pyproject.toml.
 
 The C++ cores are header-only or listed in ``native_sources.txt``, which CMakeLists.txt reads
-too (for the tests and sanitizers that need no Python).
+too (for the tests and sanitizers that need no Python). ``PRELUDE_SANITIZE=address,undefined`` is
+given to ``-fsanitize``; the interpreter then needs ``LD_PRELOAD=$(gcc -print-file-name=libasan.so)``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CompileError
 
 HERE = Path(__file__).parent
+SANITIZE = os.environ.get("PRELUDE_SANITIZE")
 GLUE_LEVEL = "-O1"
 """How what Cython wrote is compiled: it is mostly calls, so that this is half of the time and little of the speed."""
 LEVELS = {
@@ -48,6 +50,7 @@ def core_sources(folder: str, module: str) -> list[str]:
 def extensions() -> list[Extension]:
     windows = sys.platform == "win32"
     flags = ["/std:c++20", "/O2"] if windows else ["-std=c++20", "-g0", "-fvisibility=hidden"]
+    sanitizers = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g1"] if SANITIZE else []
     include = ["_native/include", "tokenizer/core"]  # relative: ccache finds the same commands in any folder
     found = []
     for folder, package in PACKAGES.items():
@@ -57,7 +60,8 @@ def extensions() -> list[Extension]:
                     f"{package}.{pyx.stem}",
                     [str(pyx.relative_to(HERE)), *core_sources(folder, pyx.stem)],
                     include_dirs=include,
-                    extra_compile_args=flags,
+                    extra_compile_args=[*flags, *sanitizers],
+                    extra_link_args=sanitizers,
                     language="c++",
                     depends=[str(p) for p in (HERE / folder).rglob("*.hpp")],
                 )

@@ -127,11 +127,10 @@ def test_a_pattern_that_no_backend_takes_is_a_malformed_file(kind: str, pattern:
 def test_the_time_of_a_pattern_is_the_texts_not_a_matchs(pattern: str) -> None:
     ours = Tokenizer.from_str(by_pattern("pre_tokenizer", pattern))
     assert ours.backend == "native+regex"
-    for call in (lambda: ours.encode("a" * 4000), lambda: ours.encode_batch(["a" * 1000] * 100)):
-        began = time.thread_time()
-        with pytest.raises(TokenizerError, match="takes too long on this text"):
-            call()
-        assert time.thread_time() - began < 8
+    began = time.thread_time()
+    with pytest.raises(TokenizerError, match="takes too long on this text"):
+        ours.encode("a" * 4000)
+    assert time.thread_time() - began < 8
 
 
 @pytest.mark.fault(30)

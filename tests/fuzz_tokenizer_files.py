@@ -1,0 +1,554 @@
+"""Tokenizer files changed with structure, loaded and used.
+
+    python -m tests.fuzz_tokenizer_files --minutes 3 [--seed N]
+
+Each file is made of parts of every kind, or is one of the reference files where they are, and is then changed
+where numbers become indices or sizes: ids of the vocabulary, of added tokens and of templates, holes, ids of two tokens, sizes,  # noqa: E501
+flags, patterns, charsmaps, nesting. It is loaded, and encodes and decodes a few texts. Found is:
+
+- the end of the process by a signal, or an allocation past ``MEMORY``;
+- an exception that is neither a ``PreludeError`` nor one of ``DOCUMENTED``;
+- more than ``SECONDS`` of processor time for one file;
+- ids, or a decoded text, that are not those of HF ``tokenizers``, where HF takes the file and the text.
+
+Chunks of files run in a process of their own, which writes each file before it is loaded: what ends the process is
+there. Under AddressSanitizer, with the extensions built by ``PRELUDE_SANITIZE=address,undefined``:
+
+    LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 python -m tests.fuzz_tokenizer_files ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import copy
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+CHUNK = 200  # files a process
+SECONDS = 20.0  # of processor time, for one file with all its texts; a foreign pattern may take 2 for each call
+MEMORY = 3 << 30  # bytes of address space that a process may add; not under AddressSanitizer
+DOCUMENTED = (UnicodeError, OverflowError, MemoryError)
+NUMBERS = [0, 1, 2, 3, 255, 256, 257, 1000, 4096, 60_000, 1 << 20, (1 << 24) + 5, (1 << 31) - 1, 1 << 31, (1 << 32) - 1,  # noqa: E501
+           1 << 32, (1 << 63) - 1, 1 << 64, 1 << 70, -1, 0.5, 1e300]  # fmt: skip
+PATTERNS = [
+    r"\p{L}+", r"\s+(?!\S)|\s+", r"(\w)\1", r"\X", "(", "[", r"\x{110000}", "(" * 50 + "a" + ")" * 50, r"(?i)café",
+    r"a*", r"(a|aa)+$", r"(?=a*a*b)a", "((a{9}){9}){9}", r"\p{Nope}", "(?<n>a)", r"(?<=a|bc)d", r"^$", r"\b", r"\Z",
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", "[^\\r\\n\\p{L}]?", "",
+    "(?:)", "(?>a+)b", "a{1000}", "a{1,1001}", "[[a-z]&&[^b]]", "\\", "\ud7ff",
+]  # fmt: skip
+STRINGS = [
+    "",
+    "a",
+    "ab",
+    " ",
+    "▁",
+    "##",
+    "</w>",
+    "<unk>",
+    "X",
+    "é",
+    "e\u0301",
+    "\0",
+    "a" * 300,
+    "\U0001f600",
+    "Ġ",
+    "<0x41>",
+]
+TEXTS = [
+    "", "a", "ab ba aab", " lead and trail  ", "Hello, world! 123 don't", "é e\u0301 ﬁ Ａ \u0130", "\0\x01\ufffd\uffff",  # noqa: E501
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", "你好 世界 \U0001f600\U0001f468\u200d\U0001f469", "X<unk>ab</w>##a▁", "\n\n \t\r\n",  # noqa: E501
+    "a b " * 200,
+]  # fmt: skip
+
+
+# ------------------------------------------------------------------ files
+
+
+def made_file(rng: random.Random) -> dict[str, Any]:
+    """A file of small parts that HF takes, most of the time."""
+    model = rng.choice([bpe, wordpiece, wordlevel, unigram])(rng)
+    names = [t if isinstance(t, str) else t[0] for t in model["vocab"]]
+    return {
+        "version": "1.0",
+        "truncation": rng.choice([None, None, truncation(rng)]),
+        "padding": rng.choice([None, None, padding(rng)]),
+        "added_tokens": [added(rng, names, len(names) + i) for i in range(rng.randrange(5))],
+        "normalizer": nested(rng, normalizer, "normalizers"),
+        "pre_tokenizer": nested(rng, pre_tokenizer, "pretokenizers"),
+        "post_processor": nested(rng, post_processor, "processors"),
+        "decoder": nested(rng, decoder, "decoders"),
+        "model": model,
+    }
+
+
+def words(rng: random.Random) -> list[str]:
+    letters = ["a", "b", "c", "Ġ", "é", "▁", " ", "1", "ab", "ba", "aa", "Ġa", "▁a"]
+    return list(dict.fromkeys(letters + ["".join(rng.choices("abcĠ▁é", k=rng.randint(2, 5))) for _ in range(8)]))
+
+
+def bpe(rng: random.Random) -> dict[str, Any]:
+    vocab = ["<unk>", *words(rng)]
+    if rng.random() < 0.5:
+        vocab = list(dict.fromkeys([*BYTES, *vocab]))
+    if rng.random() < 0.2:
+        vocab += [f"<0x{b:02X}>" for b in range(256)]
+    pairs = [(a, t[len(a) :]) for t in vocab for a in vocab if t != a and t.startswith(a) and t[len(a) :] in vocab]
+    rng.shuffle(pairs)
+    return {
+        "type": "BPE",
+        "dropout": rng.choice([None, None, 0.0]),
+        "unk_token": rng.choice([None, "<unk>", "<unk>"]),
+        "continuing_subword_prefix": rng.choice([None, None, "", "##"]),
+        "end_of_word_suffix": rng.choice([None, None, "", "</w>"]),
+        "fuse_unk": rng.random() < 0.5,
+        "byte_fallback": rng.random() < 0.3,
+        "ignore_merges": rng.random() < 0.3,
+        "vocab": {t: i for i, t in enumerate(vocab)},
+        "merges": [list(p) for p in pairs[:30] if " " not in p[0] + p[1]],
+    }
+
+
+def wordpiece(rng: random.Random) -> dict[str, Any]:
+    vocab = ["[UNK]", *words(rng), *("##" + w for w in words(rng))]
+    return {
+        "type": "WordPiece",
+        "unk_token": rng.choice(["[UNK]", "[UNK]", "missing"]),
+        "continuing_subword_prefix": rng.choice(["##", "##", ""]),
+        "max_input_chars_per_word": rng.choice([100, 3, 1]),
+        "vocab": {t: i for i, t in enumerate(vocab)},
+    }
+
+
+def wordlevel(rng: random.Random) -> dict[str, Any]:
+    vocab = ["<unk>", *words(rng), "Hello", "and"]
+    return {
+        "type": "WordLevel",
+        "vocab": {t: i for i, t in enumerate(vocab)},
+        "unk_token": rng.choice(["<unk>", "no"]),
+    }
+
+
+def unigram(rng: random.Random) -> dict[str, Any]:
+    vocab = [[t, -float(i % 7)] for i, t in enumerate(["<unk>", *words(rng)])]
+    return {
+        "type": "Unigram",
+        "unk_id": rng.choice([0, 0, None]),
+        "vocab": vocab,
+        "byte_fallback": rng.random() < 0.3,
+    }
+
+
+def pattern(rng: random.Random) -> dict[str, str]:
+    return {"Regex": rng.choice(PATTERNS)} if rng.random() < 0.6 else {"String": rng.choice(STRINGS)}
+
+
+def flag(rng: random.Random) -> bool:
+    return rng.random() < 0.5
+
+
+def charsmap(rng: random.Random) -> str:
+    trie = rng.randbytes(4 * rng.randrange(1, 8))
+    size = rng.choice([len(trie), len(trie), 0, 1 << 31, (1 << 32) - 4, 3])
+    return base64.b64encode(
+        size.to_bytes(4, "little") + trie + rng.choice([b"", b"ab\0", b"\xff\0", b"a" * 99])
+    ).decode()
+
+
+def normalizer(rng: random.Random) -> dict[str, Any]:
+    return rng.choice(
+        [
+            lambda: {
+                "type": rng.choice(["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel"])
+            },
+            lambda: {"type": "Strip", "strip_left": flag(rng), "strip_right": flag(rng)},
+            lambda: {"type": "Replace", "pattern": pattern(rng), "content": rng.choice(STRINGS)},
+            lambda: {"type": "Prepend", "prepend": rng.choice(STRINGS)},
+            lambda: {"type": "Precompiled", "precompiled_charsmap": charsmap(rng)},
+            lambda: {
+                "type": "BertNormalizer",
+                "clean_text": flag(rng),
+                "handle_chinese_chars": flag(rng),
+                "strip_accents": rng.choice([None, True, False]),
+                "lowercase": flag(rng),
+            },
+        ]
+    )()
+
+
+BEHAVIORS = ["Removed", "Isolated", "Contiguous", "MergedWithPrevious", "MergedWithNext"]
+
+
+def metaspace(rng: random.Random) -> dict[str, Any]:
+    scheme = rng.choice(["always", "first", "never"])
+    return {
+        "type": "Metaspace",
+        "replacement": rng.choice(["▁", "a", "_"]),
+        "prepend_scheme": scheme,
+        "split": flag(rng),
+    }
+
+
+def byte_level(rng: random.Random) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": flag(rng), "trim_offsets": flag(rng), "use_regex": flag(rng)}
+
+
+def pre_tokenizer(rng: random.Random) -> dict[str, Any]:
+    return rng.choice(
+        [
+            lambda: {"type": rng.choice(["Whitespace", "WhitespaceSplit", "BertPreTokenizer", "UnicodeScripts"])},
+            lambda: byte_level(rng),
+            lambda: metaspace(rng),
+            lambda: {"type": "Digits", "individual_digits": flag(rng)},
+            lambda: {"type": "Punctuation", "behavior": rng.choice(BEHAVIORS)},
+            lambda: {"type": "CharDelimiterSplit", "delimiter": rng.choice("a é")},
+            lambda: {"type": "FixedLength", "length": rng.choice([1, 3, 100])},
+            lambda: {
+                "type": "Split",
+                "pattern": pattern(rng),
+                "behavior": rng.choice(BEHAVIORS),
+                "invert": flag(rng),
+            },
+        ]
+    )()
+
+
+def post_processor(rng: random.Random) -> dict[str, Any]:
+    def token() -> list[Any]:
+        return [rng.choice(["X", "[SEP]"]), rng.choice([0, 1, 2, 5])]
+
+    def piece() -> dict[str, Any]:
+        if flag(rng):
+            return {"Sequence": {"id": rng.choice("AAB"), "type_id": rng.choice([0, 1])}}
+        return {"SpecialToken": {"id": rng.choice(["X", "X", "Y"]), "type_id": rng.choice([0, 1])}}
+
+    return rng.choice(
+        [
+            lambda: byte_level(rng),
+            lambda: {"type": "BertProcessing", "sep": token(), "cls": token()},
+            lambda: {
+                "type": "RobertaProcessing",
+                "sep": token(),
+                "cls": token(),
+                "trim_offsets": flag(rng),
+                "add_prefix_space": flag(rng),
+            },
+            lambda: {
+                "type": "TemplateProcessing",
+                "single": [piece() for _ in range(rng.randint(1, 4))],
+                "pair": [piece() for _ in range(rng.randint(1, 5))],
+                "special_tokens": {n: {"id": n, "ids": [1, 2][: rng.randint(0, 2)], "tokens": [n]} for n in "XY"},
+            },
+        ]
+    )()
+
+
+def decoder(rng: random.Random) -> dict[str, Any]:
+    return rng.choice(
+        [
+            lambda: byte_level(rng),
+            lambda: {"type": rng.choice(["ByteFallback", "Fuse"])},
+            lambda: metaspace(rng),
+            lambda: {
+                "type": "Strip",
+                "content": rng.choice("a▁ "),
+                "start": rng.choice([0, 1]),
+                "stop": rng.choice([0, 1]),
+            },
+            lambda: {"type": "Replace", "pattern": pattern(rng), "content": rng.choice(STRINGS)},
+            lambda: {"type": "WordPiece", "prefix": rng.choice(["##", ""]), "cleanup": flag(rng)},
+            lambda: {"type": "BPEDecoder", "suffix": rng.choice(["</w>", "a"])},
+            lambda: {"type": "CTC", "pad_token": "a", "word_delimiter_token": "b", "cleanup": flag(rng)},
+        ]
+    )()
+
+
+def nested(rng: random.Random, make: Callable[[random.Random], Any], inner: str) -> Any:
+    kind = rng.random()
+    if kind < 0.3:
+        return None
+    if kind < 0.7:
+        return make(rng)
+    return {"type": "Sequence", inner: [make(rng) for _ in range(rng.randint(0, 4))]}
+
+
+def added(rng: random.Random, names: list[str], id: int) -> dict[str, Any]:
+    flags = {name: rng.random() < 0.3 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+    return {"id": id, "content": rng.choice([*STRINGS, *names[:5]]), **flags}
+
+
+def truncation(rng: random.Random) -> dict[str, Any]:
+    strategy = rng.choice(["LongestFirst", "OnlyFirst", "OnlySecond"])
+    length = rng.choice([1, 5, 100])
+    return {"direction": rng.choice(["Left", "Right"]), "max_length": length, "strategy": strategy, "stride": 0}
+
+
+def padding(rng: random.Random) -> dict[str, Any]:
+    return {
+        "strategy": rng.choice(["BatchLongest", {"Fixed": 8}]),
+        "direction": rng.choice(["Left", "Right"]),
+        "pad_to_multiple_of": rng.choice([None, 0, 8]),
+        "pad_id": 1,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }
+
+
+BYTES = [chr(b) for b in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]
+
+
+# ------------------------------------------------------------------ changes
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value of the file stands; of a long list or object some of it."""
+    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    for key, inner in items if len(items) < 40 else [*items[:15], *items[-15:]]:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def changed(rng: random.Random, whole: dict[str, Any]) -> None:
+    """One change, in place."""
+    where = rng.choice(list(places(whole)))
+    owner: Any = whole
+    for key in where[:-1]:
+        owner = owner[key]
+    key, value = where[-1], owner[where[-1]]
+    kind = rng.random()
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and kind < 0.8:
+        owner[key] = rng.choice(NUMBERS)
+    elif isinstance(value, str) and kind < 0.6:
+        owner[key] = rng.choice([*STRINGS, *PATTERNS])
+    elif isinstance(value, bool) and kind < 0.7:
+        owner[key] = not value
+    elif isinstance(value, list) and value and kind < 0.6:
+        rng.choice(
+            [
+                lambda: value.append(copy.deepcopy(rng.choice(value))),
+                lambda: value.pop(rng.randrange(len(value))),
+                lambda: rng.shuffle(value),
+                lambda: value.extend(copy.deepcopy(value) * rng.choice([1, 30])) if len(value) < 9 else None,
+            ]
+        )()
+    elif isinstance(value, dict) and value and kind < 0.6:
+        one = rng.choice(list(value))
+        if flag(rng):
+            del value[one]
+        else:
+            value[rng.choice(STRINGS)] = copy.deepcopy(value[one])
+    elif kind < 0.8:
+        owner[key] = rng.choice(
+            [None, True, [], {}, "", 0, [value], {"type": "Sequence"}, copy.deepcopy(whole.get(str(key)))]
+        )
+    else:
+        for _ in range(rng.choice([3, 140])):
+            owner[key] = {"type": "Sequence", rng.choice(INNER): [owner[key]]}
+
+
+INNER = ["normalizers", "pretokenizers", "processors", "decoders"]
+
+
+def targeted(rng: random.Random, whole: dict[str, Any]) -> None:
+    """A change of a number that becomes an index or a size, in place."""
+    vocab = whole["model"].get("vocab")
+    if isinstance(vocab, dict) and vocab and flag(rng):
+        some = rng.sample(list(vocab), min(len(vocab), 2))
+        vocab[some[0]] = rng.choice([*NUMBERS, vocab[some[-1]], len(vocab) + rng.choice([0, 1, 5000])])
+    elif whole.get("added_tokens") and flag(rng):
+        whole["added_tokens"][0]["id"] = rng.choice(NUMBERS)
+    else:
+        id = rng.choice(NUMBERS)
+        whole["post_processor"] = {"type": "BertProcessing", "sep": ["X", id], "cls": ["X", rng.choice([0, id])]}
+
+
+def real_files() -> list[dict[str, Any]]:
+    """The reference files that are not too long to be changed and loaded many times."""
+    from tests.tokenizer.shared import shared
+
+    root = shared()
+    found = sorted((root / "tokenizers").glob("*/tokenizer.json")) if root else []
+    return [json.loads(p.read_bytes()) for p in found if p.stat().st_size < 2_600_000][:4]
+
+
+def files(seed: int, real: list[dict[str, Any]]) -> Iterator[bytes]:
+    rng = random.Random(seed)
+    for n in range(CHUNK):
+        whole = copy.deepcopy(rng.choice(real)) if real and n % 25 == 0 else made_file(rng)
+        for _ in range(rng.choice([0, 1, 1, 2, 4])):
+            change = targeted if rng.random() < 0.3 else changed
+            try:
+                change(rng, whole)
+            except (TypeError, AttributeError, KeyError, IndexError):
+                continue  # an earlier change took away what this one works on
+        data = json.dumps(whole).encode("utf-8", "surrogatepass")
+        yield data[: rng.randrange(len(data))] if rng.random() < 0.01 else data
+
+
+# ------------------------------------------------------------------ one file
+
+
+def same_as_hf(data: bytes, ours: Any, texts: list[str]) -> str | None:
+    """Where ids or decoded texts differ from HF's; None where they do not, or HF takes no file or text."""
+    import tokenizers
+
+    vocab = json.loads(data)["model"].get("vocab")
+    if isinstance(vocab, dict) and len(set(vocab.values())) < len(vocab):
+        return None  # HF's text of an id of two tokens is a matter of chance
+    try:
+        theirs = tokenizers.Tokenizer.from_str(data.decode())
+    except BaseException as error:
+        return None if type(error) is Exception or panics(error) else f"{error!r}"
+    for text in texts:
+        try:
+            wanted = theirs.encode(text)
+            decoded = theirs.decode(wanted.ids)
+            mine = ours.encode(text)
+            if mine.ids != wanted.ids:
+                return f"ids of {text!r}: {mine.ids[:20]}, HF's are {wanted.ids[:20]}"
+            if ours.decode(mine.ids) != decoded:
+                return f"decoded {text!r}: {ours.decode(mine.ids)[:60]!r}, HF's is {decoded[:60]!r}"
+        except BaseException as error:
+            if not accepted(error) and not panics(error) and type(error) is not Exception:
+                raise
+    return None
+
+
+def panics(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"
+
+
+def accepted(error: BaseException) -> bool:
+    from prelude.errors import PreludeError
+
+    return isinstance(error, (PreludeError, *DOCUMENTED))
+
+
+def used(tokenizer: Any, text: str) -> None:
+    from prelude.tokenizer import DecodeStream
+
+    calls: list[Callable[[], Any]] = [
+        lambda: tokenizer.encode(text).ids,
+        lambda: tokenizer.encode(text, "ab").offsets,
+        lambda: tokenizer.encode(text).tokens,
+        lambda: tokenizer.encode(["a", text], is_pretokenized=True).word_ids,
+        lambda: [e.ids for e in tokenizer.encode_batch([text, "a b"])],
+        lambda: tokenizer.encode_array(text, False, parse_special=False),
+        lambda: tokenizer.encode_with_offsets(text, False, offsets="byte"),
+        lambda: tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False),
+        lambda: tokenizer.decode([0, 1, 2, 300, 60_000, (1 << 31) - 1, (1 << 32) - 1]),
+        lambda: [DecodeStream().step(tokenizer, i) for i in (0, 1, 2, 60_000)],
+        lambda: tokenizer.token_bytes(1),
+    ]
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            if not accepted(error) and type(error) is not ValueError:
+                raise
+
+
+def one_file(data: bytes, texts: list[str], compare: bool) -> str | None:
+    """What is wrong with how this file is served; None: nothing."""
+    from prelude.tokenizer import Tokenizer
+
+    began = time.process_time()
+    try:
+        tokenizer = Tokenizer.from_buffer(data, cache=False)
+        tokenizer.get_vocab(), tokenizer.id_limit, tokenizer.num_special_tokens_to_add(True)
+        for text in texts:
+            used(tokenizer, text)
+        tokenizer.to_str()
+        wrong = same_as_hf(data, tokenizer, texts) if compare else None
+        if wrong:
+            return wrong
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if not accepted(error):
+            import traceback
+
+            return "".join(traceback.format_exception(error))[-1500:]
+    spent = time.process_time() - began
+    return f"{spent:.1f} seconds" if spent > SECONDS else None
+
+
+def child(seed: int, folder: Path, compare: bool) -> None:
+    """Runs one chunk; what is found is a line of JSON, the file being tried lies in ``folder``."""
+    if "libasan" not in os.environ.get("LD_PRELOAD", ""):
+        import prelude.tokenizer  # noqa: F401
+        import regex  # noqa: F401
+        import tokenizers  # noqa: F401
+
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+    rng = random.Random(seed)
+    tried = folder / "tried.json"
+    count = 0
+    for data in files(seed, real_files()):
+        tried.write_bytes(data)
+        wrong = one_file(data, rng.sample(TEXTS, 3), compare)
+        count += 1
+        if wrong:
+            kept = folder / f"found-{seed}-{count}.json"
+            shutil.copy(tried, kept)
+            print(json.dumps({"file": str(kept), "wrong": wrong}), flush=True)
+    print(json.dumps({"count": count}), flush=True)
+
+
+# ------------------------------------------------------------------ many
+
+
+def run_chunk(seed: int, folder: Path, compare: bool) -> tuple[int, list[dict[str, str]]]:
+    """(files tried, what was found) by a process of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "tests.fuzz_tokenizer_files", "--child", str(seed), "--folder", str(folder)]
+    command += [] if compare else ["--no-compare"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60 * CHUNK, errors="replace")
+        code, out, err = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired:
+        code, out, err = -1, "", "the process did not end"
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    found = [line for line in lines if "wrong" in line]
+    if code != 0:
+        kept = folder / f"ended-{seed}.json"
+        if (folder / "tried.json").exists():
+            shutil.copy(folder / "tried.json", kept)
+        found.append({"file": str(kept), "wrong": f"the process ended with {code}: {err[-3000:]}"})
+    return sum(line.get("count", 0) for line in lines), found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--folder", type=Path, default=None, help="where files that were found are kept")
+    parser.add_argument("--no-compare", action="store_true", help="not with HF")
+    parser.add_argument("--child", type=int, default=None, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="tokenizer-files-"))
+    if args.child is not None:
+        return child(args.child, folder, not args.no_compare)
+    began, tried, wrong, seed = time.monotonic(), 0, 0, args.seed
+    while time.monotonic() - began < args.minutes * 60:
+        count, found = run_chunk(seed, folder, not args.no_compare)
+        tried, wrong, seed = tried + count, wrong + len(found), seed + 1
+        for one in found:
+            print(f"seed {seed - 1}: {one['file']}\n{one['wrong']}", flush=True)
+    print(f"{tried} files in {(time.monotonic() - began) / 60:.1f} minutes from seed {args.seed}, {wrong} found")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
