@@ -3,7 +3,7 @@
     python -m tests.fuzz_tokenizer_files --minutes 3 [--seed N]
 
 Each file is made of parts of every kind, or is one of the reference files where they are, and is then changed
-where numbers become indices or sizes: ids of the vocabulary, of added tokens and of templates, holes, ids of two tokens, sizes,  # noqa: E501
+where numbers become indices or sizes: ids of the vocabulary, of added tokens and of templates, holes, sizes,
 flags, patterns, charsmaps, nesting. It is loaded, and encodes and decodes a few texts. Found is:
 
 - the end of the process by a signal, or an allocation past ``MEMORY``;

@@ -112,7 +112,9 @@ class Padding:
         if not isinstance(token, str):
             raise TypeError(f"pad_token={token!r:.60} is not a string")
         return Padding(
-            _length("strategy.Fixed", _whole("strategy.Fixed", strategy["Fixed"])) if isinstance(strategy, dict) else None,
+            _length("strategy.Fixed", _whole("strategy.Fixed", strategy["Fixed"]))
+            if isinstance(strategy, dict)
+            else None,
             None if multiple is None else _length("pad_to_multiple_of", _whole("pad_to_multiple_of", multiple)),
             _id("pad_id", _whole("pad_id", member["pad_id"])),
             token,
