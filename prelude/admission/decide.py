@@ -25,7 +25,14 @@ from prelude.admission.logprobs import logprob_output
 from prelude.admission.messages import check_messages, content_text
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, beginning, is_messages, kept, shorten
-from prelude.admission.questions import QuestionPlan, branch, cut_question, plan_questions, strip_start
+from prelude.admission.questions import (
+    QuestionPlan,
+    branch,
+    cut_question,
+    plan_questions,
+    strip_start,
+    warn_of_lengths,
+)
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use, token_ids
 from prelude.batch import F64, I32, LogprobRows
@@ -52,6 +59,10 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
     mass = checks.flag(task.mass, "mass")
     layout = lay_out(facts, use, task, unconditional=norm == "unconditional")
     plans = layout.plans
+    if norm == "none":
+        for plan in plans:
+            if plan.uneven:
+                warn_of_lengths(plan.labels, plan.label_ids)
     if not mass and all(plan.trie.depth == 0 for plan in plans):  # labels of more tokens need their normalisers
         layout = replace(layout, readout=replace(layout.readout, raw=True))
 

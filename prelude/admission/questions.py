@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +21,10 @@ from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.tasks import Choice, Question, Score, YesNo
 
 MAX_LEVELS = 10
+EVEN = 3
+"""Tokens by which labels may differ in length before a comparison of their joint logprobs is warned about."""
+
+log = logging.getLogger("prelude.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,7 @@ class QuestionPlan:
     trie: LabelTrie
     tokens: int  # that it adds to a tree
     depth: int  # that it adds to the longest sequence
+    uneven: bool  # its labels' lengths differ by more than ``EVEN`` tokens
     chars: int
     nbytes: int
 
@@ -104,6 +111,21 @@ def check_question(facts: Facts, question: Question, field: str) -> Question:
     return question
 
 
+@lru_cache(maxsize=256)
+def warn_of_lengths(labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], ...]) -> None:
+    """Once for each set of labels: a joint logprob sums over a label's tokens, so that longer labels score lower."""
+    shortest, longest = min(label_ids, key=len), max(label_ids, key=len)
+    log.warning(
+        "labels of %d to %d tokens (%s, %s) are compared by joint logprobs, which favours the short ones; "
+        'length_norm="token" divides by the number of tokens, "unconditional" subtracts the label\'s logprob without '
+        "the state",
+        len(shortest),
+        len(longest),
+        shown(labels[label_ids.index(shortest)]),
+        shown(labels[label_ids.index(longest)]),
+    )
+
+
 def plain_str(text: str) -> str:
     """A member of an enumeration, or another string that is more than one, as its characters alone. Plans are kept
     and found by equality: what a caller hung on its strings must not come out for another caller."""
@@ -143,6 +165,7 @@ def make_plan(
         trie=trie,
         tokens=len(token_ids) + fed,
         depth=len(token_ids) + trie.depth,
+        uneven=int(trie.lengths.max() - trie.lengths.min()) > EVEN,
         chars=chars,
         nbytes=1024 + 8 * chars + 8 * len(token_ids) + 64 * edges + 256 * (len(labels) + len(trie.segments)),
     )

@@ -421,3 +421,18 @@ def test_a_template_that_needs_a_chat_template_says_so(preparer: Preparer) -> No
 def test_messages_as_state_are_what_is_asked_about(preparer: Preparer) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yo"}]}]
     assert preparer.explain(Decide(messages, [YesNo("Polite?")])).text.startswith("user: hi\n\nassistant: yo\n\n")
+
+
+def test_labels_of_very_different_lengths_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    even, uneven = Choice("even", ["a b", "e"]), Choice("uneven", ["one two three four five six", "seven"])
+
+    def warned(*questions: Choice, norm: Any = "none") -> int:
+        caplog.clear()
+        toys.make().prepare(Decide(STATE, questions, length_norm=norm))
+        return len([record for record in caplog.records if "favours the short ones" in record.message])
+
+    with caplog.at_level("WARNING", "prelude.engine"):
+        assert warned(even) == 0
+        assert warned(uneven, norm="token") == 0 == warned(uneven, norm="unconditional")
+        assert warned(uneven) == 1 and "'seven'" in caplog.text and "'one two" in caplog.text
+        assert warned(uneven) == 0, "the same labels are warned about once"
