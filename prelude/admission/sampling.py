@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,8 @@ def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early
         answer = given(list(output))
         if answer is None:
             return _NO_IDS if static is None else static
-        ids = answer if _are_ids(answer, rows) else token_ids(answer, field, rows, rows)
+        # A copy: what the caller writes into its array later must not reach a step.
+        ids = token_ids(answer, field, rows, rows) if not _are_ids(answer, rows) else answer.copy()
         if static is not None:
             ids = np.intersect1d(ids, static).astype(np.int32)
         barred = early if waits else banned
@@ -216,32 +218,55 @@ def sampled_rows(settings: list[Sampling], rows: I32, draws: Callable[[], Sequen
 
 
 def logit_edits(draws: Sequence[Drawing]) -> LogitEdits | None:
-    """Tables for every row, None where no row has anything done to it."""
-    if all(draw.sampling.edits is None for draw in draws):
+    """Tables for every row, None where no row has anything done to it. Called at every step of a text: a table that
+    no row has an entry in is one array for all steps, and ids that one row alone has are not copied."""
+    if all([draw.sampling.edits is None for draw in draws]):
         return None
     edits = [draw.sampling.edits or NO_EDITS for draw in draws]
     banned = [e.banned_early if draw.step < draw.sampling.min_tokens else e.banned for e, draw in zip(edits, draws)]
-    histories = [draw.history for draw in draws]
-    seen = [h if e.weighs else None for h, e in zip(histories, edits)]
-    allowed = [e.allowed if h is None or h.allowed is None else h.allowed for h, e in zip(histories, edits)]
-    return LogitEdits(
-        np.array([e.repetition for e in edits], dtype=np.float32),
-        np.array([e.presence for e in edits], dtype=np.float32),
-        np.array([e.frequency for e in edits], dtype=np.float32),
-        _indptr([0 if h is None else h.size for h in seen]),
-        _joined([_NO_IDS if h is None else h.ids() for h in seen]),
-        _joined([_NO_IDS if h is None else h.counts() for h in seen]),
-        _indptr([len(e.bias_ids) for e in edits]),
-        _joined([e.bias_ids for e in edits]),
-        _joined([e.bias_values for e in edits]),
-        _indptr([len(ids) for ids in allowed]),
-        _joined(allowed),
-        _indptr([len(ids) for ids in banned]),
-        _joined(banned),
-    )
+    allowed = [
+        e.allowed if draw.history is None or draw.history.allowed is None else draw.history.allowed
+        for e, draw in zip(edits, draws)
+    ]
+    none = empty_edits(len(draws))
+    weights = (none.repetition, none.presence, none.frequency)
+    seen_indptr, seen_ids, seen_counts = none.seen_indptr, _NO_IDS, _NO_IDS
+    if any([e.weighs for e in edits]):
+        seen = [draw.history if e.weighs else None for e, draw in zip(edits, draws)]
+        weights = (
+            np.array([e.repetition for e in edits], dtype=np.float32),
+            np.array([e.presence for e in edits], dtype=np.float32),
+            np.array([e.frequency for e in edits], dtype=np.float32),
+        )
+        seen_indptr = _indptr([0 if h is None else h.size for h in seen])
+        seen_ids = np.concatenate([_NO_IDS if h is None else h.ids() for h in seen])  # histories grow
+        seen_counts = np.concatenate([_NO_IDS if h is None else h.counts() for h in seen])
+    bias_indptr, bias_ids = _table([e.bias_ids for e in edits], none.bias_indptr)
+    bias_values = none.bias_values if bias_ids is _NO_IDS else _joined([e.bias_values for e in edits])
+    tables = (*_table(allowed, none.allowed_indptr), *_table(banned, none.banned_indptr))
+    return LogitEdits(*weights, seen_indptr, seen_ids, seen_counts, bias_indptr, bias_ids, bias_values, *tables)
+
+
+@lru_cache(maxsize=64)
+def empty_edits(count: int) -> LogitEdits:
+    """Of ``count`` rows to which nothing is done. Many batches share its arrays, which cannot be written."""
+    one, zero = np.ones(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
+    starts, numbers = np.zeros(count + 1, dtype=np.int32), np.zeros(0, dtype=np.float32)
+    for array in (one, zero, starts, numbers):
+        array.flags.writeable = False
+    ids = _NO_IDS
+    return LogitEdits(one, zero, zero, starts, ids, ids, starts, ids, numbers, starts, ids, starts, ids)
 
 
 NO_EDITS = RowEdits(1.0, 0.0, 0.0, _NO_IDS, np.zeros(0, dtype=np.float32), _NO_IDS, _NO_IDS, _NO_IDS)
+
+
+def _table(parts: Sequence[I32], empty: I32) -> tuple[I32, I32]:
+    """Where each row's entries begin and end, and all rows' entries; ``empty`` is the former where there are none."""
+    lengths = [len(part) for part in parts]
+    if not any(lengths):
+        return empty, _NO_IDS
+    return _indptr(lengths), _joined(parts)
 
 
 def _indptr(lengths: Sequence[int]) -> I32:
@@ -251,4 +276,4 @@ def _indptr(lengths: Sequence[int]) -> I32:
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -193,10 +193,10 @@ def read_samples(readout: SampleRows, rows: HiddenRows) -> tuple[SampleOutput, I
     top_ids = np.zeros((count, top), np.int32) if top else None
     top_logprobs = np.zeros((count, top), np.float32) if top else None
     worked = readout.temperature > 0  # rows that take more than an argmax
+    drawn = uniforms(readout.seeds, readout.steps) if worked.any() else np.zeros(count)
     if readout.edits is not None:
         worked |= readout.edits.touched()
     any_worked = bool(worked.any())
-    drawn = uniforms(readout.seeds, readout.steps) if any_worked else np.zeros(0)
     for start, stop, logits in rows.chunks(readout.rows):
         finite[start:stop] = _finite_rows(logits)
         if not any_worked or not worked[start:stop].all():

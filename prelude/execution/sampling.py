@@ -11,7 +11,7 @@
     top-p           of what top-k left, the smallest set of most likely tokens whose probabilities add up to p
     min-p           of what is left, tokens with at least min_p times the probability of the most likely one
 
-The first four are done in float64, for the rows that ask for them; other rows keep the bits they came with. The
+The first three are done in float64, for the rows that ask for them; other rows keep the bits they came with. The
 token is then the inverse of the cumulative distribution, in order of token ids, at a uniform number. That number
 is a function of (seed, step) and nothing else, so a request draws the same tokens whatever runs beside it:
 
@@ -49,23 +49,30 @@ def uniforms(seeds: U64, steps: npt.NDArray[np.int32]) -> F64:
     return drawn
 
 
-def edited(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> F64:
-    """Row ``n``'s logits with its penalties, bias and masks; ``logits`` stay as they are."""
-    row = logits.astype(np.float64)
+def edited(logits: npt.NDArray[np.float32], edits: LogitEdits, n: int) -> Logits:
+    """Row ``n``'s logits with its penalties, bias and masks: float64 where a number of it is changed, float32 where
+    the row is masked alone; ``logits`` stay as they are."""
     seen = edits.seen_ids[edits.seen_indptr[n] : edits.seen_indptr[n + 1]]
+    at = slice(edits.bias_indptr[n], edits.bias_indptr[n + 1])
+    biased = edits.bias_ids[at]
+    changed = len(seen) > 0 or len(biased) > 0
+    source: Logits = logits.astype(np.float64) if changed else logits
     if len(seen):
         counts = edits.seen_counts[edits.seen_indptr[n] : edits.seen_indptr[n + 1]]
-        values, repetition = row[seen], float(edits.repetition[n])
+        values, repetition = source[seen], float(edits.repetition[n])
         values = np.where(values > 0, values / repetition, values * repetition)
-        row[seen] = values - float(edits.frequency[n]) * counts - float(edits.presence[n]) * (counts > 0)
-    at = slice(edits.bias_indptr[n], edits.bias_indptr[n + 1])
-    row[edits.bias_ids[at]] += edits.bias_values[at]
+        source[seen] = values - float(edits.frequency[n]) * counts - float(edits.presence[n]) * (counts > 0)
+    if len(biased):
+        source[biased] += edits.bias_values[at]
     allowed = edits.allowed_ids[edits.allowed_indptr[n] : edits.allowed_indptr[n + 1]]
     if len(allowed):
-        kept = row[allowed]
-        row[:] = -np.inf
-        row[allowed] = kept
-    row[edits.banned_ids[edits.banned_indptr[n] : edits.banned_indptr[n + 1]]] = -np.inf
+        row: Logits = np.full(len(source), -np.inf, source.dtype)
+        row[allowed] = source[allowed]
+    else:
+        row = source if changed else logits.copy()
+    banned = edits.banned_ids[edits.banned_indptr[n] : edits.banned_indptr[n + 1]]
+    if len(banned):
+        row[banned] = -np.inf
     return row
 
 

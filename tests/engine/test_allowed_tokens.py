@@ -132,6 +132,20 @@ def test_a_later_failure_ends_its_own_request(make_engine: Callable[..., Engine]
     assert engine.health().ok and engine.stats()["failed_steps"] == 0
 
 
+def test_an_array_that_is_written_later_is_not_looked_at_again(make_engine: Callable[..., Engine]) -> None:
+    """The first choice is made while the task is prepared, and is used when its step is packed."""
+    chosen = np.array([20, 21, 22], dtype=np.int32)
+
+    def writes(output: list[int]) -> list[int]:
+        chosen[:] = [1 << 20, 1 << 21, 1 << 22]
+        return [30]
+
+    engine = make_engine()
+    first, second = engine.run_many([Generate(PROMPT, params(fn, max_tokens=1)) for fn in (lambda _: chosen, writes)])
+    assert first.token_ids[0] in (20, 21, 22) and second.token_ids == (30,)
+    assert engine.stats()["failed_steps"] == 0
+
+
 def test_it_must_not_wait_for_the_engine(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from prelude import Engine
 from prelude.admission.drawing import Drawing, History, Sampling
-from prelude.admission.sampling import resolve_edits, sample_rows
+from prelude.admission.sampling import NO_EDITS, logit_edits, resolve_edits, sample_rows
 from prelude.batch import OneShotBatch
+from prelude.execution import readouts
 from prelude.execution.dump import load, save
 from prelude.execution.sampling import distribution, edited, sample_token, uniforms
 from prelude.tasks import SamplingParams
@@ -202,3 +206,33 @@ def test_a_history_counts_what_was_drawn() -> None:
     counts = dict(zip(history.ids().tolist(), history.counts().tolist()))
     assert len(history.ids()) == len(counts) == 203
     assert (counts[4], counts[7], counts[9], counts[100]) == (0, 1, 2, 1)
+
+
+def test_a_row_that_is_masked_alone_costs_no_more_than_its_mask() -> None:
+    """One row of allowed ids, as a constrained text has at each step: the tables that it has no entry in are the same
+    arrays at every step, its ids are not copied, and its logits stay float32."""
+    allowed = np.array([2, 5, 9], dtype=np.int32)
+    edits = replace(NO_EDITS, allowed=allowed, choose=lambda output, waits: allowed)
+    sampling = Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), edits)
+    history = History.of(edits, np.zeros(0, dtype=np.int32))
+    one, other = (logit_edits([Drawing(0, sampling, step, history)]) for step in (3, 4))
+    assert one is not None and other is not None
+    own = {"allowed_indptr", "allowed_ids"}
+    for field in dataclasses.fields(one):
+        if field.name not in own:
+            assert getattr(one, field.name) is getattr(other, field.name), field.name
+    assert one.allowed_ids is allowed and one.touched().tolist() == [True]
+    logits = np.random.default_rng(3).normal(size=12).astype(np.float32)
+    row = edited(logits, one, 0)
+    assert row.dtype == np.float32
+    assert np.flatnonzero(np.isfinite(row)).tolist() == [2, 5, 9] and np.array_equal(row[allowed], logits[allowed])
+
+
+def test_greedy_rows_draw_no_uniform_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("numbers were drawn")
+
+    monkeypatch.setattr(readouts, "uniforms", never)
+    with Engine.from_pretrained() as engine:
+        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, allowed_token_ids=[7, 8])
+        assert set(engine.complete([11, 12], params).token_ids) <= {7, 8}
