@@ -10,7 +10,7 @@
 No HTTP is in these figures: the load runs on an event loop in the engine's own process. Servers are measured through
 HTTP: to compare with them, --loopback sends the same load through examples/fastapi_service.py on 127.0.0.1.
 Prompts are fresh random ids for every request and repeat, in process with cache="never": nothing is read from the
-prefix cache. Every number is the median of the repeats with the lowest and the highest; --json keeps every request.
+prefix cache. Every number is the median of the repeats with the lowest and the highest. --raw keeps every request.
 """
 
 from __future__ import annotations
@@ -85,6 +85,13 @@ def start_up(bench: Bench) -> None:
 async def loads(report: ServingReport, shapes: list[Shape], client: Client, vocabulary: int, repeats: int) -> None:
     for shape in shapes:
         report.loads[shape.name] = {"shape": asdict(shape), **await measure(client, shape, vocabulary, repeats, say)}
+
+
+def drop_samples(report: ServingReport) -> None:
+    """The numbers of each run stay, the times of each request go: they are hundreds of kilobytes."""
+    for load in report.loads.values():
+        for run in load["runs"]:
+            del run["samples_ms"]
 
 
 def judge(report: ServingReport, presets: list[str]) -> None:
@@ -204,6 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--slo", default=",".join(PRESETS), help="presets to judge by")
     parser.add_argument("--sizes", help=f"models of the questions, smaller ones first: {', '.join(SIZES)}")
     parser.add_argument("--loopback", action="store_true", help="shapes through HTTP instead; no comparisons")
+    parser.add_argument("--raw", action="store_true", help="keep the times of every request in the JSON")
     parser.add_argument("--quick", action="store_true", help="few requests, short texts: shows that it runs")
     add_outputs(parser)
     chosen = parser.parse_args(arguments)
@@ -227,6 +235,8 @@ def main(arguments: list[str] | None = None) -> None:
     asyncio.run(run(chosen, report))
     show(report, chosen.slo.split(","))
     if chosen.json:
+        if not chosen.raw:
+            drop_samples(report)
         report.write(chosen.json)
     if chosen.plot:
         plot(report, chosen.plot)

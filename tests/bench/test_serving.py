@@ -127,7 +127,7 @@ def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixt
         "--rate",
         "50",
     ]
-    serving.main([*arguments, "--json", str(target), "--plot", str(tmp_path / "plot.png")])
+    serving.main([*arguments, "--raw", "--json", str(target), "--plot", str(tmp_path / "plot.png")])
     printed = capsys.readouterr().out
     assert "no HTTP is in these figures" in printed and "PASS" in printed
     kept = json.loads(target.read_text())
