@@ -22,7 +22,7 @@ from prelude.admission import checks
 from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.logprobs import logprob_output
-from prelude.admission.messages import check_messages, content_text
+from prelude.admission.messages import check_messages, content_text, shorten_messages
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, beginning, is_messages, kept, shorten
 from prelude.admission.questions import (
@@ -277,6 +277,7 @@ def state_pieces(facts: Facts, state: Any, truncation: str) -> list[Piece]:
         return [(checks.text(shorten(state, facts.max_chars, truncation)[0], "state", facts.max_chars), False)]
     if not is_messages(state, "state"):
         return [(token_ids(state, "state", facts.encoder, facts.max_chars), False)]
+    state, _ = shorten_messages(facts, state, "state", truncation)
     check_messages(facts, state, "state")
     return [(transcript(state), False)]
 

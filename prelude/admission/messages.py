@@ -1,14 +1,14 @@
 """Chat messages as they are given: what they may hold, and copies of them.
 
 A chat template sees every field of a message, so all of them are bounded, not the text alone: characters (of strings
-and of keys) together, values (messages, items and what stands under a key) together, and how deep they are nested. A
-copy is made in the caller's thread, which may be a loop: it stops where the messages are too large to be taken.
+and of keys) together, values (messages, items and what stands under a key) together, and how deep they are nested.
+Where the caller allows it, the texts of the messages are cut so that the characters stay within their bound. A copy is made in the caller's thread, which may be a loop: it stops where the messages are too large to be taken.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prelude.admission import checks
@@ -91,8 +91,9 @@ def rough_size(messages: Sequence[Any], enough: int) -> int:
 # ------------------------------------------------------------------ checking
 
 
-def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> None:
-    """Roles are strings, contents text or lists of text parts, and all fields are within the limits."""
+def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> int:
+    """Roles are strings, contents text or lists of text parts, and all fields are within the limits. Returns how many
+    characters more the messages might have."""
     most = min(facts.max_length, MAX_VALUES)
     if len(messages) > most:
         raise RequestTooLarge(f"{len(messages)} messages; the limit is {most}", field=field)
@@ -103,6 +104,59 @@ def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> None:
             raise InvalidRequest(f"{shown(message)} is not a message (a mapping with role and content)", field=here)
         account.message(message, here)
         content_text(message.get("content"), f"{here}.content", facts.max_chars)
+    return account.chars
+
+
+# ------------------------------------------------------------------ cutting
+
+
+def shorten_messages(facts: Facts, messages: Sequence[Any], field: str, truncation: str) -> tuple[Sequence[Any], int]:
+    """Messages of more than ``max_chars`` characters with their texts cut, as one text, to what the other fields leave;
+    and how many characters were cut. Other messages stay as they are, and with ``truncation="error"`` all do."""
+    if truncation == "error" or rough_size(messages, facts.max_chars) < facts.max_chars:
+        return messages, 0
+    total = 0
+
+    def left_out(text: str) -> str:
+        nonlocal total
+        total += len(text)
+        return ""
+
+    room = check_messages(facts, with_texts(messages, left_out), field)
+    excess = total - room
+    if excess <= 0:
+        return messages, 0
+    if room < 1:
+        raise too_many_characters(facts, field)
+    begin = {"head": 0, "tail": room, "middle": (room + 1) // 2}[truncation]
+    at = 0
+
+    def cut(text: str) -> str:
+        nonlocal at
+        first, last = max(0, begin - at), max(0, begin + excess - at)
+        at += len(text)
+        return text[:first] + text[last:]
+
+    return with_texts(messages, cut), excess
+
+
+def with_texts(messages: Sequence[Any], change: Callable[[str], str]) -> list[Any]:
+    """Messages with ``change`` of each text in the place of it, called in their order; what is no message stays."""
+
+    def changed(value: Any, key: str) -> Any:
+        if not isinstance(value, Mapping) or isinstance(value, TooLarge):
+            return value
+        inside = value.get(key)
+        if isinstance(inside, str):
+            return {**value, key: change(inside)}
+        if key == "content" and isinstance(inside, list | tuple):
+            return {**value, key: [changed(part, "text") for part in inside]}
+        return value
+
+    return [changed(message, "content") for message in messages]
+
+
+# ------------------------------------------------------------------ counting
 
 
 class _Account:
@@ -112,7 +166,7 @@ class _Account:
         self._facts = facts
         self._field = field  # of all messages
         self._values = values
-        self._chars = facts.max_chars
+        self.chars = facts.max_chars  # what is left of them
 
     def message(self, message: Mapping[Any, Any], here: str) -> None:
         """The names "role" and "content", and short roles, are no more than the template's own text."""
@@ -166,8 +220,8 @@ class _Account:
     def _text(self, value: str, path: Any) -> None:
         if len(value) > self._facts.max_chars or not value.isascii():
             checks.text(value, written(path), self._facts.max_chars)
-        self._chars -= len(value)
-        if self._chars < 0:
+        self.chars -= len(value)
+        if self.chars < 0:
             raise too_many_characters(self._facts, self._field)
 
 
@@ -195,8 +249,9 @@ def shown_fields(value: Any, path: Any) -> Any:
 
 def too_many_characters(facts: Facts, field: str) -> RequestTooLarge:
     return RequestTooLarge(
-        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten them "
-        "or raise EngineConfig.max_prompt_chars",
+        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten them, "
+        'set truncation="head", "tail" or "middle" (which cuts the texts of messages and no other field of them), or '
+        "raise EngineConfig.max_prompt_chars",
         field=field,
     )
 

@@ -13,7 +13,8 @@ dropped as have to be. Only what the user wrote is cut: text of a template and t
 stay, and where several messages are cut they count as one text. A token that holds characters of both stays.
 
 A text longer than ``max_prompt_chars`` is first cut to that many characters at the same side, so that a document of
-any length can be given; messages of more characters are refused.
+any length can be given. Of messages with more characters the texts are cut, as one text, to what their other fields
+leave; a message whose text is cut whole stays, with an empty text.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from prelude.admission import checks
 from prelude.admission.facts import Facts
-from prelude.admission.messages import check_messages, too_many_characters
+from prelude.admission.messages import check_messages, shorten_messages, too_many_characters
 from prelude.admission.tokenization import Mask, Piece, Use, token_ids
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, TemplateError, shown
@@ -76,6 +77,7 @@ def encode_prompt(
         else:
             ids = use.encode(prompt, special=True, parse_special=True)
     elif is_messages(prompt, field):
+        prompt, dropped = shorten_messages(facts, prompt, field, truncation)
         pieces = render(facts, prompt, field, generation_prompt)
         ids = use.encode_pieces(pieces)
     else:

@@ -64,7 +64,7 @@ def test_the_state_of_a_decision_is_cut_by_characters_too(engine: Engine) -> Non
 # ------------------------------------------------------------------ documents in a question
 
 
-def decide(state: str, question: Any, truncation: str) -> Any:
+def decide(state: Any, question: Any, truncation: str) -> Any:
     from prelude import Decide
 
     return Decide(state, [question], truncation=truncation)  # type: ignore[arg-type]
@@ -106,3 +106,52 @@ def test_the_next_call_finds_the_whole_question(engine: Engine) -> None:
     cut = engine.explain(decide(WORDS[:6000], question, "tail")).token_ids
     assert len(cut) == 512 and 300 < len(whole) < 512
     assert engine.explain(decide("a", question, "error")).token_ids.tolist() == whole.tolist()
+
+
+# ------------------------------------------------------------------ messages
+
+
+def talk(*texts: Any) -> list[dict[str, Any]]:
+    roles = ("system", "user", "assistant")
+    return [{"role": roles[min(at, 2)], "content": text} for at, text in enumerate(texts)]
+
+
+def window(texts: list[str], room: int, truncation: str) -> list[str]:
+    """``texts`` cut as one text, letter by letter."""
+    letters = [(at, letter) for at, text in enumerate(texts) for letter in text]
+    half = (room + 1) // 2
+    kept = {"head": letters[-room:], "tail": letters[:room], "middle": letters[:half] + letters[half - room :]}
+    return ["".join(letter for at, letter in kept[truncation] if at == text) for text in range(len(texts))]
+
+
+@pytest.mark.parametrize("truncation", ["head", "tail", "middle"])
+def test_messages_past_the_character_limit_are_cut_as_one_text(engine: Engine, truncation: str) -> None:
+    texts = [WORDS[:1500], WORDS[2000:9500], "", WORDS[9500:11_000]]
+    parts = [{"type": "text", "text": texts[1][:3000]}, {"type": "text", "text": texts[1][3000:]}]
+    keys = 2 * len("typetexttext")  # what else the messages have: keys of parts and their type
+    expected = talk(*window(texts, LIMIT, truncation))
+    with_parts = talk(*window(texts, LIMIT - keys, truncation))
+    for given, same in ((talk(*texts), expected), (talk(texts[0], parts, *texts[2:]), with_parts)):
+        long, short = (engine.explain(decide(messages, YesNo("Long?"), truncation)) for messages in (given, same))
+        assert long.text == short.text and long.token_ids.tolist() == short.token_ids.tolist()
+        assert engine.run(decide(given, YesNo("Long?"), truncation))[0].label in ("yes", "no")
+    with pytest.raises(RequestTooLarge, match='truncation="head"'):
+        engine.explain(decide(talk(*texts), YesNo("Long?"), "error"))
+
+
+@pytest.mark.parametrize("truncation", ["head", "tail", "middle"])
+def test_a_chat_prompt_past_the_character_limit_is_cut(chatty: Any, truncation: Any) -> None:
+    limit, room = chatty.facts.max_chars, chatty.facts.max_length - 1
+    texts = ["You answer.", WORDS[: limit + 500]]
+    cut = talk(*window(texts, limit, truncation))
+    params = SamplingParams(max_tokens=1)
+    given, same = (
+        chatty.explain(Generate(messages, params, truncation=truncation)) for messages in (talk(*texts), cut)
+    )
+    assert given.token_ids.tolist() == same.token_ids.tolist() and len(given.token_ids) == room
+
+
+def test_fields_beside_the_texts_are_not_cut(engine: Engine) -> None:
+    messages = [{"role": "user", "content": WORDS[:100], "tool_calls": ["x" * LIMIT]}]
+    with pytest.raises(RequestTooLarge, match="characters"):
+        engine.explain(decide(messages, YesNo("Long?"), "tail"))
