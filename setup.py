@@ -13,6 +13,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,10 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["_native/cpu/kernels.cpp"] = [
         "-O3", "-fno-tree-loop-vectorize", "-fno-unswitch-loops", "-fno-split-loops", "-fno-ipa-cp-clone"
     ]  # fmt: skip
+HARDENING = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+"""For every source: an array on the stack, or one passed to libc, that is written past its end ends the process."""
+LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now"]
+"""The table of other libraries' functions is filled when the extension is loaded, and read-only from then on."""
 COMPILE_SECONDS = 60
 """Of processor time for all files, on a core of an AMD EPYC with gcc 12."""
 PACKAGES = {"_native": "prelude._native", "tokenizer": "prelude.tokenizer"}
@@ -105,6 +111,7 @@ class ParallelBuildExt(build_ext):
     def build_extensions(self) -> None:
         if sys.platform != "win32":
             self._compile_at_levels()
+            self._link_hardened()
         super().build_extensions()
 
     def _compile_at_levels(self) -> None:
@@ -114,15 +121,16 @@ class ParallelBuildExt(build_ext):
 
         def compile_at_level(obj: str, source: str, ext: str, args: list[str], more: list[str], *rest: Any) -> None:
             glue = Path(source).parts[:2] == ("build", "cython")
-            level = [GLUE_LEVEL] if glue else LEVELS.get(Path(source).as_posix(), ["-O3"])
-            compile_one(obj, source, ext, args, [*more, *(flag for flag in level if flag in known)], *rest)
+            wanted = [GLUE_LEVEL] if glue else LEVELS.get(Path(source).as_posix(), ["-O3"])
+            flags = [flag for flag in [*wanted, *HARDENING] if flag in known]
+            compile_one(obj, source, ext, args, [*more, *flags], *rest)
             progress.done(source)
 
         self.compiler._compile = compile_at_level
 
     def _known_flags(self) -> set[str]:
-        """The flags of ``LEVELS`` that the compiler takes; ``CompileError`` where it cannot compile C++20."""
-        wanted = {GLUE_LEVEL, "-O3", *(flag for level in LEVELS.values() for flag in level)}
+        """The flags of sources that the compiler takes; ``CompileError`` where it cannot compile C++20."""
+        wanted = {GLUE_LEVEL, "-O3", *HARDENING, *(flag for level in LEVELS.values() for flag in level)}
         if not self._compiles([]):
             words = getattr(self.compiler, "compiler_cxx", None) or ["c++"]
             command = " ".join(words[: next((i for i, word in enumerate(words) if word.startswith("-")), None)])
@@ -132,21 +140,37 @@ class ParallelBuildExt(build_ext):
             )
         return {flag for flag in wanted if self._compiles([flag])}
 
-    def _compiles(self, flags: list[str]) -> bool:
-        with tempfile.TemporaryDirectory() as folder:
+    def _link_hardened(self) -> None:
+        taken = [flag for flag in LINK_HARDENING if self._compiles([], [flag])]
+        for extension in self.extensions:
+            extension.extra_link_args = [*extension.extra_link_args, *taken]
+
+    def _compiles(self, flags: list[str], link_flags: list[str] | None = None) -> bool:
+        """Whether a file of C++20 compiles with ``flags`` and, where ``link_flags`` is given, links with those."""
+        with tempfile.TemporaryDirectory() as folder, self._quiet_compiler():
             source = Path(folder) / "probe.cpp"
             source.write_text("#include <span>\nint size(std::span<int> s) { return int(s.size()); }\n")
-            quiet = os.dup(2)  # what the compiler says of a flag it does not know is no news to whoever installs
             try:
-                with open(os.devnull, "w") as nothing:
-                    os.dup2(nothing.fileno(), 2)
-                self.compiler.compile([str(source)], folder, extra_postargs=["-std=c++20", *flags])
+                objects = self.compiler.compile([str(source)], folder, extra_postargs=["-std=c++20", *flags])
+                if link_flags is not None:
+                    library = str(Path(folder) / "probe.so")
+                    self.compiler.link_shared_object(objects, library, extra_postargs=link_flags, target_lang="c++")
             except (BaseError, CompileError):
                 return False
-            finally:
-                os.dup2(quiet, 2)
-                os.close(quiet)
             return True
+
+    @staticmethod
+    @contextmanager
+    def _quiet_compiler() -> Iterator[None]:
+        """What the compiler says of a flag that it does not know is no news to the user who installs."""
+        kept = os.dup(2)
+        try:
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 class Progress:
