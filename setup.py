@@ -40,8 +40,9 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["_native/cpu/kernels.cpp"] = [
         "-O3", "-fno-tree-loop-vectorize", "-fno-unswitch-loops", "-fno-split-loops", "-fno-ipa-cp-clone"
     ]  # fmt: skip
-HARDENING = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
-"""For every source: an array on the stack, or one passed to libc, that is written past its end ends the process."""
+HARDENING = [] if SANITIZE else ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+"""For every source: an array on the stack, or one passed to libc, that is written past its end ends the process. A
+sanitizer checks the same, and needs libc's own functions."""
 LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now"]
 """The table of other libraries' functions is filled when the extension is loaded, and read-only from then on."""
 COMPILE_SECONDS = 60
