@@ -10,6 +10,7 @@ from typing import Any
 from prelude._native.core import Ends, finish_all
 from prelude.admission.messages import rough_size
 from prelude.admission.prepared import Admitted, Alike, Outcome, finished, make_completion
+from prelude.admission.snapshot import PROMPT_FIELDS
 from prelude.batch import LogprobRows
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions, merge_options
@@ -160,7 +161,7 @@ def task_list(tasks: Any) -> Sequence[Any]:
 def text_size(task: Any) -> int:
     """What preparing is going to look at, roughly, in characters (or ids); unknown shapes fail there."""
     size = TASK_CHARS
-    for name in ("state", "prompt", "context", "continuation"):
+    for name in PROMPT_FIELDS:
         size += _size(getattr(task, name, None))
     questions = getattr(task, "questions", None)
     for question in questions if isinstance(questions, list | tuple) else ():

@@ -52,6 +52,8 @@ class EngineConfig:
     ``max_top``               alternatives of one token
     ``question_plan_bytes``   bytes of prepared questions that are kept for when they are asked again; 0: none
     ``prepare_threads``       threads for tokenising long prompts off the caller's loop
+    ``template_process``      the model's chat template is rendered in a process of its own, which the operating
+                              system bounds and the engine ends: for files that are not trusted, see docs/SERVICES.md
     ``max_queued_requests``, ``max_queued_tokens``  what may wait; beyond it ``QueueFull``, at once
     ``oneshot_share``         of a step's time beside running chats, the share that decisions may take, in (0, 1]:
                               at 0.2 a chat's time per token is 1/(1 - 0.2) = 1.25 of what it is alone
@@ -88,6 +90,7 @@ class EngineConfig:
     max_top: int = 256
     question_plan_bytes: int = 128 << 20
     prepare_threads: int = 2
+    template_process: bool = False
     oneshot_share: float = 0.2
     policy: str | Policy = "shortest_prefill_first"
     decode_policy: str | Policy = "first_come_first_served"
@@ -98,7 +101,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("prefix_cache", "fold", "deterministic"):
+            if field.name in ("prefix_cache", "fold", "deterministic", "template_process"):
                 if not isinstance(value, bool):
                     raise ConfigError(f"{field.name} must be True or False, got {value!r}")
             elif field.name == "attention":

@@ -309,7 +309,7 @@ class AsyncEngine(EngineFacts):
 
     async def _prepare(self, engine: Engine, tasks: Sequence[Task]) -> list[Any]:
         sizes = [text_size(task) for task in tasks]
-        if sum(sizes) <= INLINE_CHARS:
+        if sum(sizes) <= INLINE_CHARS and not any(map(engine._preparer.may_wait, tasks)):
             return [caught(engine._preparer.prepare, task) for task in tasks]
         if self._pool is None:
             with self._start_lock:

@@ -194,6 +194,11 @@ def _preparer(
     from prelude.models.pooling import read_embedding
 
     tokenizer = _tokenizer(directory)
+    process = None
+    if config.template_process and tokenizer.chat_template is not None:
+        from prelude.tokenizer.template_process import TemplateProcess
+
+        process = TemplateProcess()  # started by the first rendering; the preparer closes it
     model.check_vocabulary(tokenizer.id_limit - 1)
     return Preparer(
         tokenizer,
@@ -206,8 +211,9 @@ def _preparer(
         pad_id=model.pad_token_id,
         embedding=read_embedding(directory),
         template=_decision_template(directory),
-        chat=chat_renderer(tokenizer),
-        decision_chat=chat_renderer(tokenizer, enable_thinking=False),
+        chat=chat_renderer(tokenizer, process),
+        decision_chat=chat_renderer(tokenizer, process, enable_thinking=False),
+        template_process=process,
     )
 
 

@@ -218,7 +218,10 @@ class Engine(EngineBase):
 
     def close(self, *, drain: bool = True) -> None:
         """Waits for what was submitted (or fails it with ``drain=False``) and gives everything back. Idempotent."""
-        self._core.close(drain=drain)
+        try:
+            self._core.close(drain=drain)
+        finally:
+            self._preparer.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -168,6 +168,12 @@ class ToyPreparer:
     def ticket(self, task: Any, create_future: Any) -> None:
         """Likewise."""
 
+    def may_wait(self, task: Any) -> bool:
+        return False
+
+    def close(self) -> None:
+        """It owns nothing."""
+
     def prepare(self, task: Prepared) -> Admitted:
         if self.delay:
             time.sleep(self.delay)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prelude._native.core import Ticket
 from prelude.admission.chat import ChatRenderer
@@ -14,7 +14,7 @@ from prelude.admission.generate import prepare_alike, prepare_generate
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
 from prelude.admission.pooled import prepare_classify, prepare_embed
 from prelude.admission.prepared import Admitted, Alike, RequestReadout, logits_rows, read_rows
-from prelude.admission.snapshot import snapshot
+from prelude.admission.snapshot import PROMPT_FIELDS, snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizerLike, Use
 from prelude.batch import I32, HeadRows, LogprobRows, PooledRows
@@ -24,6 +24,9 @@ from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
 from prelude.results import Explanation
 from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, Task
+
+if TYPE_CHECKING:
+    from prelude.tokenizer.template_process import TemplateProcess
 
 T = TypeVar("T")
 _NO_SETTINGS = EmbeddingSettings()
@@ -36,6 +39,7 @@ class Preparer:
     ``template`` is the model's own; without one a model with a chat template gets the built-in chat wording, and
     others the plain one. ``chat`` renders messages; ``None`` where the model has no chat template. ``decision_chat``
     renders the turn around a decision where that is another way to call the template (without room for thoughts).
+    ``template_process`` is the process that both of them use; the preparer owns it, and ``close`` ends it.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class Preparer:
         template: DecisionTemplate | None = None,
         chat: ChatRenderer | None = None,
         decision_chat: ChatRenderer | None = None,
+        template_process: TemplateProcess | None = None,
     ) -> None:
+        self._template_process = template_process
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
         self._facts = make_facts(
@@ -100,6 +106,20 @@ class Preparer:
     def max_length(self) -> int:
         """Tokens one sequence may hold, prompt and output together."""
         return self._facts.max_length
+
+    def close(self) -> None:
+        """Ends the process of the chat template where there is one. Any number of times, from any thread."""
+        if self._template_process is not None:
+            self._template_process.close()
+
+    def may_wait(self, task: Any) -> bool:
+        """Whether preparing ``task`` asks another process, which an event loop must not wait for."""
+        if self._template_process is None:
+            return False
+        if isinstance(task, Decide):  # its messages are a transcript; the frame around it is rendered once
+            return not self._facts.frames
+        prompts = (getattr(task, name, None) for name in PROMPT_FIELDS)
+        return any(isinstance(one, list | tuple) and one and isinstance(one[0], Mapping) for one in prompts)
 
     def snapshot(self, task: T) -> T:
         """A copy of what the caller could still change; cheap, for the caller's own thread."""

@@ -12,14 +12,14 @@ from prelude.admission.messages import copy_messages
 from prelude.tasks import Choice, SamplingParams
 
 T = TypeVar("T")
-_PROMPTS = ("state", "prompt", "context", "continuation")
+PROMPT_FIELDS = ("state", "prompt", "context", "continuation")
 
 
 def snapshot(task: T) -> T:
     """``task`` itself where it holds nothing mutable, else one with copies. Never raises for bad values: checking
     is ``prepare``'s."""
     changes: dict[str, Any] = {}
-    for name in _PROMPTS:
+    for name in PROMPT_FIELDS:
         value = getattr(task, name, None)
         if value is not None and not isinstance(value, str | bytes):
             changes[name] = copy_prompt(value)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +18,7 @@ from prelude.tokenizer import ChatTemplateError
 from prelude.tokenizer.chat import Bounds, render_segments
 from prelude.tokenizer.template_process import TemplateProcess
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.tokenizer.templates import CHATML, HELLO
 
 SLOW = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
@@ -32,6 +37,13 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def pid_of(process: TemplateProcess) -> int:
+    """Of the process that rendered something for it."""
+    assert process.apply_chat_template(HELLO, "x") == "x"
+    assert process._process is not None
+    return process._process.pid
 
 
 def test_it_gives_what_rendering_here_gives(process: TemplateProcess) -> None:
@@ -60,7 +72,7 @@ def test_errors_arrive(process: TemplateProcess, template: Any, says: str) -> No
 @pytest.mark.fault(37)
 def test_a_rendering_that_never_ends_is_ended() -> None:
     with TemplateProcess(max_seconds=2.0) as process:
-        with pytest.raises(ChatTemplateError, match=r"more than 2\.0 seconds"):
+        with pytest.raises(ChatTemplateError, match=r"no answer in 2\.0 seconds"):
             process.render_segments(HELLO, SLOW, bounds=ENDLESS)
         process._max_seconds = PATIENCE
         assert process.apply_chat_template(HELLO, "again") == "again"
@@ -90,18 +102,107 @@ def test_a_process_that_died_is_said_and_replaced() -> None:
 
 def test_nothing_is_left_behind() -> None:
     process = TemplateProcess(max_seconds=PATIENCE)
-    threads = threading.active_count()
-    process.render_segments(HELLO, CHATML)
-    assert process._process is not None
-    first = process._process.pid
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    first = pid_of(process)
     process.close()
     process.close()
-    process.render_segments(HELLO, CHATML)
-    second = process._process.pid
-    del process
+    with pytest.raises(ChatTemplateError, match="is closed"):
+        process.render_segments(HELLO, CHATML)
+    dropped = TemplateProcess(max_seconds=PATIENCE)
+    second = pid_of(dropped)
+    del dropped
     gc.collect()
     assert not is_alive(first) and not is_alive(second)
-    assert threading.active_count() == threads
+    assert threading.active_count() == threads and len(os.listdir("/proc/self/fd")) == files
+
+
+def test_it_ends_with_the_interpreter() -> None:
+    code = (
+        "from prelude.tokenizer.template_process import TemplateProcess\n"
+        "process = TemplateProcess()\n"
+        "process.apply_chat_template([], 'x')\n"
+        "print(process._process.pid)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not is_alive(int(done.stdout))
+
+
+@pytest.mark.fault(37)
+def test_a_process_that_stopped_reading_is_ended() -> None:
+    """The job is larger than a pipe holds."""
+    messages = [{"role": "user", "content": "a" * (1 << 20)}]
+    with TemplateProcess(max_seconds=PATIENCE) as process:
+        os.kill(pid_of(process), signal.SIGSTOP)
+        process._max_seconds = 0.5
+        with pytest.raises(ChatTemplateError, match=r"no answer in 0\.5 seconds"):
+            process.render_segments(messages, CHATML)
+
+
+def test_closing_ends_the_rendering_under_way() -> None:
+    process = TemplateProcess(max_seconds=PATIENCE)
+    pid = pid_of(process)
+    os.kill(pid, signal.SIGSTOP)
+    raised: list[Exception] = []
+
+    def render() -> None:
+        try:
+            process.render_segments(HELLO, CHATML)
+        except ChatTemplateError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    until(process._lock.locked)
+    began = time.monotonic()
+    process.close()
+    thread.join()
+    assert time.monotonic() - began < PATIENCE and "is closed" in str(raised[0]) and not is_alive(pid)
+
+
+def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemplateProcess(max_seconds=PATIENCE) as process:
+        monkeypatch.setattr(sys, "executable", "/nonexistent")
+        with pytest.raises(ChatTemplateError, match=r"could not be started: .*/nonexistent"):
+            process.render_segments(HELLO, CHATML)
+        monkeypatch.undo()
+        assert process.apply_chat_template(HELLO, "again") == "again"
+
+
+def test_a_caller_with_many_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1400
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"this process may open {hard} files")
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    files = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        with TemplateProcess(max_seconds=PATIENCE) as process:
+            assert process.apply_chat_template(HELLO, "far") == "far"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.fault(62)
+def test_a_forked_child_starts_its_own() -> None:
+    """Also where another thread was in a rendering when the process forked."""
+    with TemplateProcess(max_seconds=PATIENCE) as process:
+        pid = pid_of(process)
+        with process._lock:
+            child = os.fork()
+        if child == 0:  # pragma: no cover
+            code = 1
+            try:
+                signal.alarm(int(PATIENCE))
+                code = int(pid_of(process) == pid)
+                process.close()
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert pid_of(process) == pid, "the parent's goes on"
 
 
 def test_threads_share_one(process: TemplateProcess) -> None:
