@@ -29,6 +29,9 @@ from prelude.tasks import Choice, Question, Score, YesNo, strict_keywords
 from prelude.tokenizer._files import read_plain
 
 MAX_TEMPLATE_CHARS = 1 << 16
+# Of a part that one question holds once for each label: max_labels of them stay a text of a few megabytes.
+MAX_LABEL_PART_CHARS = 1 << 10
+_LABEL_PARTS = frozenset(["label", "yes", "no", "separator"])
 MAX_FILE_BYTES = 16 * MAX_TEMPLATE_CHARS
 _PLACEHOLDER = re.compile(r"\{(state|question|labels|label)\}")
 # part -> (required placeholders, optional ones)
@@ -66,9 +69,15 @@ class DecisionTemplate:
             value = getattr(self, name)
             if value is None and name in ("yes_no", "score"):
                 continue
-            if not isinstance(value, str) or len(value) > MAX_TEMPLATE_CHARS:
+            most = MAX_LABEL_PART_CHARS if name in _LABEL_PARTS else MAX_TEMPLATE_CHARS
+            if not isinstance(value, str) or len(value) > most:
                 raise TemplateError(
-                    f"{shown(value)} is not a string of at most {MAX_TEMPLATE_CHARS} characters",
+                    f"{shown(value)} is not a string of at most {most} characters", field=f"template.{name}"
+                )
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                raise TemplateError(
+                    f"{shown(value)} has a surrogate (U+D800 to U+DFFF), which is no character; write the character "
+                    "itself",
                     field=f"template.{name}",
                 )
         if not self.yes or not self.no or self.yes == self.no:

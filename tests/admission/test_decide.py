@@ -376,6 +376,18 @@ def test_a_template_is_data_beside_the_model(tmp_path: Any) -> None:
         ('{"yes": ""}', "two different labels"),
         ('{"question": null}', "not a string"),
         ("[" * 100_000, "not a readable JSON file"),
+        ('{"state": "{state.__class__}"}', "{state} is missing"),
+        ('{"state": "{state[0]} {0}"}', "{state} is missing"),
+        ('{"state": "{state!r:>99999999}"}', "{state} is missing"),
+        ('{"state": "{state:{label}}"}', "{label} does not belong"),
+        ('{"state": "{{state}{state}}"}', "stands twice"),
+        ('{"state": "\\ud800{state}"}', "template.state: .* has a surrogate"),
+        ('{"separator": "\\udfff"}', "template.separator: .* has a surrogate"),
+        ('{"_parts": {}}', "unknown field '_parts'"),
+        *(
+            (f'{{"{name}": "{{label}}{"x" * 1024}"}}', f"template.{name}: .* of at most 1024 characters")
+            for name in ("label", "yes", "no", "separator")
+        ),
     ],
 )
 def test_malformed_template_files(tmp_path: Any, text: str, match: str) -> None:
@@ -387,6 +399,20 @@ def test_malformed_template_files(tmp_path: Any, text: str, match: str) -> None:
         DecisionTemplate.from_file(tmp_path / "none.json")
     with pytest.raises(TemplateError, match=r"is not a DecisionTemplate"):
         toys.make().prepare(Decide("x", [YesNo("x")], template="{state}"))
+
+
+def test_braces_that_are_no_placeholder_are_text() -> None:
+    """Nothing of a template is a format string: no attribute is looked up and no width is obeyed."""
+    more = "{state.__class__.__mro__} {state!r:>99999999} {0} %s {"
+    shown = toys.make(template=DecisionTemplate(state="{state}" + more)).explain(Decide("s", [YesNo("q")]))
+    assert shown.text.startswith("s" + more)
+
+
+@pytest.mark.fault(37)
+def test_the_longest_separator_of_the_most_labels_is_refused_for_its_tokens() -> None:
+    preparer = toys.make(template=DecisionTemplate(separator="x" * 1024))
+    with pytest.raises(RequestTooLarge):
+        preparer.prepare(Decide("s", [Choice("Which?", [str(i) for i in range(4000)])]))
 
 
 def test_through_the_chat_template() -> None:
