@@ -16,7 +16,7 @@ from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
 from prelude.runtime.events import Listener
 from prelude.scheduling.cost import CostModel
-from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task
+from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task, TaskOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,10 @@ class EngineFacts:
         """Tokens that one sequence may hold, prompt and output together."""
         return self._facts_of()[0].max_length
 
+    def _said(self) -> str:
+        info = self.model_info
+        return f"{info.path}: {info.dtype} on {info.device}, max_length {info.max_length}, {info.kv_tokens} KV tokens"
+
     @property
     def model_info(self) -> ModelInfo:
         preparer, path = self._facts_of()
@@ -119,6 +123,9 @@ class EngineBase(EngineFacts):
 
     def _facts_of(self) -> tuple[Preparer, Path]:
         return self._preparer, self.model_path
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._said()}{', closed' if self._core.closed else ''}>"
 
     def explain(self, task: Task) -> Explanation:
         """What would run for ``task``: final text, ids, rows, labels. Runs nothing."""
@@ -171,7 +178,9 @@ class EngineBase(EngineFacts):
             reason,
         )
 
-    def run_many(self, tasks: Sequence[Task], options: Options = None, **keywords: Any) -> list[Any]:
+    def run_many(
+        self, tasks: Sequence[TaskOf[Any]], options: Options = None, *, return_exceptions: bool = False
+    ) -> list[Any]:
         raise NotImplementedError
 
     def warmup(self, *, freeze_gc: bool = False) -> None:

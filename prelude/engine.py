@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import get_running_loop
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
@@ -45,8 +42,8 @@ from prelude.calls import (
     text_size,
 )
 from prelude.config import EngineConfig
-from prelude.errors import EngineClosed
-from prelude.options import NO_OPTIONS, RequestOptions, split_options
+from prelude.errors import EngineClosed, shown
+from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.progress import Advance, Progress
 from prelude.results import (
     Answers,
@@ -64,20 +61,33 @@ from prelude.scheduling.request import Request
 from prelude.streaming.chunks import AsyncTextStream
 from prelude.sync import Engine, stream_task
 from prelude.tasks import (
-    Activation,
     Classify,
+    Continuation,
     Decide,
     Embed,
     Generate,
-    LengthNorm,
     Loglikelihood,
-    Pooling,
     Prompt,
     PromptLogprobs,
     Question,
+    R,
     SamplingParams,
     Task,
+    TaskOf,
 )
+from prelude.verbs import (
+    ClassifyKeywords,
+    DecideKeywords,
+    EmbedKeywords,
+    PromptLogprobsKeywords,
+    RequestKeywords,
+    VerbKeywords,
+    split_options,
+    with_signature,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class AsyncEngine(EngineFacts):
@@ -156,9 +166,16 @@ class AsyncEngine(EngineFacts):
             raise EngineClosed("the engine is not started: use `async with`, or `await engine.start()` first")
         return self._engine
 
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return f"<AsyncEngine {shown(str(self._load.get('model') or 'the packaged model'))}, not started>"
+        return f"<AsyncEngine {self._engine._said()}{', closed' if self._closed else ''}>"
+
     # -------------------------------------------------------------- running tasks
 
-    async def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:
+    async def run(
+        self, task: TaskOf[R], options: RequestOptions | None = None, **keywords: Unpack[RequestKeywords]
+    ) -> R:
         """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
         ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
         if (options is None or options is NO_OPTIONS) and not keywords and self._engine is not None:
@@ -170,7 +187,7 @@ class AsyncEngine(EngineFacts):
             if ticket is not None:  # it is made a request together with others of this turn of the loop
                 outbox.ask(ticket)
                 try:
-                    result = await ticket.future
+                    result: R | Exception | None = await ticket.future
                 except BaseException:  # cancelled, or the loop went away and closed this coroutine
                     ticket.future.cancel()
                     if ticket.request is not None:
@@ -180,16 +197,17 @@ class AsyncEngine(EngineFacts):
                     raise result
                 if result is not None:
                     return result
-        return (await self.run_many([task], options, **keywords))[0]
+        found: R = (await self.run_many([task], options, **keywords))[0]
+        return found
 
     async def run_many(
         self,
-        tasks: Sequence[Task],
+        tasks: Sequence[TaskOf[Any]],
         options: Options = None,
         *,
         return_exceptions: bool = False,
         progress: bool | Advance | None = None,
-        **keywords: Any,
+        **keywords: Unpack[RequestKeywords],
     ) -> list[Any]:
         """Runs tasks together (one future and one wake-up for some hundreds); results in the order of ``tasks``.
         ``options`` is one for all, or one each. When the queue is full, those that find no place have ``QueueFull``,
@@ -205,7 +223,7 @@ class AsyncEngine(EngineFacts):
         return first_error(results, return_exceptions)
 
     async def _run_all(
-        self, tasks: Sequence[Task], options: Options, keywords: dict[str, Any], progress: Progress
+        self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress
     ) -> list[Any]:
         """``run_many`` of what a turn of the loop may begin with; errors are results."""
         engine = self.engine
@@ -258,7 +276,7 @@ class AsyncEngine(EngineFacts):
         return results
 
     async def _run_parts(
-        self, tasks: list[Any], options: Options, keywords: dict[str, Any], progress: Progress
+        self, tasks: list[Any], options: Options, keywords: Mapping[str, Any], progress: Progress
     ) -> list[Any]:
         """``run_many`` of more tasks than a turn of the loop may begin with; errors are results."""
         running: list[asyncio.Task[list[Any]]] = []
@@ -307,7 +325,7 @@ class AsyncEngine(EngineFacts):
             await self.start()
         await asyncio.to_thread(self.engine.warmup, freeze_gc=freeze_gc)
 
-    async def _prepare(self, engine: Engine, tasks: Sequence[Task]) -> list[Any]:
+    async def _prepare(self, engine: Engine, tasks: Sequence[Any]) -> list[Any]:
         sizes = [text_size(task) for task in tasks]
         if sum(sizes) <= INLINE_CHARS and not any(map(engine._preparer.may_wait, tasks)):
             return [caught(engine._preparer.prepare, task) for task in tasks]
@@ -332,66 +350,69 @@ class AsyncEngine(EngineFacts):
 
     # -------------------------------------------------------------- the verbs
 
+    @with_signature(Decide)
     async def decide(
-        self, state: Prompt, questions: Sequence[Question], *, length_norm: LengthNorm = "none", **options: Any
+        self, state: Prompt, questions: Sequence[Question], **keywords: Unpack[DecideKeywords]
     ) -> Answers:
         """Answers every question about ``state`` in one forward pass; the state is computed once."""
-        mine = split_options(options)
-        return cast(Answers, await self.run(Decide(state, questions, length_norm=length_norm, **options), mine))
+        own, options = split_options(keywords, Decide)
+        return await self.run(Decide(state, questions, **own), options)
 
-    async def classify(self, prompt: Prompt, *, activation: Activation = "default", **options: Any) -> Classification:
-        """The model's own classification head."""
-        mine = split_options(options)
-        return cast(Classification, await self.run(Classify(prompt, activation=activation, **options), mine))
+    @with_signature(Classify)
+    async def classify(self, prompt: Prompt, **keywords: Unpack[ClassifyKeywords]) -> Classification:
+        """Label and scores of the model's own classification head."""
+        own, options = split_options(keywords, Classify)
+        return await self.run(Classify(prompt, **own), options)
 
-    async def embed(
-        self,
-        prompt: Prompt,
-        *,
-        pooling: Pooling | None = None,
-        dimensions: int | None = None,
-        normalize: bool | None = True,
-        **options: Any,
-    ) -> Embedding:
-        """A float32 vector ``[dimensions]``."""
-        mine = split_options(options)
-        task = Embed(prompt, pooling=pooling, dimensions=dimensions, normalize=normalize, **options)
-        return cast(Embedding, await self.run(task, mine))
+    @with_signature(Embed)
+    async def embed(self, prompt: Prompt, **keywords: Unpack[EmbedKeywords]) -> Embedding:
+        """A vector of ``prompt``, float32 ``[dimensions]``."""
+        own, options = split_options(keywords, Embed)
+        return await self.run(Embed(prompt, **own), options)
 
+    @with_signature(Loglikelihood)
     async def loglikelihood(
-        self, context: Prompt, continuation: str | Sequence[int] | npt.NDArray[np.integer[Any]], **options: Any
+        self, context: Prompt, continuation: Continuation, **keywords: Unpack[VerbKeywords]
     ) -> LoglikelihoodResult:
         """Total and per-token logprob of ``continuation`` after ``context``."""
-        mine = split_options(options)
-        return cast(LoglikelihoodResult, await self.run(Loglikelihood(context, continuation, **options), mine))
+        own, options = split_options(keywords, Loglikelihood)
+        return await self.run(Loglikelihood(context, continuation, **own), options)
 
+    @with_signature(PromptLogprobs)
     async def prompt_logprobs(
-        self, prompt: Prompt, *, top: int = 5, last: int | None = None, **options: Any
+        self, prompt: Prompt, **keywords: Unpack[PromptLogprobsKeywords]
     ) -> PromptLogprobsResult:
         """Logprob, rank and the ``top`` alternatives of the prompt's tokens, or of its ``last`` ones."""
-        mine = split_options(options)
-        task = PromptLogprobs(prompt, top=top, last=last, **options)
-        return cast(PromptLogprobsResult, await self.run(task, mine))
+        own, options = split_options(keywords, PromptLogprobs)
+        return await self.run(PromptLogprobs(prompt, **own), options)
 
-    async def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """Text after ``prompt``."""
-        mine = split_options(options)
-        return cast(Completion, await self.run(Generate(prompt, params or SamplingParams(), **options), mine))
+    @with_signature(Generate)
+    async def complete(
+        self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Unpack[VerbKeywords]
+    ) -> Completion:
+        """The text after ``prompt``, when it is whole."""
+        own, options = split_options(keywords, Generate)
+        return await self.run(Generate(prompt, params or SamplingParams(), **own), options)
 
+    @with_signature(Generate)
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, hold_words: bool = False, **options: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        hold_words: bool = False,
+        **keywords: Unpack[VerbKeywords],
     ) -> AsyncTextStream:
         """``async for chunk in engine.generate(...)``: the text after ``prompt`` as it comes.
 
         All chunks' ``text`` is that of ``complete``; the last chunk, and no other, has ``finish_reason`` and
         ``stats``. ``hold_words`` ends chunks between words where it can. Leaving the loop early cancels the request.
         """
-        mine = split_options(options)
-        task = stream_task(prompt, params, options)
-        return AsyncTextStream(partial(self._admit_stream, snapshot(task), mine), hold_words)
+        task, options = stream_task(prompt, params, keywords)
+        return AsyncTextStream(partial(self._admit_stream, snapshot(task), options), hold_words)
 
     async def _admit_stream(
-        self, task: Generate, options: RequestOptions
+        self, task: Generate, options: RequestOptions | None
     ) -> tuple[EngineCore, Admitted, Outbox, Call]:
         if self._engine is None:
             await self.start()
@@ -429,7 +450,7 @@ class AsyncEngine(EngineFacts):
         return self.engine.on_event(listener)
 
 
-def _prepare_all(preparer: Preparer, tasks: Sequence[Task]) -> list[Any]:
+def _prepare_all(preparer: Preparer, tasks: Sequence[Any]) -> list[Any]:
     return [caught(preparer.prepare, task) for task in tasks]
 
 

@@ -66,13 +66,6 @@ def _check_label(field: str, value: Any) -> None:
 
 
 NO_OPTIONS = RequestOptions()
-_NAMES = ("priority", "deadline", "request_id", "tenant", "trace")
-
-
-def split_options(keywords: dict[str, Any]) -> RequestOptions:
-    """Takes the request's own keywords out of a verb's ``**options``; what is left belongs to the task."""
-    mine = {name: keywords.pop(name) for name in _NAMES if name in keywords}
-    return RequestOptions(**mine) if mine else NO_OPTIONS
 
 
 def merge_options(options: Any, keywords: Mapping[str, Any], field: str = "options") -> RequestOptions:

@@ -47,6 +47,9 @@ class Answers(tuple[Answer, ...]):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (tuple(self), self.stats)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{super().__repr__()}"
+
 
 def _embedding(vector: F32, stats: RequestStats | None) -> Embedding:
     self = np.ascontiguousarray(vector, dtype=np.float32).view(Embedding)
@@ -112,6 +115,9 @@ class PromptLogprobsResult(tuple[TokenLogprob, ...]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (tuple(self), self.stats)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{super().__repr__()}"
 
 
 @dataclass(frozen=True, slots=True)

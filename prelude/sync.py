@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from prelude.base import EngineBase
 from prelude.calls import (
@@ -21,7 +21,7 @@ from prelude.calls import (
 )
 from prelude.config import EngineConfig
 from prelude.errors import InvalidRequest
-from prelude.options import RequestOptions, split_options
+from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress
 from prelude.results import (
     Answers,
@@ -36,6 +36,7 @@ from prelude.scheduling.request import Request
 from prelude.streaming.chunks import TextStream
 from prelude.tasks import (
     Classify,
+    Continuation,
     Decide,
     Embed,
     Generate,
@@ -43,16 +44,33 @@ from prelude.tasks import (
     Prompt,
     PromptLogprobs,
     Question,
+    R,
     SamplingParams,
-    Task,
+    TaskOf,
+)
+from prelude.verbs import (
+    ClassifyKeywords,
+    DecideKeywords,
+    EmbedKeywords,
+    PromptLogprobsKeywords,
+    RequestKeywords,
+    VerbKeywords,
+    split_options,
+    with_signature,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-def stream_task(prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]) -> Generate:
+
+def stream_task(
+    prompt: Prompt, params: SamplingParams | None, keywords: Mapping[str, Any]
+) -> tuple[Generate, RequestOptions | None]:
+    own, options = split_options(keywords, Generate)
     params = params or SamplingParams()
     if getattr(params, "prompt_logprobs", None) is not None:
         raise InvalidRequest("a stream has no place for them; use complete()", field="params.prompt_logprobs")
-    return Generate(prompt, params, **options)
+    return Generate(prompt, params, **own), options
 
 
 class Engine(EngineBase):
@@ -90,19 +108,20 @@ class Engine(EngineBase):
         )
         return cls(parts.core, parts.preparer, parts.path)
 
-    def run(self, task: Task, options: RequestOptions | None = None, **keywords: Any) -> Any:
+    def run(self, task: TaskOf[R], options: RequestOptions | None = None, **keywords: Unpack[RequestKeywords]) -> R:
         """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
         ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
-        return self.run_many([task], options, **keywords)[0]
+        result: R = self.run_many([task], options, **keywords)[0]
+        return result
 
     def run_many(
         self,
-        tasks: Sequence[Task],
+        tasks: Sequence[TaskOf[Any]],
         options: Options = None,
         *,
         return_exceptions: bool = False,
         progress: bool | Advance | None = None,
-        **keywords: Any,
+        **keywords: Unpack[RequestKeywords],
     ) -> list[Any]:
         """Runs tasks together; results in the order of ``tasks``. A bad task fails alone: its error is in its place
         with ``return_exceptions``, else it is raised when the others have ended. ``options`` is one for all, or one
@@ -112,7 +131,7 @@ class Engine(EngineBase):
             return first_error(self._run_all(tasks, options, keywords, told), return_exceptions)
 
     def _run_all(
-        self, tasks: Sequence[Task], options: Options, keywords: dict[str, Any], progress: Progress
+        self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress
     ) -> list[Any]:
         """``run_many`` with errors as results."""
         core = self._core
@@ -175,38 +194,62 @@ class Engine(EngineBase):
                 raise
         return finish_alike(alike, requests, sink.ends)
 
-    def decide(self, state: Prompt, questions: Sequence[Question], **options: Any) -> Answers:
-        mine = split_options(options)
-        return cast(Answers, self.run(Decide(state, questions, **options), mine))
+    @with_signature(Decide)
+    def decide(self, state: Prompt, questions: Sequence[Question], **keywords: Unpack[DecideKeywords]) -> Answers:
+        """Answers every question about ``state`` in one forward pass; the state is computed once."""
+        own, options = split_options(keywords, Decide)
+        return self.run(Decide(state, questions, **own), options)
 
-    def classify(self, prompt: Prompt, **options: Any) -> Classification:
-        mine = split_options(options)
-        return cast(Classification, self.run(Classify(prompt, **options), mine))
+    @with_signature(Classify)
+    def classify(self, prompt: Prompt, **keywords: Unpack[ClassifyKeywords]) -> Classification:
+        """Label and scores of the model's own classification head."""
+        own, options = split_options(keywords, Classify)
+        return self.run(Classify(prompt, **own), options)
 
-    def embed(self, prompt: Prompt, **options: Any) -> Embedding:
-        mine = split_options(options)
-        return cast(Embedding, self.run(Embed(prompt, **options), mine))
+    @with_signature(Embed)
+    def embed(self, prompt: Prompt, **keywords: Unpack[EmbedKeywords]) -> Embedding:
+        """A vector of ``prompt``, float32 ``[dimensions]``."""
+        own, options = split_options(keywords, Embed)
+        return self.run(Embed(prompt, **own), options)
 
+    @with_signature(Loglikelihood)
     def loglikelihood(
-        self, context: Prompt, continuation: str | Sequence[int], **options: Any
+        self, context: Prompt, continuation: Continuation, **keywords: Unpack[VerbKeywords]
     ) -> LoglikelihoodResult:
-        mine = split_options(options)
-        return cast(LoglikelihoodResult, self.run(Loglikelihood(context, continuation, **options), mine))
+        """Total and per-token logprob of ``continuation`` after ``context``."""
+        own, options = split_options(keywords, Loglikelihood)
+        return self.run(Loglikelihood(context, continuation, **own), options)
 
-    def prompt_logprobs(self, prompt: Prompt, **options: Any) -> PromptLogprobsResult:
-        mine = split_options(options)
-        return cast(PromptLogprobsResult, self.run(PromptLogprobs(prompt, **options), mine))
+    @with_signature(PromptLogprobs)
+    def prompt_logprobs(self, prompt: Prompt, **keywords: Unpack[PromptLogprobsKeywords]) -> PromptLogprobsResult:
+        """Logprob, rank and the ``top`` alternatives of the prompt's tokens, or of its ``last`` ones."""
+        own, options = split_options(keywords, PromptLogprobs)
+        return self.run(PromptLogprobs(prompt, **own), options)
 
-    def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        mine = split_options(options)
-        return cast(Completion, self.run(Generate(prompt, params or SamplingParams(), **options), mine))
+    @with_signature(Generate)
+    def complete(
+        self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Unpack[VerbKeywords]
+    ) -> Completion:
+        """The text after ``prompt``, when it is whole."""
+        own, options = split_options(keywords, Generate)
+        return self.run(Generate(prompt, params or SamplingParams(), **own), options)
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, hold_words: bool = False, **options: Any
+    @with_signature(Generate)
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        hold_words: bool = False,
+        **keywords: Unpack[VerbKeywords],
     ) -> TextStream:
-        """Chunks of the text after ``prompt`` as they come; see ``AsyncEngine.generate``."""
-        [call] = make_calls(1, split_options(options), {})
-        task = stream_task(prompt, params, options)
+        """``for chunk in engine.generate(...)``: the text after ``prompt`` as it comes.
+
+        All chunks' ``text`` is that of ``complete``; the last chunk, and no other, has ``finish_reason`` and
+        ``stats``. ``hold_words`` ends chunks between words where it can. Leaving the loop early cancels the request.
+        """
+        task, options = stream_task(prompt, params, keywords)
+        [call] = make_calls(1, options, {})
         call.mark("prompt")
         with self._core.reserve(1) as places:
             if not places.left:
@@ -215,6 +258,8 @@ class Engine(EngineBase):
             admitted = self._preparer.prepare(task)
             call.mark("tokenise")
         return TextStream(self._core, admitted, hold_words, call)
+
+    stream = generate  # its name before AsyncEngine's was taken over
 
     def close(self, *, drain: bool = True) -> None:
         """Waits for what was submitted (or fails it with ``drain=False``) and gives everything back. Idempotent."""

@@ -6,15 +6,24 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from prelude.errors import UnknownParameter
+from prelude.errors import UnknownParameter, shown
+from prelude.results import (
+    Answers,
+    Classification,
+    Completion,
+    Embedding,
+    LoglikelihoodResult,
+    PromptLogprobsResult,
+)
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
+Continuation: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 CacheMode: TypeAlias = Literal["auto", "always", "never"]
 Truncation: TypeAlias = Literal["error", "head", "tail", "middle"]
 LengthNorm: TypeAlias = Literal["none", "token", "unconditional"]
@@ -96,10 +105,30 @@ Question: TypeAlias = Choice | YesNo | Score
 
 # ------------------------------------------------------------------ tasks
 
+R = TypeVar("R", covariant=True)
+
+
+class Brief:
+    """A ``repr`` of the dataclass fields that differ from their defaults, long values shortened."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        fields = self.__dataclass_fields__  # type: ignore[attr-defined]
+        values = [(name, getattr(self, name), field.default) for name, field in fields.items()]
+        said = [f"{name}={shown(value)}" for name, value, default in values if value is not default]
+        return f"{type(self).__name__}({', '.join(said)})"
+
+
+class TaskOf(Brief, Generic[R]):
+    """A task whose result is an ``R``."""
+
+    __slots__ = ()
+
 
 @strict_keywords
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+@dataclass(frozen=True, slots=True, repr=False)
+class SamplingParams(Brief):
     """How ``Generate`` draws tokens, and where the text ends.
 
     ``max_tokens`` counts output tokens; 0 and 1 need a single pass. ``temperature`` 0 is greedy (the smallest id
@@ -148,8 +177,8 @@ class SamplingParams:
 
 
 @strict_keywords
-@dataclass(frozen=True, slots=True)
-class Decide:
+@dataclass(frozen=True, slots=True, repr=False)
+class Decide(TaskOf[Answers]):
     """Every question about one state, in one forward pass: the state is computed once.
 
     ``length_norm``: "none" compares joint logprobs, "token" divides by the number of tokens, "unconditional"
@@ -171,8 +200,8 @@ class Decide:
 
 
 @strict_keywords
-@dataclass(frozen=True, slots=True)
-class Classify:
+@dataclass(frozen=True, slots=True, repr=False)
+class Classify(TaskOf[Classification]):
     """Logits of the model's own classification head, read at one token.
 
     ``activation``: "default" follows the model directory, as transformers' text-classification pipeline does: what
@@ -192,8 +221,8 @@ class Classify:
 
 
 @strict_keywords
-@dataclass(frozen=True, slots=True)
-class Embed:
+@dataclass(frozen=True, slots=True, repr=False)
+class Embed(TaskOf[Embedding]):
     """One vector. ``pooling`` must be named where the model directory does not say it. ``dimensions`` cuts the
     vector before it is normalised; ``normalize=None`` does as the model directory says. ``prompt_name`` names one of
     the prompts of ``config_sentence_transformers.json``, which is put before the text; None takes the directory's
@@ -210,20 +239,20 @@ class Embed:
 
 
 @strict_keywords
-@dataclass(frozen=True, slots=True)
-class Loglikelihood:
+@dataclass(frozen=True, slots=True, repr=False)
+class Loglikelihood(TaskOf[LoglikelihoodResult]):
     """How likely is ``continuation`` after ``context``? Tokenised apart: the boundary is a token boundary."""
 
     context: Prompt
-    continuation: str | Sequence[int] | npt.NDArray[np.integer[Any]]
+    continuation: Continuation
     truncation: Truncation = "error"
     cache: CacheMode = "auto"
     salt: str | None = None
 
 
 @strict_keywords
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
+@dataclass(frozen=True, slots=True, repr=False)
+class PromptLogprobs(TaskOf[PromptLogprobsResult]):
     """Logprob, rank and ``top`` alternatives of every token of the prompt, or of its ``last`` ones."""
 
     prompt: Prompt
@@ -235,8 +264,8 @@ class PromptLogprobs:
 
 
 @strict_keywords
-@dataclass(frozen=True, slots=True)
-class Generate:
+@dataclass(frozen=True, slots=True, repr=False)
+class Generate(TaskOf[Completion]):
     """Text after ``prompt``."""
 
     prompt: Prompt

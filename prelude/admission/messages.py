@@ -2,7 +2,8 @@
 
 A chat template sees every field of a message, so all of them are bounded, not the text alone: characters (of strings
 and of keys) together, values (messages, items and what stands under a key) together, and how deep they are nested.
-Where the caller allows it, the texts of the messages are cut so that the characters stay within their bound. A copy is made in the caller's thread, which may be a loop: it stops where the messages are too large to be taken.
+Where the caller allows it, the texts of the messages are cut so that the characters stay within their bound. A copy
+is made in the caller's thread, which may be a loop: it stops where the messages are too large to be taken.
 """
 
 from __future__ import annotations
@@ -111,8 +112,9 @@ def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> int:
 
 
 def shorten_messages(facts: Facts, messages: Sequence[Any], field: str, truncation: str) -> tuple[Sequence[Any], int]:
-    """Messages of more than ``max_chars`` characters with their texts cut, as one text, to what the other fields leave;
-    and how many characters were cut. Other messages stay as they are, and with ``truncation="error"`` all do."""
+    """Messages of more than ``max_chars`` characters with their texts cut, as one text, to what the other fields
+    leave; and how many characters were cut. Other messages stay as they are, and with ``truncation="error"`` all
+    do."""
     if truncation == "error" or rough_size(messages, facts.max_chars) < facts.max_chars:
         return messages, 0
     total = 0
@@ -249,8 +251,8 @@ def shown_fields(value: Any, path: Any) -> Any:
 
 def too_many_characters(facts: Facts, field: str) -> RequestTooLarge:
     return RequestTooLarge(
-        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten them, "
-        'set truncation="head", "tail" or "middle" (which cuts the texts of messages and no other field of them), or '
+        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten "
+        'them, set truncation="head", "tail" or "middle" (which cuts the texts of messages alone), or '
         "raise EngineConfig.max_prompt_chars",
         field=field,
     )

@@ -1,0 +1,144 @@
+"""What a type checker and an editor know of the engines' verbs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prelude import (
+    AsyncEngine,
+    Choice,
+    Classify,
+    Decide,
+    Embed,
+    Engine,
+    Generate,
+    Loglikelihood,
+    PromptLogprobs,
+    RequestOptions,
+    SamplingParams,
+    YesNo,
+    tasks,
+    verbs,
+)
+from prelude.errors import UnknownParameter
+from tests import lint
+
+VERBS: dict[str, Any] = {
+    "decide": (Decide, verbs.DecideKeywords),
+    "classify": (Classify, verbs.ClassifyKeywords),
+    "embed": (Embed, verbs.EmbedKeywords),
+    "loglikelihood": (Loglikelihood, verbs.VerbKeywords),
+    "prompt_logprobs": (PromptLogprobs, verbs.PromptLogprobsKeywords),
+    "complete": (Generate, verbs.VerbKeywords),
+    "generate": (Generate, verbs.VerbKeywords),
+}
+
+SNIPPET = """
+from prelude import AsyncEngine, Decide, Embed, Engine, Generate, RequestOptions, YesNo
+
+def called(engine: Engine) -> None:
+    questions = [YesNo("Is it?")]
+    reveal_type(engine.decide("a", questions, priority=3, mass=False))
+    reveal_type(engine.run(Decide("a", questions), RequestOptions(priority=3)))
+    reveal_type(engine.run(Embed("a"), tenant="b"))
+    reveal_type(engine.generate("a", hold_words=True, deadline=2.5))
+    engine.decide("a", questions, priorty=3)
+    engine.embed("a", pooling="lsat")
+    engine.run(Embed("a"), priorty=3)
+    engine.complete("a", temperature=0.0)
+
+async def awaited(engine: AsyncEngine) -> None:
+    questions = [YesNo("Is it?")]
+    reveal_type(await engine.decide("a", questions, length_norm="token", cache="never"))
+    reveal_type(await engine.run(Generate("a")))
+    reveal_type(engine.generate("a", salt="b"))
+    await engine.decide("a", questions, priorty=3)
+"""
+SAID = {
+    6: 'Revealed type is "prelude.results.Answers"',
+    7: 'Revealed type is "prelude.results.Answers"',
+    8: 'Revealed type is "prelude.results.Embedding"',
+    9: 'Revealed type is "prelude.streaming.chunks.TextStream"',
+    10: 'Unexpected keyword argument "priorty" for "decide"',
+    11: 'Argument "pooling" to "embed"',
+    12: 'Unexpected keyword argument "priorty" for "run"',
+    13: 'Unexpected keyword argument "temperature" for "complete"',
+    17: 'Revealed type is "prelude.results.Answers"',
+    18: 'Revealed type is "prelude.results.Completion"',
+    19: 'Revealed type is "prelude.streaming.chunks.AsyncTextStream"',
+    20: 'Unexpected keyword argument "priorty" for "decide"',
+}
+
+
+@pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is in the extra [lint]")
+def test_mypy_knows_the_verbs(tmp_path: Path) -> None:
+    lint.link_package()
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-version=3.10"]
+    command += [f"--cache-dir={lint.ROOT / 'build' / 'mypy-snippet'}", "--config-file=", "snippet.py"]
+    environment = {**os.environ, "MYPYPATH": str(lint.TREE)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    found = [line.split(":", 2) for line in done.stdout.splitlines() if line.startswith("snippet.py:")]
+    said = {int(line): text for _, line, text in found if "error:" in text or "Revealed" in text}
+    assert sorted(said) == sorted(SAID), done.stdout + done.stderr
+    for line, text in SAID.items():
+        assert text in said[line].replace("*", ""), (line, said[line])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_both_engines_have_the_keywords_of_the_task_and_of_the_request(verb: str) -> None:
+    task, declared = VERBS[verb]
+    sync, awaited = getattr(Engine, verb), getattr(AsyncEngine, verb)
+    ours, twin = inspect.signature(sync), inspect.signature(awaited)
+    assert list(ours.parameters.values()) == list(twin.parameters.values())
+    fields = [field for owner in (task, RequestOptions) for field in dataclasses.fields(owner)]
+    expected = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    shown = {name: one.default for name, one in ours.parameters.items() if one.default is not one.empty}
+    shown.pop("hold_words", None)
+    assert shown | {"params": None} == expected | {"params": None}
+    assert not any(one.kind is one.VAR_KEYWORD for one in ours.parameters.values())
+    given = {name for name, one in ours.parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert given - {"hold_words"} == set(declared.__annotations__)
+    for method in (sync, awaited):
+        assert task.__doc__.splitlines()[0] in method.__doc__ and "``deadline``" in method.__doc__
+
+
+def test_an_unknown_keyword_is_told_the_nearest_of_the_verbs() -> None:
+    with Engine.from_pretrained() as engine:
+        with pytest.raises(UnknownParameter, match=r"'priorty'; did you mean 'priority'\?"):
+            engine.decide("a", [YesNo("Is it?")], priorty=3)  # type: ignore[call-arg]
+        with pytest.raises(UnknownParameter, match=r"'poling'; did you mean 'pooling'\?"):
+            engine.embed("a", poling="last")  # type: ignore[call-arg]
+
+
+def test_generate_is_a_stream_on_both_engines() -> None:
+    params = SamplingParams(max_tokens=4, temperature=0)
+    with Engine.from_pretrained() as engine:
+        chunks = list(engine.generate("The library", params, request_id="one"))
+        assert "".join(chunk.text for chunk in chunks) == engine.complete("The library", params).text
+        assert chunks[-1].stats is not None and chunks[-1].stats.request_id == "one"
+
+
+def test_engines_tasks_and_results_say_what_they_are() -> None:
+    task = Decide("x" * 4000, [YesNo("Is it?")], truncation="tail")
+    assert repr(task).startswith("Decide(state='xxx") and len(repr(task)) < 300
+    assert repr(task).endswith("questions=[YesNo(question='Is it?')], truncation='tail')")
+    assert repr(SamplingParams(max_tokens=3)) == "SamplingParams(max_tokens=3)"
+    assert isinstance(task, tasks.TaskOf)
+    waiting = AsyncEngine.from_pretrained("org/name")
+    assert repr(waiting) == "<AsyncEngine 'org/name', not started>"
+    with Engine.from_pretrained() as engine:
+        said = f"{engine.model_path}: float32 on cpu, max_length 2048, {engine.model_info.kv_tokens} KV tokens"
+        assert repr(engine) == f"<Engine {said}>" and repr(AsyncEngine(engine)) == f"<AsyncEngine {said}>"
+        answers = engine.decide("a", [YesNo("Is it?"), Choice("Which?", ["a", "b"])])
+        assert repr(answers).startswith("Answers(Answer(label=")
+    assert repr(engine).endswith(", closed>")
