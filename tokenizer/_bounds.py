@@ -22,15 +22,20 @@ MOST_GROWTH = 1 << 16  # times that normalizers, pre-tokenizers and decoders may
 _GROWTH = {"ByteLevel": 2, "NFD": 4, "NFKD": 18, "NFC": 3, "NFKC": 18, "Lowercase": 3, "Metaspace": 4}
 
 
-def check(data: bytes) -> None:
-    """``TokenizerFileError`` for a file that is past a bound, or is no JSON object."""
+def checked(data: bytes) -> str:
+    """The file as HF shall read it; ``TokenizerFileError`` if it is past a bound, or is no JSON object.
+
+    The text is written anew from what was checked: HF reads an object that has a name twice in ways of its own.
+    """
     try:
         whole = json.loads(data)
+        text = json.dumps(whole)
     except (ValueError, RecursionError) as error:
         raise TokenizerFileError("the file", f"not JSON: {error}") from None
     if not isinstance(whole, dict):
         raise TokenizerFileError("$", "expected an object")
     _check_ids(whole.get("model"))
+    _check_merges(whole.get("model"))
     _check_added(whole.get("added_tokens"))
     for name, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):
         growth = 1
@@ -38,6 +43,7 @@ def check(data: bytes) -> None:
             growth = min(growth * _growth(step, name), MOST_GROWTH + 1)
         if growth > MOST_GROWTH:
             raise TokenizerFileError(name, f"its replacements may make a text more than {MOST_GROWTH} times as long")
+    return text
 
 
 def _check_ids(model: Any) -> None:
@@ -49,6 +55,26 @@ def _check_ids(model: Any) -> None:
         if isinstance(id, int) and id >= limit:
             raise TokenizerFileError(
                 f"model.vocab[{token[:60]!r}]", f"the id {id}, of {len(vocab)} tokens; ids are taken below {limit}"
+            )
+
+
+def _check_merges(model: Any) -> None:
+    """HF takes the prefix's bytes off the second token. It names the merged token in its error, as UTF-8 unchecked:
+    half a character there ends the process."""
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not isinstance(prefix, str) or not isinstance(merges, list) or not prefix:
+        return
+    size = len(prefix.encode(errors="replace"))
+    for i, merge in enumerate(merges):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        second = pair[-1] if isinstance(pair, list) and pair else None
+        rest = second.encode(errors="replace")[size:] if isinstance(second, str) else b""
+        if rest and rest[0] & 0xC0 == 0x80:
+            raise TokenizerFileError(
+                f"model.merges[{i}]",
+                f"the continuing_subword_prefix {prefix[:60]!r} has {size} bytes, and no character of "
+                f"{second[:60]!r} starts there",
             )
 
 

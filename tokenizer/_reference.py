@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._bounds import check
+from ._bounds import checked
 from .errors import BackendUnavailable, LoneSurrogateError, TokenizerError, TokenizerFileError
 from .processors import parse, trimmed
 
@@ -34,9 +34,9 @@ class ReferenceCore:
             import tokenizers
         except ImportError:
             raise BackendUnavailable(feature, "tokenizers") from None
-        check(data)
+        text = checked(data)
         try:
-            whole = _asked(tokenizers.Tokenizer.from_str, data.decode())
+            whole = _asked(tokenizers.Tokenizer.from_str, text)
             state = json.loads(_asked(whole.to_str))
         except (TokenizerError, ValueError) as error:
             raise TokenizerFileError(
@@ -47,10 +47,8 @@ class ReferenceCore:
         self._unk = model.get("unk_token")
         self._unk_id = model.get("unk_id")
         self._trim_passes = _trim_passes(json.loads(self._sections["post_processor"]))
-        whole.no_truncation()
-        whole.no_padding()
-        whole.post_processor = None
-        self._hf = whole
+        self._hf = _bare(whole)
+        self._source = text
         self._literal: Any = None
         self._lock = threading.Lock()  # only around the making of ``_literal``
         self._added = whole.get_added_tokens_decoder()
@@ -212,10 +210,19 @@ class ReferenceCore:
         if self._literal is None:
             with self._lock:
                 if self._literal is None:
-                    literal = type(self._hf).from_str(self._hf.to_str())
+                    # from the file: HF does not load each text that its to_str makes
+                    literal = _bare(type(self._hf).from_str(self._source))
                     literal.encode_special_tokens = True
                     self._literal = literal
         return self._literal
+
+
+def _bare(hf: Any) -> Any:
+    """``hf`` itself, without what is ours on every rung."""
+    hf.no_truncation()
+    hf.no_padding()
+    hf.post_processor = None
+    return hf
 
 
 def _asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -166,10 +166,11 @@ def truncate_pair(encoding: Encoding, pair: Encoding | None, rule: Truncation, a
     else:
         target = encoding if rule.strategy == "only_first" else pair
         if target is None:
-            raise ValueError("Truncation error: Second sequence not provided")
+            raise TokenizerError("Truncation error: Second sequence not provided")
         kept = len(target) - (total - limit)
         if kept <= 0:
-            raise ValueError("Truncation error: Sequence to truncate too short to respect the provided max_length")
+            message = "Truncation error: Sequence to truncate too short to respect the provided max_length"
+            raise TokenizerError(message)
         targets = [(target, kept)]
     for one, kept in targets:
         one.truncate(kept, rule.stride, rule.direction)

@@ -246,6 +246,29 @@ def test_a_panic_of_the_reference_is_an_error_of_ours(rest: str) -> None:
         assert isinstance(error, ValueError)
 
 
+PREFIX = '"continuing_subword_prefix":'
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("highest", [2, 1_000_000])
+@pytest.mark.parametrize("merge", [["a", "\u2581"], "a \u2581"])
+@pytest.mark.parametrize("prefixes", [f'{PREFIX}"##"', f'{PREFIX}"##",{PREFIX}null'])
+def test_a_prefix_that_ends_inside_a_character_is_no_end_of_the_process(
+    highest: int, merge: list[str] | str, prefixes: str
+) -> None:
+    """HF puts the merged token's bytes, which are not UTF-8, into its error, and that aborts the process. Of two
+    prefixes HF keeps the first where the second is null."""
+    model = {"type": "BPE", "merges": [merge], "vocab": {"a": 0, "\u2581": 1, "x": highest}, "KEY": 0}
+    code = (
+        "import sys\n"
+        "from prelude.tokenizer import Tokenizer, TokenizerFileError\n"
+        "try: print(Tokenizer.from_str(sys.argv[1]).encode('a').ids)\n"
+        "except TokenizerFileError as error: print(error)\n"
+    )
+    found = apart(code, file(model=model).replace('"KEY": 0', prefixes))
+    assert found.startswith(("model.merges[0]: ", "the file: "))
+
+
 @pytest.mark.fault(30)
 def test_replacements_in_a_row_end_where_the_bound_is() -> None:
     doubled = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
