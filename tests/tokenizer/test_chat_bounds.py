@@ -180,8 +180,8 @@ def child() -> Iterator[TemplateChild]:
 
 
 # One of each kind (hashing, comparing, looping) runs with the bounds as they are; those that keep what they make with
-# enough work to come to the bound of memory; all others with a twentieth of the work. Where that ends one, its time is
-# bounded too: a unit of work may take as long as in the others.
+# enough work to come to the bound of memory; all others with a twentieth of the work. Where that ends one, its time
+# is bounded too: a unit of work may take as long as in the others.
 WHOLE = frozenset(["key_get", "index_eq", "filtered_select"])
 KEEPING = frozenset(
     ["rangelist", "iter_keep", "map_keep", "strs_keep", "macro_keep", "dictkeep", "dictkeep2", "center"]
