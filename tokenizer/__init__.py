@@ -12,9 +12,9 @@ Importing this package imports neither ``tokenizers``, ``transformers`` nor ``ji
 
 from __future__ import annotations
 
-from . import decoders, models, normalizers, pre_tokenizers
+from . import decoders, models, normalizers, pre_tokenizers, processors
 from .added_token import AddedToken
-from .components import LeftOut, Regex
+from .components import PYTHON_COMPONENTS, LeftOut, Regex
 from .decoders import DecodeStream
 from .encoding import Encoding
 from .errors import (
@@ -31,8 +31,8 @@ from .tokenizer import Tokenizer
 from .transformers_patch import patch_transformers, patched_transformers
 
 trainers = LeftOut("trainers", "training is left out: train with `tokenizers`, save, and load the file here")
-NormalizedString = LeftOut("NormalizedString", "components written in Python are left out: use `tokenizers` for them")
-PreTokenizedString = LeftOut("PreTokenizedString", "components written in Python are left out: use `tokenizers`")
+NormalizedString = LeftOut("NormalizedString", PYTHON_COMPONENTS)
+PreTokenizedString = LeftOut("PreTokenizedString", PYTHON_COMPONENTS)
 
 __all__ = [
     "AddedToken",
@@ -56,5 +56,6 @@ __all__ = [
     "patch_transformers",
     "patched_transformers",
     "pre_tokenizers",
+    "processors",
     "trainers",
 ]

@@ -19,10 +19,10 @@ from .config import FileConfig
 
 if TYPE_CHECKING:
     from ._core import EncodeEntry
+    from ._post_processing import Frame, Processor
     from ._rungs import Core
     from ._sequences import Sequences
     from .params import Padding, Truncation
-    from .processors import Frame, Processor
 else:
     try:
         from ._core import EncodeEntry

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._bounds import checked
+from ._post_processing import parse, trimmed
 from .errors import BackendUnavailable, LoneSurrogateError, TokenizerError, TokenizerFileError
-from .processors import parse, trimmed
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ import numpy as np
 from .encoding import Encoding
 
 if TYPE_CHECKING:
-    from .processors import Frame
+    from ._post_processing import Frame
 
 
 class ReferenceEncoding(Encoding):

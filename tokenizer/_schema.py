@@ -10,6 +10,7 @@ _SPACE = "\u2581"
 Fields = tuple[tuple[str, Any], ...]
 
 _METASPACE: Fields = (("replacement", _SPACE), ("prepend_scheme", "always"), ("split", True))
+_AROUND: Fields = (("sep", REQUIRED), ("cls", REQUIRED))
 _BYTE_LEVEL: Fields = (("add_prefix_space", True), ("trim_offsets", True), ("use_regex", True))
 
 FIELDS: dict[str, dict[str, Fields]] = {
@@ -60,7 +61,13 @@ FIELDS: dict[str, dict[str, Fields]] = {
         "Strip": (("content", " "), ("start", 0), ("stop", 0)),
         "WordPiece": (("prefix", "##"), ("cleanup", True)),
     },
-    "post_processor": {"ByteLevel": _BYTE_LEVEL},
+    "post_processor": {
+        "BertProcessing": _AROUND,
+        "ByteLevel": _BYTE_LEVEL,
+        "RobertaProcessing": (*_AROUND, ("trim_offsets", True), ("add_prefix_space", True)),
+        "Sequence": (("processors", REQUIRED),),
+        "TemplateProcessing": (("single", REQUIRED), ("pair", REQUIRED), ("special_tokens", REQUIRED)),
+    },
 }
 _LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
 

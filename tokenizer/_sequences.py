@@ -19,8 +19,8 @@ from ._reference_encoding import ReferenceEncoding
 from .encoding import Encoding
 
 if TYPE_CHECKING:
+    from ._post_processing import Frame
     from ._rungs import Core
-    from .processors import Frame
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words

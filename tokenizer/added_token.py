@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class AddedToken:
-    """A token matched in the text before the model sees it."""
+    """A token matched in the text before the model sees it.
 
-    content: str = ""
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    normalized: bool = True
-    special: bool = False
+    ``normalized``, where it is not given, is True for a token that is not special. What is set on an AddedToken
+    of a loaded tokenizer changes that object alone: each call of ``get_added_tokens_decoder`` makes new ones.
+    """
+
+    __slots__ = ("_normalized", "content", "lstrip", "rstrip", "single_word", "special")
+
+    def __init__(
+        self,
+        content: str | None = None,
+        single_word: bool = False,
+        lstrip: bool = False,
+        rstrip: bool = False,
+        normalized: bool | None = None,
+        special: bool = False,
+    ) -> None:
+        self.content = content or ""
+        self.single_word, self.lstrip, self.rstrip, self.special = single_word, lstrip, rstrip, special
+        self._normalized = normalized
+
+    @property
+    def normalized(self) -> bool:
+        return not self.special if self._normalized is None else self._normalized
 
     def __eq__(self, other: object) -> bool:
         """Equal to an AddedToken of HF's that says the same."""
@@ -32,20 +45,9 @@ class AddedToken:
 
     def __repr__(self) -> str:
         return (
-            f"AddedToken({_quoted(self.content)}, rstrip={self.rstrip}, lstrip={self.lstrip}, "
+            f'AddedToken("{self.content}", rstrip={self.rstrip}, lstrip={self.lstrip}, '
             f"single_word={self.single_word}, normalized={self.normalized}, special={self.special})"
         )
 
     def to_dict(self) -> dict[str, str | bool]:
-        return {
-            "content": self.content,
-            "single_word": self.single_word,
-            "lstrip": self.lstrip,
-            "rstrip": self.rstrip,
-            "normalized": self.normalized,
-            "special": self.special,
-        }
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        return {"content": self.content, **{name: getattr(self, name) for name in _FLAGS}}

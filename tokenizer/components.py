@@ -1,8 +1,8 @@
 """The components of a loaded tokenizer, to look at and to call, and the parts of HF's API left out on purpose.
 
-HF's components are objects that can be changed and put into a tokenizer. Here the tables are immutable, so a
-component is a view of the file's member with the methods that only read. Normalizers, pre-tokenizers and decoders
-can also be made by themselves, to be called: ``pre_tokenizers.ByteLevel().pre_tokenize_str("text")``.
+HF's components are objects that can be changed and put into a tokenizer. Here the tables are immutable, so the
+component of a loaded tokenizer is a view of the file's member with the methods that only read. All but models can
+also be made by themselves, to be called: ``pre_tokenizers.ByteLevel().pre_tokenize_str("text")``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._schema import FIELDS, REQUIRED, canonical
+from ._building import argument_names, file_value, member_of, python_value
+from ._reference import CHAR_BYTES
+from ._repr import LONG, SHORT, member_text
+from ._schema import FIELDS, canonical
 from .added_token import AddedToken
 from .encoding import Encoding
 from .errors import TokenizersMutationError
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
+
+PYTHON_COMPONENTS = "components written in Python are left out: use `tokenizers` for them"
 
 
 class Regex:
@@ -30,81 +35,120 @@ class Regex:
 
 
 class Component:
-    """A read-only view of one member of the tokenizer file; its class is named for the member's type."""
+    """One member of a tokenizer file; its class is named for the member's type.
+
+    A view of a loaded tokenizer's member cannot be changed. A component made by itself can: its attributes are set,
+    and the parts of a Sequence, as in HF.
+    """
 
     _kind = ""
     _member: dict[str, Any]
-    _owner: Tokenizer | None  # None: made by itself
+    _view_of: Tokenizer | None = None  # None: not of a loaded tokenizer as a whole
+    _frozen = False  # whether the member is a loaded tokenizer's
+    _made: tuple[str, Tokenizer] | None = None  # the member as JSON, and a tokenizer of this component alone
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._member = _member_of(type(self), args, kwargs)
-        self._owner = None
-
-    @classmethod
-    def _view(cls, owner: Tokenizer, member: dict[str, Any]) -> Component:
-        made = cls.__new__(cls)
-        made._owner, made._member = owner, member
-        return made
+        self._member = member_of(self._kind, type(self).__name__, args, kwargs)
 
     @property
     def _tokenizer(self) -> Tokenizer:
-        if self._owner is None:
+        if self._view_of is not None:
+            return self._view_of
+        text = json.dumps(self._member)
+        made = self._made
+        if made is None or made[0] != text:
             from .tokenizer import Tokenizer
 
             model = {"type": "BPE", "vocab": {}, "merges": []}
             whole = {"version": "1.0", "added_tokens": [], "model": model, self._kind: self._member}
-            self._owner = Tokenizer.from_str(json.dumps(whole))
-        return self._owner
+            self._made = made = text, Tokenizer.from_str(json.dumps(whole), cache=False)
+        return made[1]
+
+    def _field(self, name: str) -> str | None:
+        """The member's name for an attribute of HF's."""
+        known = self._member if self._kind == "model" else FIELDS[self._kind].get(type(self).__name__, {})
+        if name == "cls" or self._kind == "model" or not known:
+            return name if name in self._member else None
+        return None if name == "pattern" else argument_names(self._kind, type(self).__name__).get(name)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._member:
+        field = None if name.startswith("_") else self._field(name)
+        if field is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return self._member[name]
+        return python_value(field, self._member[field])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_"):
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+            return
+        if self._frozen:
             raise TokenizersMutationError(
-                f"{type(self).__name__}.{name} cannot be set: make the component anew, or change the tokenizer.json "
+                f"{type(self).__name__}.{name} cannot be set: the tokenizer is loaded; change the tokenizer.json "
                 "and load that"
             )
-        object.__setattr__(self, name, value)
+        field = self._field(name)
+        if field is None:
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be set")
+        default = dict(FIELDS[self._kind][type(self).__name__])[field]
+        self._member[field] = None if value is None and default is None else file_value(field, value, default)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Component) and (self._kind, self._member) == (other._kind, other._member)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _parts(self) -> list[Component]:
+    def _parts(self) -> list[dict[str, Any]]:
         for value in self._member.values():
             if self._member["type"] == "Sequence" and isinstance(value, list):
-                return [view(self._tokenizer, self._kind, one) for one in value]
+                return value
         raise TypeError(f"{type(self).__name__} is not a Sequence")
 
     def __len__(self) -> int:
         return len(self._parts())
 
     def __getitem__(self, index: int) -> Component:
-        """The parts of a Sequence, each as a component by itself."""
-        part = self._parts()[index]
-        part._owner = None
-        return part
+        """A part of a Sequence, as a component by itself."""
+        return component(self._kind, self._parts()[index], self._frozen)
+
+    def __setitem__(self, index: int, part: Component) -> None:
+        if self._frozen:
+            raise TokenizersMutationError(
+                f"parts of {type(self).__name__} cannot be set: the tokenizer is loaded; change the tokenizer.json "
+                "and load that"
+            )
+        if not isinstance(part, Component) or part._kind != self._kind:
+            raise TypeError(f"expected a {_KINDS[self._kind].__name__}, got {type(part).__name__}")
+        self._parts()[index] = part._member
 
     def __bool__(self) -> bool:
         return True
 
+    def _whole(self) -> dict[str, Any]:
+        return self._member
+
     def __repr__(self) -> str:
-        shown = ", ".join(f"{k}={v!r}" for k, v in self._member.items() if k != "type")
-        return f"{type(self).__name__}({shown})"
+        return member_text(self._whole(), LONG)
+
+    def __str__(self) -> str:
+        return member_text(self._whole(), SHORT)
 
     def __getstate__(self) -> bytes:
         return json.dumps(self._member).encode()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._kind, self._member)
+        return component, (self._kind, json.loads(json.dumps(self._member)), False)
+
+
+def _left_out(name: str) -> Any:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise TokenizersMutationError(f"{name}: {PYTHON_COMPONENTS}")
+
+    return staticmethod(refuse)
 
 
 class Normalizer(Component):
     _kind = "normalizer"
+    custom, normalize = _left_out("Normalizer.custom"), _left_out("Normalizer.normalize")
 
     def normalize_str(self, sequence: str) -> str:
         return self._tokenizer._core.normalize(sequence)
@@ -112,6 +156,7 @@ class Normalizer(Component):
 
 class PreTokenizer(Component):
     _kind = "pre_tokenizer"
+    custom, pre_tokenize = _left_out("PreTokenizer.custom"), _left_out("PreTokenizer.pre_tokenize")
 
     def pre_tokenize_str(self, sequence: str) -> list[tuple[str, tuple[int, int]]]:
         return self._tokenizer._core.pre_tokenize(sequence)
@@ -119,6 +164,7 @@ class PreTokenizer(Component):
 
 class Decoder(Component):
     _kind = "decoder"
+    custom = _left_out("Decoder.custom")
 
     def decode(self, tokens: list[str]) -> str:
         return self._tokenizer._core.decode_tokens(tokens)
@@ -131,7 +177,7 @@ class PostProcessor(Component):
         return self._tokenizer.num_special_tokens_to_add(is_pair)
 
     def process(self, encoding: Encoding, pair: Encoding | None = None, add_special_tokens: bool = True) -> Encoding:
-        from .processors import run
+        from ._post_processing import run
 
         return run(
             self._tokenizer._processor,
@@ -143,6 +189,10 @@ class PostProcessor(Component):
 
 class Model(Component):
     _kind = "model"
+
+    def _whole(self) -> dict[str, Any]:
+        whole: dict[str, Any] = json.loads(self._tokenizer._core.model_json())
+        return whole
 
     def token_to_id(self, token: str) -> int | None:
         return self._tokenizer._core.get_vocab(False).get(token)
@@ -160,48 +210,22 @@ _TYPES: dict[tuple[str, str], Any] = {}
 def component_type(kind: str, name: str) -> Any:
     """The class of the components of one type; always the same one."""
     base = _KINDS[kind]
-    return _TYPES.setdefault((kind, name), type(name, (base,), {"__module__": base.__module__}))
+    named: dict[str, Any] = {"__module__": base.__module__}
+    if (kind, name) == ("pre_tokenizer", "ByteLevel"):
+        named["alphabet"] = staticmethod(lambda: list(CHAR_BYTES))
+    return _TYPES.setdefault((kind, name), type(name, (base,), named))
 
 
-def view(owner: Tokenizer, kind: str, member: dict[str, Any]) -> Component:
-    made: Component = component_type(kind, str(member.get("type", _KINDS[kind].__name__)))._view(owner, member)
+def component(kind: str, member: dict[str, Any], frozen: bool) -> Component:
+    made: Component = object.__new__(component_type(kind, str(member.get("type", _KINDS[kind].__name__))))
+    made._member, made._frozen = member, frozen
     return made
 
 
-def _restored(kind: str, member: dict[str, Any]) -> Component:
-    restored: Component = object.__new__(component_type(kind, member["type"]))
-    restored._member, restored._owner = member, None
-    return restored
-
-
-def _member_of(cls: type[Component], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    fields = FIELDS.get(cls._kind, {}).get(cls.__name__) if cls._kind != "post_processor" else None
-    if fields is None:
-        raise TokenizersMutationError(
-            f"{cls.__name__} is not built here: build it with `tokenizers`, save the tokenizer, and load the file"
-        )
-    names = [name.removeprefix("strip_") if cls.__name__ == "Strip" else name for name, _ in fields]
-    given = dict(zip(names, args)) | kwargs
-    unknown = set(given) - set(names)
-    if unknown or len(args) > len(names):
-        raise TypeError(f"{cls.__name__} takes {', '.join(names) or 'no arguments'}, not {args}, {kwargs}")
-    member: dict[str, Any] = {"type": cls.__name__}
-    for name, (field, default) in zip(names, fields):
-        if name not in given and default is REQUIRED:
-            raise TypeError(f"{cls.__name__} needs {name}")
-        member[field] = _value_of(name, given.get(name, default))
-    return member
-
-
-def _value_of(name: str, value: Any) -> Any:
-    """An argument as a file has it."""
-    if name == "pattern" and not isinstance(value, dict):
-        return {"Regex": value.pattern} if isinstance(value, Regex) else {"String": value}
-    if name == "behavior":  # "merged_with_next" in Python, "MergedWithNext" in files
-        return "".join(part[:1].upper() + part[1:] for part in str(value).split("_"))
-    if isinstance(value, (list, tuple)):
-        return [one._member for one in value]
-    return value
+def view(owner: Tokenizer, kind: str, member: dict[str, Any]) -> Component:
+    made = component(kind, member, True)
+    made._view_of = owner
+    return made
 
 
 class LeftOut:

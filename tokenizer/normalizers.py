@@ -20,6 +20,7 @@ __all__ = [
     "Sequence",
     "Strip",
     "StripAccents",
+    "unicode_normalizer_from_str",
 ]
 
 BertNormalizer = component_type("normalizer", "BertNormalizer")
@@ -36,3 +37,12 @@ Replace = component_type("normalizer", "Replace")
 Sequence = component_type("normalizer", "Sequence")
 Strip = component_type("normalizer", "Strip")
 StripAccents = component_type("normalizer", "StripAccents")
+
+
+def unicode_normalizer_from_str(normalizer: str) -> Normalizer:
+    """The normalizer of that name: "nfc", "nfd", "nfkc" or "nfkd". Raises ``ValueError`` for another name."""
+    known = {"nfc": NFC, "nfd": NFD, "nfkc": NFKC, "nfkd": NFKD}
+    if normalizer not in known:
+        raise ValueError(f"{normalizer} is not a known unicode normalizer. Available are {', '.join(known)}")
+    made: Normalizer = known[normalizer]()
+    return made

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from . import components, processors
+from . import _post_processing, components
 from ._arrays import ArrayMethods
 from ._cache import at as cache_at
 from ._files import TOKENIZER_LIMIT, read_plain
 from ._inputs import EncodeInput, batch_inputs, batch_list, single_input
 from ._literal import LiteralText
+from ._repr import LONG, SHORT, tokenizer_text
 from ._rungs import load
 from ._schema import canonical
 from ._sequences import Sequences
@@ -126,9 +127,9 @@ class Tokenizer(ArrayMethods):
 
     def _assemble(self, core: Core, backend: str, config: FileConfig) -> None:
         self._core, self._backend, self._config = core, backend, config
-        self._processor = processors.parse(self._section("post_processor"))
-        self._untrimmed = processors.without_trimming(self._processor)
-        self._frames = processors.frame(self._processor, False), processors.frame(self._processor, True)
+        self._processor = _post_processing.parse(self._section("post_processor"))
+        self._untrimmed = _post_processing.without_trimming(self._processor)
+        self._frames = _post_processing.frame(self._processor, False), _post_processing.frame(self._processor, True)
         self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)
         self._padding = _parsed(self._section("padding"), "padding", Padding.from_json)
         self._encode_special = False
@@ -142,7 +143,13 @@ class Tokenizer(ArrayMethods):
 
     def to_str(self, pretty: bool = False) -> str:
         """The tokenizer as a tokenizer.json, with the truncation and padding that are set now."""
-        whole = {
+        whole = self._whole()
+        if pretty:
+            return json.dumps(whole, ensure_ascii=False, indent=2)
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+
+    def _whole(self) -> dict[str, Any]:
+        return {
             "version": self._section("version") or "1.0",
             "truncation": self._truncation and self._truncation.to_json(),
             "padding": self._padding and self._padding.to_json(),
@@ -155,9 +162,6 @@ class Tokenizer(ArrayMethods):
             },
             "model": json.loads(self._core.model_json()),
         }
-        if pretty:
-            return json.dumps(whole, ensure_ascii=False, indent=2)
-        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.to_str().encode(), self._config, self._encode_special)
@@ -173,10 +177,10 @@ class Tokenizer(ArrayMethods):
         return self.__copy__()
 
     def __repr__(self) -> str:
-        return (
-            f"Tokenizer(backend={self._backend!r}, vocab_size={self.get_vocab_size()}, "
-            f"truncation={self._truncation}, padding={self._padding})"
-        )
+        return tokenizer_text(self._whole(), LONG)
+
+    def __str__(self) -> str:
+        return tokenizer_text(self._whole(), SHORT)
 
     # ---- encoding
 
@@ -386,9 +390,9 @@ def _finished(
     second: Encoding | None,
     add_special_tokens: bool,
     truncation: Truncation | None,
-    processor: processors.Processor | None,
+    processor: _post_processing.Processor | None,
 ) -> Encoding:
     if truncation is not None:
         added = processor.added(second is not None) if processor is not None and add_special_tokens else 0
         truncate_pair(first, second, truncation, added)
-    return processors.run(processor, first, second, add_special_tokens)
+    return _post_processing.run(processor, first, second, add_special_tokens)

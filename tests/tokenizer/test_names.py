@@ -17,7 +17,7 @@ Pair = Callable[[str], tuple[Tokenizer, Any]]
 TEXTS = ["Hello, there  you", " Ünïcödé 123 é", "a-b▁c\tD\n", ""]
 
 
-@pytest.mark.parametrize("module", ["normalizers", "pre_tokenizers", "decoders", "models"])
+@pytest.mark.parametrize("module", ["normalizers", "pre_tokenizers", "decoders", "models", "processors"])
 def test_every_class_of_hf_has_its_name(module: str) -> None:
     names = {n for n, c in vars(getattr(theirs, module)).items() if isinstance(c, type)}
     assert names <= set(vars(getattr(ours, module)))
@@ -52,6 +52,17 @@ ALONE: list[Callable[[Any], Any]] = [
     lambda m: m.decoders.WordPiece(),
     lambda m: m.decoders.Metaspace(),
     lambda m: m.decoders.Sequence([m.decoders.Replace("▁", " "), m.decoders.Fuse(), m.decoders.Strip(" ", 1, 0)]),
+    lambda m: m.decoders.Strip(content="_", left=1, right=0),
+    lambda m: m.normalizers.Sequence([m.normalizers.Sequence([m.normalizers.NFD()] * 7), m.normalizers.Prepend("_")]),
+    lambda m: m.processors.BertProcessing(("[SEP]", 3), cls_token=("[CLS]", 2)),
+    lambda m: m.processors.RobertaProcessing(("</s>", 1), ("<s>", 0), add_prefix_space=False),
+    lambda m: m.processors.ByteLevel(**json.loads(m.processors.ByteLevel(None, False).__getstate__())),
+    lambda m: m.processors.Sequence([m.processors.ByteLevel(), m.processors.Sequence([m.processors.ByteLevel()])]),
+    lambda m: m.processors.TemplateProcessing(),
+    lambda m: m.processors.TemplateProcessing("[a] $:3 [b]:1", "$A [b] $b:7 $3", [("[a]", 1), (2, "[b]")]),
+    lambda m: m.processors.TemplateProcessing(
+        ["[ x y ]", "$0"], special_tokens=[{"id": "[ x y ]", "ids": [7, 8], "tokens": ["[ x", "y ]"]}]
+    ),
 ]
 
 
@@ -67,6 +78,11 @@ def test_components_made_by_themselves(make: Callable[[Any], Any]) -> None:
             assert hasattr(mine, method) == hasattr(other, method)
             if hasattr(other, method):
                 assert getattr(mine, method)(given) == getattr(other, method)(given), text
+    if isinstance(other, theirs.processors.PostProcessor):
+        assert [mine.num_special_tokens_to_add(pair) for pair in (False, True)] == [
+            other.num_special_tokens_to_add(pair) for pair in (False, True)
+        ]
+    assert (repr(mine), str(mine)) == (repr(other), str(other))
     assert json.loads(mine.__getstate__()) == json.loads(other.__getstate__())
 
 
@@ -95,6 +111,141 @@ def test_what_is_left_out_says_so(pair_of: Pair) -> None:
         ours.normalizers.Replace(content="a")
     with pytest.raises(TypeError, match="takes no arguments"):
         ours.normalizers.NFC(5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda m: m.processors.TemplateProcessing("[a] $$"), ValueError, "Cannot build Piece"),
+        (lambda m: m.processors.TemplateProcessing("$A:"), ValueError, "Cannot build Piece"),
+        (lambda m: m.processors.TemplateProcessing("$A:-1"), ValueError, "Cannot build Piece"),
+        (lambda m: m.processors.TemplateProcessing("[a]"), ValueError, "Missing SpecialToken"),
+        (lambda m: m.processors.TemplateProcessing(pair="$A $A"), ValueError, "must use both sequences"),
+        (lambda m: m.processors.TemplateProcessing(5), TypeError, "Union"),
+        (lambda m: m.processors.TemplateProcessing(special_tokens=["a"]), TypeError, "Union"),
+        (lambda m: m.processors.TemplateProcessing(special_tokens=[{"id": "a"}]), ValueError, "`ids` must be"),
+        (lambda m: m.processors.BertProcessing("a", ("b", 1)), TypeError, "tuple"),
+        (lambda m: m.processors.ByteLevel(trim_offsets=1), TypeError, "trim_offsets"),
+        (lambda m: m.decoders.Metaspace(replacement=""), ValueError, "expected a string of length 1"),
+        (lambda m: m.pre_tokenizers.Metaspace(prepend_scheme="some"), ValueError, "expected one of"),
+        (lambda m: m.normalizers.Sequence([5]), TypeError, "expected components"),
+        (lambda m: m.normalizers.NFC().pattern, AttributeError, "pattern"),
+        (lambda m: m.normalizers.unicode_normalizer_from_str("nf"), ValueError, "not a known unicode normalizer"),
+    ],
+)
+def test_arguments_that_are_refused(make: Callable[[Any], Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error):
+        make(theirs)
+    with pytest.raises(error, match=says):
+        make(ours)
+
+
+CHANGED: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
+    (lambda m: m.normalizers.BertNormalizer(), {"strip_accents": True, "lowercase": False}),
+    (lambda m: m.normalizers.Strip(), {"left": False}),
+    (lambda m: m.pre_tokenizers.Split(m.Regex("l+"), "removed"), {"behavior": "isolated", "invert": True}),
+    (lambda m: m.pre_tokenizers.Metaspace(), {"replacement": "_", "prepend_scheme": "never", "split": False}),
+    (lambda m: m.pre_tokenizers.FixedLength(3), {"length": 2}),
+    (lambda m: m.decoders.CTC(), {"pad_token": "you", "cleanup": False}),
+    (lambda m: m.processors.RobertaProcessing(("a", 1), ("b", 2)), {"sep": ("c", 3), "cls": ("d", 4)}),
+]
+
+
+@pytest.mark.parametrize(("make", "changes"), CHANGED)
+def test_components_made_by_themselves_can_be_changed(make: Callable[[Any], Any], changes: dict[str, Any]) -> None:
+    mine, other = make(ours), make(theirs)
+    for text in TEXTS:
+        for one in (mine, other):
+            for method in ("normalize_str", "pre_tokenize_str"):
+                if hasattr(one, method):
+                    getattr(one, method)(text)  # so that a change comes after a use
+    for name, value in changes.items():
+        assert getattr(mine, name) == getattr(other, name)
+        setattr(mine, name, value)
+        setattr(other, name, value)
+        assert getattr(mine, name) == getattr(other, name) == value
+    assert json.loads(mine.__getstate__()) == json.loads(other.__getstate__())
+    for text in TEXTS:
+        for method in ("normalize_str", "pre_tokenize_str"):
+            if hasattr(other, method):
+                assert getattr(mine, method)(text) == getattr(other, method)(text)
+
+
+def test_parts_of_a_sequence_can_be_changed(pair_of: Pair) -> None:
+    found = []
+    for m in (ours, theirs):
+        whole = m.normalizers.Sequence([m.normalizers.BertNormalizer(), m.normalizers.Prepend("_")])
+        before = whole.normalize_str("Ab")
+        whole[0].lowercase = False
+        whole[1] = m.normalizers.Replace("b", "c")
+        found.append((before, whole.normalize_str("Ab"), repr(whole)))
+    assert found[0] == found[1]
+    tokenizer, _ = pair_of("sequence")
+    with pytest.raises(TokenizersMutationError, match="cannot be set"):
+        tokenizer.post_processor[0] = ours.processors.ByteLevel()
+    with pytest.raises(TokenizersMutationError, match="cannot be set"):
+        tokenizer.post_processor[0].trim_offsets = False
+    with pytest.raises(TypeError, match="expected a Normalizer"):
+        ours.normalizers.Sequence([ours.normalizers.NFC()])[0] = ours.decoders.Fuse()
+
+
+def test_post_processors_of_a_tokenizer(pair_of: Pair, assert_same: Any) -> None:
+    for name, kind in (
+        ("template", "TemplateProcessing"),
+        ("roberta", "RobertaProcessing"),
+        ("sequence", "Sequence"),
+    ):
+        tokenizer, other = pair_of(name)
+        mine = tokenizer.post_processor
+        assert isinstance(mine, getattr(ours.processors, kind)) and isinstance(mine, ours.processors.PostProcessor)
+        assert json.loads(mine.__getstate__()) == json.loads(other.post_processor.__getstate__())
+        for pair in (None, "you there"):
+            encodings = [
+                one.post_processor.process(*(one.encode(t, add_special_tokens=False) for t in ("Hello", pair) if t))
+                for one in (tokenizer, other)
+            ]
+            assert encodings[0].ids == encodings[1].ids and encodings[0].tokens == encodings[1].tokens
+
+
+FILES = ["template", "roberta", "sequence", "byte-level", "sentence pieces", "bert"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_tokenizers_are_shown_as_hf_shows_them(pair_of: Pair, name: str) -> None:
+    tokenizer, other = pair_of(name)
+    for settings in (None, 7):
+        assert repr(tokenizer) == repr(other)
+        assert str(tokenizer) == str(other)
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model"):
+            mine, expected = getattr(tokenizer, part), getattr(other, part)
+            assert (repr(mine), str(mine)) == (repr(expected), str(expected))
+        for one in (tokenizer, other):
+            one.enable_truncation(9)
+            one.enable_padding(length=settings, pad_token="x" * 120)
+
+
+def test_a_vocabulary_of_words_that_files_use_is_shown() -> None:
+    vocab = {word: i for i, word in enumerate(("type", "single", "pair", "vocab", "pattern", "merges"))}
+    model = {"type": "BPE", "vocab": vocab, "merges": []}
+    text = json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+    mine, other = Tokenizer.from_str(text), theirs.Tokenizer.from_str(text)
+    assert (repr(mine), str(mine)) == (repr(other), str(other))
+
+
+def test_the_alphabet_of_bytes() -> None:
+    mine, other = ours.pre_tokenizers.ByteLevel.alphabet(), theirs.pre_tokenizers.ByteLevel.alphabet()
+    assert sorted(mine) == sorted(other)
+
+
+@pytest.mark.parametrize("flags", [{}, {"special": True}, {"special": True, "normalized": True}])
+def test_added_tokens_follow_their_setters(flags: dict[str, bool]) -> None:
+    mine, other = ours.AddedToken('<a "b"\n\\>', **flags), theirs.AddedToken('<a "b"\n\\>', **flags)
+    for special in (flags.get("special", False), True, False):
+        for one in (mine, other):
+            one.special = special
+        assert repr(mine) == repr(other) and mine == other and pickle.loads(pickle.dumps(mine)) == mine
+    mine.content = other.content = "<b>"
+    assert str(mine) == str(other) == "<b>" and str(ours.AddedToken()) == str(theirs.AddedToken())
 
 
 def test_added_tokens_equal_those_of_hf() -> None:

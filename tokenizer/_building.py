@@ -1,0 +1,179 @@
+"""The arguments that HF's component classes take, as the members that a tokenizer.json has for them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+from ._schema import FIELDS, REQUIRED
+from .errors import TokenizersMutationError
+
+# Names of files -> HF's names of attributes and arguments, where they differ.
+_ARGUMENTS = {
+    ("normalizer", "Strip"): {"strip_left": "left", "strip_right": "right"},
+    ("decoder", "Strip"): {"start": "left", "stop": "right"},
+    ("post_processor", "BertProcessing"): {"cls": "cls_token"},
+    ("post_processor", "RobertaProcessing"): {"cls": "cls_token"},
+}
+# Of these HF takes the parts of a Sequence in a Sequence.
+_FLATTENED = ("normalizers", "pretokenizers", "processors")
+_ONE_CHARACTER = ("replacement", "delimiter")
+_BEHAVIORS = ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous")
+_SCHEMES = ("always", "never", "first")
+
+
+def argument_names(kind: str, name: str) -> dict[str, str]:
+    """Argument of the constructor -> name in files, in order."""
+    renamed = _ARGUMENTS.get((kind, name), {})
+    return {renamed.get(field, field): field for field, _ in FIELDS[kind][name]}
+
+
+def member_of(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The member that ``name(*args, **kwargs)`` describes."""
+    if name not in FIELDS.get(kind, {}):
+        raise TokenizersMutationError(
+            f"{name} is not built here: build it with `tokenizers`, save the tokenizer, and load the file"
+        )
+    names = argument_names(kind, name)
+    given = dict(zip(names, args)) | {k: v for k, v in kwargs.items() if (k, v) != ("type", name)}
+    if set(given) - set(names) or len(args) > len(names):
+        raise TypeError(f"{name} takes {', '.join(names) or 'no arguments'}, not {args}, {kwargs}")
+    if name == "TemplateProcessing":
+        return _template(**given)
+    member: dict[str, Any] = {"type": name}
+    for argument, (field, default) in zip(names, FIELDS[kind][name]):
+        value = given.get(argument)
+        if value is None and default is REQUIRED:
+            raise TypeError(f"{name} needs {argument}")
+        member[field] = default if value is None else file_value(field, value, default)
+    return member
+
+
+def file_value(field: str, value: Any, default: Any) -> Any:
+    """A value from Python as a file has it. Raises ``TypeError`` and ``ValueError`` as HF does."""
+    if field == "pattern":
+        return _pattern(value)
+    if field in ("sep", "cls"):
+        return _token_and_id(field, value)
+    if field == "precompiled_charsmap" and isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (list, tuple)):
+        return _parts(field, value)
+    expected = bool if default is None else str if default is REQUIRED else type(default)
+    if type(value) is not expected:
+        raise TypeError(f"argument '{field}': expected {expected.__name__}, got {type(value).__name__}")
+    return _checked_text(field, value) if isinstance(value, str) else value
+
+
+def _checked_text(field: str, value: str) -> str:
+    if field in _ONE_CHARACTER and len(value) != 1:
+        raise ValueError(f"argument '{field}': expected a string of length 1")
+    if field == "prepend_scheme":
+        return _one_of(field, value, _SCHEMES)
+    if field == "behavior":  # "merged_with_next" in Python, "MergedWithNext" in files
+        return "".join(part.capitalize() for part in _one_of(field, value, _BEHAVIORS).split("_"))
+    return value
+
+
+def python_value(field: str, value: Any) -> Any:
+    """A value from a file as HF's attributes give it."""
+    if field == "behavior":
+        return "".join("_" + c.lower() if c.isupper() else c for c in value).lstrip("_")
+    return tuple(value) if field in ("sep", "cls") else value
+
+
+def _pattern(value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"String": value}
+    if type(value).__name__ == "Regex":
+        return {"Regex": value.pattern}
+    raise TypeError(f"argument 'pattern': expected str or Regex, got {type(value).__name__}")
+
+
+def _token_and_id(field: str, value: Any) -> list[Any]:
+    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and _is_id(value[1])):
+        raise TypeError(f"argument '{field}': expected a tuple of a token and its id, got {value!r:.60}")
+    return list(value)
+
+
+def _parts(field: str, value: Iterable[Any]) -> list[Any]:
+    """The members of a Sequence, shared with the components given: what is set on those shows in the Sequence."""
+    members: list[Any] = []
+    for one in value:
+        inner = one._member if hasattr(one, "_member") else None
+        if inner is None:
+            raise TypeError(f"argument '{field}': expected components, got {type(one).__name__}")
+        members.extend(inner[field] if inner["type"] == "Sequence" and field in _FLATTENED else [inner])
+    return members
+
+
+def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"{value!r:.60} is not a {field}: expected one of {', '.join(known)}")
+    return value
+
+
+# ---- templates
+
+
+def _template(single: Any = None, pair: Any = None, special_tokens: Any = None) -> dict[str, Any]:
+    tokens = [_special(one) for one in special_tokens or []]
+    member = {
+        "type": "TemplateProcessing",
+        "single": _pieces("$0" if single is None else single),
+        "pair": _pieces("$A:0 $B:1" if pair is None else pair),
+        "special_tokens": {token["id"]: token for token in sorted(tokens, key=lambda token: token["id"])},
+    }
+    if {"A", "B"} - {piece["Sequence"]["id"] for piece in member["pair"] if "Sequence" in piece}:
+        raise ValueError("Template for `pair` must use both sequences")
+    used = [p["SpecialToken"]["id"] for p in [*member["single"], *member["pair"]] if "SpecialToken" in p]
+    missing = [name for name in dict.fromkeys(used) if name not in member["special_tokens"]]
+    if missing:
+        raise ValueError(f"Missing SpecialToken(s) with id(s) {', '.join(missing)}")
+    return member
+
+
+def _pieces(template: Any) -> list[dict[str, Any]]:
+    """``"[CLS] $A:0 [SEP]"``, or the list of its parts."""
+    parts = template.split(" ") if isinstance(template, str) else template
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise TypeError("Expected Union[str, List[str]]")
+    return [_piece(part) for part in parts]
+
+
+def _piece(text: str) -> dict[str, Any]:
+    name, colon, number = text.partition(":")
+    if colon and not _is_decimal(number):
+        raise ValueError(f'Cannot build Piece from string "{text}"')
+    if not name.startswith("$"):
+        return {"SpecialToken": {"id": name, "type_id": int(number or 0)}}
+    rest = name[1:]
+    if rest not in ("", "A", "a", "B", "b") and not _is_decimal(rest):
+        raise ValueError(f'Cannot build Piece from string "{text}"')
+    type_id = number or (rest if _is_decimal(rest) else 0)
+    return {"Sequence": {"id": "B" if rest in ("B", "b") else "A", "type_id": int(type_id)}}
+
+
+def _special(given: Any) -> dict[str, Any]:
+    """A special token of a template: ``("[CLS]", 1)``, ``(1, "[CLS]")``, or a dict of id, ids and tokens."""
+    if isinstance(given, dict):
+        for name in ("id", "ids", "tokens"):
+            if name not in given:
+                raise ValueError(f"`{name}` must be specified")
+        if len(given["ids"]) != len(given["tokens"]):
+            raise ValueError("SpecialToken: ids and tokens must be of the same length")
+        return {name: given[name] for name in ("id", "ids", "tokens")}
+    if isinstance(given, tuple) and len(given) == 2:
+        token, id = given if isinstance(given[0], str) else given[::-1]
+        if isinstance(token, str) and _is_id(id):
+            return {"id": token, "ids": [id], "tokens": [token]}
+    raise TypeError("Expected Union[Tuple[str, int], Tuple[int, str], dict]")
+
+
+def _is_decimal(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) < 1 << 32
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 32

@@ -1,0 +1,473 @@
+"""Post-processors: what is added around the encoded sequences, and how their offsets are trimmed.
+
+A processor maps a list of encodings to a list of encodings; ``run`` prepares the list as HF does, applies
+the file's processor and merges what comes out. Processors are immutable and shared by all threads; the
+encodings belong to the call and are changed in place.
+
+Offset trimming (ByteLevel, Roberta) moves a token's offsets past the white space that the token's own text
+starts or ends with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .encoding import Encoding, Pending, _sliced, merge
+from .errors import TokenizerError, TokenizerFileError
+
+Int32 = npt.NDArray[np.int32]
+
+_SPACE = "\u0120"  # what byte-level BPE writes for a space
+_BLANKS = (
+    "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000" + _SPACE
+)
+
+
+class Processor(Protocol):
+    def added(self, is_pair: bool) -> int: ...
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All ids that it may put into an encoding."""
+
+    def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]: ...
+    @property
+    def trims(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByteLevel:
+    add_prefix_space: bool = True
+    trim_offsets: bool = True
+    use_regex: bool = True
+
+    @property
+    def trims(self) -> bool:
+        return self.trim_offsets
+
+    def added(self, is_pair: bool) -> int:
+        return 0
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return ()
+
+    def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
+        for i, encoding in enumerate(encodings):
+            if self.trim_offsets:
+                trim(encoding, self.add_prefix_space)
+            encoding.set_sequence_id(i)
+        return encodings
+
+
+@dataclass(frozen=True, slots=True)
+class BertProcessing:
+    sep: tuple[str, int]
+    cls: tuple[str, int]
+    trims = False
+
+    def added(self, is_pair: bool) -> int:
+        return 3 if is_pair else 2
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.sep[1], self.cls[1]
+
+    def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
+        if not add_special_tokens:
+            return encodings
+        return [
+            _wrapped(encoding, [self.cls] if i == 0 else [], [self.sep], min(i, 1), 0 if i == 0 else 1)
+            for i, encoding in enumerate(encodings)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RobertaProcessing:
+    sep: tuple[str, int]
+    cls: tuple[str, int]
+    trim_offsets: bool = True
+    add_prefix_space: bool = True
+
+    @property
+    def trims(self) -> bool:
+        return self.trim_offsets
+
+    def added(self, is_pair: bool) -> int:
+        return 4 if is_pair else 2
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.sep[1], self.cls[1]
+
+    def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
+        for encoding in encodings:
+            if self.trim_offsets:
+                trim(encoding, self.add_prefix_space)
+            encoding._types = 0
+            if add_special_tokens:
+                for part in encoding._overflowing:
+                    part._types = 0
+        if not add_special_tokens:
+            return encodings
+        return [
+            _wrapped(encoding, [self.cls if i == 0 else self.sep], [self.sep], min(i, 1), 0)
+            for i, encoding in enumerate(encodings)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A special token of a template: any number of ids, and of strings, under one name.
+
+    As in HF a template may name one that the file does not declare: it adds no token to what is counted, and a
+    call that would use it fails.
+    """
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    type_id: int
+    undeclared: str | None = None  # its name
+
+    def encoding(self) -> Encoding:
+        if self.undeclared is not None:
+            raise TokenizerError(
+                f"post_processor: the template uses {self.undeclared!r}, which its special_tokens do not have"
+            )
+        return Encoding._make(np.array(self.ids, np.int32), None, None, list(self.tokens), self.type_id, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a template takes sequence 0 or 1, and the type id its tokens get."""
+
+    sequence: int
+    type_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateProcessing:
+    single: tuple[Special | Slot, ...]
+    pair: tuple[Special | Slot, ...]
+    trims = False
+
+    def added(self, is_pair: bool) -> int:
+        return sum(len(p.ids) for p in (self.pair if is_pair else self.single) if isinstance(p, Special))
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(i for p in (*self.single, *self.pair) if isinstance(p, Special) for i in p.ids)
+
+    def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
+        if len(encodings) > 2:
+            raise TokenizerError("a template takes one or two sequences; another template came before it")
+        made = []
+        for piece in self.pair if len(encodings) == 2 else self.single:
+            if isinstance(piece, Slot):
+                if piece.sequence >= len(encodings):
+                    raise TokenizerError("the template for one sequence asks for a second one")
+                encoding = copy(encodings[piece.sequence])  # a template may use a sequence twice
+                encoding._types = piece.type_id
+                encoding.set_sequence_id(piece.sequence)
+                made.append(encoding)
+            elif add_special_tokens:
+                made.append(piece.encoding())
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Sequenced:
+    """HF's ``Sequence``: each of them in turn."""
+
+    processors: tuple[Processor, ...]
+
+    @property
+    def trims(self) -> bool:
+        return any(p.trims for p in self.processors)
+
+    def added(self, is_pair: bool) -> int:
+        return sum(p.added(is_pair) for p in self.processors)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(i for p in self.processors for i in p.ids)
+
+    def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
+        for processor in self.processors:
+            encodings = processor.process(encodings, add_special_tokens)
+        return encodings
+
+
+def run(processor: Processor | None, encoding: Encoding, pair: Encoding | None, add_special_tokens: bool) -> Encoding:
+    """Apply ``processor`` and merge; the encodings are used up."""
+    encodings = [encoding] if pair is None else [encoding, pair]
+    if processor is None:
+        if pair is None:
+            return encoding
+        for i, one in enumerate(encodings):
+            one.set_sequence_id(i)
+        return merge(encodings)
+    for i, one in enumerate(encodings):
+        one.set_sequence_id(i)
+        for part in one._overflowing:
+            part.set_sequence_id(i)
+        one._types = i
+    return merge(processor.process(encodings, add_special_tokens))
+
+
+def trim(encoding: Encoding, add_prefix_space: bool) -> None:
+    """Trim the offsets of ``encoding`` and of its overflowing parts, in place."""
+    for one in [encoding, *encoding._overflowing]:
+        if one._offsets is not None and len(one):
+            one._offsets = trimmed(one.tokens, one._offsets, add_prefix_space)
+
+
+def trimmed(tokens: Sequence[str], offsets: Any, add_prefix_space: bool) -> Any:
+    """``offsets`` less the white space that each token's text starts and ends with; a new array."""
+    found = offsets.copy()
+    for i, token in enumerate(tokens):
+        if not token or (token[0] not in _BLANKS and token[-1] not in _BLANKS):
+            continue
+        start, stop = offsets[i].tolist()
+        leading = len(token) - len(token.lstrip(_BLANKS))
+        trailing = len(token) - len(token.rstrip(_BLANKS))
+        if leading == 1 and add_prefix_space and (i == 0 or start == 0):
+            leading = 0  # the space that add_prefix_space put there has no place in the text
+        if leading:
+            start = min(start + leading, stop)
+        if trailing and stop >= trailing:
+            stop = max(stop - trailing, start)
+        found[i] = start, stop
+    return found
+
+
+def _wrapped(
+    encoding: Encoding, before: list[tuple[str, int]], after: list[tuple[str, int]], sequence: int, type_id: int
+) -> Encoding:
+    """``encoding`` and each of its overflowing parts between special tokens of type ``type_id``."""
+
+    def around(one: Encoding) -> Encoding:
+        n = len(one)
+        one._ranges, one._special, one._attention = {}, 0, 1
+        specials = [
+            Special(tuple(i for _, i in side), tuple(t for t, _ in side), type_id).encoding()
+            for side in (before, after)
+        ]
+        parts, one._overflowing = one._overflowing, []
+        made = merge([specials[0], one, specials[1]])
+        made._ranges = {sequence: (len(before), len(before) + n)}
+        made._overflowing = [around(part) for part in parts]
+        return made
+
+    return around(encoding)
+
+
+def without_trimming(processor: Processor | None) -> Processor | None:
+    """``processor`` for encodings whose offsets are trimmed already."""
+    if isinstance(processor, Sequenced):
+        inner = (without_trimming(p) for p in processor.processors)
+        return Sequenced(tuple(p for p in inner if p is not None))
+    if isinstance(processor, (ByteLevel, RobertaProcessing)):
+        return replace(processor, trim_offsets=False)
+    return processor
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a processor does to a single sequence, where that is no more than to put tokens around it."""
+
+    before: Encoding
+    after: Encoding
+    type_id: int
+    sequenced: bool  # whether the sequence gets its number
+    uniform: bool  # whether all type ids are ``type_id``
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.before) and not len(self.after)
+
+    def ids(self, inner: Int32) -> Int32:
+        return inner if self.is_empty else np.concatenate([self.before._ids, inner, self.after._ids])
+
+    def types(self, n: int) -> int | Int32:
+        """The type ids for ``n`` tokens in between."""
+        if self.uniform:
+            return self.type_id
+        inner = [self.type_id] * n
+        return np.array([*self.before.type_ids, *inner, *self.after.type_ids], np.int32)
+
+    def listed(self, inner: list[Any], fill: Any) -> list[Any]:
+        """``rows`` of a list."""
+        return [fill] * len(self.before) + inner + [fill] * len(self.after)
+
+    def settle(
+        self, made: Encoding, ids: Int32, tokens: Callable[[], list[str]], offsets: Pending, words: Pending
+    ) -> None:
+        """Set the columns of ``made``: ``ids`` with the frame, ``tokens`` without; the others as ``rows`` has them,
+        None for a column of none."""
+        start, n = len(self.before), len(ids) - len(self.before) - len(self.after)
+        made._ids = ids
+        made._known_offsets = made._known_words = None
+        made._pending_offsets, made._pending_words = offsets, words
+        made._types, made._attention, made._overflowing = self.types(n), 1, []
+        made._special = 0 if self.is_empty else self.rows(np.zeros(n, np.int32), 1)
+        made._ranges = {0: (start, start + n)} if self.sequenced else {}
+        if self.is_empty:
+            made._tokens = tokens
+        else:
+            made._tokens = lambda: [*self.before.tokens, *tokens(), *self.after.tokens]
+
+    def rows(self, inner: Int32, fill: int) -> Int32:
+        """A column for ``ids``: ``inner`` between rows of ``fill``."""
+        if self.is_empty:
+            return inner
+        whole = np.full((len(self.before) + len(inner) + len(self.after), *inner.shape[1:]), fill, np.int32)
+        whole[len(self.before) : len(self.before) + len(inner)] = inner
+        return whole
+
+
+def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None:
+    mark, text = -2, "\0the text"
+    probe = Encoding._make(np.array([mark], np.int32), None, None, [text])
+    try:
+        whole = run(without_trimming(processor), probe, None, add_special_tokens)
+    except TokenizerError:
+        return None
+    ids, types = whole.ids, whole.type_ids
+    if ids.count(mark) != 1:
+        return None
+    at = ids.index(mark)
+    if whole._ranges not in ({}, {0: (at, at + 1)}):
+        return None
+    before, after = _sliced(whole, 0, at), _sliced(whole, at + 1, len(ids))
+    tokens = whole.tokens  # a special token may have more strings than ids, or fewer
+    middle = tokens.index(text)
+    before._tokens, after._tokens = tokens[:middle], tokens[middle + 1 :]
+    return Frame(before, after, types[at], bool(whole._ranges), len(set(types)) == 1)
+
+
+# ---- from the file
+
+
+def parse(member: Any, path: str = "post_processor") -> Processor | None:
+    """The processor that the file's ``post_processor`` describes."""
+    if member is None:
+        return None
+    kind = _get(member, "type", path)
+    if kind not in _PARSERS:
+        raise TokenizerFileError(f"{path}.type", f"{kind!r} is not one of {', '.join(_PARSERS)}")
+    return _PARSERS[kind](member, path)
+
+
+def _byte_level(member: Any, path: str) -> Processor:
+    return ByteLevel(
+        _flag(member, "add_prefix_space", path),
+        _flag(member, "trim_offsets", path),
+        bool(member.get("use_regex", True)),
+    )
+
+
+def _bert(member: Any, path: str) -> Processor:
+    return BertProcessing(_named(member, "sep", path), _named(member, "cls", path))
+
+
+def _roberta(member: Any, path: str) -> Processor:
+    return RobertaProcessing(
+        _named(member, "sep", path),
+        _named(member, "cls", path),
+        _flag(member, "trim_offsets", path),
+        _flag(member, "add_prefix_space", path),
+    )
+
+
+def _template(member: Any, path: str) -> Processor:
+    specials = _get(member, "special_tokens", path)
+
+    def piece(item: Any, where: str) -> Special | Slot:
+        if isinstance(item, dict) and isinstance(item.get("Sequence"), dict):
+            name = _get(item["Sequence"], "id", where)
+            if name not in ("A", "B"):
+                raise TokenizerFileError(f"{where}.Sequence.id", f"{name!r} is neither 'A' nor 'B'")
+            return Slot("AB".index(name), _number(item["Sequence"], "type_id", where))
+        inner = _get(item, "SpecialToken", where)
+        name = _get(inner, "id", where)
+        type_id = _number(inner, "type_id", where)
+        if not isinstance(specials, dict) or not isinstance(name, str):
+            raise TokenizerFileError(where, "the special tokens are no object, or the name of one is no string")
+        if name not in specials:
+            return Special((), (), type_id, name)
+        described = specials[name]
+        at = f"{path}.special_tokens[{name!r}]"
+        ids, tokens = _list(described, "ids", at), _list(described, "tokens", at)
+        for i, id in enumerate(ids):
+            if not _is_id(id):
+                raise TokenizerFileError(f"{at}.ids[{i}]", f"{id!r:.60} is not an id")
+        for i, token in enumerate(tokens):
+            if not isinstance(token, str):
+                raise TokenizerFileError(f"{at}.tokens[{i}]", f"{token!r:.60} is not a string")
+        return Special(tuple(ids), tuple(tokens), type_id)
+
+    sides = {
+        side: tuple(piece(p, f"{path}.{side}[{i}]") for i, p in enumerate(_list(member, side, path)))
+        for side in ("single", "pair")
+    }
+    return TemplateProcessing(sides["single"], sides["pair"])
+
+
+def _sequence(member: Any, path: str) -> Processor:
+    items = _list(member, "processors", path)
+    parsed = (parse(item, f"{path}.processors[{i}]") for i, item in enumerate(items))
+    return Sequenced(tuple(p for p in parsed if p is not None))
+
+
+_PARSERS: dict[str, Callable[[Any, str], Processor]] = {
+    "ByteLevel": _byte_level,
+    "BertProcessing": _bert,
+    "RobertaProcessing": _roberta,
+    "TemplateProcessing": _template,
+    "Sequence": _sequence,
+}
+
+
+def _get(member: Any, key: str, path: str) -> Any:
+    if not isinstance(member, dict) or key not in member:
+        raise TokenizerFileError(f"{path}.{key}", "missing")
+    return member[key]
+
+
+def _list(member: Any, key: str, path: str) -> list[Any]:
+    value = _get(member, key, path)
+    if not isinstance(value, list):
+        raise TokenizerFileError(f"{path}.{key}", f"a list, not {type(value).__name__}")
+    return value
+
+
+def _flag(member: Any, key: str, path: str) -> bool:
+    value = _get(member, key, path)
+    if not isinstance(value, bool):
+        raise TokenizerFileError(f"{path}.{key}", f"true or false, not {value!r:.60}")
+    return value
+
+
+def _number(member: Any, key: str, path: str) -> int:
+    value = _get(member, key, path)
+    if not _is_id(value):
+        raise TokenizerFileError(f"{path}.{key}", f"a number from 0 on, not {value!r:.60}")
+    return int(value)
+
+
+def _named(member: Any, key: str, path: str) -> tuple[str, int]:
+    value = _get(member, key, path)
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and _is_id(value[1])):
+        raise TokenizerFileError(f"{path}.{key}", f'expected ["token", id], not {value!r:.60}')
+    return value[0], value[1]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
