@@ -173,7 +173,8 @@ class ReferenceCore:
 
     @property
     def id_limit(self) -> int:
-        return max(self._hf.get_vocab_size(False), *(id + 1 for id in self._hf.get_vocab(True).values()), 0)
+        vocab: dict[str, int] = self._hf.get_vocab(True)
+        return max(self.vocab_size(False), *(id + 1 for id in vocab.values()), 0)
 
     def get_vocab(self, with_added: bool = True) -> dict[str, int]:
         vocab: dict[str, int] = self._hf.get_vocab(with_added)

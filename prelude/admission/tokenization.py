@@ -136,7 +136,7 @@ class Use:
         try:
             if parse_special and (self.alone or self.salt is not None):  # offsets in bytes: not by that memory
                 whole: Any = self.encoder.tokenizer
-                ids = whole.encode_with_offsets(text, special, parse_special=True, offsets="byte")[0]
+                ids: I32 = whole.encode_with_offsets(text, special, parse_special=True, offsets="byte")[0]
             else:
                 ids = self.encoder.tokenizer.encode_array(text, special, parse_special=parse_special)
         except (ValueError, TypeError) as error:
