@@ -12,7 +12,7 @@ from prelude.admission.messages import rough_size
 from prelude.admission.prepared import Admitted, Alike, Outcome, finished, make_completion
 from prelude.admission.snapshot import PROMPT_FIELDS
 from prelude.batch import LogprobRows
-from prelude.errors import InvalidRequest, shown
+from prelude.errors import InvalidRequest, PreludeError, shown
 from prelude.options import RequestOptions, merge_options
 from prelude.runtime.core import EngineCore
 from prelude.runtime.inbox import Places
@@ -107,11 +107,21 @@ def caught(function: Any, *args: Any) -> Any:
 
 
 def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
+    """``results``; or the first error among them is raised, with the place of its task where there are several."""
     if not return_exceptions:
-        for result in results:
+        for at, result in enumerate(results):
             if isinstance(result, Exception):
-                raise result
+                raise result if len(results) == 1 else name_task(result, at)
     return results
+
+
+def name_task(error: Exception, at: int) -> Exception:
+    """``error`` with ``tasks[at]`` before its message. Requests of one failed step may share an error: it is named
+    once."""
+    if isinstance(error, PreludeError) and error.args and not hasattr(error, "task_index"):
+        error.args = (f"tasks[{at}]: {error.args[0]}", *error.args[1:])
+        error.task_index = at  # type: ignore[attr-defined]
+    return error
 
 
 def batches(tasks: Iterable[Task], sizes: Iterable[int]) -> list[list[Task]]:

@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="decide, embed and complete on real input, and say what it took")
     demo.add_argument("--model", default=None, help="a model directory or a hub name; the packaged model by default")
+    demo.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
     demo.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     demo.add_argument("--deterministic", action="store_true", help="bits that do not depend on the batch")
     simulation = commands.add_parser("simulate", help="plan a workload in virtual time, on any machine")
@@ -60,7 +61,8 @@ async def _demo(chosen: argparse.Namespace) -> int:
     script = json.loads((default_path() / "demo.json").read_text(encoding="utf-8"))
     began = time.perf_counter()
     config = EngineConfig(deterministic=chosen.deterministic)
-    async with AsyncEngine.from_pretrained(chosen.model, dtype=chosen.dtype, config=config) as engine:
+    load = AsyncEngine.from_pretrained(chosen.model, revision=chosen.revision, dtype=chosen.dtype, config=config)
+    async with load as engine:
         loaded = time.perf_counter()
         decisions = await _decisions(engine, script)
         decided = time.perf_counter()

@@ -81,7 +81,26 @@ def load(
     limits = executor.limits()
     preparer = _preparer(directory, model_config, limits, config)
     core = make_core(EngineCore, executor, config)
-    return Parts(core, preparer, directory.path, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    log_loaded(directory.path, preparer, dtype, seconds)
+    return Parts(core, preparer, directory.path, seconds)
+
+
+def log_loaded(path: Path, preparer: Preparer, dtype: str, seconds: float) -> None:
+    import torch
+
+    limits = preparer.facts.limits
+    log.info(
+        "loaded %s in %.1f s: %s (dtype=%r) on %s, %d threads, KV pool of %d tokens, prompts of up to %d tokens",
+        path,
+        seconds,
+        limits.dtype,
+        dtype,
+        limits.device,
+        torch.get_num_threads(),
+        limits.num_blocks * limits.block_size,
+        preparer.max_length,
+    )
 
 
 def model_path(model: str | Path | None, revision: str | None = None) -> Path:

@@ -171,7 +171,8 @@ def json_handler(stream: TextIO | None = None) -> logging.Handler:
 
 
 def log_requests(engine: Observed, logger: logging.Logger | None = None) -> Any:
-    """Logs every end of a request, with its label and counters as extra fields. Returns what stops it."""
+    """Logs every end of a request: its label and counters in the message, and as extra fields for ``json_handler``.
+    Returns what stops it."""
     logger = logger or logging.getLogger("prelude.requests")
 
     def heard(event: Event) -> None:
@@ -189,6 +190,18 @@ def log_requests(engine: Observed, logger: logging.Logger | None = None) -> Any:
             "total_ms": round(stats.total_ms, 3),
             "error": event.data.get("error"),
         }
-        logger.log(level, "request %s", event.name, extra=extra)
+        logger.log(
+            level,
+            "request %s %s: %s, %d prompt tokens (%d cached), %.1f ms in the queue, %.1f ms in all%s",
+            event.request_id or "without a request_id",
+            event.name,
+            stats.execution_class,
+            stats.prompt_tokens,
+            stats.cached_tokens,
+            stats.queue_ms,
+            stats.total_ms,
+            f"; {extra['error']}" if extra["error"] else "",
+            extra=extra,
+        )
 
     return engine.on_event(heard)

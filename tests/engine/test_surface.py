@@ -85,3 +85,52 @@ def test_questions_past_a_step_say_how_many_fit(make_engine: Callable[..., Engin
     with pytest.raises(InvalidRequest, match=r"3 questions; it takes 1 to 2 \(EngineConfig.max_questions\)"):
         make_engine(max_questions=2).decide("A text", [YesNo("Is it?")] * 3)
     assert engine.complete("A text", SamplingParams(max_tokens=1)).token_ids
+
+
+# ------------------------------------------------------------------ what is said without being asked
+
+
+def test_an_error_of_run_many_names_its_task(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    tasks = [Generate([5, 6], SamplingParams(max_tokens=1)) for _ in range(4)]
+    tasks[2] = Generate([5, 6], SamplingParams(max_tokens=-1))
+    for run in (engine.run_many, lambda tasks: asyncio.run(AsyncEngine(engine).run_many(tasks))):
+        with pytest.raises(InvalidRequest, match=r"^tasks\[2\]: params.max_tokens: ") as caught:
+            run(tasks)
+        assert caught.value.field == "params.max_tokens"
+    with pytest.raises(InvalidRequest, match=r"^params.max_tokens: "):
+        engine.run(tasks[2])
+    assert str(engine.run_many(tasks, return_exceptions=True)[2]).startswith("params.max_tokens: ")
+
+
+def test_loading_says_what_was_loaded(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = prelude.EngineConfig(max_length=300)
+    with (
+        caplog.at_level("INFO", logger="prelude.engine"),
+        Engine.from_pretrained(checkpoint, config=config) as engine,
+    ):
+        tokens = engine.model_info.kv_tokens
+    [said] = [record.getMessage() for record in caplog.records if record.getMessage().startswith("loaded ")]
+    assert f"loaded {checkpoint} in " in said and "float32 (dtype='auto') on cpu" in said and " threads, " in said
+    assert f"KV pool of {tokens} tokens, prompts of up to 300 tokens" in said
+
+
+def test_logged_requests_are_read_without_the_json_handler(
+    make_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    from prelude.metrics import log_requests
+
+    engine = make_engine()
+    stop = log_requests(engine)
+    with caplog.at_level("INFO", logger="prelude.requests"):
+        engine.complete([5, 6, 7], SamplingParams(max_tokens=1), request_id="r-1")
+    stop()
+    [said] = [record.getMessage() for record in caplog.records if record.name == "prelude.requests"]
+    assert said.startswith("request r-1 finished: oneshot, 3 prompt tokens (0 cached), ") and said.endswith("in all")
+
+
+def test_the_demo_takes_a_revision(capsys: pytest.CaptureFixture[str]) -> None:
+    from prelude.cli import main
+
+    assert main(["demo", "--revision", "main"]) == 2
+    assert "revision='main' is for a hub name, and no model is named" in capsys.readouterr().err
