@@ -125,8 +125,8 @@ class Engine(EngineBase):
     ) -> list[Any]:
         """Runs tasks together; results in the order of ``tasks``. A bad task fails alone: its error is in its place
         with ``return_exceptions``, else it is raised when the others have ended, with ``tasks[i]`` before its
-        message. ``options`` is one for all, or one
-        each. ``progress(done, total)`` is called in this thread as tasks end; True shows a tqdm bar."""
+        message. ``options`` is one for all, or one each. ``progress(done, total)`` is called in this thread as tasks
+        end; True shows a tqdm bar."""
         tasks = task_list(tasks)
         with Progress(progress, len(tasks)) as told:
             return first_error(self._run_all(tasks, options, keywords, told), return_exceptions)
