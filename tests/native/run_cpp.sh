@@ -1,25 +1,47 @@
 #!/usr/bin/env bash
-# The C++ tests, without Python. Builds lie in build/cpp-*, and are kept.
+# The C++ tests, without Python. Needs cmake 3.20 and a C++20 compiler; uses ninja and ccache where they are installed.
 #
-#   tests/native/run_cpp.sh             the native plane under the address and undefined-behaviour sanitizers
-#   tests/native/run_cpp.sh full        both planes plain, under address,undefined, and under the thread sanitizer
+#   tests/native/run_cpp.sh         the scheduling core under the address and undefined-behaviour sanitizers
+#   tests/native/run_cpp.sh full    that core, the CPU kernels and the tokenizer: without sanitizers, under these two, and
+#                                   under the thread sanitizer
+#
+# The builds stay in BUILD_DIR (build where it is not set), in folders cpp-*. A build's output is shown where it fails,
+# and lies in output.txt there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 # copies of the tree share what was compiled
+root=${BUILD_DIR:-build}
+launcher=$(command -v ccache || true)
+export CMAKE_GENERATOR=${CMAKE_GENERATOR:-$(command -v ninja >/dev/null && echo Ninja || echo "Unix Makefiles")}
+export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc 2>/dev/null || echo 2)}
 
-# run SANITIZERS PLANE...: what it takes to build is a C++20 compiler, cmake 3.20 and ninja
+# run SANITIZERS NAME...: builds the tests of these names and runs them
 run() {
-  local folder="build/cpp-${1:-plain}" targets=() plane source
-  cmake -S . -B "${folder/,/-}" -G Ninja -DPRELUDE_SANITIZE="$1" ${CXX_LAUNCHER:+-DCMAKE_CXX_COMPILER_LAUNCHER="$CXX_LAUNCHER"} >/dev/null
-  for plane in "${@:2}"; do
-    for source in "$plane"/tests/test_*.cpp; do targets+=("$(basename "$source" .cpp)"); done
-  done
-  cmake --build "${folder/,/-}" --target "${targets[@]}" >/dev/null
-  ctest --test-dir "${folder/,/-}" --output-on-failure -R "^($(IFS='|' && echo "${targets[*]}"))\$"
+  local sanitizers=$1 folder=$root/cpp-${1//,/-} flags=()
+  shift
+  if [[ -n $sanitizers ]]; then
+    flags=("-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1") # instrumented code takes several times longer to compile at -O2
+  else
+    folder=$root/cpp-plain
+  fi
+  mkdir -p "$folder"
+  echo "$folder: building $# tests"
+  if ! { cmake -S . -B "$folder" "-DPRELUDE_SANITIZE=$sanitizers" "-DCMAKE_CXX_COMPILER_LAUNCHER=$launcher" "${flags[@]}" &&
+    cmake --build "$folder" --target "$@"; } >"$folder/output.txt" 2>&1; then
+    cat "$folder/output.txt" >&2
+    echo "$0: the build of $folder failed" >&2
+    exit 1
+  fi
+  ctest --test-dir "$folder" --output-on-failure -R "^($(IFS='|' && echo "$*"))\$"
 }
 
+shopt -s extglob nullglob
+core=(_native/tests/test_!(cpu_*).cpp)
+all=(_native/tests/test_*.cpp tokenizer/tests/test_*.cpp)
+names() { local source; for source in "$@"; do basename "$source" .cpp; done; }
 case "${1:-}" in
-  "") run address,undefined _native ;;
-  full) for sanitizers in "" address,undefined thread; do run "$sanitizers" _native tokenizer; done ;;
+  "") run address,undefined $(names "${core[@]}") ;;
+  full) for sanitizers in "" address,undefined thread; do run "$sanitizers" $(names "${all[@]}"); done ;;
   *) echo "usage: $0 [full]" >&2 && exit 2 ;;
 esac

@@ -1,0 +1,41 @@
+"""The C++ tests of the scheduling core, built and run under sanitizers by the command of docs/NATIVE.md."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("bash", "cmake", "ctest", "c++"))), reason="bash, cmake and a C++ compiler are needed"
+)
+
+
+def run_cpp(**environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "tests" / "native" / "run_cpp.sh")]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # building takes a minute of processor time, on a busy machine several of the clock's
+def test_the_core_passes_under_sanitizers() -> None:
+    done = run_cpp()
+    assert done.returncode == 0, done.stdout[-8000:]
+    sources = (ROOT / "_native" / "tests").glob("test_*.cpp")
+    names = {source.stem for source in sources if not source.stem.startswith("test_cpu_")}
+    assert all(f"{name} " in done.stdout for name in names)
+    assert f"100% tests passed, 0 tests failed out of {len(names)}" in done.stdout
+
+
+def test_a_failed_build_shows_its_output(tmp_path: Path) -> None:
+    done = run_cpp(BUILD_DIR=str(tmp_path), CXX="/bin/false")
+    assert done.returncode == 1
+    assert "is not able to compile a simple test program" in done.stdout and "build of" in done.stdout
+    assert (tmp_path / "cpp-address-undefined" / "output.txt").read_text() in done.stdout
