@@ -1,6 +1,7 @@
 """Long runs.
 
 python -m tests.soak --requests 200000          mixed requests on the default model, with slopes printed
+python -m tests.soak --hours 24                 the same for so long
 python -m tests.soak --storm 10000 --seed 1     cancellations at random states on the default model, deterministic,
                                                 audited after every step, the survivors compared bit by bit
 """
@@ -130,7 +131,8 @@ class _Load:
                         break
 
 
-async def soak(requests: int, in_flight: int, seed: int) -> dict[str, Any]:
+async def soak(requests: int, in_flight: int, seed: int, hours: float | None = None) -> dict[str, Any]:
+    """``requests`` of them, or as many as ``hours`` give; 40 samples of memory, threads and descriptors."""
     config = EngineConfig(kv_bytes=1 << 24, max_running=16)
     samples: list[dict[str, float]] = []
     done = 0
@@ -139,12 +141,16 @@ async def soak(requests: int, in_flight: int, seed: int) -> dict[str, Any]:
         load = _Load(engine, seed)
         began = time.perf_counter()
 
+        def part() -> float:
+            """How much of the run is over."""
+            return done / requests if hours is None else (time.perf_counter() - began) / (hours * 3600)
+
         async def worker() -> None:
             nonlocal done
-            while done < requests:
+            while part() < 1:
                 done += 1
                 await load.one()
-                if done % max(1, requests // 40) == 0:
+                if part() * 40 >= len(samples) + 1:
                     gc.collect()
                     samples.append({"requests": done, "seconds": time.perf_counter() - began, **_memory()})
                     print(json.dumps(samples[-1]), file=sys.stderr, flush=True)
@@ -196,6 +202,7 @@ def _commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--hours", type=float, help="run for so long, instead of a number of requests")
     parser.add_argument("--in-flight", type=int, default=32)
     parser.add_argument("--storm", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
@@ -205,7 +212,7 @@ def main() -> None:
     if arguments.storm:
         found: dict[str, Any] = storm(arguments.storm, arguments.seed, ModelLoad())
     else:
-        found = asyncio.run(soak(arguments.requests, arguments.in_flight, arguments.seed))
+        found = asyncio.run(soak(arguments.requests, arguments.in_flight, arguments.seed, arguments.hours))
     report = {"command": "python -m tests.soak " + " ".join(sys.argv[1:]), "commit": commit, **found}
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
