@@ -256,7 +256,7 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
     cdef cppclass COneShotGroup "prelude::OneShotGroup":
         COneShotGroup(CKvPool& pool) except +
         void begin(const GroupLimits& limits) except +
-        void end()
+        void end() except +
         const GroupLimits& left()
         const FoldFinder& folds()
         cbool done()

@@ -4,17 +4,14 @@
 namespace prelude {
 
 Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens, Lease* lease) {
-  ++live_;
   const int64_t limit = max_tokens / size_;
-  if (!caching_ || limit <= 0) return {};
+  if (!caching_ || limit <= 0) return ++live_, Result{};
   const TrieMatch match = trie_.match(tokens, n, salt, limit);
-  lease->ahead = match.promised;
-  if (match.node == kNoNode) return {};
-  const Result locked = trie_.lock(match.node);
-  if (!locked.ok()) return locked;
-  lease->node = match.node;
   lease->shared.resize(static_cast<size_t>(match.blocks));
-  return trie_.blocks(match.node, lease->shared.data());
+  Result r = trie_.lock(match.node);
+  if (r.ok()) r = trie_.blocks(match.node, lease->shared.data());
+  if (r.ok()) ++live_, lease->node = match.node, lease->ahead = match.promised;
+  return r;
 }
 
 Result KvPool::take(Lease& lease, int64_t n, bool spare_protected) {
@@ -41,7 +38,7 @@ Result KvPool::promise(Lease& lease, const int32_t* tokens, int64_t n, uint64_t 
   if (!caching_ || count <= 0 || lease.borrowed > 0) return {};
   const Result made = trie_.promise(tokens, n, lease.own.data(), count, salt, first, &lease.promise);
   if (made.ok() && lease.promise != kNoNode) {
-    lease.promised = static_cast<int32_t>(count);
+    lease.promised = static_cast<int32_t>(count);  // before what may throw: release() has to know of it
     const int32_t* next = tokens + first * size_;
     leaders_.push_back({salt, lease.node, &lease, std::vector<int32_t>(next, next + size_)});
   }
@@ -57,8 +54,9 @@ bool KvPool::borrow(Lease& lease, const int32_t* tokens, int64_t n, uint64_t sal
       continue;
     }
     if (lease.growable && !leader.lease->growable) return false;
-    lease.borrowed = std::min(lease.ahead, leader.lease->promised);
-    lease.shared.insert(lease.shared.end(), leader.lease->own.begin(), leader.lease->own.begin() + lease.borrowed);
+    const int32_t borrowed = std::min(lease.ahead, leader.lease->promised);
+    lease.shared.insert(lease.shared.end(), leader.lease->own.begin(), leader.lease->own.begin() + borrowed);
+    lease.borrowed = borrowed;
     return true;
   }
   return false;
@@ -78,6 +76,8 @@ Result KvPool::withdraw(Lease& lease) {
 
 Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted, bool ends) {
   Result r;
+  // All that the path may come to, before anything changes: nothing below allocates.
+  if (!ends || lease.promise != kNoNode) lease.shared.reserve(static_cast<size_t>(lease.num_blocks()));
   if (lease.promise != kNoNode) {
     r = fulfil(lease, tokens, n, salt, promoted);
   } else if (lease.borrowed > 0) {
@@ -100,7 +100,7 @@ Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t 
   return r;
 }
 
-Result KvPool::release(Lease& lease) {
+Result KvPool::release(Lease& lease) noexcept {
   lease.released = true;
   --live_;
   if (lease.slot >= 0) free_slots_.push_back(lease.slot), lease.slot = -1;

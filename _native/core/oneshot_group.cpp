@@ -8,6 +8,16 @@ OneShotGroup::Verdict OneShotGroup::admit(const RequestRow& r, int64_t deferred,
   const int64_t reusable = r.cache == CacheMode::never ? 0 : r.unread;
   *wrong = pool_.attach(r.tokens, r.trunk, r.salt, reusable, &lease);
   if (!wrong->ok()) return Verdict::full;
+  try {
+    return admit_attached(r, deferred, lease, skip, publish, wrong);
+  } catch (...) {  // no memory: the caller knows of no lease
+    *wrong = pool_.release(lease);
+    throw;
+  }
+}
+
+OneShotGroup::Verdict OneShotGroup::admit_attached(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip,
+                                                   int64_t* publish, Result* wrong) {
   if (must_wait(r, lease, deferred)) {
     *wrong = pool_.release(lease);
     return Verdict::deferred;

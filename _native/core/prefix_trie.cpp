@@ -272,7 +272,7 @@ void PrefixTrie::remove(const int32_t* indices, int32_t count) {
   bump(count_, -count);
 }
 
-int64_t PrefixTrie::evict(int64_t n) {
+int64_t PrefixTrie::evict(int64_t n) noexcept {
   int64_t freed = 0, hot = 0;
   int32_t victims[kAhead];
   while (freed < n) {
@@ -305,7 +305,7 @@ void PrefixTrie::look_ahead() const {
 }
 
 Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
-                          int64_t first, bool protect, TrieInsert* out) {
+                          int64_t first, bool protect, TrieInsert* out) noexcept {
   if (n / size_ < first + count) return {Status::too_few_tokens, (first + count) * size_};
   const Result marked = pool_.mark_for_trie(blocks, count);
   if (!marked.ok()) return marked;
@@ -334,7 +334,7 @@ Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* block
 }
 
 Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt,
-                           int64_t first, NodeId* out) {
+                           int64_t first, NodeId* out) noexcept {
   if (n / size_ < first + count) return {Status::too_few_tokens, (first + count) * size_};
   *out = kNoNode;
   if (count == 0) return {};
@@ -354,7 +354,7 @@ Result PrefixTrie::promise(const int32_t* tokens, int64_t n, const int32_t* bloc
   return {};
 }
 
-Result PrefixTrie::fulfil(NodeId node, int64_t blocks) {
+Result PrefixTrie::fulfil(NodeId node, int64_t blocks) noexcept {
   int32_t i = index_of(node);
   if (i == kNil) return {Status::stale_node, node};
   if (state(i) != NodeState::promised) return {Status::not_promised, node};
@@ -369,7 +369,7 @@ Result PrefixTrie::fulfil(NodeId node, int64_t blocks) {
   return {};
 }
 
-Result PrefixTrie::break_promise(NodeId node, int64_t* freed) {
+Result PrefixTrie::break_promise(NodeId node, int64_t* freed) noexcept {
   int32_t i = index_of(node);
   if (i == kNil) return {Status::stale_node, node};
   if (state(i) != NodeState::promised) return {Status::not_promised, node};

@@ -194,9 +194,8 @@ class FoldFinder {
       const Group& group = groups_[static_cast<size_t>(slots_[at])];
       if (same(group.place, place) && std::equal(tokens, tokens + least_, group.tokens)) return slots_[at];
     }
-    slots_[at] = static_cast<int32_t>(groups_.size());
-    groups_.push_back({place, tokens, n, -1, -1, 0});
-    return slots_[at];
+    groups_.push_back({place, tokens, n, -1, -1, 0});  // may throw: no slot names a group that is not there
+    return slots_[at] = static_cast<int32_t>(groups_.size()) - 1;
   }
   void grow() {
     slots_.assign(2 * slots_.size(), -1);

@@ -20,6 +20,9 @@
 //
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
 // writer at a time.
+//
+// Memory. What is not noexcept may throw std::bad_alloc. A lease that was to be attached then holds nothing and is
+// not counted; one that holds something is whole, and release(), which allocates nothing, takes all of it back.
 #pragma once
 
 #include <algorithm>
@@ -95,7 +98,7 @@ class KvPool {
   Result publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted, bool ends);
 
   // The one place where held blocks, locks and slots are given back.
-  Result release(Lease& lease);
+  Result release(Lease& lease) noexcept;
 
  private:
   struct Leader {

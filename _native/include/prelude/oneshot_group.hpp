@@ -65,8 +65,9 @@ class OneShotGroup {
 
   bool done() const { return count_ > 0 && left_.allowance >= 0 && before_ - left_.tokens >= left_.allowance; }
 
-  // Deferred and full rows hold nothing. `skip`: the tokens that an admitted row has from the cache. `publish`:
-  // blocks that it keeps, where that is decided at once.
+  // Deferred and full rows hold nothing, nor does one for which memory failed: begin() is then what comes next.
+  // `skip`: the tokens that an admitted row has from the cache. `publish`: blocks that it keeps, where that is
+  // decided at once.
   Verdict admit(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip, int64_t* publish, Result* wrong);
 
   // Blocks for the row's tokens up to `end`, where they are worth keeping and the pool has room; promised at once
@@ -76,6 +77,8 @@ class OneShotGroup {
             int64_t* publish, Result* wrong);
 
  private:
+  Verdict admit_attached(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip, int64_t* publish,
+                         Result* wrong);
   // Whether a leader is filling what comes next of the prompt, and it is worth a step to wait for it. Rows of the
   // same step that may share read it at once instead.
   bool must_wait(const RequestRow& r, Lease& lease, int64_t deferred);

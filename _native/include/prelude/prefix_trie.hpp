@@ -124,7 +124,7 @@ class PrefixTrie {
 
   // The longest ready prefix of `tokens`, of at most `max_blocks` blocks (negative: no limit). Counts as a hit
   // of every node on the path, which becomes young and protected, unless `touch` is false.
-  TrieMatch match(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, bool touch = true) {
+  TrieMatch match(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, bool touch = true) noexcept {
     const Walk w = walk(tokens, clip(n, max_blocks), salt);
     if (touch && w.ready > 0) hit(w.tail);
     bump(stats_.lookups, 1), bump(stats_.looked_up, clip(n, max_blocks)), bump(stats_.hit, w.ready);
@@ -135,14 +135,19 @@ class PrefixTrie {
   // asking before every step. `ready`: blocks found now. The prompt is not kept: give it again to rewatch().
   int32_t watch(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, int32_t* ready) {
     const int32_t id = watches_.add();
-    *ready = place(id, tokens, n, salt, max_blocks);
+    try {
+      *ready = place(id, tokens, n, salt, max_blocks);
+    } catch (...) {
+      watches_.remove(id);
+      throw;
+    }
     return id;
   }
   // Blocks found now; -1 where there is no such watch.
   int32_t rewatch(int32_t id, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks) {
     return watches_.exists(id) ? place(id, tokens, n, salt, max_blocks) : -1;
   }
-  bool unwatch(int32_t id) {
+  bool unwatch(int32_t id) noexcept {
     if (!watches_.exists(id)) return false;
     watches_.remove(id);
     return true;
@@ -186,7 +191,7 @@ class PrefixTrie {
   // --- locks ------------------------------------------------------------------------------------------------
 
   // One reference on the path root..node: none of it can be evicted. Stops where a peer's lock already covers.
-  Result lock(NodeId node) {
+  Result lock(NodeId node) noexcept {
     if (node == kNoNode) return {};
     const int32_t i = index_of(node);
     if (i == kNil) return {Status::stale_node, node};
@@ -196,7 +201,7 @@ class PrefixTrie {
     cover(i);
     return {};
   }
-  Result unlock(NodeId node) {
+  Result unlock(NodeId node) noexcept {
     if (node == kNoNode) return {};
     const int32_t i = index_of(node);
     if (i == kNil) return {Status::stale_node, node};
@@ -210,7 +215,7 @@ class PrefixTrie {
   // --- blocks in and out ------------------------------------------------------------------------------------
 
   // n blocks for the caller: from the free list, then by evicting from the cold end. All or nothing.
-  Result allocate(int64_t n, int32_t* out, bool spare_protected = false) {
+  Result allocate(int64_t n, int32_t* out, bool spare_protected = false) noexcept {
     const int64_t free = pool_.num_free();
     if (n > free) {
       const int64_t available =
@@ -222,25 +227,25 @@ class PrefixTrie {
   }
 
   // Frees up to n blocks from the cold end, protected ones last; returns how many.
-  int64_t evict(int64_t n);
+  int64_t evict(int64_t n) noexcept;
   // Drops everything that nobody locks.
-  int64_t clear() { return evict(INT32_MAX); }
+  int64_t clear() noexcept { return evict(INT32_MAX); }
 
   // Extends the path of the prompt by `count` blocks that hold the KV of tokens[first * size ..]. The trie
   // takes over the caller's reference on each block it has no node for yet; earlier ones are duplicates, which
   // stay with the caller (duplicates are a hit). Where the path before `first` is gone, or a leader's promise
   // is in the way, nothing is taken. `protect`: enter as hit, not on probation.
   Result insert(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt, int64_t first,
-                bool protect, TrieInsert* out);
+                bool protect, TrieInsert* out) noexcept;
 
   // As insert(), for blocks that are still to be computed: visible to match() as promised, locked for the
   // caller. kNoNode, and nothing taken, unless the path is ready up to `first` and ends there.
   Result promise(const int32_t* tokens, int64_t n, const int32_t* blocks, int64_t count, uint64_t salt, int64_t first,
-                 NodeId* out);
+                 NodeId* out) noexcept;
   // The first `blocks` of the path (negative: all) are computed: ready. The caller's lock stays until unlock().
-  Result fulfil(NodeId node, int64_t blocks = -1);
+  Result fulfil(NodeId node, int64_t blocks = -1) noexcept;
   // The leader failed: its promised nodes go, their blocks are freed, its lock ends. `freed` may be null.
-  Result break_promise(NodeId node, int64_t* freed);
+  Result break_promise(NodeId node, int64_t* freed) noexcept;
 
   TrieAudit audit() const;
   // All nodes, parents before children.

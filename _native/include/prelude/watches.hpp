@@ -9,7 +9,9 @@
 // hash; an event takes the lists' members out and reports each of them once, until it is placed again. Equal
 // hashes of other prefixes report one too many, never one too few.
 //
-// Costs nothing while nobody watches. One writer, the trie's.
+// Costs nothing while nobody watches. One writer, the trie's. Only add() and place() allocate: they may throw
+// std::bad_alloc, and then change nothing but where place() put the watch. Events find the memory that add() has
+// reserved for a report of every watch, so that the trie can change where there is no memory left.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +33,7 @@ class Watches {
     if (free_.empty()) {
       id = static_cast<int32_t>(all_.size());
       all_.emplace_back();
+      if (reports_.capacity() < all_.capacity() || free_.capacity() < all_.capacity()) reserve();
     } else {
       id = free_.back();
       free_.pop_back();
@@ -45,12 +48,11 @@ class Watches {
   void place(int32_t id, int32_t node, bool waits, uint32_t hash) {
     leave(id);
     Watch& w = all_[id];
-    if (node != kNone) w.node = node, enter(by_node_, static_cast<uint32_t>(node), id, &Watch::at_node);
-    w.waits = waits;
-    if (waits) w.hash = hash, enter(by_hash_, hash, id, &Watch::at_hash);
+    if (node != kNone) enter(by_node_, static_cast<uint32_t>(node), id, &Watch::at_node), w.node = node;
+    if (waits) enter(by_hash_, hash, id, &Watch::at_hash), w.hash = hash, w.waits = true;
   }
 
-  void remove(int32_t id) {
+  void remove(int32_t id) noexcept {
     leave(id);
     all_[id].used = false;  // an unread report of it is dropped by moved()
     --count_;
@@ -58,8 +60,8 @@ class Watches {
   }
 
   // A node with this hash is ready; this node is gone.
-  void appeared(uint32_t hash) { report(by_hash_, hash, &Watch::at_hash); }
-  void gone(int32_t node) { report(by_node_, static_cast<uint32_t>(node), &Watch::at_node); }
+  void appeared(uint32_t hash) noexcept { report(by_hash_, hash, &Watch::at_hash); }
+  void gone(int32_t node) noexcept { report(by_node_, static_cast<uint32_t>(node), &Watch::at_node); }
 
   // Calls f(id) for each watch that something was reported to since, and forgets the reports.
   template <class F>
@@ -88,7 +90,17 @@ class Watches {
   };
   using Heads = std::unordered_map<uint32_t, int32_t>;
 
-  void enter(Heads& heads, uint32_t key, int32_t id, Link Watch::* link) {
+  // A report of each watch at most lies in either, read or not.
+  void reserve() {
+    try {
+      reports_.reserve(all_.capacity()), free_.reserve(all_.capacity());
+    } catch (...) {
+      all_.pop_back();
+      throw;
+    }
+  }
+
+  void enter(Heads& heads, uint32_t key, int32_t id, Link Watch::*link) {
     const auto [at, fresh] = heads.try_emplace(key, id);
     Link& mine = all_[id].*link;
     mine = Link{};
@@ -98,7 +110,7 @@ class Watches {
     at->second = id;
   }
 
-  void exit(Heads& heads, uint32_t key, int32_t id, Link Watch::* link) {
+  void exit(Heads& heads, uint32_t key, int32_t id, Link Watch::*link) {
     const Link mine = all_[id].*link;
     if (mine.after != kNone) (all_[mine.after].*link).before = mine.before;
     if (mine.before != kNone) {
@@ -117,7 +129,7 @@ class Watches {
     w.node = kNone, w.waits = false;
   }
 
-  void report(Heads& heads, uint32_t key, Link Watch::* link) {
+  void report(Heads& heads, uint32_t key, Link Watch::*link) {
     auto at = heads.find(key);
     while (at != heads.end()) {
       const int32_t id = at->second;
