@@ -1,10 +1,11 @@
 """The package on every Python that is here: python -m tests.matrix   (--ends: the oldest and the newest alone)
 
-For each interpreter from 3.10 on that is found (on PATH, and in pyenv's folder) a wheel is built and installed in a
-fresh environment: the oldest numpy that is allowed and gcc, then the newest numpy and clang, as far as they are
-here. There ``prelude --version``, ``prelude simulate`` and some tests of the tokenizer and the native parts run. With
-``--torch SPEC`` (a requirement such as torch==2.13.0) the engine's extra is installed as well, and the demo runs.
-Prints a table; exits with 1 where anything failed.
+For each interpreter from 3.10 on that is found (on PATH, and in pyenv's folder) one wheel is built by g++; for the
+newest of them a second one by clang++, where both compilers are here. Each wheel is installed in a fresh environment
+with the newest numpy, and in another with the oldest that is allowed. There the tokenizer encodes, ``prelude
+--version`` and ``prelude simulate`` run, and some tests of the tokenizer and the native parts. With ``--torch SPEC``
+(a requirement such as torch==2.13.0) the engine's extra is installed as well, and the demo and some tests of the
+engine run. Prints a line for each environment; exits with 1 where anything failed.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MINORS = range(10, 20)
-OLDEST_NUMPY = "numpy==1.26.*"  # has wheels up to Python 3.12
+COMPILERS = {"g++": "gcc", "clang++": "clang"}  # of C++ and of C
+OLDEST_NUMPY = "numpy==1.26.*"
+NEWEST_OF_OLDEST = 12  # the last minor version of Python that it has wheels for
 TESTS = ["tests/native", "tests/tokenizer/test_surface.py", "tests/tokenizer/test_encode.py", "tests/test_tables.py"]
-TESTS += ["--ignore=tests/native/test_paged.py"]  # needs torch
 TESTS += ["--ignore=tests/native/test_cpp.py"]  # has no Python in it
+WITHOUT_TORCH = ["--ignore=tests/native/test_paged.py"]
+ENGINE_TESTS = ["tests/engine/test_limits.py"]
 TOOLS = ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "tokenizers==0.23.3", "regex", "jinja2>=3.1.6"]
 
 
 @dataclass(frozen=True)
 class Leg:
-    python: str
     minor: int
-    numpy: str
+    python: str
     compiler: str  # of C++
+    numpys: tuple[str, ...]  # requirements: one environment each, from the same wheel
 
 
 def interpreters() -> dict[int, str]:
@@ -51,73 +55,115 @@ def interpreters() -> dict[int, str]:
     return found
 
 
-def legs(ends: bool) -> list[Leg]:
-    found = interpreters()
+def legs(ends: bool, only: list[int], compiler: str | None) -> list[Leg]:
+    found = {minor: path for minor, path in interpreters().items() if not only or minor in only}
     minors = sorted(found)
+    compilers = [name for name in ([compiler] if compiler else COMPILERS) if shutil.which(name)]
+    if not minors or not compilers:
+        sys.exit("tests.matrix: no such interpreter from 3.10 on, or no such compiler")
     if ends:
-        minors = sorted({minors[0], minors[-1]})
-    gcc, clang = shutil.which("g++"), shutil.which("clang++")
-    made = []
-    for minor in minors:
-        made.append(Leg(found[minor], minor, OLDEST_NUMPY if minor <= 12 else "numpy", "g++" if gcc else "clang++"))
-        if not ends and minor <= 12:
-            made.append(Leg(found[minor], minor, "numpy", "clang++" if clang else "g++"))
-    if not ends and clang and gcc:
-        made.append(Leg(found[minors[-1]], minors[-1], "numpy", "clang++"))
+        minors, compilers = sorted({minors[0], minors[-1]}), compilers[:1]
+    made = [
+        Leg(minor, found[minor], compilers[0], ("numpy", *([OLDEST_NUMPY] if minor <= NEWEST_OF_OLDEST else [])))
+        for minor in minors
+    ]
+    made += [Leg(minors[-1], found[minors[-1]], other, ("numpy",)) for other in compilers[1:]]
     return made
 
 
-def run(leg: Leg, torch: str | None, folder: Path) -> list[str]:
-    """What was done in a fresh environment; raises ``CalledProcessError`` at what failed."""
-    done: list[str] = []
-    python = str(folder / "bin" / "python")
-    compilers = {"CXX": leg.compiler, "CC": leg.compiler.replace("clang++", "clang").replace("g++", "gcc")}
-    if shutil.which("ccache"):
-        compilers = {name: f"ccache {value}" for name, value in compilers.items()}
-    environment = {**os.environ, **compilers, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    environment.pop("PYTHONPATH", None)
+class Steps:
+    """Commands run one after the other, and what is to be said of each in the table."""
 
-    def step(name: str, *command: str, cwd: Path = ROOT) -> str:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self.done: list[str] = []
+
+    def __call__(self, name: str, *command: str | Path, cwd: Path = ROOT) -> str:
+        """The output; ``CalledProcessError`` where the command failed."""
         began = time.perf_counter()
         output = subprocess.run(
-            command, cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [str(word) for word in command],
+            cwd=cwd,
+            env=self.environment,
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         ).stdout
-        done.append(f"{name} {time.perf_counter() - began:.0f} s")
+        self.done.append(f"{name} {time.perf_counter() - began:.0f} s")
         return output
 
-    step("environment", leg.python, "-m", "venv", str(folder))
-    extra = "[engine]" if torch else ""
-    step("install", python, "-m", "pip", "install", "-q", leg.numpy, *([torch] if torch else []), f".{extra}")
-    version = step("numpy", python, "-c", "import numpy; print(numpy.__version__)").strip()
-    done[-1] = f"numpy {version}"
+
+def build(leg: Leg, folder: Path) -> Path:
+    """A wheel, in ``folder``."""
+    compilers = {"CXX": leg.compiler, "CC": COMPILERS[leg.compiler]}
+    if shutil.which("ccache"):
+        compilers = {name: f"ccache {value}" for name, value in compilers.items()}
+    Steps({**os.environ, **compilers})(
+        "wheel", leg.python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, "."
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def try_out(python: str, numpy: str, wheel: Path, torch: str | None, folder: Path) -> list[str]:
+    """What ran in a fresh environment, in ``folder``, with the tests copied away from the sources."""
+    bin_folder = folder / "venv" / "bin"
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    environment.pop("PYTHONPATH", None)
+    if (ROOT.parent / "shared").is_dir():  # real tokenizer files
+        environment.setdefault("PRELUDE_SHARED", str(ROOT.parent / "shared"))
+    step = Steps(environment)
+    inside = bin_folder / "python"
+    checkout = folder / "checkout"  # without the package's own folders: what is tested is the wheel
+    shutil.copytree(ROOT / "tests", checkout / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+
+    step("environment", python, "-m", "venv", folder / "venv")
+    requirements = [numpy, *([torch, f"prelude-engine[engine] @ {wheel.as_uri()}"] if torch else [wheel])]
+    step("install", inside, "-m", "pip", "install", "-q", *requirements)
+    versions = step("versions", inside, "-c", "import numpy; print(numpy.__version__)").strip()
+    step.done[-1] = f"numpy {versions}"
+    step("installed.py", inside, checkout / "tests" / "installed.py", cwd=folder)
     step("--version", "prelude", "--version", cwd=folder)
     step("simulate", "prelude", "simulate", "rubrics", "--option", "requests=200", cwd=folder)
-    step("results", python, "-c", "import prelude.results, prelude.engine", cwd=folder)
     if torch:
-        step("demo", "prelude", "demo", cwd=folder)
-    step("test tools", python, "-m", "pip", "install", "-q", *TOOLS)
-    passed = step("tests", python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS)
-    done[-1] = f"{passed.strip().splitlines()[-1]}"
-    return done
+        step(f"{torch} demo", "prelude", "demo", cwd=folder)
+    step("test tools", inside, "-m", "pip", "install", "-q", *TOOLS)
+    tests = [*TESTS, *(ENGINE_TESTS if torch else WITHOUT_TORCH)]
+    passed = step("tests", inside, "-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=checkout)
+    step.done[-1] = passed.strip().splitlines()[-1].strip("= ")
+    return step.done
+
+
+def run(leg: Leg, torch: str | None) -> int:
+    """How many environments of a leg failed; a line is printed for each."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, numpy in enumerate(leg.numpys):
+            head = f"3.{leg.minor:<3} {leg.compiler:8} {numpy:12}"
+            place = Path(folder) / str(number)
+            place.mkdir()
+            try:
+                wheel = next(Path(folder).glob("*.whl"), None) or build(leg, Path(folder))
+                done = try_out(leg.python, numpy, wheel, torch, place)
+                print(f"{head} ok      {'; '.join(done)}", flush=True)
+            except subprocess.CalledProcessError as error:
+                failed += 1
+                print(f"{head} FAILED  {' '.join(error.cmd[-6:])}\n{(error.stdout or '')[-3000:]}", flush=True)
+    return failed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ends", action="store_true", help="the oldest and the newest interpreter alone")
-    parser.add_argument("--only", type=int, metavar="MINOR", help="this minor version alone")
+    parser.add_argument(
+        "--ends", action="store_true", help="the oldest and the newest interpreter alone, one compiler"
+    )
+    parser.add_argument("--only", type=int, nargs="*", default=[], metavar="MINOR", help="these minor versions alone")
+    parser.add_argument("--compiler", choices=COMPILERS, help="this compiler alone")
     parser.add_argument("--torch", metavar="SPEC", help="install the engine with this torch, and run the demo")
     chosen = parser.parse_args()
-    failed = 0
-    for leg in legs(chosen.ends):
-        if chosen.only is not None and leg.minor != chosen.only:
-            continue
-        head = f"3.{leg.minor:<3} {leg.compiler:8}"
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                print(f"{head} ok      {'; '.join(run(leg, chosen.torch, Path(folder) / 'venv'))}", flush=True)
-            except subprocess.CalledProcessError as error:
-                failed += 1
-                print(f"{head} FAILED  {' '.join(error.cmd[-6:])}\n{(error.stdout or '')[-3000:]}", flush=True)
+    failed = sum(run(leg, chosen.torch) for leg in legs(chosen.ends, chosen.only, chosen.compiler))
     return 1 if failed else 0
 
 

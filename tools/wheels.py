@@ -46,7 +46,10 @@ def tools(folder: Path) -> Path:
 def compiler(tool: Path, architecture: str) -> dict[str, str]:
     """What setuptools is told so that it compiles for ``architecture`` and names the files so."""
     target = f"-target {architecture}-linux-gnu.{GLIBC}"
-    cc, cxx = (f"{tool / 'python'} -m ziglang {name} {target}" for name in ("cc", "c++"))
+    (zig,) = tool.parent.glob(
+        "lib/python3.*/site-packages/ziglang/zig"
+    )  # the build's Python would not find the module
+    cc, cxx = (f"{zig} {name} {target}" for name in ("cc", "c++"))
     return {
         "CC": cc,
         "CXX": cxx,
