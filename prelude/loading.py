@@ -247,7 +247,9 @@ def _tokenizer(directory: ModelDirectory) -> Tokenizer:
         return directory.read(name, limit) if directory.has(name) else None
 
     try:
-        return Tokenizer.from_reader(read, str(directory))
+        tokenizer = Tokenizer.from_reader(read, str(directory))
+        tokenizer.encode("")  # runs the post-processor: a template may name a token that the file does not declare
+        return tokenizer
     except (ModelError, MemoryError):
         raise
     except Exception as failure:
