@@ -69,7 +69,9 @@ def _check_merges(model: Any) -> None:
     for i, merge in enumerate(merges):
         pair = merge.split(" ") if isinstance(merge, str) else merge
         second = pair[-1] if isinstance(pair, list) and pair else None
-        rest = second.encode(errors="replace")[size:] if isinstance(second, str) else b""
+        if not isinstance(second, str):
+            continue
+        rest = second.encode(errors="replace")[size:]
         if rest and rest[0] & 0xC0 == 0x80:
             raise TokenizerFileError(
                 f"model.merges[{i}]",

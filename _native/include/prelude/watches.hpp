@@ -100,7 +100,7 @@ class Watches {
     }
   }
 
-  void enter(Heads& heads, uint32_t key, int32_t id, Link Watch::*link) {
+  void enter(Heads& heads, uint32_t key, int32_t id, Link Watch::* link) {
     const auto [at, fresh] = heads.try_emplace(key, id);
     Link& mine = all_[id].*link;
     mine = Link{};
@@ -110,7 +110,7 @@ class Watches {
     at->second = id;
   }
 
-  void exit(Heads& heads, uint32_t key, int32_t id, Link Watch::*link) {
+  void exit(Heads& heads, uint32_t key, int32_t id, Link Watch::* link) {
     const Link mine = all_[id].*link;
     if (mine.after != kNone) (all_[mine.after].*link).before = mine.before;
     if (mine.before != kNone) {
@@ -129,7 +129,7 @@ class Watches {
     w.node = kNone, w.waits = false;
   }
 
-  void report(Heads& heads, uint32_t key, Link Watch::*link) {
+  void report(Heads& heads, uint32_t key, Link Watch::* link) {
     auto at = heads.find(key);
     while (at != heads.end()) {
       const int32_t id = at->second;
