@@ -171,7 +171,7 @@ class TemplateProcessing:
         for piece in self.pair if len(encodings) == 2 else self.single:
             if isinstance(piece, Slot):
                 if piece.sequence >= len(encodings):
-                    raise TokenizerError("the template for one sequence asks for a second one")
+                    raise TokenizerError("post_processor: the template for one sequence asks for a second one")
                 encoding = copy(encodings[piece.sequence])  # a template may use a sequence twice
                 encoding._types = piece.type_id
                 encoding.set_sequence_id(piece.sequence)

@@ -97,6 +97,12 @@ class Component:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def member(self) -> dict[str, Any]:
+        """A copy of the tokenizer file's member, its defaults filled in. Not in HF."""
+        copied: dict[str, Any] = json.loads(json.dumps(self._member))
+        return copied
+
     def _parts(self) -> list[dict[str, Any]]:
         for value in self._member.values():
             if self._member["type"] == "Sequence" and isinstance(value, list):

@@ -124,8 +124,9 @@ class Use:
         """``task`` says whose text it is: with a ``salt`` or ``cache="never"`` it is neither kept in the tokenizer's
         memory of prompts nor looked for there, since the time that takes tells what others sent."""
         self.encoder = encoder
-        self.salt = getattr(task, "salt", None)
-        never = (getattr(task, "cache", None) or default_cache) == "never"
+        salt, cache = getattr(task, "salt", None), getattr(task, "cache", None)  # not checked yet: any objects
+        self.salt = salt if isinstance(salt, str) else None
+        never = (cache if isinstance(cache, str) else default_cache) == "never"
         self.alone = never  # nothing is kept, for this tenant either
         self.calls = 0
         self.seconds = 0.0

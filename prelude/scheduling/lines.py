@@ -84,10 +84,10 @@ class Line:
         self._accounts.serve(_account(request), max(1, request.num_known))
         self._leave(request)
 
-    def serve_all(self, requests: list[Request]) -> int:
-        """Requests of one key that a step takes; how many tokens they are."""
+    def serve_all(self, requests: list[Request]) -> None:
+        """Requests of one key that a step takes."""
         if not requests:
-            return 0
+            return
         tokens, _, alike = totals(requests)
         if alike and len(requests) == len(self.arrivals) and not len(self._columns):
             # All that wait go at once, and none was ever ranked.
@@ -97,10 +97,9 @@ class Line:
             self._groups.clear()
             self._new.clear()
             self._tokens = self._logits_rows = 0
-            return tokens
+            return
         for request in requests:
             self.serve(request)
-        return tokens
 
     def _group(self, key: Hashable) -> list[int]:
         group = self._groups.get(key)
@@ -132,6 +131,7 @@ class Line:
             self._new = [r for r in self._new if r.order in self.arrivals]
         elif not self.arrivals:
             self._new.clear()
+            self._tokens = self._logits_rows = 0  # also where a failed allocation has left them behind
 
     # -------------------------------------------------------------- looking
 

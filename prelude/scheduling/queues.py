@@ -38,14 +38,12 @@ class Queues:
         self.estimates = estimates
         self.served = 0
         self.running: list[Request] = []
-        self.waiting_tokens = 0
         self.arrivals = 0
 
     def add(self, request: Request) -> None:
         self.arrivals += 1
         request.order = self.arrivals
         self._waiting(request).append(request, self.served)
-        self.waiting_tokens += request.num_known
 
     def add_all(self, requests: list[Request]) -> None:
         """OneShot requests that came together, in order."""
@@ -53,7 +51,6 @@ class Queues:
             return
         tokens, rows, alike = number_all(requests, self.arrivals, self.served)
         self.arrivals += len(requests)
-        self.waiting_tokens += tokens
         if alike:
             self.oneshot.extend(requests, tokens, rows, self.served)
             return
@@ -64,7 +61,6 @@ class Queues:
         """OneShot requests that have their numbers already."""
         for request in requests:
             self.oneshot.append(request, self.served)
-            self.waiting_tokens += request.num_known
 
     def look_again(self) -> None:
         """Requests whose match with the prefix cache has changed take their new place in line."""
@@ -74,12 +70,11 @@ class Queues:
 
     def take_oneshot(self, requests: list[Request]) -> None:
         """Out of the line, into a step."""
-        self.waiting_tokens -= self.oneshot.serve_all(requests)
+        self.oneshot.serve_all(requests)
 
     def start(self, request: Request) -> None:
         """Waiting -> running."""
         self.decode.serve(request)
-        self.waiting_tokens -= request.num_known
         at = len(self.running)
         while at and _rank(self.running[at - 1]) > _rank(request):
             at -= 1
@@ -89,14 +84,12 @@ class Queues:
         """A request that gave its place in a step back waits in front of everything that arrived later."""
         if request.execution_class is ExecutionClass.DECODE:
             self.running.remove(request)
-        self.waiting_tokens += request.num_known
         self._waiting(request).push_front(request)
 
     def discard(self, request: Request) -> None:
         """Out of wherever its state says it is; OneShot rows in a step are in no queue."""
         if request.state is State.WAITING:
             self._waiting(request).remove(request)
-            self.waiting_tokens -= request.num_known
         elif request.execution_class is ExecutionClass.DECODE and request.state is not State.FINISHED:
             self.running.remove(request)
 
@@ -124,9 +117,6 @@ class Queues:
         waiting = [*self.oneshot, *self.decode]
         if len(waiting) != self.num_waiting or any(r.state is not State.WAITING for r in waiting):
             raise RuntimeError(f"{len(waiting)} requests are in the lines, {self.num_waiting} are counted as waiting")
-        tokens = sum(request.num_known for request in waiting)
-        if tokens != self.waiting_tokens:
-            raise RuntimeError(f"{tokens} tokens wait, {self.waiting_tokens} are counted")
         if any(r.state not in (State.PREFILL, State.DECODE) or r.lease is None for r in self.running):
             raise RuntimeError("a running request holds no lease or is in no running state")
         if any(_rank(a) > _rank(b) for a, b in zip(self.running, self.running[1:])):

@@ -246,10 +246,11 @@ class _Shape:
 def _members(decoder: Any) -> list[Mapping[str, Any]]:
     if decoder is None:
         return []
-    if decoder.type != "Sequence":
-        return [{"type": decoder.type}]
+    whole = decoder.member
+    if whole["type"] != "Sequence":
+        return [whole]
     members: list[Mapping[str, Any]] = []
-    for member in decoder.decoders:
+    for member in whole["decoders"]:
         members.extend(member["decoders"] if member["type"] == "Sequence" else [member])
     return members
 
