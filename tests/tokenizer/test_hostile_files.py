@@ -256,8 +256,8 @@ PREFIX = '"continuing_subword_prefix":'
 def test_a_prefix_that_ends_inside_a_character_is_no_end_of_the_process(
     highest: int, merge: list[str] | str, prefixes: str
 ) -> None:
-    """HF puts the merged token's bytes, which are not UTF-8, into its error, and that aborts the process. Of two
-    prefixes HF keeps the first where the second is null."""
+    """HF puts the merged token's bytes, which are not UTF-8, into its error, and that aborts the process. A name that
+    stands twice is a precaution: HF reads the JSON that was checked, in which it stands once."""
     model = {"type": "BPE", "merges": [merge], "vocab": {"a": 0, "\u2581": 1, "x": highest}, "KEY": 0}
     code = (
         "import sys\n"
