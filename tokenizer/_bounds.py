@@ -25,7 +25,7 @@ _GROWTH = {"ByteLevel": 2, "NFD": 4, "NFKD": 18, "NFC": 3, "NFKC": 18, "Lowercas
 def checked(data: bytes) -> str:
     """The file as HF shall read it; ``TokenizerFileError`` if it is past a bound, or is no JSON object.
 
-    The text is written anew from the checked values, so that HF and the checks cannot read a repeated name differently.
+    The text is written anew from the checked values: HF and the checks cannot read a repeated name differently.
     """
     try:
         whole = json.loads(data)
