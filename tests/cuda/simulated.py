@@ -36,6 +36,9 @@ class Gone(RuntimeError):
     """A pointer into memory that was given back."""
 
 
+ALIGNMENT = 256  # bytes, of what cudaMalloc gives
+
+
 @dataclass(eq=False)
 class Allocation:
     number: int
@@ -133,7 +136,10 @@ class SimulatedDevice:
         count = int(np.prod(shape)) * dtype.itemsize
         if not pinned and count > self.memory()[0]:
             raise torch.cuda.OutOfMemoryError(f"{count:,} bytes, {self.memory()[0]:,} are free")
-        memory = np.full(max(count, 1), fill, np.uint8)
+        # Aligned as a driver's memory is: the bits of a product depend on where its operands lie.
+        room = np.full(max(count, 1) + ALIGNMENT, fill, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
+        memory = room[start : start + max(count, 1)]
         address = memory.ctypes.data
         allocation = Allocation(
             next(self._numbers), address, len(memory), pinned, self.recording is not None, weakref.ref(memory)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.shapes import Shape
@@ -116,7 +117,9 @@ def test_a_batch_of_5_replays_the_bucket_of_8(model: Model, on_device: Callable[
         changed = np.flatnonzero((before != replayed.pool).any(-1).any(-1).any(0).any(0).numpy())
         allowed = {*rows.write_slots.tolist(), *range(BLOCKS * BLOCK, (BLOCKS + 1) * BLOCK)}
         assert set(changed.tolist()) <= allowed
-        assert (replayed.pool[:, :, : BLOCKS * BLOCK] == eager.pool[:, :, : BLOCKS * BLOCK]).all()
+        # Eager steps have 5 rows where replayed ones have 8: the host's products may round those differently.
+        kept = [executor.pool[:, :, : BLOCKS * BLOCK] for executor in (replayed, eager)]
+        assert torch.allclose(*kept, rtol=0, atol=1e-5)
 
 
 def test_replays_need_no_plan_while_lengths_stay(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
