@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,11 +180,18 @@ def greedy(
 
 
 def live_tensor_bytes() -> int:
-    """Bytes of all tensors that Python objects hold, each storage once. torch does not count them on a CPU."""
-    gc.collect()
-    storages = {}
-    for found in gc.get_objects():
-        if issubclass(type(found), torch.Tensor):
-            storage = found.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    """Bytes of all tensors that Python objects hold, each storage once: torch does not count them on a CPU. Counted
+    until two counts are equal, since engines of earlier tests may end on threads of their own."""
+    before = -1
+    while True:
+        gc.collect()
+        storages = {}
+        for found in gc.get_objects():
+            if issubclass(type(found), torch.Tensor):
+                storage = found.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+        now = sum(storages.values())
+        if now == before:
+            return now
+        before = now
+        time.sleep(0.05)

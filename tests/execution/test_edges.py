@@ -232,6 +232,9 @@ class WithScore:
     def tensor(self, name: str) -> torch.Tensor:
         return self.score if name == "score.weight" else self.checkpoint.tensor(name)
 
+    def finite(self, name: str) -> torch.Tensor:
+        return self.score if name == "score.weight" else self.checkpoint.finite(name)
+
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_classification_head(model: Model, dtype: str) -> None:

@@ -114,7 +114,7 @@ def test_no_tensor_of_a_step_outlives_it(model: Model) -> None:
     before = live_tensor_bytes()
     for rows in (ends(s), np.arange(20, 120), np.arange(120)):
         last_logprobs(executor, s, rows)
-    assert live_tensor_bytes() == before
+    assert live_tensor_bytes() <= before, "less where an engine of an earlier test ends meanwhile"
 
 
 def test_chunks_of_logits_change_nothing(model: Model) -> None:
