@@ -45,9 +45,8 @@ def _rows_needed(product: Callable[[Tensor], Tensor], width: int, dtype: torch.d
     whole = product(x)
     for least in CANDIDATES:
         counts = {least, least + 1, least + 3, least + 7, 2 * least - 1, 3 * least // 2, 255}
-        if all(_agree(product, x, whole, count) for count in counts if count <= _ROWS - 5) and _alone(
-            product, x, whole
-        ):
+        agrees = all(_agree(product, x, whole, count) for count in counts if count <= _ROWS - 5)
+        if agrees and _alone(product, x, whole):
             return least
     raise RuntimeError(
         f"deterministic mode is not available: on this machine a product of {CANDIDATES[-1]} rows of {width} "

@@ -10,7 +10,7 @@
 //   table   hash of (salt, prefix, next block) ──▶ group ──first──▶ row ──next──▶ row ──▶ ...   open addressing
 //
 // That is decided row by row, since what a row costs decides whether it fits the step. finish() then looks at the
-// rows that joined nobody: those that share less than a block, sorted, deepest first.
+// rows that joined no fold: those that share less than a block, sorted, deepest first.
 //
 //   a b c d │ x        a b c d shared by two      what a group of fewer tokens saves with more members
 //   a b c d │ y z      a b shared by three        decides whether the deeper one stays

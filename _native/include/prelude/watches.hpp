@@ -9,7 +9,7 @@
 // hash; an event takes the lists' members out and reports each of them once, until it is placed again. Equal
 // hashes of other prefixes report one too many, never one too few.
 //
-// Costs nothing while nobody watches. One writer, the trie's. Only add() and place() allocate: they may throw
+// Costs nothing while there is no watch. One writer, the trie's. Only add() and place() allocate: they may throw
 // std::bad_alloc, and then change nothing but where place() put the watch. Events find the memory that add() has
 // reserved for a report of every watch, so that the trie can change where there is no memory left.
 #pragma once
