@@ -208,6 +208,7 @@ from prelude.models.config import ModelConfig
 from prelude.models.weights import load_weights
 def now(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+torch.ones(1 << 20, dtype=torch.bfloat16).to(torch.float32).sum()  # torch's own buffers are not the loader's
 config = ModelConfig.from_dir(sys.argv[1])
 with Checkpoint.open(sys.argv[1], config) as checkpoint:
     before = now("VmRSS")
@@ -219,15 +220,15 @@ with Checkpoint.open(sys.argv[1], config) as checkpoint:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_loading_takes_its_copies_and_not_the_files_beside_them(dtype: str, tmp_path: Path) -> None:
-    """72 MB of weights in float32; the largest weight has 4."""
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 2048}
+    """170 MB of weights in float32, the largest has 4; a file that stayed would add half or all of that."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "vocab_size": 2048}
     write_checkpoint(tmp_path, {**TINY, **sizes, "num_attention_heads": 8, "head_dim": 64}, dtype=dtype)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     peak, weights, _ = map(int, done.stdout.split())
-    assert weights > 50 << 20
-    assert peak < weights + (24 << 20), f"{peak:,} bytes for {weights:,} of weights"
+    assert weights > 144 << 20
+    assert peak < weights + (48 << 20), f"{peak:,} bytes for {weights:,} of weights"
 
 
 def test_a_released_weight_is_still_there(checkpoint_dir: Copy) -> None:
