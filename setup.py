@@ -21,7 +21,6 @@ from typing import Any
 from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 from setuptools.errors import BaseError, CompileError
 
 HERE = Path(__file__).parent
@@ -175,14 +174,6 @@ class ParallelBuildExt(build_ext):
             os.close(kept)
 
 
-class BuildPy(build_py):
-    """Leaves out of a wheel the scripts that trained the packaged model; the sdist has them."""
-
-    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        found = super().find_package_modules(package, package_dir)
-        return [module for module in found if package != "prelude.default_model" or module[1] == "__init__"]
-
-
 class Progress:
     """Says on the terminal what has been compiled: pip shows nothing of a build's own output while it runs."""
 
@@ -207,4 +198,4 @@ class Progress:
 
 
 ParallelCompile(default=0).install()
-setup(ext_modules=extensions(), cmdclass={"build_ext": ParallelBuildExt, "build_py": BuildPy})
+setup(ext_modules=extensions(), cmdclass={"build_ext": ParallelBuildExt})

@@ -1,4 +1,4 @@
-"""The model that ships with the package: two million parameters, trained by ``train.py`` beside it.
+"""The model that ships with the package: two million parameters, trained by ``python -m bench.train.train``.
 
 ``path()`` is all that the engine needs; nothing here imports torch.
 """

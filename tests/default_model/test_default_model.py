@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from bench.train import DATA
 from prelude import default_model
 
 FILES = {
@@ -16,7 +17,6 @@ FILES = {
     "decision_template.json",
     "demo.json",
     "generation_config.json",
-    "heldout.jsonl",
     "model.safetensors",
     "README.md",
     "tokenizer.json",
@@ -37,7 +37,7 @@ def header() -> dict:
 
 
 def rows() -> list[dict]:
-    lines = (default_model.path() / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -98,7 +98,7 @@ def test_accuracies_on_held_out_sentences() -> None:
     """With transformers, on a sixth of the sentences; the engine's own tests ask all of them."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from prelude.default_model.evaluate import evaluate, held_out
+    from bench.train.evaluate import evaluate, held_out
 
     rows = held_out()[::6]
     result = evaluate(rows=rows)
@@ -130,10 +130,10 @@ def test_nothing_held_out_is_in_the_words_of_the_corpus() -> None:
     """Rubrics, lead-ins and everyday sentences are the only ones that the training code itself has."""
     pytest.importorskip("babel")
     pytest.importorskip("regex")
-    from prelude.default_model import everyday, phrases
-    from prelude.default_model.sources import shingles
+    from bench.train import everyday, phrases
+    from bench.train.sources import shingles
 
-    files = [default_model.path() / name for name in ("selection.jsonl", "development.jsonl")]
+    files = [DATA / name for name in ("selection.jsonl", "development.jsonl")]
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     judged = [row["text"] for row in [*rows(), *map(json.loads, lines)]] + read("demo.json")["texts"]
     held = set().union(*map(shingles, judged))
@@ -149,7 +149,7 @@ def test_nothing_held_out_is_in_the_words_of_the_corpus() -> None:
 def test_held_out_text_is_removed_from_the_corpus() -> None:
     pytest.importorskip("babel")
     pytest.importorskip("regex")
-    from prelude.default_model.sources import shingles, without
+    from bench.train.sources import shingles, without
 
     text = rows()[0]["text"]
     kept = without(["An unrelated sentence about the weather of today.", f"He said: {text}", text[3:]], [text])

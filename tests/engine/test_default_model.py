@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
+from bench.train import DATA
 from prelude import Choice, Decide, Engine, YesNo, default_model
 
 
 @pytest.mark.slow
 def test_accuracies_on_heldout_sentences() -> None:
     demo = json.loads((default_model.path() / "demo.json").read_text(encoding="utf-8"))
-    lines = (default_model.path() / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     language, personal = demo["questions"]
     questions = [Choice(language["question"], language["labels"]), YesNo(personal["question"])]

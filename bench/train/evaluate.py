@@ -1,4 +1,4 @@
-"""Accuracies on the held-out sentences, with plain transformers: ``python -m prelude.default_model.evaluate``."""
+"""Accuracies on the held-out sentences, with plain transformers: ``python -m bench.train.evaluate``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from . import path
+from prelude.default_model import path
+
+from . import DATA
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Result:
 
 
 def held_out(file: Path | None = None) -> list[dict[str, Any]]:
-    lines = (file or path() / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (file or DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -122,7 +124,7 @@ def evaluate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", nargs="?", type=Path, default=path())
-    parser.add_argument("--rows", type=Path, default=path() / "heldout.jsonl")
+    parser.add_argument("--rows", type=Path, default=DATA / "heldout.jsonl")
     parser.add_argument("--wrong", action="store_true", help="print every wrong answer")
     options = parser.parse_args()
     result = evaluate(options.directory, held_out(options.rows))

