@@ -17,6 +17,7 @@ from torch import Tensor
 
 from prelude.models.config import ModelConfig
 from prelude.models.weights import LM_HEAD, SCORE, WeightSource
+from prelude.progress import watched
 
 _CHUNK = 64 << 20
 
@@ -144,7 +145,7 @@ def load(device: Device, source: WeightSource, config: ModelConfig, positions: i
     loader.to(table, place)
     loaded = DeviceWeights(
         embeddings,
-        tuple(loader.layer(i) for i in range(config.num_layers)),
+        tuple(map(loader.layer, watched(range(config.num_layers), "loading", "layers", config.num_layers))),
         loader.whole("model.norm.weight", torch.float32),
         lm_head,
         loader.whole(SCORE, torch.float32) if SCORE in loader.names else None,

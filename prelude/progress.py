@@ -1,16 +1,20 @@
-"""How far a ``run_many`` is, told to its caller while it runs."""
+"""How far long work is: a ``run_many``, told to its caller; loading and simulating, shown in a terminal."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from prelude.errors import InvalidRequest, shown
 
 log = logging.getLogger("prelude.engine")
 
+T = TypeVar("T")
 Advance: TypeAlias = Callable[[int, int], object]  # (tasks that have ended, tasks of the call)
 
 
@@ -25,7 +29,7 @@ class Progress:
         self._bar: Any = None
         if told is True:
             self._bar = make_bar(total)
-            told = self._move_bar
+            told = mover(self._bar)
         elif told is None or told is False:
             told = None
         elif not callable(told):
@@ -46,9 +50,6 @@ class Progress:
             log.exception("progress= raised, and is told no more")
             self._told = None
 
-    def _move_bar(self, done: int, total: int) -> None:
-        self._bar.update(done - self._bar.n)
-
     def __enter__(self) -> Progress:
         return self
 
@@ -57,6 +58,11 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def mover(bar: Any) -> Advance:
+    """What moves a bar of tqdm to a count."""
+    return lambda done, total: bar.update(done - bar.n)
 
 
 def make_bar(total: int) -> Any:
@@ -68,3 +74,29 @@ def make_bar(total: int) -> Any:
             field="progress",
         ) from None
     return tqdm(total=total, unit="task")
+
+
+def watched(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
+    """The same items. Where stderr is a terminal and tqdm is installed, a bar counts those that the caller is done
+    with, from the first second on. ``total``: how many there are, where that is known."""
+    if not _in_terminal() or find_spec("tqdm") is None:
+        yield from items
+        return
+    from tqdm.auto import tqdm
+
+    bar = tqdm(total=total, desc=what, unit=f" {unit}", delay=1, leave=False)
+    progress = Progress(mover(bar), total or 0)
+    try:
+        for item in items:
+            yield item
+            progress.advance(1)
+    finally:
+        with suppress(OSError, ValueError):  # the terminal is gone
+            bar.close()
+
+
+def _in_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # no stderr, or a closed one
+        return False

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from prelude.models.config import ModelConfig
 from prelude.models.ops import Linear
+from prelude.progress import watched
 
 SCORE = "score.weight"
 LM_HEAD = "lm_head.weight"
@@ -146,7 +147,7 @@ def load_weights(source: WeightSource, config: ModelConfig, dtype: torch.dtype) 
         score = Linear(source.finite(SCORE).to(torch.float32, copy=True))
     return DecoderWeights(
         embeddings=embeddings,
-        layers=tuple(reader.layer(i) for i in range(config.num_layers)),
+        layers=tuple(map(reader.layer, watched(range(config.num_layers), "loading", "layers", config.num_layers))),
         final_gain=reader.gain("model.norm.weight"),
         lm_head=lm_head,
         score=score,

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from prelude.config import EngineConfig
 from prelude.errors import ConfigError
+from prelude.progress import watched
 from prelude.simulation import compare, plots
 from prelude.simulation.compare import ABLATIONS, TODAY, AtRate, Settings
 from prelude.simulation.costs import RooflineCost
@@ -221,18 +221,8 @@ def _arrivals(
         arrivals = (replace(arrival, at=arrival.at / rate) for arrival in read_trace(path))
     else:
         arrivals = WORKLOADS[chosen.workload](rate, seed, **options)
-    arrivals = _counted(arrivals, chosen.workload)
+    arrivals = watched(arrivals, chosen.workload, "requests")
     return cancelled(arrivals, chosen.cancel, 1.0, seed) if chosen.cancel else arrivals
-
-
-def _counted(arrivals: Iterable[Arrival], name: str) -> Iterable[Arrival]:
-    """The same arrivals; in a terminal, a bar counts them where tqdm is installed."""
-    if find_spec("tqdm") is None:
-        return arrivals
-    from tqdm import tqdm
-
-    counted: Iterable[Arrival] = tqdm(arrivals, desc=name, unit=" requests", leave=False, delay=1, disable=None)
-    return counted
 
 
 def _said(report: Report) -> None:

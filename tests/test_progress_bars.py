@@ -1,0 +1,69 @@
+"""The bar that a terminal shows while long work goes on: loading a checkpoint, simulating a trace."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+pytest.importorskip("tqdm")
+
+LOAD = """
+import time
+from prelude import Engine
+from prelude.models.checkpoint import Checkpoint
+
+finite = Checkpoint.finite
+Checkpoint.finite = lambda self, name: (time.sleep({pause}), finite(self, name))[1]
+with Engine.from_pretrained() as engine:
+    print("loaded")
+"""
+SLOW = 0.08  # seconds a weight: some seconds in all
+
+
+def stderr_of(code: str, terminal: bool, closed: bool = False) -> str:
+    """What a child that runs ``code`` writes to its stderr: a terminal, which may be gone, or a file."""
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        size = struct.pack("4H", 24, 100, 0, 0)  # tqdm writes nothing where a terminal has no columns
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, size)
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    if closed:
+        os.close(ours)
+    written = b""
+    while not closed:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # what a terminal says when the child has closed its end
+            break
+        if not part:
+            break
+        written += part
+    out, _ = child.communicate()
+    if not closed:
+        os.close(ours)
+    assert child.returncode == 0 and out.startswith(b"loaded"), (out, written)
+    return written.decode()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_checkpoint_that_loads_for_more_than_a_second_shows_a_bar_in_a_terminal_alone(terminal: bool) -> None:
+    written = stderr_of(LOAD.format(pause=SLOW), terminal)
+    assert ("loading:" in written and "layers/s" in written.replace("s/layers", "layers/s")) is terminal
+
+
+def test_a_checkpoint_that_loads_quickly_shows_none() -> None:
+    assert "loading:" not in stderr_of(
+        "import time; time.time = lambda: 5.0  # tqdm's clock\n" + LOAD.format(pause=0), terminal=True
+    )
+
+
+def test_a_terminal_that_goes_away_ends_nothing() -> None:
+    assert stderr_of(LOAD.format(pause=SLOW), terminal=True, closed=True) == ""
