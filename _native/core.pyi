@@ -283,6 +283,7 @@ class Record:
     output: Any
     alike: Any
     given: Any
+    readout: Any
     sink: Any
     state: Any
     timeline: Any
@@ -310,7 +311,10 @@ class Record:
         positions: IntsLike | None,
         starts: IntsLike | None,
         parents: IntsLike | None,
+        readout: Any,
+        first: int,
         read: int,
+        num_read: int,
         unread: int,
         logits_rows: int,
         salt: int,
@@ -322,6 +326,10 @@ class Record:
     def trunk(self) -> int: ...
     @property
     def unread(self) -> int: ...
+    @property
+    def num_read(self) -> int: ...
+    @property
+    def first(self) -> int: ...
     @property
     def first_read(self) -> int: ...
     @property
@@ -401,11 +409,12 @@ def pack_step(
     folds: Sequence[tuple[tuple[int, ...], int]],
     more: Sequence[PromptRow],
     block_size: int,
-) -> tuple[tuple[Any, ...], Int32s, tuple[Int32s, Int32s, Int32s], Int32s]: ...
+) -> tuple[tuple[Any, ...], Int32s, Int32s, Int32s, Int32s]: ...
+def join_pairs(readouts: Sequence[Any], row_ends: Int32s) -> tuple[Int32s, Int32s, Int32s]: ...
 def pack_running(
     requests: Sequence[Record], block_size: int
 ) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...
-def sampling_arrays(settings: list[Any]) -> tuple[Any, Int32s, Any, Any, Any, int, bool, bool]: ...
+def sampling_arrays(settings: list[Any]) -> tuple[Any, Int32s, Any, Any, Any, Int32s, int, bool, bool]: ...
 def settle_group(
     pool: KvPool,
     rows: tuple[OneShotRow, ...],
@@ -413,7 +422,6 @@ def settle_group(
     row_ends: Int32s | None,
     pair_ends: Int32s | None,
     output: object,
-    cut: Callable[[Any, tuple[int, int], tuple[int, int]], Any],
     token_ids: Int32s | None,
     bad: frozenset[int],
     vocab_size: int,
@@ -544,14 +552,7 @@ class AtOnce:
     ) -> tuple[Any, int, list[tuple[tuple[int, ...], int]], list[tuple[Any, int]]] | None: ...
 
 def requests_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
-def draws_of(rows: Iterable[OneShotRow], shifts: tuple[Int32s, Int32s, Int32s]) -> tuple[Any, ...]: ...
-
-@final
-class DrawnPacker:
-    def __init__(
-        self, slices: Maker, draws: Maker, batch: Maker, packed: Maker, edits: Callable[[Any], Any]
-    ) -> None: ...
-    def pack(self, rows: tuple[OneShotRow, ...], folds: tuple[Any, ...], block_size: int) -> Any: ...
+def readouts_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
 
 class StepCounts:
     steps: dict[str, int]
@@ -578,14 +579,9 @@ class Settling:
         cost: CostFit,
         live: dict[int, Any],
         vocab_size: int,
-        cut: Callable[[Any, tuple[int, int], tuple[int, int]], Any],
         planned: object,
         finished: object,
-        result: type,
-        asked: type,
-        answer: type,
     ) -> None: ...
-    def drawn(self, readout: Any, result: Any) -> Int32s | None: ...
     def settle(
         self,
         rows: tuple[OneShotRow, ...],

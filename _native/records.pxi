@@ -70,18 +70,21 @@ cdef class Record:
     cdef Parcel parcel  # in the inbox; has the request in it from post to take
     cdef object held  # the arrays that the row points into
     cdef public object id, order, queued_at, turn, account, ending, execution_class, history, key, known, options
-    cdef public object outbox, output, alike, given, sink, state, timeline, sampling, cache
+    cdef public object outbox, output, alike, given, sink, state, timeline, sampling, cache, readout
     cdef public RequestStats stats
     cdef public Lease lease
     cdef public int64_t num_known, cached_len, staged_len, queued_tokens, failures, deferred, max_new_tokens
     cdef public int64_t ahead, in_flight
+    cdef readonly int64_t num_read, first  # rows of the readout, and the token that they count from
     cdef public double arrived, planned, first_token, expires
     cdef public cbool cancelled
 
-    def bind(self, tokens, positions, starts, parents, int64_t read, int64_t unread, int64_t logits_rows,
-             uint64_t salt, str cache) -> None:
-        """The prompt, and what is read of it. ``read`` is the first token that is, -1 for none; ``unread`` tokens of
-        the trunk are only attended to, -1 for a request that decodes."""
+    def bind(self, tokens, positions, starts, parents, readout, int64_t first, int64_t read, int64_t num_read,
+             int64_t unread, int64_t logits_rows, uint64_t salt, str cache) -> None:
+        """The prompt, and what is read of it: ``num_read`` rows of ``readout``, which count from token ``first``;
+        ``read`` is the first of these tokens, -1 for none. ``unread`` tokens of the trunk are only attended to, -1
+        for a request that decodes."""
+        self.readout, self.first, self.num_read = readout, first, num_read
         cdef cnp.ndarray t = _int32(tokens, "tokens"), p, s, u
         self.row.tokens, self.row.num_tokens = _data(t), _len(t)
         self.row.segments, self.row.trunk = 1, _len(t)
@@ -158,6 +161,7 @@ def clones(Record like not None, list prompts, int64_t most, ids, ending, sink, 
         r.ending, r.execution_class, r.key = ending, like.execution_class, like.key
         r.options, r.outbox, r.output, r.alike = options, outbox, like.output, like.alike
         r.sink, r.state, r.sampling, r.cache = sink, like.state, like.sampling, like.cache
+        r.readout, r.num_read = like.readout, 1
         r.num_known, r.queued_tokens, r.max_new_tokens = n, -1, like.max_new_tokens
         r.arrived, r.expires = now, expires
         stats = r.stats = RequestStats.__new__(RequestStats)
@@ -195,7 +199,8 @@ cdef class Outcome:
     """A request's raw numbers, before they become a public result. ``token_ids`` were generated; ``text`` and
     ``logprobs`` are there where a reader decoded the tokens on their way."""
 
-    cdef object whole, cut
+    cdef object whole
+    cdef bint uncut
     cdef int64_t rows[4]
     cdef readonly object token_ids, text, logprobs
     cdef readonly RequestStats stats
@@ -206,9 +211,9 @@ cdef class Outcome:
     @property
     def output(self):
         """The request's own part of what its step put out."""
-        if self.cut is not None:
-            self.whole = self.cut(self.whole, (self.rows[0], self.rows[1]), (self.rows[2], self.rows[3]))
-            self.cut = None
+        if self.uncut:
+            self.whole = self.whole.slice(slice(self.rows[0], self.rows[1]), slice(self.rows[2], self.rows[3]))
+            self.uncut = False
         return self.whole
 
     def __repr__(self) -> str:
@@ -419,25 +424,76 @@ cdef object _brought(rows, folds, PackedRows& packed):
 
 def pack_step(rows, folds, more, int32_t block_size):
     """The arrays of ``pack_prompt`` for OneShot rows, those of ``folds`` ((members, tokens)) computed once, and after
-    them ``more`` rows as ``pack_prompt`` takes them: the first eight, and where each of ``more`` begins; then, of each
-    OneShot row, what to add to its own token numbers to get the batch's, as (begins, before, from then on): tokens
-    before ``begins`` lie in a fold; and how many tokens it brought (a fold's, to its first member)."""
+    them ``more`` rows as ``pack_prompt`` takes them: the first eight, and where each of ``more`` begins; then the
+    tokens of the batch that the OneShot rows read, one after another, and where those of each end; and how many
+    tokens each brought (a fold's, to its first member)."""
     cdef int64_t i, n = len(rows), m = len(more)
     cdef PackedRows packed
     cdef _Borrowed borrowed = _Borrowed()
     _collect(rows, folds, block_size, m, packed)
-    cdef int64_t first = packed.rows.size()
-    for given in more:
-        packed.rows.push_back(_prompt_row(given, packed.rows.size(), borrowed))
+    cdef size_t first = packed.rows.size()
+    for row in more:
+        packed.rows.push_back(_prompt_row(row, packed.rows.size(), borrowed))
     cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
-    begins, before, after, offsets = _new_int32(n), _new_int32(n), _new_int32(n), _new_int32(m)
-    for i in range(n):
-        _data(begins)[i] = <int32_t>packed.begins[i]
-        _data(before)[i] = <int32_t>packed.shift(i, packed.begins[i] - 1)
-        _data(after)[i] = <int32_t>packed.shift(i, packed.begins[i])
+    offsets = _new_int32(m)
     for i in range(m):
         _data(offsets)[i] = packed.places[first + i]
-    return arrays, offsets, (begins, before, after), _brought(rows, folds, packed)
+    read, ends = _tokens_read(rows, packed)
+    return arrays, offsets, read, ends, _brought(rows, folds, packed)
+
+
+cdef tuple _tokens_read(rows, PackedRows& packed):
+    """The tokens of the batch that OneShot rows read, and where those of each row end."""
+    cdef Record r
+    cdef cnp.ndarray own, read, ends = _new_int32(len(rows))
+    cdef int64_t i, k, token, total = 0, at = 0, n = len(rows)
+    for i in range(n):
+        total += (<OneShotRow?>rows[i]).request.num_read
+        _data(ends)[i] = <int32_t>total
+    read = _new_int32(total)
+    for i in range(n):
+        r = (<OneShotRow>rows[i]).request
+        if r.num_read == 1:
+            _data(read)[at] = <int32_t>(packed.shift(i, r.row.read) + r.row.read)
+            at += 1
+        elif r.num_read > 1:
+            own = _int32(r.readout.rows, "rows")
+            if _len(own) != r.num_read:
+                raise ValueError(f"{_len(own)} rows are read where {r.num_read} were announced")
+            for k in range(r.num_read):
+                token = r.first + _data(own)[k]
+                _data(read)[at] = <int32_t>(packed.shift(i, token) + token)
+                at += 1
+    return read, ends
+
+
+def join_pairs(readouts, row_ends):
+    """(row, target) pairs of readouts in one piece: (target_rows, targets, where the pairs of each end). Rows of
+    readout i come after those that end at ``row_ends[i - 1]``."""
+    cdef cnp.ndarray ends = _int32(row_ends, "row_ends"), rows, ids, target_rows, targets, pair_ends
+    cdef int64_t i, k, total = 0, at = 0, n = len(readouts)
+    cdef int32_t first = 0
+    cdef list parts = []
+    if _len(ends) != n:
+        raise ValueError(f"{_len(ends)} ends for {n} readouts")
+    pair_ends = _new_int32(n)
+    for i in range(n):
+        readout = readouts[i]
+        rows, ids = _int32(readout.target_rows, "target_rows"), _int32(readout.targets, "targets")
+        if _len(rows) != _len(ids):
+            raise ValueError(f"{_len(rows)} target_rows for {_len(ids)} targets")
+        parts.append((rows, ids))
+        total += _len(ids)
+        _data(pair_ends)[i] = <int32_t>total
+    target_rows, targets = _new_int32(total), _new_int32(total)
+    for i in range(n):
+        rows, ids = parts[i]
+        for k in range(_len(ids)):
+            _data(target_rows)[at] = _data(rows)[k] + first
+            _data(targets)[at] = _data(ids)[k]
+            at += 1
+        first = _data(ends)[i]
+    return target_rows, targets, pair_ends
 
 
 def pack_running(requests, int32_t block_size):
@@ -464,23 +520,35 @@ cdef object _F32 = np.dtype(np.float32)
 cdef object _U64 = np.dtype(np.uint64)
 
 
-def sampling_arrays(list settings):
-    """One row a set of sampling settings: (temperature, top_k, top_p, min_p, seeds, the most alternatives, whether
-    logprobs are wanted, whether logits are edited). Settings that many rows share are read once."""
+cdef tuple _last_settings = (None, 0, None)  # what was asked for last, by how many rows, and its arrays
+
+
+def sampling_arrays(list settings not None):
+    """One row a set of sampling settings: (temperature, top_k, top_p, min_p, seeds, steps, the most alternatives,
+    whether logprobs are wanted, whether logits are edited); ``steps`` are 0. Rows that all ask for the same, without
+    edits, share arrays with the call before: they are not to be written."""
+    global _last_settings
     cdef Py_ssize_t i, n = len(settings)
+    cdef tuple last = _last_settings
+    cdef bint same = n > 0
+    cdef object before = settings[0] if n else None
+    for i in range(n):
+        same = same and settings[i] is before
+    if same and before is last[0] and n == <Py_ssize_t>last[1]:
+        return last[2]
     temperature, top_p, min_p = np.empty(n, _F32), np.empty(n, _F32), np.empty(n, _F32)
-    seeds, top_k = np.empty(n, _U64), _new_int32(n)
+    seeds, top_k, steps = np.empty(n, _U64), _new_int32(n), np.zeros(n, np.int32)
     cdef float* t = <float*>cnp.PyArray_DATA(<cnp.ndarray>temperature)
     cdef float* p = <float*>cnp.PyArray_DATA(<cnp.ndarray>top_p)
     cdef float* m = <float*>cnp.PyArray_DATA(<cnp.ndarray>min_p)
     cdef uint64_t* s = <uint64_t*>cnp.PyArray_DATA(<cnp.ndarray>seeds)
     cdef int32_t* k = _data(top_k)
-    cdef object before = None
     cdef int64_t top = 0
     cdef bint logprobs = False, edited = False
+    before = None
     for i in range(n):
         one = settings[i]
-        if one is before:
+        if i and one is before:
             t[i], p[i], m[i], s[i], k[i] = t[i - 1], p[i - 1], m[i - 1], s[i - 1], k[i - 1]
             continue
         before = one
@@ -489,18 +557,21 @@ def sampling_arrays(list settings):
         if wanted is not None:
             logprobs, top = True, max(top, <int64_t>wanted)
         edited = edited or one.edits is not None
-    return temperature, top_k, top_p, min_p, seeds, top, logprobs, edited
+    values = (temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, edited)
+    if same and not edited:
+        _last_settings = (before, n, values)
+    return values
 
 
 # --- settling -------------------------------------------------------------------------------------------------
 
-def settle_group(KvPool pool not None, tuple rows, computed, row_ends, pair_ends, output, cut, token_ids, bad,
+def settle_group(KvPool pool not None, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
                  int64_t vocab_size, double forward_ms, int64_t batch_size, planned, finished):
     """Ends the OneShot rows of a step that went well: publishes, gives leases back. (requests, their outcomes,
     [(request, token)] of those that failed: by numbers that are none, token None, or a token outside the vocabulary;
     these are not ended). ``row_ends`` and ``pair_ends`` say where each row's part of ``output`` ends, None where it
     has one row; ``token_ids`` what was drawn, or None."""
-    return _settle_rows(pool, rows, computed, row_ends, pair_ends, output, cut, token_ids, bad, vocab_size, forward_ms,
+    return _settle_rows(pool, rows, computed, row_ends, pair_ends, output, token_ids, bad, vocab_size, forward_ms,
                         batch_size, planned, finished)
 
 
@@ -522,7 +593,7 @@ cdef int _check_ends(int64_t rows, cnp.ndarray computed, cnp.ndarray row_ends, c
     return 0
 
 
-cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, output, cut, token_ids, bad,
+cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
                         int64_t vocab_size, double forward_ms, int64_t batch_size, planned, finished):
     cdef OneShotRow row
     cdef Record r
@@ -605,7 +676,7 @@ cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, 
             else:
                 stats.finish_reason = "length"
                 outcome.token_ids = (number,)
-        outcome.whole, outcome.cut, outcome.stats = output, cut, stats
+        outcome.whole, outcome.uncut, outcome.stats = output, True, stats
         outcome.rows[0], outcome.rows[1], outcome.rows[2], outcome.rows[3] = a, b, c, d
         r.state, r.lease = finished, None
         requests[well], outcomes[well] = r, outcome

@@ -186,91 +186,9 @@ def requests_of(rows) -> list:
     return [row.request for row in rows]
 
 
-cdef tuple _last_settings = (None, 0, None)  # what was asked for last, by how many rows, and its arrays
-
-
-cdef tuple _draws(rows, cnp.ndarray at):
-    """What ``SampleRows`` holds of OneShot rows that draw their first token each, in order, at rows ``at`` of the
-    batch; its ``edits`` are True where some are asked for. Rows that all ask for the same share arrays with the step
-    before, which nobody writes."""
-    global _last_settings
+def readouts_of(rows) -> list:
     cdef OneShotRow row
-    cdef int64_t n = _len(at)
-    cdef object first = None
-    cdef bint same = True
-    cdef tuple last = _last_settings
-    for row in rows:
-        if first is None:
-            first = row.request.sampling
-        same = same and row.request.sampling is first
-    if same and first is last[0] and n == <int64_t>last[1]:
-        return (at, *(<tuple>last[2]))
-    temperature, top_k, top_p, min_p, seeds, top, logprobs, edited = sampling_arrays(
-        [(<OneShotRow?>one).request.sampling for one in rows])
-    steps = np.zeros(n, np.int32)
-    if not same or edited:
-        return at, temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, True if edited else None
-    values = (temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, None)
-    _last_settings = (first, n, values)
-    return (at, *values)
-
-
-def draws_of(rows, shifts):
-    """What ``SampleRows`` holds of OneShot rows that draw their first token each, in order; its ``edits`` are True
-    where some are asked for. ``shifts``: those of ``pack_step``."""
-    cdef OneShotRow row
-    cdef int64_t i = 0
-    cdef int32_t read
-    cdef cnp.ndarray begins, before, after
-    begins, before, after = [_int32(one, "shifts") for one in shifts]
-    cdef cnp.ndarray at = _new_int32(_len(begins))
-    rows = tuple(rows)
-    if not len(rows) == _len(begins) == _len(before) == _len(after):
-        raise ValueError(f"{_len(begins)}, {_len(before)} and {_len(after)} shifts for {len(rows)} rows")
-    for row in rows:
-        read = <int32_t>row.request.row.read
-        _data(at)[i] = read + (_data(before)[i] if read < _data(begins)[i] else _data(after)[i])
-        i += 1
-    return _draws(rows, at)
-
-
-@cython.final
-cdef class DrawnPacker:
-    """Packs steps whose OneShot rows all draw one token. Makers make the batch's parts and what is returned of it;
-    ``edits(rows)`` what is done to logits, where anything is."""
-
-    cdef Maker slices, draws, batch, packed
-    cdef object edits
-    cdef PackedRows room  # of the step before, used again
-
-    def __cinit__(self, Maker slices not None, Maker draws not None, Maker batch not None, Maker packed not None,
-                  edits):
-        self.slices, self.draws, self.batch, self.packed, self.edits = slices, draws, batch, packed, edits
-
-    def pack(self, tuple rows, tuple folds, int32_t block_size):
-        cdef int64_t i, read, n = len(rows)
-        cdef PackedRows packed
-        cdef tuple values
-        cdef object shared = ()
-        if folds:
-            shared = [(fold.members, fold.tokens) for fold in folds]
-        swap_packed(packed, self.room)  # another engine's thread may come in where the lock is let go of
-        _collect(rows, shared, block_size, 0, packed)
-        cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
-        cdef cnp.ndarray at = _new_int32(n)
-        for i in range(n):
-            read = (<OneShotRow?>rows[i]).request.row.read
-            _data(at)[i] = <int32_t>(packed.shift(i, read) + read)
-        values = _draws(rows, at)
-        if values[9] is not None:
-            values = (*values[:9], self.edits(rows))
-        batch = self.batch.make((self.slices.make(arrays), self.draws.make(values)))
-        computed = _brought(rows, shared, packed)
-        swap_packed(packed, self.room)
-        return self.packed.make((batch, (), (), _FIRST_OUTPUTS, computed, None, None))
-
-
-cdef tuple _FIRST_OUTPUTS = (0, 0, 0)
+    return [row.request.readout for row in rows]
 
 
 cdef class StepCounts:
@@ -324,30 +242,13 @@ cdef class Settling:
     cdef StepCounts counts
     cdef CostFit cost
     cdef dict live
-    cdef object cut, planned, finished, result, asked, answer
+    cdef object planned, finished
     cdef int64_t vocab_size
 
     def __cinit__(self, KvPool pool not None, StepCounts counts not None, CostFit cost not None, dict live not None,
-                  int64_t vocab_size, cut, planned, finished, result, asked, answer):
+                  int64_t vocab_size, planned, finished):
         self.pool, self.counts, self.cost, self.live = pool, counts, cost, live
-        self.vocab_size, self.cut, self.planned, self.finished = vocab_size, cut, planned, finished
-        self.result, self.asked, self.answer = result, asked, answer
-
-    def drawn(self, readout, result):
-        """The tokens of a result that is nothing but what ``readout`` asks for, one drawn in each row, none bad; None
-        of any other, right or wrong. ``result``, ``asked`` and ``answer`` are the types of such a result, of such a
-        readout and of its output."""
-        if type(result) is not self.result or type(readout) is not self.asked:
-            return None
-        cdef object outputs = result.outputs, listed = result.bad_rows, ids
-        if type(outputs) is not tuple or type(listed) is not tuple or len(outputs) != 1 or len(listed) != 1:
-            return None
-        if type(outputs[0]) is not self.answer or len(listed[0]) != 0:
-            return None
-        ids = outputs[0].token_ids
-        if not cnp.PyArray_Check(ids) or cnp.PyArray_NDIM(ids) != 1 or _len(ids) != <int64_t>len(readout.rows):
-            return None
-        return ids
+        self.vocab_size, self.planned, self.finished = vocab_size, planned, finished
 
     def settle(self, tuple rows, tuple folds, computed, row_ends, pair_ends, output, token_ids, bad, result,
                double now):
@@ -361,7 +262,7 @@ cdef class Settling:
         self.counts.count("oneshot", tokens, 0, rows, folds, result)
         self.cost.observe(tokens, result.attended_tokens, result.lm_head_rows, seconds)
         requests, outcomes, failed = _settle_rows(
-            self.pool, rows, computed, row_ends, pair_ends, output, self.cut, token_ids, bad, self.vocab_size,
+            self.pool, rows, computed, row_ends, pair_ends, output, token_ids, bad, self.vocab_size,
             seconds * 1e3, len(rows), self.planned, self.finished)
         runs, more = _end_rows(requests, outcomes, self.live, now)
         return tokens, runs, more, failed

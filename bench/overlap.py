@@ -24,8 +24,8 @@ import numpy as np
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, three
 from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
 from prelude.batch import ForwardBatch, SampleOutput, StepResult
-from prelude.execution.drawn import num_drawn
 from prelude.execution.executor import ExecutorLimits
+from prelude.execution.pending import num_drawn
 from prelude.loading import load
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore

@@ -23,8 +23,8 @@ from prelude.cuda.forward import Forward, Inputs
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.layout import StepLayout, lay_out
 from prelude.cuda.levels import KeysAttention, LevelsAttention, ReusedCalls, StepAttention
-from prelude.cuda.reading import Bench, Head
-from prelude.cuda.readings import Readings
+from prelude.cuda.reading import Bench
+from prelude.cuda.readings import Readings, head_of
 from prelude.cuda.shapes import Shape, Writer, power_bucket
 from prelude.cuda.staging import Area, Fields, Staging
 from prelude.cuda.weights import DeviceWeights
@@ -33,8 +33,8 @@ from torch import Tensor
 
 from prelude.batch import ForwardBatch, StepResult
 from prelude.errors import EngineClosed
-from prelude.execution.drawn import num_drawn
 from prelude.execution.executor import ExecutorLimits
+from prelude.execution.pending import num_drawn
 from prelude.models.config import ModelConfig
 
 log = logging.getLogger("prelude.cuda")
@@ -234,7 +234,7 @@ class CudaExecutor:
             readings.enqueue(program.inputs, device_area, program.outputs, out_area, hidden)
         host = self._fetch(program.outputs.nbytes, out_area)
         area.busy = last = self.device.mark()
-        self._drawn_count = readings.drawn or self._drawn_count
+        self._drawn_count = readings.draws or self._drawn_count
         seconds = time.perf_counter() - began
         ticket = Ticket(
             layout, readings, program.outputs, area, host, first, last, program.graph is not None, seconds
@@ -249,7 +249,7 @@ class CudaExecutor:
         keys = 0 if self.calls is not None else max(1, len(layout.key_lists(self.block_size).keys))
         exact = Shape.exact(layout, keys)
         readouts = [read.readout for read in layout.reads]
-        head = Head.of(readouts[0], self._bench.chunk_rows) if len(readouts) == 1 else None
+        head = head_of(readouts[0], self._bench.chunk_rows) if len(readouts) == 1 else None
         readings = Readings.of(readouts, self._bench, head, self._drawn_rows)
         shape = exact.bucket(head)
         if head is not None:

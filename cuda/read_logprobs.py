@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from prelude.cuda import kernels
 from prelude.cuda.reading import Bench, Get, Head, Put, Sizes, Take, bad_rows, row_stats, stats_sizes
+from prelude.cuda.shapes import power_bucket
 from torch import Tensor
 
 from prelude.batch import I32, LogprobOutput, LogprobRows, Output
@@ -106,3 +107,15 @@ class LabelReading(Pairs):
         finite = np.ones(len(self.readout.rows), np.bool_)
         finite[self.readout.target_rows[~np.isfinite(logits)]] = False
         return LogprobOutput(logits, None, None, None), bad_rows(finite)
+
+
+def logprob_reading(
+    readout: LogprobRows, bench: Bench, head: Head | None, tokens_at: int
+) -> LogprobReading | LabelReading:
+    return (LabelReading if readout.raw else LogprobReading)(readout, bench, head)
+
+
+def logprob_head(readout: LogprobRows, rows: int) -> Head | None:
+    if readout.top or readout.ranks:
+        return None
+    return Head("labels" if readout.raw else "logprobs", rows, power_bucket(len(readout.targets)))

@@ -10,7 +10,7 @@ from prelude.cuda.workspace import SAMPLE_ROWS
 from torch import Tensor
 
 from prelude.batch import I32, Output, SampleOutput, SampleRows
-from prelude.execution.sampling import uniforms
+from prelude.readouts.draw import uniforms
 
 _EDITS = (
     ("repetition", "f32"),
@@ -133,3 +133,9 @@ class SampleReading:
             top_ids = read("top_ids").reshape(-1, self.top)[:rows].copy()
             top_logprobs = read("top_logprobs").reshape(-1, self.top)[:rows].copy()
         return SampleOutput(tokens, logprobs, top_ids, top_logprobs), bad_rows(finite)
+
+
+def sample_head(readout: SampleRows, rows: int) -> Head | None:
+    if readout.edits is not None or readout.top or readout.logprobs:
+        return None
+    return Head("sample" if (readout.temperature > 0).any() else "greedy", rows, 0)

@@ -15,12 +15,11 @@ from typing import Protocol
 import numpy as np
 from prelude.cuda import kernels
 from prelude.cuda.device import Device
-from prelude.cuda.shapes import power_bucket
 from prelude.cuda.weights import DeviceWeights
 from prelude.cuda.workspace import Workspace
 from torch import Tensor
 
-from prelude.batch import I32, LogprobRows, Output, Readout, SampleRows
+from prelude.batch import I32, Output
 from prelude.models.config import ModelConfig
 
 Sizes = list[tuple[str, int, str]]
@@ -33,20 +32,6 @@ class Head:
     kind: str  # "greedy" | "sample" | "logprobs" | "labels"
     rows: int
     pairs: int
-
-    @classmethod
-    def of(cls, readout: Readout, chunk_rows: int) -> Head | None:
-        """None for what runs behind the graph: several chunks, edits, best tokens, vectors."""
-        rows = power_bucket(len(readout.rows))
-        if not 0 < rows <= chunk_rows:
-            return None
-        if isinstance(readout, SampleRows):
-            if readout.edits is not None or readout.top or readout.logprobs:
-                return None
-            return cls("sample" if (readout.temperature > 0).any() else "greedy", rows, 0)
-        if isinstance(readout, LogprobRows) and not readout.top and not readout.ranks:
-            return cls("labels" if readout.raw else "logprobs", rows, power_bucket(len(readout.targets)))
-        return None
 
 
 @dataclass(frozen=True, slots=True)

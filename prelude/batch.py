@@ -32,14 +32,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-I32 = npt.NDArray[np.int32]
-U64 = npt.NDArray[np.uint64]
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
-
+from prelude.arrays import F32 as F32
+from prelude.arrays import F64 as F64
+from prelude.arrays import I32 as I32
+from prelude.arrays import U64 as U64
+from prelude.readouts.base import Output as Output
+from prelude.readouts.base import Readout as Readout
+from prelude.readouts.head import HeadOutput as HeadOutput
+from prelude.readouts.head import HeadRows as HeadRows
+from prelude.readouts.logprobs import LogprobOutput as LogprobOutput
+from prelude.readouts.logprobs import LogprobRows as LogprobRows
+from prelude.readouts.pooled import PooledOutput as PooledOutput
+from prelude.readouts.pooled import PooledRows as PooledRows
+from prelude.readouts.sample import LogitEdits as LogitEdits
+from prelude.readouts.sample import SampleOutput as SampleOutput
+from prelude.readouts.sample import SampleRows as SampleRows
 
 # ------------------------------------------------------------------ prompt slices
 
@@ -71,104 +78,6 @@ class PromptSlices:
     @property
     def num_segments(self) -> int:
         return len(self.parents)
-
-
-# ------------------------------------------------------------------ readouts
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobRows:
-    """Logprobs (float32 log-softmax over the whole vocabulary) of given tokens at given positions.
-
-    ``rows[r]`` is a token index; its logits predict the token that follows it. Rows of requests that read the same
-    place name the same token. Pair p asks for the logprob of
-    ``targets[p]`` at row ``target_rows[p]`` (an index into ``rows``). ``top`` > 0 also asks for the ``top``
-    best tokens of every row, ``ranks`` for each target's rank (1 = the argmax; ties count as better only
-    where the id is smaller).
-
-    ``raw``: the targets' logits instead, which takes a product with their rows of the LM head alone; neither ``top``
-    nor ``ranks`` can be had with it.
-    """
-
-    rows: I32  # [R]
-    target_rows: I32  # [P]
-    targets: I32  # [P]
-    top: int = 0
-    ranks: bool = False
-    raw: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PooledRows:
-    """One vector per item, from hidden states after the final norm, in float32.
-
-    Item i pools tokens ``rows[indptr[i]:indptr[i+1]]``: "last" and "cls" name one row each, "mean" averages.
-    """
-
-    rows: I32  # [R]
-    indptr: I32  # [N + 1]
-    pooling: str = "last"  # "last" | "cls" | "mean"
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRows:
-    """Raw logits of the model's classification head at the given rows, float32."""
-
-    rows: I32  # [N]
-
-
-@dataclass(frozen=True, slots=True)
-class LogitEdits:
-    """What is done to the logits of N sampled rows before they are scaled and cut. Sparse parts are CSR: row n has
-    entries ``indptr[n]:indptr[n+1]``, each id once, in any order.
-
-    ``seen``: the ids that the row's penalties weigh, with how often each stands in its output (0: in the prompt
-    alone). ``allowed``: a row without entries allows every id.
-    """
-
-    repetition: F32  # [N], 1 = off
-    presence: F32  # [N], 0 = off
-    frequency: F32  # [N], 0 = off
-    seen_indptr: I32
-    seen_ids: I32
-    seen_counts: I32
-    bias_indptr: I32
-    bias_ids: I32
-    bias_values: F32
-    allowed_indptr: I32
-    allowed_ids: I32
-    banned_indptr: I32
-    banned_ids: I32
-
-    def touched(self) -> npt.NDArray[np.bool_]:
-        """[N]: the rows to which anything is done."""
-        ends = self.seen_indptr + self.bias_indptr + self.allowed_indptr + self.banned_indptr  # none of them falls
-        touched: npt.NDArray[np.bool_] = ends[1:] > ends[:-1]
-        return touched
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRows:
-    """One sampled token per row. Greedy where ``temperature`` is 0.
-
-    The uniform number of row n is a pure function of (``seeds[n]``, ``steps[n]``), so the same request draws the
-    same tokens in any company. ``logprobs`` asks for the logprob of the sampled token, ``top`` > 0 for the ``top``
-    best tokens and theirs as well. ``edits=None``: logits are sampled as they are.
-    """
-
-    rows: I32  # [N], token indices; for decode rows the row itself
-    temperature: F32  # [N]
-    top_k: I32  # [N], 0 = off
-    top_p: F32  # [N], 1 = off
-    min_p: F32  # [N], 0 = off
-    seeds: U64  # [N]
-    steps: I32  # [N], how many tokens this request has sampled before
-    top: int = 0
-    logprobs: bool = False
-    edits: LogitEdits | None = None
-
-
-Readout: TypeAlias = LogprobRows | PooledRows | HeadRows | SampleRows
 
 
 # ------------------------------------------------------------------ the three variants
@@ -267,35 +176,6 @@ ForwardBatch: TypeAlias = OneShotBatch | DecodeBatch | MixedBatch
 
 
 # ------------------------------------------------------------------ results
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobOutput:
-    logprobs: F64  # [P], never above 0
-    ranks: I32 | None  # [P]
-    top_ids: I32 | None  # [R, top], best first
-    top_logprobs: F32 | None  # [R, top]
-
-
-@dataclass(frozen=True, slots=True)
-class PooledOutput:
-    vectors: F32  # [N, hidden]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadOutput:
-    logits: F32  # [N, num_labels]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleOutput:
-    token_ids: I32  # [N]
-    logprobs: F32 | None = None  # [N], of the sampled tokens under the unmodified distribution
-    top_ids: I32 | None = None  # [N, top]
-    top_logprobs: F32 | None = None  # [N, top]
-
-
-Output: TypeAlias = LogprobOutput | PooledOutput | HeadOutput | SampleOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from prelude._native.core import Ends, finish_all
 from prelude.admission.messages import rough_size
 from prelude.admission.prepared import Admitted, Alike, Outcome, finished, make_completion
 from prelude.admission.snapshot import PROMPT_FIELDS
-from prelude.batch import LogprobRows
 from prelude.errors import InvalidRequest, PreludeError, shown
 from prelude.options import RequestOptions, merge_options
 from prelude.runtime.core import EngineCore
@@ -155,7 +154,7 @@ def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -
 def result_size(admitted: Any) -> int:
     """Pairs of a token and its logprob that ``finish`` is going to make."""
     readout = admitted.prepared.readout
-    return len(readout.targets) * readout.top if isinstance(readout, LogprobRows) else 0
+    return 0 if readout is None else int(readout.result_size)
 
 
 def task_list(tasks: Any) -> Sequence[Any]:

@@ -33,8 +33,8 @@ from prelude.batch import (
     SampleRows,
     StepResult,
 )
-from prelude.execution.drawn import Drawn
 from prelude.execution.executor import ExecutorLimits
+from prelude.execution.pending import PendingTokens
 
 VOCAB = 97
 UNWRITTEN = -7
@@ -77,7 +77,7 @@ class ToyExecutor:
         self.batches: list[ForwardBatch] = []
         self.fail_next: BaseException | None = None
         self.closed = False
-        self._drawn = Drawn()
+        self._drawn = PendingTokens()
 
     def limits(self) -> ExecutorLimits:
         return ExecutorLimits(VOCAB, 4096, 8, 3, self.block_size, self.num_blocks, 8, 64, 0, "toy", "float64")

@@ -11,15 +11,15 @@ from typing import Any, get_args
 from prelude._native.core import Wording
 from prelude.admission import checks
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
-from prelude.admission.drawing import Drawing, Sampling
 from prelude.admission.memo import Memo
-from prelude.admission.prepared import Admitted, Outcome, Prepared, RequestReadout, TokenTree
+from prelude.admission.prepared import Admitted, Outcome, Prepared, TokenTree
 from prelude.admission.tokenization import Encoder, Use
-from prelude.batch import LogprobRows
 from prelude.config import EngineConfig
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
+from prelude.readouts import RequestReadout
+from prelude.readouts.sampling import Sampling
 from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task
 
@@ -78,9 +78,10 @@ def admitted(
     truncated: int = 0,
     max_new_tokens: int = 0,
     sampling: Sampling | None = None,
+    first: int = 0,
 ) -> Admitted:
     """Put the parts together; the last step of every ``prepare_*``."""
-    if not facts.limits.lm_head and isinstance(readout, LogprobRows | Drawing):
+    if readout is not None and readout.needs_lm_head and not facts.limits.lm_head:
         raise InvalidRequest(
             "this model has no language-model head: it can embed or classify, and cannot score or write text",
             field=type(task).__name__,
@@ -94,6 +95,7 @@ def admitted(
         salt_of(task),
         truncated,
         use.close(),
+        first,
     )
     return Admitted(prepared, finish)
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from prelude._native.core import Wording, all_ids_below
 from prelude.admission import checks
-from prelude.admission.drawing import Drawing, History, Sampling
 from prelude.admission.facts import Facts, admitted, cache_of, salt_of
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import Admitted, Alike, Outcome, TokenTree
@@ -21,6 +20,7 @@ from prelude.admission.sampling import resolve
 from prelude.admission.tokenization import Use, token_ids
 from prelude.batch import I32, SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.readouts.sampling import History, Sampling, SamplingState
 from prelude.results import Completion
 from prelude.tasks import Generate, SamplingParams
 
@@ -56,7 +56,7 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
         use,
         task,
         TokenTree.single(prompt.token_ids),
-        Drawing(n - 1, sampling, 0, history),
+        SamplingState(n - 1, sampling, 0, history),
         lambda outcome: complete(facts, sampling, outcome),
         truncated=prompt.truncated,
         max_new_tokens=budget,

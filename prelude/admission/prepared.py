@@ -1,7 +1,7 @@
 """Prepared: everything the engine needs to know of a request, and no more. No text, no model.
 
-Request-level readouts are the batch's own types with row numbers into this request's tokens; packing adds an
-offset and nothing else. A token to be drawn is the exception: its settings become arrays once a step, for all rows.
+A request's readout names rows among this request's tokens (``prelude/readouts``); packing turns them into tokens of
+the batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 
 from prelude._native.core import Maker
 from prelude._native.core import Outcome as Outcome
-from prelude.admission.drawing import Drawing, Sampling
-from prelude.batch import I32, HeadRows, LogprobRows, PooledRows, SampleOutput
+from prelude.batch import I32, SampleOutput
+from prelude.readouts import RequestReadout
+from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.results import Completion, RequestStats, SampledLogprob
 from prelude.tasks import CacheMode
 
@@ -82,11 +83,10 @@ class TokenTree:
         return int(self.positions.max(initial=-1)) + 1
 
 
-RequestReadout: TypeAlias = LogprobRows | PooledRows | HeadRows | Drawing
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    """``first``: the token that the readout's rows count from."""
+
     tree: TokenTree
     readout: RequestReadout | None  # None: nothing is read; the prompt is computed for the prefix cache alone
     max_new_tokens: int = 0  # effective: already cut to what the context leaves
@@ -95,6 +95,15 @@ class Prepared:
     salt: int = 0
     truncated_tokens: int = 0
     tokenize_ms: float = 0.0
+    first: int = 0
+
+    @property
+    def rows(self) -> I32:
+        """The tokens whose hidden state is read, ascending."""
+        if self.readout is None:
+            return _NO_ROWS
+        rows: I32 = self.readout.rows + np.int32(self.first)
+        return rows
 
 
 @dataclass(slots=True)
@@ -110,8 +119,8 @@ class Alike:
     word: Callable[[int], str] | None = None  # a token's text, where a result is no more than that
 
     def prepared(self, token_ids: I32) -> Prepared:
-        drawing = Drawing(len(token_ids) - 1, self.sampling)
-        return Prepared(TokenTree.single(token_ids), drawing, 1, self.sampling, self.cache, self.salt)
+        state = SamplingState(len(token_ids) - 1, self.sampling)
+        return Prepared(TokenTree.single(token_ids), state, 1, self.sampling, self.cache, self.salt)
 
 
 def finished(alike: Alike, outcome: Outcome) -> Any:
@@ -153,39 +162,3 @@ class Admitted:
     finish: Callable[[Outcome], Any]
     reader: MakeReader | None = None  # for text of more than one token
     watched: bool = False  # the reader is needed even where nobody reads along: it finds stops, keeps logprobs
-
-
-def read_rows(readout: RequestReadout | None) -> I32:
-    """The tokens whose hidden state is read, ascending."""
-    if readout is None:
-        return _NO_ROWS
-    return np.array([readout.row], dtype=np.int32) if isinstance(readout, Drawing) else readout.rows
-
-
-def first_read_token(readout: RequestReadout | None) -> int | None:
-    """The first token whose hidden state is needed; the prefix cache may stand in for everything before it."""
-    if isinstance(readout, Drawing):
-        return readout.row
-    if readout is None or len(readout.rows) == 0:
-        return None
-    return int(readout.rows[0] if len(readout.rows) == 1 else readout.rows.min())
-
-
-def readout_key(readout: RequestReadout) -> tuple[object, ...]:
-    """Requests share a batch only where this is equal: head and options (model and tokenizer are the engine's)."""
-    match readout:
-        case LogprobRows():
-            return ("logprobs", readout.top, readout.ranks, readout.raw)
-        case PooledRows():
-            return ("pooled", readout.pooling)
-        case HeadRows():
-            return ("head",)
-        case Drawing():
-            return ("sample",)  # rows that ask for fewer numbers take their part of what others ask for
-
-
-def logits_rows(readout: RequestReadout | None) -> int:
-    """Rows that meet the vocabulary: the unit of a readout's temporary memory."""
-    if isinstance(readout, Drawing):
-        return 1
-    return len(readout.rows) if isinstance(readout, LogprobRows) and not readout.raw else 0

@@ -13,11 +13,11 @@ from prelude.admission.facts import Facts, make_facts
 from prelude.admission.generate import prepare_alike, prepare_generate
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
 from prelude.admission.pooled import prepare_classify, prepare_embed
-from prelude.admission.prepared import Admitted, Alike, RequestReadout, logits_rows, read_rows
+from prelude.admission.prepared import Admitted, Alike
 from prelude.admission.snapshot import PROMPT_FIELDS, snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizerLike, Use
-from prelude.batch import I32, HeadRows, LogprobRows, PooledRows
+from prelude.batch import I32
 from prelude.config import EngineConfig
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, shown
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NO_SETTINGS = EmbeddingSettings()
+_NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
 
 class Preparer:
@@ -153,8 +154,8 @@ class Preparer:
             text=self._facts.encoder.tokenizer.decode(tree.token_ids.tolist(), skip_special_tokens=False),
             token_ids=tree.token_ids,
             segments=tuple(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), tree.parents.tolist())),
-            rows=read_rows(readout),
-            readout=describe(readout),
+            rows=prepared.rows,
+            readout=_NOTHING_READ if readout is None else readout.describe(),
             labels=() if layout is None else tuple(tuple(zip(p.labels, p.label_ids)) for p in layout.plans),
             execution_class=classify(prepared).value,
             truncated_tokens=prepared.truncated_tokens,
@@ -180,20 +181,3 @@ class Preparer:
                     raise InvalidRequest(f"{shown(task)} is not a task", field="task")
         finally:
             use.close()
-
-
-def describe(readout: RequestReadout | None) -> str:
-    if readout is None:
-        return "nothing: the prompt is computed for the prefix cache alone"
-    count = len(read_rows(readout))
-    rows = f"{count} row{'s' * (count != 1)}"
-    if isinstance(readout, LogprobRows):
-        if readout.raw:
-            return f"logits of {len(readout.targets)} tokens at {rows} (none meets the vocabulary)"
-        best = f", the {readout.top} best tokens of each row" if readout.top else ""
-        return (
-            f"logprobs of {len(readout.targets)} tokens at {rows} ({logits_rows(readout)} meet the vocabulary){best}"
-        )
-    if isinstance(readout, PooledRows):
-        return f"hidden states of {rows}, pooling {readout.pooling}"
-    return f"{'head' if isinstance(readout, HeadRows) else 'sample'} at {rows}"

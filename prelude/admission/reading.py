@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from prelude.admission.drawing import Sampling
 from prelude.batch import SampleOutput
+from prelude.readouts.sampling import Sampling
 from prelude.results import RequestStats, SampledLogprob
 from prelude.streaming.detokenize import Texts
 from prelude.streaming.text import TextState

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from prelude._native.core import sampling_arrays
 from prelude.admission import checks
-from prelude.admission.drawing import Choose, Drawing, RowEdits, Sampling
 from prelude.admission.facts import Facts
 from prelude.admission.logprobs import top_limit
-from prelude.batch import F32, I32, LogitEdits, SampleRows
+from prelude.batch import F32, I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.readouts.sampling import Choose, RowEdits, Sampling
 from prelude.streaming.text import Stops, make_stops
 from prelude.tasks import SamplingParams
 
@@ -196,84 +192,3 @@ def token_ids(value: Any, field: str, rows: int, most: int) -> I32:
         what = f"an id is one of the model's {rows} logits"
         ids = [checks.integer(i, f"{field}[{at}]", 0, rows - 1, what) for at, i in enumerate(ids)]
     return np.array(sorted(set(ids)), dtype=np.int32)
-
-
-# ------------------------------------------------------------------ arrays
-
-
-def sample_rows(draws: Sequence[Drawing], rows: Sequence[int] | None = None) -> SampleRows:
-    """The arrays of one step. ``rows``: where the draws stand in the batch, if not at their own ``row``."""
-    at = np.array([draw.row for draw in draws] if rows is None else rows, dtype=np.int32)
-    found = sampled_rows([draw.sampling for draw in draws], at, lambda: draws)
-    found.steps[:] = [draw.step for draw in draws]
-    return found
-
-
-def sampled_rows(settings: list[Sampling], rows: I32, draws: Callable[[], Sequence[Drawing]]) -> SampleRows:
-    """The same for first tokens. ``draws`` is asked only where logits are edited."""
-    temperature, top_k, top_p, min_p, seeds, top, logprobs, edited = sampling_arrays(settings)
-    steps = np.zeros(len(rows), dtype=np.int32)
-    edits = logit_edits(draws()) if edited else None
-    return SampleRows(rows, temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, edits)
-
-
-def logit_edits(draws: Sequence[Drawing]) -> LogitEdits | None:
-    """Tables for every row, None where no row has anything done to it. Called at every step of a text: a table that
-    no row has an entry in is one array for all steps, and ids that one row alone has are not copied."""
-    if all([draw.sampling.edits is None for draw in draws]):
-        return None
-    edits = [draw.sampling.edits or NO_EDITS for draw in draws]
-    banned = [e.banned_early if draw.step < draw.sampling.min_tokens else e.banned for e, draw in zip(edits, draws)]
-    allowed = [
-        e.allowed if draw.history is None or draw.history.allowed is None else draw.history.allowed
-        for e, draw in zip(edits, draws)
-    ]
-    none = empty_edits(len(draws))
-    weights = (none.repetition, none.presence, none.frequency)
-    seen_indptr, seen_ids, seen_counts = none.seen_indptr, _NO_IDS, _NO_IDS
-    if any([e.weighs for e in edits]):
-        seen = [draw.history if e.weighs else None for e, draw in zip(edits, draws)]
-        weights = (
-            np.array([e.repetition for e in edits], dtype=np.float32),
-            np.array([e.presence for e in edits], dtype=np.float32),
-            np.array([e.frequency for e in edits], dtype=np.float32),
-        )
-        seen_indptr = _indptr([0 if h is None else h.size for h in seen])
-        seen_ids = np.concatenate([_NO_IDS if h is None else h.ids() for h in seen])  # histories grow
-        seen_counts = np.concatenate([_NO_IDS if h is None else h.counts() for h in seen])
-    bias_indptr, bias_ids = _table([e.bias_ids for e in edits], none.bias_indptr)
-    bias_values = none.bias_values if bias_ids is _NO_IDS else _joined([e.bias_values for e in edits])
-    tables = (*_table(allowed, none.allowed_indptr), *_table(banned, none.banned_indptr))
-    return LogitEdits(*weights, seen_indptr, seen_ids, seen_counts, bias_indptr, bias_ids, bias_values, *tables)
-
-
-@lru_cache(maxsize=64)
-def empty_edits(count: int) -> LogitEdits:
-    """Of ``count`` rows to which nothing is done. Many batches share its arrays, which cannot be written."""
-    one, zero = np.ones(count, dtype=np.float32), np.zeros(count, dtype=np.float32)
-    starts, numbers = np.zeros(count + 1, dtype=np.int32), np.zeros(0, dtype=np.float32)
-    for array in (one, zero, starts, numbers):
-        array.flags.writeable = False
-    ids = _NO_IDS
-    return LogitEdits(one, zero, zero, starts, ids, ids, starts, ids, numbers, starts, ids, starts, ids)
-
-
-NO_EDITS = RowEdits(1.0, 0.0, 0.0, _NO_IDS, np.zeros(0, dtype=np.float32), _NO_IDS, _NO_IDS, _NO_IDS)
-
-
-def _table(parts: Sequence[I32], empty: I32) -> tuple[I32, I32]:
-    """Where each row's entries begin and end, and all rows' entries; ``empty`` is the former where there are none."""
-    lengths = [len(part) for part in parts]
-    if not any(lengths):
-        return empty, _NO_IDS
-    return _indptr(lengths), _joined(parts)
-
-
-def _indptr(lengths: Sequence[int]) -> I32:
-    out = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=out[1:])
-    return out
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

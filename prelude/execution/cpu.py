@@ -32,10 +32,10 @@ from prelude.execution.attention import AttentionPlan, CascadePlan
 from prelude.execution.attention_runs import RunsPlan
 from prelude.execution.backends import Wanted, choose
 from prelude.execution.bits import rows_needed
-from prelude.execution.drawn import Drawn
 from prelude.execution.executor import ExecutorLimits
+from prelude.execution.hidden_rows import HiddenRows
 from prelude.execution.layout import I64, StepTokens
-from prelude.execution.readouts import HiddenRows, read
+from prelude.execution.pending import PendingTokens
 from prelude.execution.threads import GOVERNOR
 from prelude.models.config import ModelConfig
 from prelude.models.decoder import Decoder
@@ -118,7 +118,7 @@ class CpuExecutor:
         default_rows = max(16, min(256, _LOGITS_BYTES // (4 * config.vocab_size)))
         self._chunk_rows = default_rows if logits_chunk_rows is None else max(1, logits_chunk_rows)
         self._num_blocks = num_blocks
-        self._drawn = Drawn()
+        self._pending = PendingTokens()
         self._closed = False
 
     def limits(self) -> ExecutorLimits:
@@ -146,7 +146,7 @@ class CpuExecutor:
             with torch.inference_mode(), GOVERNOR:
                 return Finished(self._run(batch, readouts), None)
         except Exception as error:  # the step's own failure, whatever it is, belongs to whoever waits for it
-            self._drawn.lose(batch)
+            self._pending.lose(batch)
             return Finished(None, error)
 
     def wait(self, handle: Finished) -> StepResult:
@@ -166,21 +166,21 @@ class CpuExecutor:
         step = StepTokens.of(batch)
         rows = _read_rows(readouts, step.num_tokens)
         hidden = self._forward(step, rows)
-        reading = HiddenRows(self.decoder, hidden, rows, self._chunk_rows)
+        hidden_rows = HiddenRows(self.decoder, hidden, rows, self._chunk_rows)
         outputs: list[Output] = []
         bad_rows: list[I32] = []
         for readout, first in readouts:
-            reading.first = first
-            output, bad = read(readout, reading)
+            hidden_rows.first = first
+            output, bad = readout.run(hidden_rows)
             outputs.append(output)
             bad_rows.append(bad)
-        self._drawn.keep(tuple(outputs))
-        peak = self._peak_bytes(step, len(hidden), reading.lm_head_rows)
+        self._pending.keep(tuple(outputs))
+        peak = self._peak_bytes(step, len(hidden), hidden_rows.lm_head_rows)
         return StepResult(
             tuple(outputs),
             tuple(bad_rows),
             seconds=time.perf_counter() - began,
-            lm_head_rows=reading.lm_head_rows,
+            lm_head_rows=hidden_rows.lm_head_rows,
             attended_tokens=step.attended(),
             peak_bytes=sum(peak.values()),
             extra={name: float(value) for name, value in peak.items()},
@@ -201,7 +201,7 @@ class CpuExecutor:
             return (last_plan if layer == last else plan).run(q, k, v, pool_k, pool_v)
 
         highest = int(step.positions.max(initial=-1))
-        token_ids = step.token_ids if step.decode is None else self._drawn.resolve(step.token_ids)
+        token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
         ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)
         return self.decoder.forward(
             ids, positions, highest, attention, None if rows is None else torch.from_numpy(rows)

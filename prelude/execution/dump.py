@@ -20,31 +20,15 @@ from prelude.batch import (
     DecodeBatch,
     DecodeRows,
     ForwardBatch,
-    HeadRows,
-    LogitEdits,
-    LogprobRows,
     MixedBatch,
     OneShotBatch,
-    PooledRows,
     PromptSlices,
-    SampleRows,
 )
+from prelude.readouts import BATCH_TYPES
 
 _SHAPE = "batch.json"
 _TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        OneShotBatch,
-        DecodeBatch,
-        MixedBatch,
-        PromptSlices,
-        DecodeRows,
-        LogprobRows,
-        PooledRows,
-        HeadRows,
-        SampleRows,
-        LogitEdits,
-    )
+    kind.__name__: kind for kind in (OneShotBatch, DecodeBatch, MixedBatch, PromptSlices, DecodeRows, *BATCH_TYPES)
 }
 
 

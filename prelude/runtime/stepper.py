@@ -18,7 +18,7 @@ from typing import Any
 from prelude._native.core import Baton, Doorbell, begin_all, claim, end_all, plain, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
-from prelude.batch import I32, OneShotBatch, StepResult
+from prelude.batch import OneShotBatch, StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners, in_main_thread
@@ -403,16 +403,11 @@ class Stepper(Forkable):
 
     def _land(self) -> bool:
         """Waits for the first step in flight and settles it. Whether it succeeded."""
-        flight, succeeded, drawn = self._flights[0], False, None
-        batch = flight.packed.batch
-        alone = batch if isinstance(batch, OneShotBatch) else None
+        flight, succeeded = self._flights[0], False
         entered = time.perf_counter() if self.overlap else 0.0
         try:
             result = self.executor.wait(flight.handle)
-            if alone is not None:
-                drawn = self._alone.drawn(alone.readout, result)
-            if drawn is None:
-                check_result(flight.packed, result)
+            check_result(flight.packed, result)
         except BaseException as error:
             self._interrupted(error)
             self._flights.arrive(flight, failed=True)
@@ -425,8 +420,8 @@ class Stepper(Forkable):
             self.step_began = time.monotonic() if self._flights else 0.0
             for request in traced(flight.requests):
                 _mark_run(request, flight.began, result)
-            if alone is not None and not self.events.heard:
-                self._settle_alone(flight, result, drawn)
+            if isinstance(flight.packed.batch, OneShotBatch) and not self.events.heard:
+                self._settle_alone(flight, result)
             else:
                 self._settle(flight, result)
             if self._limit is not None and not suspects_left(self.queues):
@@ -454,14 +449,11 @@ class Stepper(Forkable):
             self._withdrawn = True
             raise error
 
-    def _settle_alone(self, flight: Flight, result: StepResult, drawn: I32 | None) -> None:
-        """``_settle`` of a step that has nothing but OneShot rows, while nobody listens to events. ``drawn``: the
-        tokens, where that is all there is to its result."""
+    def _settle_alone(self, flight: Flight, result: StepResult) -> None:
+        """``_settle`` of a step that has nothing but OneShot rows, while nobody listens to events."""
         plan, packed = flight.plan, flight.packed
         self.failures_in_a_row = 0
-        output, bad = result.outputs[0], _NONE
-        if drawn is None:
-            output, drawn, bad = read_of(packed, result)
+        output, drawn, bad = read_of(packed, result)
         tokens, runs, more, failed = self._alone.settle(
             plan.oneshot,
             plan.folds,

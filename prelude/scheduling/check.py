@@ -1,23 +1,10 @@
-"""An executor's answer, held against its question: the wrong shape fails its step, not somebody else's rows."""
+"""An executor's result is checked against its batch: a wrong shape fails its step, and no other step's rows."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from prelude.batch import (
-    HeadOutput,
-    HeadRows,
-    LogprobOutput,
-    LogprobRows,
-    MixedBatch,
-    Output,
-    PooledOutput,
-    PooledRows,
-    Readout,
-    SampleOutput,
-    SampleRows,
-    StepResult,
-)
+from prelude.batch import MixedBatch, Output, Readout, StepResult
 from prelude.errors import ExecutionError
 from prelude.scheduling.pack import Packed
 
@@ -37,59 +24,23 @@ def check_result(packed: Packed, result: StepResult) -> None:
     if len(result.outputs) != len(readouts) or len(result.bad_rows) != len(readouts):
         raise ExecutionError(f"the executor returned {len(result.outputs)} outputs, the batch has {len(readouts)}")
     for readout, output, bad in zip(readouts, result.outputs, result.bad_rows):
-        if not _matches(readout, output):
+        if not readout.answers(output):
             raise ExecutionError(
                 f"the executor answered {type(readout).__name__} of {len(readout.rows)} rows with a "
                 f"{type(output).__name__} of another kind or shape"
             )
         rows = np.asarray(bad)
-        if len(rows) and (rows.min() < 0 or rows.max() >= _items(readout)):
+        if rows.size and (rows.min() < 0 or rows.max() >= readout.items):
             raise ExecutionError("the executor names bad rows that the batch does not have")
-
-
-def _items(readout: Readout) -> int:
-    return len(readout.indptr) - 1 if isinstance(readout, PooledRows) else len(readout.rows)
-
-
-def _matches(readout: Readout, output: Output) -> bool:
-    rows = len(readout.rows)
-    match readout, output:
-        case LogprobRows(), LogprobOutput():
-            pairs = len(readout.targets)
-            return (
-                output.logprobs.shape == (pairs,)
-                and (not readout.ranks or _shape(output.ranks) == (pairs,))
-                and (
-                    not readout.top
-                    or (_shape(output.top_ids)[:1] == (rows,) and _shape(output.top_logprobs)[:1] == (rows,))
-                )
-            )
-        case PooledRows(), PooledOutput():
-            return output.vectors.ndim == 2 and len(output.vectors) == _items(readout)
-        case HeadRows(), HeadOutput():
-            return output.logits.ndim == 2 and len(output.logits) == rows
-        case SampleRows(), SampleOutput():
-            return output.token_ids.shape == (rows,)
-    return False
-
-
-def _shape(array: object) -> tuple[int, ...]:
-    return getattr(array, "shape", ())
 
 
 _NONE: frozenset[int] = frozenset()
 
 
 def bad_rows(readout: Readout, output: Output, listed: object) -> frozenset[int]:
-    """Rows (items, for pooled ones) whose numbers are not numbers: those the executor lists, and those it missed."""
-    if type(output) is SampleOutput and type(listed) is np.ndarray and listed.size == 0:
+    """Rows (items, for pooled ones) with a number that is not finite: those that the executor lists, and those that
+    it missed."""
+    found, named = readout.not_finite(output), np.asarray(listed)
+    if not found.size and not named.size:
         return _NONE
-    bad = set(np.asarray(listed).tolist())
-    match readout, output:
-        case LogprobRows(), LogprobOutput() if np.isnan(output.logprobs).any():
-            bad.update(readout.target_rows[np.isnan(output.logprobs)].tolist())
-        case PooledRows(), PooledOutput() if not np.isfinite(output.vectors).all():
-            bad.update(np.flatnonzero(~np.isfinite(output.vectors).all(axis=1)).tolist())
-        case HeadRows(), HeadOutput() if not np.isfinite(output.logits).all():
-            bad.update(np.flatnonzero(~np.isfinite(output.logits).all(axis=1)).tolist())
-    return frozenset(bad)
+    return frozenset([*found.tolist(), *named.tolist()])

@@ -13,10 +13,10 @@ import numpy as np
 
 from prelude._native.core import Record
 from prelude.admission.classes import ExecutionClass, classify
-from prelude.admission.drawing import Drawing, History
-from prelude.admission.prepared import Outcome, Prepared, first_read_token, logits_rows, readout_key
+from prelude.admission.prepared import Outcome, Prepared
 from prelude.batch import SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
+from prelude.readouts.sampling import History, SamplingState
 from prelude.results import RequestStats
 from prelude.scheduling.lease import Lease
 
@@ -94,13 +94,14 @@ class Request(Record):
         self.queued_at = 0
         self.turn = 0  # who had come when its last chunk was planned
         tree, readout = prepared.tree, prepared.readout
-        read = first_read_token(readout)
-        self.sampling = readout.sampling if isinstance(readout, Drawing) else prepared.sampling
+        rows = prepared.rows
+        read = int(rows[0]) if len(rows) else -1
+        self.sampling = prepared.sampling
         self.max_new_tokens = prepared.max_new_tokens
-        self.key = None if readout is None else readout_key(readout)
+        self.key = None if readout is None else readout.key
         self.num_known = tree.num_tokens
         trunk = tree.trunk_tokens
-        unread = trunk - 1 if read is None else min(trunk, read)
+        unread = trunk - 1 if read < 0 else min(trunk, read)
         self.known = tree.token_ids
         self.output = ()
         if self.execution_class is ExecutionClass.DECODE:
@@ -113,9 +114,12 @@ class Request(Record):
             tree.positions,
             tree.starts,
             tree.parents,
-            -1 if read is None else read,
+            readout,
+            prepared.first,
+            read,
+            len(rows),
             unread,
-            logits_rows(readout),
+            0 if readout is None else readout.logits_rows,
             prepared.salt,
             prepared.cache,
         )
@@ -162,7 +166,7 @@ class Request(Record):
         if self.history is not None:
             self.history.add(token_id)
 
-    def drawing(self, row: int) -> Drawing:
+    def sampling_state(self, row: int) -> SamplingState:
         """This request as a row that is about to be sampled."""
         sampling = self.sampling
         if sampling is None:
@@ -172,7 +176,7 @@ class Request(Record):
             self.history = History.of(edits, self.prepared.tree.token_ids)
             for token_id in self.output:
                 self.history.add(token_id)
-        return Drawing(row, sampling, len(self.output) + self.ahead, self.history)
+        return SamplingState(row, sampling, len(self.output) + self.ahead, self.history)
 
     def choose_next(self) -> None:
         """Asks the caller's ``allowed_tokens_fn``, where there is one, for the ids that may come next. Raises what it

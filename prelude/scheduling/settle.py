@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from prelude._native.core import CostFit, Settling, StepCounts, settle_group, settle_running
 from prelude.admission.prepared import Outcome
-from prelude.batch import I32, HeadOutput, LogprobOutput, Output, PooledOutput, SampleOutput, SampleRows, StepResult
+from prelude.batch import I32, Output, StepResult
 from prelude.errors import ExecutionError
 from prelude.scheduling.check import bad_rows, readouts_of
 from prelude.scheduling.lease import KvPool
@@ -15,31 +15,6 @@ from prelude.scheduling.pack import Packed
 from prelude.scheduling.plan import Plan, lives
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
-
-
-def output_slice(output: Output, rows: tuple[int, int], pairs: tuple[int, int]) -> Output:
-    """A request's own part of a batch output. Copies, so that one kept result does not keep a whole batch alive."""
-    a, b = rows
-    match output:
-        case LogprobOutput():
-            c, d = pairs
-            return LogprobOutput(
-                output.logprobs[c:d].copy(),
-                None if output.ranks is None else output.ranks[c:d].copy(),
-                None if output.top_ids is None else output.top_ids[a:b].copy(),
-                None if output.top_logprobs is None else output.top_logprobs[a:b].copy(),
-            )
-        case PooledOutput():
-            return PooledOutput(output.vectors[a:b].copy())
-        case HeadOutput():
-            return HeadOutput(output.logits[a:b].copy())
-        case SampleOutput():
-            return SampleOutput(
-                output.token_ids[a:b].copy(),
-                None if output.logprobs is None else output.logprobs[a:b].copy(),
-                None if output.top_ids is None else output.top_ids[a:b].copy(),
-                None if output.top_logprobs is None else output.top_logprobs[a:b].copy(),
-            )
 
 
 def finish(
@@ -89,9 +64,8 @@ def settle(
     if packed.decode:
         output = result.outputs[packed.outputs[2]]
         bad = _bad_rows(packed, result, packed.outputs[2])
-        drawn = output.token_ids if isinstance(output, SampleOutput) else None
         for place in settle_running(
-            packed.decode, drawn, bad, void, State.FINISHED, vocab_size, forward_ms, batch_size
+            packed.decode, output.drawn, bad, void, State.FINISHED, vocab_size, forward_ms, batch_size
         ):
             _settle_token(packed.decode[place], place, output, bad, queues, pool, vocab_size)
 
@@ -107,14 +81,12 @@ def _not_finite() -> ExecutionError:
 def read_of(packed: Packed, result: StepResult) -> tuple[Output, I32 | None, frozenset[int]]:
     """What the OneShot rows of a step read: the output, the tokens drawn, which of its rows are no numbers."""
     output = result.outputs[packed.outputs[0]]
-    drawn = output.token_ids if isinstance(output, SampleOutput) else None
-    return output, drawn, _bad_rows(packed, result, packed.outputs[0])
+    return output, output.drawn, _bad_rows(packed, result, packed.outputs[0])
 
 
 def settling(pool: KvPool, counts: StepCounts, cost: CostFit, live: dict[int, Request], vocab_size: int) -> Settling:
     """For steps that have nothing but OneShot rows."""
-    states, types = (State.PREFILL, State.FINISHED), (StepResult, SampleRows, SampleOutput)
-    return Settling(pool, counts, cost, live, vocab_size, output_slice, *states, *types)
+    return Settling(pool, counts, cost, live, vocab_size, State.PREFILL, State.FINISHED)
 
 
 def _settle_oneshot(
@@ -135,7 +107,6 @@ def _settle_oneshot(
         packed.row_ends,
         packed.pair_ends,
         output,
-        output_slice,
         drawn,
         bad,
         vocab_size,
@@ -201,11 +172,12 @@ def _settle_token(
     vocab_size: int,
 ) -> None:
     """One more token for a Decode request: goes on, or ends by a stop token, its budget or the context."""
-    if row in bad or not isinstance(output, SampleOutput):
+    drawn = output.drawn
+    if row in bad or drawn is None:
         error = _not_finite() if row in bad else ExecutionError("a Decode row came back without a token")
         finish(request, queues, pool, None, error)
         return
-    token = int(output.token_ids[row])
+    token = int(drawn[row])
     if not 0 <= token < vocab_size:
         finish(request, queues, pool, None, _out_of_vocabulary(token, vocab_size))
         return

@@ -14,9 +14,7 @@ from prelude.batch import (
     DecodeBatch,
     DecodeRows,
     ForwardBatch,
-    HeadRows,
     OneShotBatch,
-    PooledRows,
     PromptSlices,
     Readout,
 )
@@ -74,7 +72,7 @@ def _decode_pairs(rows: DecodeRows) -> int:
 
 
 def _head_rows(readout: Readout) -> int:
-    return 0 if isinstance(readout, PooledRows | HeadRows) else len(readout.rows)
+    return readout.vocab_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,9 @@ from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.batch import (
     ForwardBatch,
-    HeadOutput,
-    HeadRows,
-    LogprobOutput,
-    LogprobRows,
     MixedBatch,
-    Output,
-    PooledOutput,
-    PooledRows,
     Readout,
     SampleOutput,
-    SampleRows,
     StepResult,
 )
 from prelude.errors import DeadlineExceeded, QueueFull, RequestTooLarge
@@ -70,7 +62,7 @@ class CostedExecutor:
         work = work_of(handle)
         seconds = self.cost.seconds(work)
         self.clock.now += seconds
-        outputs = tuple(_answer(readout) for readout in _readouts(handle))
+        outputs = tuple(readout.blank() for readout in _readouts(handle))
         return StepResult(
             outputs, (_NO_ROWS,) * len(outputs), seconds, lm_head_rows=work.head_rows, attended_tokens=work.pairs
         )
@@ -83,18 +75,6 @@ def _readouts(batch: ForwardBatch) -> tuple[Readout, ...]:
     if isinstance(batch, MixedBatch):
         return (*batch.readouts, *(() if batch.decode_readout is None else (batch.decode_readout,)))
     return (batch.readout,)
-
-
-def _answer(readout: Readout) -> Output:
-    match readout:
-        case LogprobRows():
-            return LogprobOutput(np.full(len(readout.targets), -1.0), None, None, None)
-        case PooledRows():
-            return PooledOutput(np.zeros((len(readout.indptr) - 1, 1), dtype=np.float32))
-        case HeadRows():
-            return HeadOutput(np.zeros((len(readout.rows), 1), dtype=np.float32))
-        case SampleRows():
-            return SampleOutput(np.zeros(len(readout.rows), dtype=np.int32))
 
 
 class Flight:

@@ -27,11 +27,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from prelude.admission.drawing import Sampling
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import I32, LogprobRows, PooledRows
 from prelude.errors import TraceError, shown
 from prelude.options import RequestOptions
+from prelude.readouts.sampling import Sampling
 from prelude.tasks import CacheMode
 
 Part: TypeAlias = "tuple[str | None, int]"

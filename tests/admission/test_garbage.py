@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from prelude.admission.classes import ExecutionClass, classify
-from prelude.admission.prepared import read_rows
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import DecisionTemplate
@@ -112,7 +111,7 @@ def check(preparer: Preparer, prepared: Any) -> None:
     assert tree.token_ids.min() >= 0 and tree.token_ids.max() < 420
     assert prepared.cache in ("auto", "always", "never") and 0 <= prepared.salt < 1 << 63
     if readout is not None:
-        rows = read_rows(readout)
+        rows = prepared.rows
         assert rows.min() >= 0 and rows.max() < tree.num_tokens
     if classify(prepared) is ExecutionClass.DECODE:
         assert tree.num_tokens + prepared.max_new_tokens <= preparer.max_length

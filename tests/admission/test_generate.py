@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 
 from prelude.admission.classes import ExecutionClass, classify
-from prelude.admission.drawing import Drawing
 from prelude.admission.preparer import Preparer
-from prelude.admission.sampling import sample_rows
 from prelude.batch import LogprobRows
 from prelude.errors import InvalidRequest, RequestTooLarge, UnknownParameter
+from prelude.readouts.sampling import SamplingState, sample_rows
 from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, SamplingParams, YesNo
 from tests.admission import toys
 
 NAN, INF = math.nan, math.inf
 
 
-def drawn(preparer: Preparer, params: SamplingParams) -> Drawing:
+def drawn(preparer: Preparer, params: SamplingParams) -> SamplingState:
     found = preparer.prepare(Generate([5], params)).prepared.readout
-    assert isinstance(found, Drawing)
+    assert isinstance(found, SamplingState)
     return found
 
 
@@ -137,7 +136,7 @@ def test_a_seed_is_drawn_once_where_none_is_given(preparer: Preparer) -> None:
     seeds = set()
     for _ in range(3):
         prepared = preparer.prepare(Generate([5])).prepared
-        assert isinstance(prepared.readout, Drawing) and prepared.readout.sampling is prepared.sampling
+        assert isinstance(prepared.readout, SamplingState) and prepared.readout.sampling is prepared.sampling
         assert sample_rows([prepared.readout]).seeds.tolist() == [prepared.readout.sampling.seed]
         seeds.add(prepared.readout.sampling.seed)
     assert len(seeds) == 3

@@ -13,7 +13,6 @@ import pytest
 
 from prelude.admission.facts import salt_number
 from prelude.admission.memo import Memo
-from prelude.admission.prepared import read_rows
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.errors import InvalidRequest
@@ -60,7 +59,7 @@ def test_prepared_is_arrays_and_numbers_of_the_right_types(task: Any) -> None:
     preparer = toys.make(chat=toys.chat, num_labels=2)
     prepared = preparer.prepare(task).prepared
     tree = prepared.tree
-    for array in (tree.token_ids, tree.positions, tree.starts, tree.parents, read_rows(prepared.readout)):
+    for array in (tree.token_ids, tree.positions, tree.starts, tree.parents, prepared.rows):
         assert array.dtype == np.int32 and array.flags.c_contiguous
     assert tree.starts[-1] == tree.num_tokens and (tree.parents < np.arange(len(tree.parents))).all()
     assert len(toys.sequences(tree)) == tree.num_tokens
@@ -158,7 +157,7 @@ def test_explain_shows_what_would_run() -> None:
     for task in TASKS:
         shown, prepared = preparer.explain(task), preparer.prepare(task).prepared
         assert shown.token_ids.tolist() == prepared.tree.token_ids.tolist()
-        assert shown.rows.tolist() == read_rows(prepared.readout).tolist() != []
+        assert shown.rows.tolist() == prepared.rows.tolist() != []
         assert [start for start, _, _ in shown.segments] == prepared.tree.starts[:-1].tolist()
         assert shown.text == preparer.tokenizer.decode(shown.token_ids.tolist(), skip_special_tokens=False)
         assert bool(shown.labels) == isinstance(task, Decide)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from prelude.admission.pooled import activate, unit
-from prelude.admission.prepared import first_read_token, logits_rows
 from prelude.admission.preparer import Preparer
 from prelude.batch import HeadOutput, HeadRows, LogprobRows, PooledOutput, PooledRows
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, PromptTooLong
+from prelude.scheduling.request import Request
 from prelude.tasks import Classify, Embed, Loglikelihood, PromptLogprobs
 from tests.admission import toys
+from tests.engine.test_faults import ById
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 
@@ -96,10 +97,12 @@ def test_every_token_of_a_prompt(preparer: Preparer, tokenizer: Any) -> None:
 @pytest.mark.feature("A18")
 def test_rows_follow_what_is_asked(preparer: Preparer) -> None:
     long = toys.make(max_positions=4096)
-    readout = long.prepare(PromptLogprobs([5, 6] * 2048, last=5)).prepared.readout
+    prepared = long.prepare(PromptLogprobs([5, 6] * 2048, last=5)).prepared
+    readout = prepared.readout
     assert isinstance(readout, LogprobRows)
-    assert readout.rows.tolist() == [4090, 4091, 4092, 4093, 4094] and logits_rows(readout) == 5
-    assert first_read_token(readout) == 4090  # the prefix cache may stand in for all before it
+    assert readout.rows.tolist() == [4090, 4091, 4092, 4093, 4094] and readout.logits_rows == 5
+    request = Request(prepared, ById())
+    assert request.first_read == request.unread == 4090  # the prefix cache may stand in for all before it
     result = toys.run(preparer, PromptLogprobs(TEXT, last=3))
     whole = toys.run(preparer, PromptLogprobs(TEXT))
     assert tuple(result) == tuple(whole)[-3:]

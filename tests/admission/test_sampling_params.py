@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.admission.drawing import Drawing
 from prelude.admission.preparer import Preparer
-from prelude.admission.sampling import sample_rows
 from prelude.batch import SampleRows
 from prelude.errors import InvalidRequest, RequestTooLarge, UnknownParameter
+from prelude.readouts.sampling import SamplingState, sample_rows
 from prelude.tasks import Generate, SamplingParams
 
 ROWS = 428
@@ -28,7 +27,7 @@ def refused(preparer: Preparer, match: str, error: type[Exception] = InvalidRequ
 
 def readout(preparer: Preparer, **params: Any) -> SampleRows:
     found = preparer.prepare(Generate([5, 6, 5], SamplingParams(max_tokens=1, **params))).prepared.readout
-    assert isinstance(found, Drawing)
+    assert isinstance(found, SamplingState)
     return sample_rows([found])
 
 

@@ -12,11 +12,11 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
 from prelude import EngineConfig
-from prelude.admission.drawing import Drawing, RowEdits, Sampling
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch
 from prelude.execution.beside import BesideExecutor
 from prelude.execution.executor import Executor
+from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from tests.cuda.plans import BLOCKS
@@ -76,7 +76,7 @@ def requests(kinds: list[str]) -> list[Prepared]:
     for i, kind in enumerate(kinds):
         ids = random_ids(i, 5 + 17 * i % 90)
         chosen = sampling(kind, 1000 + i)
-        found.append(Prepared(TokenTree.single(ids), Drawing(len(ids) - 1, chosen), 4 + i % 9, chosen))
+        found.append(Prepared(TokenTree.single(ids), SamplingState(len(ids) - 1, chosen), 4 + i % 9, chosen))
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prelude.batch import LogitEdits, SampleRows
-from prelude.execution.sampling import edited, sample_token
+from prelude.readouts.draw import edited, sample_token
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import pytest
 from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, SampleOutput
 from prelude.errors import EngineClosed
 from prelude.execution.beside import BesideExecutor
-from prelude.execution.drawn import Drawn, num_drawn
+from prelude.execution.pending import PendingTokens, num_drawn
 from tests.execution.helpers import Model, all_logprobs, decode_rows, ends, prompts, random_ids, run, sampling, slices
 from tests.execution.helpers import Segment as Part
 from tests.toy import ToyExecutor
@@ -116,7 +116,7 @@ def test_names_behind_a_step_that_failed_are_taken_and_mean_nothing(model: Model
 
 
 def test_ids_are_left_alone_where_none_is_named() -> None:
-    drawn, ids = Drawn(), np.array([4, 0, 9])
+    drawn, ids = PendingTokens(), np.array([4, 0, 9])
     assert drawn.resolve(ids) is ids
     with pytest.raises(ValueError, match="drew 0 tokens"):
         drawn.resolve(np.array([3, -1]))

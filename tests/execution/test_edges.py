@@ -15,7 +15,7 @@ from prelude.errors import EngineClosed
 from prelude.execution.bits import rows_needed
 from prelude.execution.cpu import CpuExecutor
 from prelude.execution.executor import Executor
-from prelude.execution.readouts import best, log_normalisers, logprobs_of
+from prelude.execution.hidden_rows import best, log_normalisers, logprobs_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.ops import Linear

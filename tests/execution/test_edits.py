@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from prelude import Engine
-from prelude.admission.drawing import Drawing, History, Sampling
-from prelude.admission.sampling import NO_EDITS, logit_edits, resolve_edits, sample_rows
+from prelude.admission.sampling import resolve_edits
 from prelude.batch import OneShotBatch
-from prelude.execution import readouts
 from prelude.execution.dump import load, save
-from prelude.execution.sampling import distribution, edited, sample_token, uniforms
+from prelude.readouts import sample
+from prelude.readouts.draw import distribution, edited, sample_token, uniforms
+from prelude.readouts.sampling import NO_EDITS, History, Sampling, SamplingState, logit_edits, sample_rows
 from prelude.tasks import SamplingParams
 from tests import reference_sampler as reference
 from tests.execution.helpers import Model, i32, prompts, random_ids, run
@@ -32,7 +32,7 @@ class Rows:
         vocab_size = VOCAB
 
 
-def drawing(params: SamplingParams, prompt: list[int], output: list[int], row: int = 0) -> Drawing:
+def drawing(params: SamplingParams, prompt: list[int], output: list[int], row: int = 0) -> SamplingState:
     early = STOPS if params.min_tokens else frozenset()
     edits = resolve_edits(Rows, params, early)  # type: ignore[arg-type]
     settings = (params.temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
@@ -42,7 +42,7 @@ def drawing(params: SamplingParams, prompt: list[int], output: list[int], row: i
         history = History.of(edits, i32(prompt))
         for token in output:
             history.add(token)
-    return Drawing(row, sampling, len(output), history)
+    return SamplingState(row, sampling, len(output), history)
 
 
 def random_params(rng: np.random.Generator) -> SamplingParams:
@@ -90,7 +90,7 @@ def test_ties_go_to_the_smaller_id() -> None:
     logits = np.array([1, 5, 2, 5, 5, 2], np.float32)
     assert np.flatnonzero(distribution(logits, 1.0, top_k=2)).tolist() == [1, 3]
     assert np.flatnonzero(distribution(logits, 1.0, top_p=0.5)).tolist() == [1, 3]
-    readout = sample_rows([Drawing(0, Sampling(0.0, 0, 1.0, 0.0, 0, frozenset()))])
+    readout = sample_rows([SamplingState(0, Sampling(0.0, 0, 1.0, 0.0, 0, frozenset()))])
     assert sample_token(logits, readout, 0, 0.0) == 1
 
 
@@ -136,7 +136,7 @@ def test_each_cut_is_drawn_exactly(model: Model) -> None:
         expected = np.array(reference.probabilities(table.tolist(), params))
         n = 3000
         settings = (params.temperature, params.top_k, params.top_p, params.min_p)
-        readout = sample_rows([Drawing(len(ids) - 1, Sampling(*settings, s, frozenset())) for s in range(n)])
+        readout = sample_rows([SamplingState(len(ids) - 1, Sampling(*settings, s, frozenset())) for s in range(n)])
         tokens = run(executor, OneShotBatch(prompts(ids), readout)).outputs[0].token_ids
         counts, kept = np.bincount(tokens, minlength=len(table)), expected > 0
         assert not counts[~kept].any()
@@ -145,7 +145,7 @@ def test_each_cut_is_drawn_exactly(model: Model) -> None:
         assert statistic < degrees + 4 * np.sqrt(2 * degrees), options
 
 
-def settings_of(rng: np.random.Generator, row: int) -> Drawing:
+def settings_of(rng: np.random.Generator, row: int) -> SamplingState:
     params = random_params(rng)
     prompt, output = rng.integers(0, VOCAB, 6).tolist(), rng.integers(0, VOCAB, int(rng.integers(0, 9))).tolist()
     return drawing(params, prompt, output, row)
@@ -160,7 +160,7 @@ def test_no_row_alters_another(model: Model) -> None:
     s = prompts(*ids)
     ends = (s.starts[1:] - 1).tolist()
 
-    def tokens(parts: list[Drawing]) -> Any:
+    def tokens(parts: list[SamplingState]) -> Any:
         output = run(executor, OneShotBatch(s, sample_rows(parts))).outputs[0]
         if output.logprobs is not None:
             assert (output.logprobs <= 0).all() and np.isfinite(output.logprobs).all()
@@ -215,7 +215,7 @@ def test_a_row_that_is_masked_alone_costs_no_more_than_its_mask() -> None:
     edits = replace(NO_EDITS, allowed=allowed, choose=lambda output, waits: allowed)
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), edits)
     history = History.of(edits, np.zeros(0, dtype=np.int32))
-    one, other = (logit_edits([Drawing(0, sampling, step, history)]) for step in (3, 4))
+    one, other = (logit_edits([SamplingState(0, sampling, step, history)]) for step in (3, 4))
     assert one is not None and other is not None
     own = {"allowed_indptr", "allowed_ids"}
     for field in dataclasses.fields(one):
@@ -232,7 +232,7 @@ def test_greedy_rows_draw_no_uniform_numbers(monkeypatch: pytest.MonkeyPatch) ->
     def never(*_: Any) -> Any:
         raise AssertionError("numbers were drawn")
 
-    monkeypatch.setattr(readouts, "uniforms", never)
+    monkeypatch.setattr(sample, "uniforms", never)
     with Engine.from_pretrained() as engine:
         params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, allowed_token_ids=[7, 8])
         assert set(engine.complete([11, 12], params).token_ids) <= {7, 8}

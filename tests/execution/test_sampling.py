@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prelude.batch import LogprobRows, OneShotBatch
-from prelude.execution.sampling import distribution, draw, uniforms
+from prelude.readouts.draw import distribution, draw, uniforms
 from tests.execution.helpers import Model, i32, prompts, random_ids, run, sampling
 
 

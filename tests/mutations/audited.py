@@ -122,7 +122,7 @@ EDITS = (
             "            self._sink.abandoned = True\n",
         ),
     ),
-    edit("top_p_strict", "H3", ("prelude/execution/sampling.py", 'side="left")) + 1]', 'side="right")) + 1]')),
+    edit("top_p_strict", "H3", ("prelude/readouts/draw.py", 'side="left")) + 1]', 'side="right")) + 1]')),
     edit(
         "eos_ignored",
         "H4 C4",

@@ -64,7 +64,7 @@ def core_objects(module: Any) -> list[Any]:
     """Objects in good order, which bad ones meet."""
     pool = module.KvPool(16, 4)
     record = module.Record()
-    record.bind(np.arange(8, dtype=np.int32), None, None, None, 7, 7, 1, 0, "auto")
+    record.bind(np.arange(8, dtype=np.int32), None, None, None, None, 0, 7, 1, 7, 1, 0, "auto")
     record.num_known, record.stats, record.known = 8, module.RequestStats(), np.arange(8, dtype=np.int32)
     record.id, record.state = 1, "waiting"
     lease = pool.attach(np.arange(8, dtype=np.int32), 0, 7, growable=True)

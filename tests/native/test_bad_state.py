@@ -23,7 +23,7 @@ def test_every_public_name_survives_bad_and_missing_state(module: str) -> None:
 
 
 def test_what_needs_parts_is_not_made_without_them() -> None:
-    for kind in (core.Maker, core.AtOnce, core.DrawnPacker, core.Settling, core.Wording, core.Ticket, core.KvPool,
+    for kind in (core.Maker, core.AtOnce, core.Settling, core.Wording, core.Ticket, core.KvPool,
                  core.PrefixTrie, core.BlockAllocator, core.CostFit, core.Inbox, cpu.Attention, cpu.PagedRows,
                  tokenizer.CoreTokenizer, tokenizer.CoreStream, tokenizer.QuickFrame):  # fmt: skip
         with pytest.raises(TypeError):
@@ -40,8 +40,8 @@ def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
         core.waiting_alike([None])
     with pytest.raises((TypeError, AttributeError)):
         core.requests_of([core.OneShotRow.__new__(core.OneShotRow), None])
-    with pytest.raises(ValueError, match="2 shifts for 0 rows"):
-        core.draws_of([], (np.zeros(2, np.int32),) * 3)
+    with pytest.raises(ValueError, match="2 ends for 0 readouts"):
+        core.join_pairs([], np.zeros(2, np.int32))
     with pytest.raises(IndexError):
         core.totals([])
     with pytest.raises((TypeError, AttributeError)):

@@ -13,14 +13,22 @@ import pytest
 from prelude._native.core import Ends, Maker, Outcome, RequestStats, finish_all
 
 from prelude.admission.prepared import finished, make_completion
-from prelude.batch import LogprobOutput, LogprobRows, SampleOutput, SampleRows, StepResult
+from prelude.batch import (
+    LogprobOutput,
+    LogprobRows,
+    OneShotBatch,
+    PromptSlices,
+    SampleOutput,
+    SampleRows,
+    StepResult,
+)
+from prelude.errors import ExecutionError
 from prelude.results import Completion
-from prelude.scheduling.cost import CostModel
+from prelude.scheduling.check import check_result
+from prelude.scheduling.pack import Packed
 from prelude.scheduling.request import Request
-from prelude.scheduling.settle import settling
 from tests.engine.test_lifecycle import ById
 from tests.scheduling.test_engine_core import last_logprob, prompt
-from tests.service import service_core
 
 
 def requests(count: int) -> list[Request]:
@@ -107,18 +115,19 @@ Loose = _loose()
 
 
 def test_only_a_result_that_is_what_was_asked_for_is_taken_as_tokens() -> None:
-    core = service_core()
-    alone = settling(core.pool, core.stats, CostModel().fit, core.live, 10)
     rows, floats = np.arange(2, dtype=np.int32), np.zeros(2, np.float32)
     asked = SampleRows(rows, floats, rows, floats, floats, np.zeros(2, np.uint64), rows)
     none = np.zeros(0, np.int32)
+    slices = PromptSlices(rows, rows, none, none, none, none, none)
+    packed = Packed(OneShotBatch(slices, asked))
     good = StepResult((SampleOutput(rows),), (none,), 0.1)
-    assert alone.drawn(asked, good) is rows
+    check_result(packed, good)
+    check_result(packed, replace(good, bad_rows=(rows[:1],)))
     wrong: list[Any] = [
         replace(good, outputs=()),
         replace(good, outputs=good.outputs * 2),
         replace(good, bad_rows=()),
-        replace(good, bad_rows=(rows[:1],)),
+        replace(good, bad_rows=(rows + 1,)),
         replace(good, outputs=(SampleOutput(rows[:1]),)),
         replace(good, outputs=(SampleOutput(rows.reshape(1, 2)),)),
         replace(good, outputs=(SampleOutput([0, 1]),)),  # type: ignore[arg-type]
@@ -127,5 +136,8 @@ def test_only_a_result_that_is_what_was_asked_for_is_taken_as_tokens() -> None:
         "not a result",
     ]
     for result in wrong:
-        assert alone.drawn(asked, result) is None
-    assert alone.drawn(LogprobRows(rows, rows, rows), good) is None
+        with pytest.raises(ExecutionError):
+            check_result(packed, result)
+    logprobs = Packed(OneShotBatch(slices, LogprobRows(rows, rows, rows)))
+    with pytest.raises(ExecutionError):
+        check_result(logprobs, good)

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prelude.admission.drawing import Drawing, RowEdits, Sampling
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import DecodeBatch, DecodeRows, MixedBatch
 from prelude.errors import DeadlineExceeded, ExecutionError, RequestCancelled
 from prelude.options import RequestOptions
+from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
 from prelude.scheduling import planner
 from prelude.scheduling.request import Request, State
 from tests import toy
@@ -107,7 +107,8 @@ def test_places_count_through_all_that_a_mixed_step_draws() -> None:
     first = post(core, chat(prompt(9, 0), 9), sink)
     core.step()
     core.step()
-    drawn = Prepared(TokenTree.single(prompt(7, 5)), Drawing(6, Sampling(0.0, 0, 1.0, 0.0, 0, frozenset())), 1)
+    sampling = Sampling(0.0, 0, 1.0, 0.0, 0, frozenset())
+    drawn = Prepared(TokenTree.single(prompt(7, 5)), SamplingState(6, sampling), 1, sampling)
     shots = [post(core, drawn, sink) for _ in range(2)]
     second = post(core, chat(prompt(9, 1), 9), sink)
     core.pacer.share = 1.0
@@ -228,7 +229,7 @@ def penalised(tokens: np.ndarray, count: int) -> Prepared:
     nothing = np.zeros(0, dtype=np.int32)
     edits = RowEdits(1.3, 0.0, 0.0, nothing, nothing.astype(np.float32), nothing, nothing, nothing)
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, frozenset(), edits)
-    return Prepared(TokenTree.single(tokens), Drawing(len(tokens) - 1, sampling), count, sampling)
+    return Prepared(TokenTree.single(tokens), SamplingState(len(tokens) - 1, sampling), count, sampling)
 
 
 @pytest.mark.feature("H13")

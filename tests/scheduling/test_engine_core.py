@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from prelude.admission.classes import ExecutionClass
-from prelude.admission.drawing import Drawing, Sampling
 from prelude.admission.prepared import Outcome, Prepared, TokenTree
 from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows, Readout
 from prelude.errors import EngineClosed, ExecutionError, QueueFull, RequestTooLarge
+from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
@@ -74,7 +74,7 @@ def last_logprob(tokens: np.ndarray, target: int = 5, **options: object) -> Prep
 
 def chat(tokens: np.ndarray, count: int, stop: frozenset[int] = frozenset(), **options: object) -> Prepared:
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, stop)
-    drawing = Drawing(len(tokens) - 1, sampling)
+    drawing = SamplingState(len(tokens) - 1, sampling)
     return Prepared(TokenTree.single(tokens), drawing, count, sampling, **options)  # type: ignore[arg-type]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prelude.admission.drawing import Drawing, Sampling
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, Readout, SampleOutput, SampleRows
+from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
@@ -18,7 +18,7 @@ from tests.scheduling.test_engine_core import Collect, make_core
 
 def text(prompt: list[int], count: int, stops: frozenset[int] = frozenset(), **options: object) -> Prepared:
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, stops, **options)  # type: ignore[arg-type]
-    drawing = Drawing(len(prompt) - 1, sampling)
+    drawing = SamplingState(len(prompt) - 1, sampling)
     return Prepared(TokenTree.single(np.array(prompt, np.int32)), drawing, count, sampling)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.admission.drawing import Drawing, Sampling
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import ForwardBatch, SampleOutput
+from prelude.readouts.sampling import Sampling, SamplingState
 from prelude.scheduling.policies import RoundRobin
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import Request, State
@@ -36,7 +36,7 @@ class Following(ById):
 
 def sampled(tokens: np.ndarray, count: int, seed: int) -> Prepared:
     sampling = Sampling(1.0, 0, 1.0, 0.0, seed, frozenset())
-    return Prepared(TokenTree.single(tokens), Drawing(len(tokens) - 1, sampling), count, sampling)
+    return Prepared(TokenTree.single(tokens), SamplingState(len(tokens) - 1, sampling), count, sampling)
 
 
 class Seeded(toy.ToyExecutor):

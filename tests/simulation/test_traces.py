@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from prelude._native.core import BlockAllocator, PrefixTrie
 
-from prelude.admission.prepared import logits_rows
 from prelude.errors import TraceError
 from prelude.simulation.traces import Arrival, TokenSource, read_trace, write_trace
 from prelude.simulation.workloads import WORKLOADS, bursts, cancelled, chat, credit_verification, post_recommendation
@@ -88,7 +87,7 @@ def test_questions_become_branches_that_read_their_last_tokens() -> None:
     tree = prepared.tree
     assert tree.starts.tolist() == [0, 100, 112, 119] and tree.parents.tolist() == [-1, 0, 0]
     assert prepared.readout is not None and prepared.readout.rows.tolist() == [111, 118]
-    assert logits_rows(prepared.readout) == 2
+    assert prepared.readout.logits_rows == 2
 
 
 def test_a_trace_file_gives_back_what_was_written(tmp_path: Path) -> None:

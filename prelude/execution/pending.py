@@ -1,8 +1,8 @@
-"""Tokens that are named before anybody has seen them: id -1 - j of a decode row is the j-th token that the last
-sampling step drew, its sample readouts one after another.
+"""Pending tokens: a decode row may name a token before the host has seen it. Its id -1 - j is the j-th token that
+the last sampling step draws, its sample readouts one after another.
 
-Where that step failed there is nothing to name, and nobody will read the rows that do; they read token 0, so that the
-other rows of their step are not drawn into it.
+A step that failed drew nothing, and the rows that name its tokens are read by no request. They read token 0, so that
+the other rows of their step do not fail with them.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from prelude.batch import ForwardBatch, MixedBatch, Output, SampleOutput, SampleRows
+from prelude.batch import ForwardBatch, MixedBatch, Output
 
 
 def num_drawn(batch: ForwardBatch) -> int:
     """How many tokens a step draws."""
     if isinstance(batch, MixedBatch):
-        readouts = (*batch.readouts, batch.decode_readout)
-        return sum(len(readout.rows) for readout in readouts if isinstance(readout, SampleRows))
-    return len(batch.readout.rows) if isinstance(batch.readout, SampleRows) else 0
+        return sum(readout.draws for readout in (*batch.readouts, batch.decode_readout) if readout is not None)
+    return batch.readout.draws
 
 
-class Drawn:
-    """What the last sampling step drew, on the host."""
+class PendingTokens:
+    """The tokens that the last sampling step drew, on the host."""
 
     def __init__(self) -> None:
         self._tokens: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -40,7 +39,7 @@ class Drawn:
         return found
 
     def keep(self, outputs: tuple[Output, ...]) -> None:
-        tokens = [output.token_ids for output in outputs if isinstance(output, SampleOutput)]
+        tokens = [output.drawn for output in outputs if output.drawn is not None]
         if tokens:
             self._tokens = np.concatenate(tokens, dtype=np.int64)
 

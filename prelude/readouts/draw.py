@@ -22,12 +22,15 @@ where ``mix`` is the finaliser of SplitMix64 and sums are modulo 2**64.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from prelude.batch import F32, F64, U64, LogitEdits, SampleRows
+from prelude.arrays import F32, F64, U64
+
+if TYPE_CHECKING:
+    from prelude.readouts.sample import LogitEdits, SampleRows
 
 Logits: TypeAlias = F32 | F64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -1,0 +1,132 @@
+"""One sampled token a row: the settings of all rows as arrays, and the tokens drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from prelude.arrays import F32, I32, U64
+from prelude.readouts.base import Output, Readout, Rows, bad_rows
+from prelude.readouts.draw import sample_token, uniforms
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """What is done to the logits of N sampled rows before they are scaled and cut. Sparse parts are CSR: row n has
+    entries ``indptr[n]:indptr[n+1]``, each id once, in any order.
+
+    ``seen``: the ids that the row's penalties weigh, with how often each stands in its output (0: in the prompt
+    alone). ``allowed``: a row without entries allows every id.
+    """
+
+    repetition: F32  # [N], 1 = off
+    presence: F32  # [N], 0 = off
+    frequency: F32  # [N], 0 = off
+    seen_indptr: I32
+    seen_ids: I32
+    seen_counts: I32
+    bias_indptr: I32
+    bias_ids: I32
+    bias_values: F32
+    allowed_indptr: I32
+    allowed_ids: I32
+    banned_indptr: I32
+    banned_ids: I32
+
+    def touched(self) -> npt.NDArray[np.bool_]:
+        """[N]: the rows to which anything is done."""
+        ends = self.seen_indptr + self.bias_indptr + self.allowed_indptr + self.banned_indptr  # none of them falls
+        touched: npt.NDArray[np.bool_] = ends[1:] > ends[:-1]
+        return touched
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput(Output):
+    token_ids: I32  # [N]
+    logprobs: F32 | None = None  # [N], of the sampled tokens under the unmodified distribution
+    top_ids: I32 | None = None  # [N, top]
+    top_logprobs: F32 | None = None  # [N, top]
+
+    @property
+    def drawn(self) -> I32:
+        return self.token_ids
+
+    def slice(self, rows: slice, pairs: slice) -> SampleOutput:
+        return SampleOutput(
+            self.token_ids[rows].copy(),
+            None if self.logprobs is None else self.logprobs[rows].copy(),
+            None if self.top_ids is None else self.top_ids[rows].copy(),
+            None if self.top_logprobs is None else self.top_logprobs[rows].copy(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows(Readout):
+    """One sampled token per row. Greedy where ``temperature`` is 0.
+
+    The uniform number of row n is a pure function of (``seeds[n]``, ``steps[n]``), so the same request draws the
+    same tokens in any company. ``logprobs`` asks for the logprob of the sampled token, ``top`` > 0 for the ``top``
+    best tokens and theirs as well. ``edits=None``: logits are sampled as they are.
+    """
+
+    rows: I32  # [N], token indices; for decode rows the row itself
+    temperature: F32  # [N]
+    top_k: I32  # [N], 0 = off
+    top_p: F32  # [N], 1 = off
+    min_p: F32  # [N], 0 = off
+    seeds: U64  # [N]
+    steps: I32  # [N], how many tokens this request has sampled before
+    top: int = 0
+    logprobs: bool = False
+    edits: LogitEdits | None = None
+
+    @property
+    def vocab_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def draws(self) -> int:
+        return len(self.rows)
+
+    def run(self, rows: Rows) -> tuple[SampleOutput, I32]:
+        count = len(self.rows)
+        token_ids, finite = np.zeros(count, np.int32), np.ones(count, np.bool_)
+        top = min(self.top, rows.vocab_size)
+        logprobs = np.zeros(count, np.float32) if self.logprobs or top else None
+        top_ids = np.zeros((count, top), np.int32) if top else None
+        top_logprobs = np.zeros((count, top), np.float32) if top else None
+        worked = self.temperature > 0  # rows that take more than an argmax
+        uniform = uniforms(self.seeds, self.steps) if worked.any() else np.zeros(count)
+        if self.edits is not None:
+            worked |= self.edits.touched()
+        any_worked = bool(worked.any())
+        for start, stop, some in rows.chunks(self.rows):
+            finite[start:stop] = some.finite()
+            if not any_worked or not worked[start:stop].all():
+                token_ids[start:stop] = some.argmax()
+            for n in np.flatnonzero(worked[start:stop] & finite[start:stop]).tolist() if any_worked else ():
+                token_ids[start + n] = sample_token(some.row(n), self, start + n, float(uniform[start + n]))
+            if logprobs is not None:
+                index = np.arange(stop - start, dtype=np.int32)
+                logprobs[start:stop] = some.logprobs(index, token_ids[start:stop])
+                if top_ids is not None and top_logprobs is not None:
+                    top_ids[start:stop], top_logprobs[start:stop] = some.best(top)
+        token_ids[~finite] = 0
+        return SampleOutput(token_ids, logprobs, top_ids, top_logprobs), bad_rows(finite)
+
+    def answers(self, output: object) -> bool:
+        if type(output) is not SampleOutput:
+            return False
+        ids = output.token_ids
+        return type(ids) is np.ndarray and ids.shape == self.rows.shape
+
+    def not_finite(self, output: SampleOutput) -> I32:
+        return _NONE  # token ids are numbers
+
+    def blank(self) -> SampleOutput:
+        return SampleOutput(np.zeros(len(self.rows), np.int32))
+
+
+_NONE: I32 = np.zeros(0, np.int32)
