@@ -82,9 +82,11 @@ class Bench:
 
         config = MODELS[name]
         element = torch.float32 if float32 else torch.bfloat16
-        device = CudaDevice(element, head_dim=config.head_dim, deterministic=deterministic, tune=tune)
+        device = CudaDevice(element, head_dim=config.spec.attention.head_dim, deterministic=deterministic, tune=tune)
         with device.scope():
-            loaded = weights.load(device, RandomSource(config, "cuda", torch.bfloat16), config, config.max_positions)
+            loaded = weights.load(
+                device, RandomSource(config, "cuda", torch.bfloat16), config.spec, config.max_positions
+            )
         settings: dict[str, Any] = {"num_blocks": 4096, "step_tokens": 16_384, "step_rows": 512}
         executor = CudaExecutor(
             config,

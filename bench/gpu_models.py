@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prelude.models.config import ModelConfig, expected_tensors
+from prelude.models.config import ModelConfig
 
 FLOPS = 790e12
 """bfloat16, measured on an H200 in a full 8192^3 product."""
@@ -63,7 +63,7 @@ class RandomSource:
         self.device = device
         self.dtype = dtype
         self.seed = seed
-        self._shapes = expected_tensors(config)
+        self._shapes = config.spec.tensors()
 
     def names(self) -> Sequence[str]:
         return list(self._shapes)
@@ -85,12 +85,14 @@ class Reference:
         self.config = source.config
         self.device = source.device
         self.weights = {name: source.tensor(name).float() for name in source.names()}
-        frequencies, factor = source.config.inverse_frequencies()
+        frequencies, factor = source.config.spec.attention.rope.frequencies()
         angles = torch.arange(source.config.max_positions, dtype=torch.float32)[:, None] * frequencies
         self.cosine, self.sine = ((f(angles) * factor).to(source.device) for f in (torch.cos, torch.sin))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_eps) * self.weights[name]
+        return (
+            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.spec.final_norm.eps) * self.weights[name]
+        )
 
     def _turn(self, x: Tensor) -> Tensor:
         n, half = x.shape[0], x.shape[-1] // 2
@@ -102,15 +104,18 @@ class Reference:
         """[tokens, hidden] after the final norm."""
         config, w = self.config, self.weights
         x = w["model.embed_tokens.weight"][ids]
-        for i in range(config.num_layers):
+        for i in range(len(config.spec.layers)):
             at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
             y = self._norm(x, f"model.layers.{i}.input_layernorm.weight")
-            q, k, v = ((y @ w[f"{at}.{part}_proj.weight"].t()).view(len(ids), -1, config.head_dim) for part in "qkv")
+            q, k, v = (
+                (y @ w[f"{at}.{part}_proj.weight"].t()).view(len(ids), -1, config.spec.attention.head_dim)
+                for part in "qkv"
+            )
             q = self._turn(self._norm(q, f"{at}.q_norm.weight")).transpose(0, 1)
             k = self._turn(self._norm(k, f"{at}.k_norm.weight")).transpose(0, 1)
-            group = config.num_heads // config.num_kv_heads
+            group = config.spec.attention.heads // config.spec.attention.kv_heads
             k, v = k.repeat_interleave(group, 0), v.transpose(0, 1).repeat_interleave(group, 0)
-            scores = q @ k.transpose(1, 2) / math.sqrt(config.head_dim)
+            scores = q @ k.transpose(1, 2) / math.sqrt(config.spec.attention.head_dim)
             hidden = torch.ones(len(ids), len(ids), dtype=torch.bool, device=ids.device).triu(1)
             out = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
             x = x + out.transpose(0, 1).reshape(len(ids), -1) @ w[f"{at}.o_proj.weight"].t()
@@ -138,7 +143,7 @@ class Floor:
 
     @property
     def layer_parameters(self) -> int:
-        shapes = expected_tensors(self.config).items()
+        shapes = self.config.spec.tensors().items()
         return sum(math.prod(s) for name, s in shapes if ".layers." in name and len(s) == 2)
 
     @property
@@ -149,12 +154,12 @@ class Floor:
         """``rows`` meet the vocabulary, ``pairs`` of a query and a key meet in each head."""
         config = self.config
         flops = 2 * tokens * self.layer_parameters + 2 * rows * self.head_parameters
-        flops += 4 * pairs * config.num_heads * config.head_dim * config.num_layers
+        flops += 4 * pairs * config.spec.attention.heads * config.spec.attention.head_dim * len(config.spec.layers)
         nbytes = 2 * (self.layer_parameters + (self.head_parameters if rows else 0))
         return max(flops / FLOPS, nbytes / BYTES)
 
     def decode(self, batch: int, context: int) -> float:
-        kv = batch * context * self.config.kv_bytes_per_token(2)
+        kv = batch * context * self.config.spec.kv_bytes_per_token(2)
         return (2 * (self.layer_parameters + self.head_parameters) + kv) / BYTES
 
 
@@ -165,14 +170,14 @@ def transformers_model(config: ModelConfig, source: RandomSource) -> Any:
     settings = Qwen3Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        intermediate_size=config.spec.layers[0].mlp.inner,
+        num_hidden_layers=len(config.spec.layers),
+        num_attention_heads=config.spec.attention.heads,
+        num_key_value_heads=config.spec.attention.kv_heads,
+        head_dim=config.spec.attention.head_dim,
         max_position_embeddings=config.max_positions,
-        rms_norm_eps=config.rms_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        rms_norm_eps=config.spec.final_norm.eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.spec.attention.rope.theta},
         tie_word_embeddings=True,
         attn_implementation="sdpa",
         dtype="bfloat16",
@@ -211,14 +216,14 @@ def save_checkpoint(config: ModelConfig, folder: Path, device: str = "cpu") -> N
                 "model_type": config.model_type,
                 "vocab_size": config.vocab_size,
                 "hidden_size": config.hidden_size,
-                "intermediate_size": config.intermediate_size,
-                "num_hidden_layers": config.num_layers,
-                "num_attention_heads": config.num_heads,
-                "num_key_value_heads": config.num_kv_heads,
-                "head_dim": config.head_dim,
+                "intermediate_size": config.spec.layers[0].mlp.inner,
+                "num_hidden_layers": len(config.spec.layers),
+                "num_attention_heads": config.spec.attention.heads,
+                "num_key_value_heads": config.spec.attention.kv_heads,
+                "head_dim": config.spec.attention.head_dim,
                 "max_position_embeddings": config.max_positions,
-                "rms_norm_eps": config.rms_eps,
-                "rope_theta": config.rope_theta,
+                "rms_norm_eps": config.spec.final_norm.eps,
+                "rope_theta": config.spec.attention.rope.theta,
                 "tie_word_embeddings": True,
                 "torch_dtype": "bfloat16",
                 "eos_token_id": 0,

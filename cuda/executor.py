@@ -106,7 +106,7 @@ class CudaExecutor:
             vocab = 0 if weights.lm_head is None else weights.lm_head.shape[0]
             self.work = Workspace.of(
                 device,
-                config,
+                config.spec,
                 rows=step_tokens + step_rows,
                 block_size=block_size,
                 chunk_rows=logits_chunk_rows,
@@ -115,13 +115,13 @@ class CudaExecutor:
             self.pool = self._make_pool()
             self.staging = Staging.of(device, _STAGING, _STAGING, _IN_FLIGHT)
         self._drawn = self.staging.output_area[: 4 * step_rows].view(torch.int32)
-        self._bench = Bench(device, config, weights, self.work, logits_chunk_rows)
-        self._forward = Forward(device, config, weights, self.work, self.pool)
+        self._bench = Bench(device, config.spec, weights, self.work, logits_chunk_rows)
+        self._forward = Forward(device, config.spec, weights, self.work, self.pool)
 
     def _make_pool(self) -> Tensor:
         """[layers, 2, slots, kv_heads, D]; one block more than anybody is told of: what padding reads and writes."""
-        config, slots = self.config, (self._num_blocks + 1) * self.block_size
-        shape = (config.num_layers, 2, slots, config.num_kv_heads, config.head_dim)
+        spec, slots = self.config.spec, (self._num_blocks + 1) * self.block_size
+        shape = (len(spec.layers), 2, slots, spec.attention.kv_heads, spec.attention.head_dim)
         return self.device.zeros(shape, self.device.element)
 
     def set_blocks(self, num_blocks: int) -> None:
@@ -143,7 +143,7 @@ class CudaExecutor:
             num_labels=0 if score is None else score.shape[0],
             block_size=self.block_size,
             num_blocks=self._num_blocks,
-            kv_bytes_per_token=config.kv_bytes_per_token(element.itemsize),
+            kv_bytes_per_token=config.spec.kv_bytes_per_token(element.itemsize),
             logits_chunk_rows=self._bench.chunk_rows,
             weight_bytes=self.weights.nbytes,
             device="cuda",
@@ -307,7 +307,9 @@ class CudaExecutor:
 
     def _attention(self, program: Program, area: Tensor, calls: Calls | None, record: bool) -> StepAttention:
         if calls is None:
-            return KeysAttention(self.device, program.shape, program.inputs, area, self.config.num_kv_heads)
+            return KeysAttention(
+                self.device, program.shape, program.inputs, area, self.config.spec.attention.kv_heads
+            )
         return LevelsAttention(calls, program.shape, program.inputs, area, self.work, record)
 
     # ------------------------------------------------------------------ areas

@@ -20,7 +20,7 @@ from prelude.cuda.weights import DeviceLayer, DeviceWeights
 from prelude.cuda.workspace import Workspace
 from torch import Tensor
 
-from prelude.models.config import ModelConfig
+from prelude.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +44,24 @@ class Inputs:
 
 class Forward:
     def __init__(
-        self, device: Device, config: ModelConfig, weights: DeviceWeights, work: Workspace, pool: Tensor
+        self, device: Device, spec: ModelSpec, weights: DeviceWeights, work: Workspace, pool: Tensor
     ) -> None:
         self.device = device
-        self.config = config
         self.weights = weights
         self.work = work
         self.pool = pool  # [layers, 2, slots, kv_heads, D]
-        self.counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        heads = spec.attention
+        self.counts = (heads.heads, heads.kv_heads, heads.kv_heads)
+        self.head_dim = heads.head_dim
+        self.eps = spec.final_norm.eps  # of every norm: ``supported`` refuses other specifications
 
     def run(self, shape: Shape, inputs: Inputs, attention: StepAttention) -> Tensor:
         """Enqueues a step; returns where the read rows will stand, [read, hidden] float32 before the final norm."""
-        work, config, rows = self.work, self.config, shape.rows
+        work, rows = self.work, shape.rows
         layers = self.weights.layers
         x, normed = work.x[:rows], work.normed[:rows]
         first = layers[0].input_gain
-        kernels.embed_norm(
-            self.device, inputs.ids, inputs.drawn, self.weights.embeddings, first, config.rms_eps, x, normed
-        )
+        kernels.embed_norm(self.device, inputs.ids, inputs.drawn, self.weights.embeddings, first, self.eps, x, normed)
         for index, layer in enumerate(layers[:-1]):
             q, k, v = self._project(layer, index, normed, inputs)
             attended = work.attended[:rows]
@@ -79,11 +79,11 @@ class Forward:
         self, layer: DeviceLayer, index: int, normed: Tensor, inputs: Inputs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Q, K and V of all rows as views of one buffer, [rows, heads, D]; K and V to the pool where slots say."""
-        config, rows = self.config, normed.shape[0]
+        rows = normed.shape[0]
         queries, keys, _ = self.counts
         flat = self.work.heads[:rows]
         self.device.matmul(normed, layer.qkv, flat, layer.qkv_bias)
-        heads = flat.view(rows, sum(self.counts), config.head_dim)
+        heads = flat.view(rows, sum(self.counts), self.head_dim)
         gains = (layer.q_gain, layer.k_gain)
         kernels.qk_rope(
             self.device,
@@ -92,7 +92,7 @@ class Forward:
             inputs.positions,
             self.weights.turns,
             gains,
-            config.rms_eps,
+            self.eps,
             inputs.slots,
             self._pool(index),
         )
@@ -104,14 +104,12 @@ class Forward:
         self._project(self.weights.layers[last], last, normed, inputs)
 
     def _last(self, shape: Shape, x: Tensor, normed: Tensor, inputs: Inputs, attention: StepAttention) -> Tensor:
-        work, device, config = self.work, self.device, self.config
+        work, device = self.work, self.device
         index, layer = len(self.weights.layers) - 1, self.weights.layers[-1]
         read_x, read_normed = work.read_x[: shape.read], work.read_normed[: shape.read]
         attended = work.read_attended[: shape.read]
         if shape.cut:
-            kernels.gather_norm(
-                device, inputs.read, x, layer.input_gain, config.rms_eps, picked=read_x, normed=read_normed
-            )
+            kernels.gather_norm(device, inputs.read, x, layer.input_gain, self.eps, picked=read_x, normed=read_normed)
             q, k, v = self._project_cut(layer, index, normed, read_normed, inputs)
             attention.run(q, k, v, self._pool(index), attended, last=True)
         else:
@@ -119,7 +117,7 @@ class Forward:
             every = work.attended[: shape.rows]
             attention.run(q, k, v, self._pool(index), every, last=False)
             kernels.gather(device, inputs.read, every, attended)
-            kernels.gather_norm(device, inputs.read, x, layer.input_gain, config.rms_eps, picked=read_x)
+            kernels.gather_norm(device, inputs.read, x, layer.input_gain, self.eps, picked=read_x)
         self._finish(layer, read_x, read_normed, attended, None)
         return read_x
 
@@ -127,18 +125,18 @@ class Forward:
         self, layer: DeviceLayer, index: int, normed: Tensor, read_normed: Tensor, inputs: Inputs
     ) -> tuple[Tensor, Tensor, Tensor]:
         """K and V of all rows, Q of the read ones."""
-        config, device, rows = self.config, self.device, normed.shape[0]
+        device, rows = self.device, normed.shape[0]
         queries, keys, values = self.counts
-        split = queries * config.head_dim
+        split = queries * self.head_dim
         q_bias = kv_bias = None
         if layer.qkv_bias is not None:
             q_bias, kv_bias = layer.qkv_bias[:split], layer.qkv_bias[split:]
-        narrow = (keys + values) * config.head_dim
+        narrow = (keys + values) * self.head_dim
         # The front of the heads' buffer, as whole rows of fewer heads.
         flat = self.work.heads.view(-1)[: self.work.heads.shape[0] * narrow].view(-1, narrow)[:rows]
         device.matmul(normed, layer.qkv[split:], flat, kv_bias)
-        kv = flat.view(rows, keys + values, config.head_dim)
-        eps, turns = config.rms_eps, self.weights.turns
+        kv = flat.view(rows, keys + values, self.head_dim)
+        eps, turns = self.eps, self.weights.turns
         kernels.qk_rope(
             device,
             kv,
@@ -153,7 +151,7 @@ class Forward:
         read = read_normed.shape[0]
         flat_q = self.work.read_q[:read]
         device.matmul(read_normed, layer.qkv[:split], flat_q, q_bias)
-        q = flat_q.view(read, queries, config.head_dim)
+        q = flat_q.view(read, queries, self.head_dim)
         kernels.qk_rope(
             device, q, (queries, 0, 0), inputs.read_positions, turns, (layer.q_gain, None), eps, None, None
         )
@@ -163,7 +161,7 @@ class Forward:
         self, layer: DeviceLayer, x: Tensor, normed: Tensor, attended: Tensor, next_gain: Tensor | None
     ) -> None:
         """Everything behind attention, added to ``x``; ``normed`` becomes the next layer's input."""
-        device, eps, work = self.device, self.config.rms_eps, self.work
+        device, eps, work = self.device, self.eps, self.work
         device.matmul(attended, layer.out, x, layer.out_bias, add=True)
         kernels.rms_norm(device, x, layer.mlp_gain, eps, normed)
         for start in range(0, x.shape[0], work.mlp_rows):

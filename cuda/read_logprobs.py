@@ -45,7 +45,7 @@ class Pairs:
 class LogprobReading(Pairs):
     def __init__(self, readout: LogprobRows, bench: Bench, head: Head | None) -> None:
         super().__init__(readout, bench, head)
-        self.top = min(readout.top, bench.config.vocab_size)
+        self.top = min(readout.top, bench.spec.embeddings.vocab)
         self.lm_head_rows = len(readout.rows)
 
     def outputs(self) -> Sizes:

@@ -40,7 +40,7 @@ class SampleReading:
         self.bench = bench
         self.rows = len(readout.rows) if head is None else head.rows
         self.tokens_at = tokens_at
-        self.top = min(readout.top, bench.config.vocab_size)
+        self.top = min(readout.top, bench.spec.embeddings.vocab)
         self.logprobs = readout.logprobs or self.top > 0
         drawn = head.kind == "sample" if head is not None else bool((readout.temperature > 0).any())
         self.worked = drawn or readout.edits is not None

@@ -22,7 +22,7 @@ class PooledReading:
         if (lengths < 1).any():
             raise ValueError(f"item {int(np.argmin(lengths))} pools no token")
         self.bench = bench
-        self.width = bench.config.hidden_size
+        self.width = bench.spec.hidden
         self.indptr = readout.indptr
         self.items = len(lengths)
         self.mean = readout.pooling == "mean" and bool((lengths > 1).any())
@@ -78,7 +78,7 @@ class HeadReading:
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
         # The rest of the last tile, where rows are multiplied in tiles of one size.
         device, rows = self.bench.device, whole_tiles(self.rows)
-        exact = device.zeros((rows, self.bench.config.hidden_size), torch.float32)
+        exact = device.zeros((rows, self.bench.spec.hidden), torch.float32)
         scores = device.empty((rows, self.labels), torch.float32)
         self.bench.exact(get("at"), hidden, exact[: self.rows])
         device.matmul(exact[: self.rows], self.score, scores[: self.rows])

@@ -20,7 +20,7 @@ from prelude.cuda.workspace import Workspace
 from torch import Tensor
 
 from prelude.batch import I32, Output
-from prelude.models.config import ModelConfig
+from prelude.models.spec import ModelSpec
 
 Sizes = list[tuple[str, int, str]]
 
@@ -39,7 +39,7 @@ class Bench:
     """What readings work on."""
 
     device: Device
-    config: ModelConfig
+    spec: ModelSpec
     weights: DeviceWeights
     work: Workspace
     chunk_rows: int
@@ -58,7 +58,7 @@ class Bench:
     def normed(self, at: Tensor, hidden: Tensor) -> Tensor:
         """[rows, hidden] of rows ``at`` after the final norm; valid until the next call."""
         normed = self.work.final[: at.shape[0]]
-        kernels.gather_norm(self.device, at, hidden, self.weights.final_gain, self.config.rms_eps, normed=normed)
+        kernels.gather_norm(self.device, at, hidden, self.weights.final_gain, self.spec.final_norm.eps, normed=normed)
         return normed
 
     def logits(self, at: Tensor, hidden: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Bench:
 
     def exact(self, at: Tensor, hidden: Tensor, out: Tensor) -> None:
         """Rows after the final norm, float32."""
-        kernels.gather_norm(self.device, at, hidden, self.weights.final_gain, self.config.rms_eps, exact=out)
+        kernels.gather_norm(self.device, at, hidden, self.weights.final_gain, self.spec.final_norm.eps, exact=out)
 
 
 class Reading(Protocol):

@@ -15,8 +15,8 @@ from prelude.cuda.device import Device
 from prelude.cuda.staging import Area, Ring
 from torch import Tensor
 
-from prelude.models.config import ModelConfig
-from prelude.models.weights import LM_HEAD, SCORE, WeightSource
+from prelude.models.spec import LM_HEAD, Layer, ModelSpec, Norm, Projection, Rope
+from prelude.models.weights import WeightSource
 from prelude.progress import watched
 
 _CHUNK = 64 << 20
@@ -62,9 +62,9 @@ class DeviceWeights:
         return sum(storages.values())
 
 
-def turns(config: ModelConfig, positions: int) -> Tensor:
+def turns(rope: Rope, positions: int) -> Tensor:
     """[positions, D]: cosines, then sines of position times frequency, in float32 as the reference computes them."""
-    frequencies, factor = config.inverse_frequencies()
+    frequencies, factor = rope.frequencies()
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies.to(torch.float32)
     return torch.cat([angles.cos() * factor, angles.sin() * factor], dim=1).contiguous()
 
@@ -72,10 +72,9 @@ def turns(config: ModelConfig, positions: int) -> Tensor:
 class Loader:
     """Copies tensors of a source to the device, converted to the type of their place on the way."""
 
-    def __init__(self, device: Device, source: WeightSource, config: ModelConfig) -> None:
+    def __init__(self, device: Device, source: WeightSource) -> None:
         self.device = device
         self.source = source
-        self.config = config
         self.names = frozenset(source.names())
         self.ring = Ring.of(device, _CHUNK, 2)
 
@@ -99,11 +98,13 @@ class Loader:
         self.to(value, place)
         return place
 
-    def stacked(self, prefix: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
-        """The projections ``parts`` one under the other, and their biases if the first has one."""
-        weight = self._stack([f"{prefix}.{part}.weight" for part in parts])
-        biases = [f"{prefix}.{part}.bias" for part in parts]
-        return weight, self._stack(biases) if biases[0] in self.names else None
+    def stacked(self, projection: Projection) -> tuple[Tensor, Tensor | None]:
+        """The projection's weights one under the other, and their biases if it has some."""
+        weight = self._stack([f"{name}.weight" for name in projection.names])
+        return weight, self._stack([f"{name}.bias" for name in projection.names]) if projection.bias else None
+
+    def gain(self, norm: Norm | None) -> Tensor | None:
+        return None if norm is None else self.whole(f"{norm.name}.weight", torch.float32)
 
     def _stack(self, names: list[str]) -> Tensor:
         shapes = [tuple(self.source.tensor(name).shape) for name in names]
@@ -114,41 +115,45 @@ class Loader:
             at += shape[0]
         return place
 
-    def layer(self, index: int) -> DeviceLayer:
-        prefix, f32 = f"model.layers.{index}", torch.float32
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        qk_norm = self.config.qk_norm
+    def layer(self, spec: Layer) -> DeviceLayer:
+        f32 = torch.float32
+        if spec.mixer_norm is None:
+            raise ValueError("a layer without a norm before attention")
         return DeviceLayer(
-            *self.stacked(attention, ("q_proj", "k_proj", "v_proj")),
-            *self.stacked(attention, ("o_proj",)),
-            *self.stacked(mlp, ("gate_proj", "up_proj")),
-            *self.stacked(mlp, ("down_proj",)),
-            input_gain=self.whole(f"{prefix}.input_layernorm.weight", f32),
-            mlp_gain=self.whole(f"{prefix}.post_attention_layernorm.weight", f32),
-            q_gain=self.whole(f"{attention}.q_norm.weight", f32) if qk_norm else None,
-            k_gain=self.whole(f"{attention}.k_norm.weight", f32) if qk_norm else None,
+            *self.stacked(spec.mixer.qkv),
+            *self.stacked(spec.mixer.out),
+            *self.stacked(spec.mlp.up),
+            *self.stacked(spec.mlp.down),
+            input_gain=self.whole(f"{spec.mixer_norm.name}.weight", f32),
+            mlp_gain=self.whole(f"{spec.mlp_norm.name}.weight", f32),
+            q_gain=self.gain(spec.mixer.q_norm),
+            k_gain=self.gain(spec.mixer.k_norm),
         )
 
 
-def load(device: Device, source: WeightSource, config: ModelConfig, positions: int) -> DeviceWeights:
-    """Everything ``config`` needs out of ``source``, which may be closed when this returns. ``positions`` bounds the
-    rotary table."""
-    loader = Loader(device, source, config)
-    embeddings = loader.whole("model.embed_tokens.weight", device.element)
+def load(device: Device, source: WeightSource, spec: ModelSpec, positions: int) -> DeviceWeights:
+    """Everything ``spec`` needs out of ``source``, which may be closed when this returns. ``positions`` bounds the
+    rotary table. ``spec`` is one that ``supported`` lets pass."""
+    rope = spec.attention.rope
+    if rope is None:
+        raise ValueError("a model without rotary positions")
+    loader = Loader(device, source)
+    embeddings = loader.whole(f"{spec.embeddings.name}.weight", device.element)
     lm_head: Tensor | None = None
-    if LM_HEAD in loader.names:
-        lm_head = loader.whole(LM_HEAD, device.element)
-    elif config.lm_head and config.tie_word_embeddings:
+    if f"{LM_HEAD}.weight" in loader.names:
+        lm_head = loader.whole(f"{LM_HEAD}.weight", device.element)
+    elif spec.lm_head == "tied":
         lm_head = embeddings
-    table = turns(config, positions)
+    table = turns(rope, positions)
     place = device.empty(tuple(table.shape), torch.float32)
     loader.to(table, place)
+    classifier = spec.classifier
     loaded = DeviceWeights(
         embeddings,
-        tuple(map(loader.layer, watched(range(config.num_layers), "loading", "layers", config.num_layers))),
-        loader.whole("model.norm.weight", torch.float32),
+        tuple(map(loader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),
+        loader.whole(f"{spec.final_norm.name}.weight", torch.float32),
         lm_head,
-        loader.whole(SCORE, torch.float32) if SCORE in loader.names else None,
+        None if classifier is None else loader.whole(f"{classifier.names[0]}.weight", torch.float32),
         place,
     )
     device.mark().wait()

@@ -21,7 +21,7 @@ from torch import Tensor
 from prelude.errors import InsufficientMemory
 
 if TYPE_CHECKING:
-    from prelude.models.config import ModelConfig
+    from prelude.models.spec import ModelSpec
 
 MLP_ROWS = 8192
 SAMPLE_ROWS = 32
@@ -55,14 +55,14 @@ class Workspace:
 
     @classmethod
     def of(
-        cls, device: Device, config: ModelConfig, *, rows: int, block_size: int, chunk_rows: int, vocab: int
+        cls, device: Device, spec: ModelSpec, *, rows: int, block_size: int, chunk_rows: int, vocab: int
     ) -> Workspace:
         """``rows`` tokens a step; ``vocab`` is 0 without a language-model head. ``InsufficientMemory`` where it does
         not fit into what the device has left."""
         many, mlp = whole_tiles(rows), min(whole_tiles(rows), whole_tiles(MLP_ROWS))
         chunk = whole_tiles(chunk_rows)
-        hidden, inner, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        mixer, mlp_spec = spec.layers[0].mixer, spec.layers[0].mlp
+        hidden, inner, queries, width = spec.hidden, mlp_spec.inner, mixer.query_width, mixer.qkv.outputs
         element, f32 = device.element, torch.float32
         sizes = (
             (many, hidden, f32),
@@ -70,9 +70,9 @@ class Workspace:
             (many, width, element),
             (many, queries, element),
             (many, queries, element),
-            (many, config.num_heads, f32),
-            (many, config.num_heads, f32),
-            (mlp, 2 * inner, element),
+            (many, mixer.heads, f32),
+            (many, mixer.heads, f32),
+            (mlp, mlp_spec.up.outputs, element),
             (mlp, inner, element),
             (many, hidden, f32),
             (many, hidden, element),

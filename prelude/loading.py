@@ -151,7 +151,7 @@ def _cpu_executor(directory: ModelDirectory, model: ModelConfig, config: EngineC
     with Checkpoint.open(directory, model) as checkpoint:
         chosen = resolve_dtype(dtype, model)
         checkpoint.require_memory(chosen)
-        per_block = model.kv_bytes_per_token(chosen.itemsize) * config.block_size
+        per_block = model.spec.kv_bytes_per_token(chosen.itemsize) * config.block_size
         available, weights = available_memory(), checkpoint.nbytes(chosen)
         if config.kv_blocks is not None:
             blocks = config.kv_blocks

@@ -19,8 +19,8 @@ from prelude._native.cpu import Attention
 from prelude.batch import DecodeRows
 from prelude.execution.attention import DecodePart
 from prelude.execution.layout import I64, Forest, StepTokens
-from prelude.models.config import ModelConfig
 from prelude.models.kernels import is_half
+from prelude.models.spec import Attention as Heads
 
 Runs = npt.NDArray[np.int64]
 """[runs, 3]: first key, number of keys, whether they lie in the pool."""
@@ -31,12 +31,12 @@ class RunsPlan:
     planned in no time and twice as fast, with other bits than the rows of a prompt."""
 
     def __init__(
-        self, step: StepTokens, block_size: int, config: ModelConfig, rows: I64 | None = None, paged: bool = False
+        self, step: StepTokens, block_size: int, heads: Heads, rows: I64 | None = None, paged: bool = False
     ) -> None:
         self.num_queries = step.num_tokens if rows is None else len(rows)
         self._paged: DecodePart | None = None
         if step.decode is None and step.forest is not None and step.forest.apart:
-            self._attention = _of_segments_apart(step.forest, config, rows)
+            self._attention = _of_segments_apart(step.forest, heads, rows)
             return
         items: list[I64] = []
         lengths: list[I64] = []
@@ -62,10 +62,10 @@ class RunsPlan:
             runs.append(found)
         all_runs = np.concatenate(runs) if runs else np.zeros((0, 3), np.int64)
         self._attention = Attention(
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.head_dim**-0.5,
+            heads.heads,
+            heads.kv_heads,
+            heads.head_dim,
+            heads.head_dim**-0.5,
             _starts(lengths),
             np.concatenate(visible).astype(np.int32) if visible else np.zeros(0, np.int32),
             _starts(items),
@@ -103,7 +103,7 @@ class RunsPlan:
         return out
 
 
-def _of_segments_apart(forest: Forest, config: ModelConfig, rows: I64 | None) -> Attention:
+def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None) -> Attention:
     """Prompts that begin with themselves, which most steps of short requests are: one run each."""
     starts = forest.slices.starts
     begins, lengths = starts[:-1].astype(np.int64), np.diff(starts).astype(np.int64)
@@ -111,10 +111,10 @@ def _of_segments_apart(forest: Forest, config: ModelConfig, rows: I64 | None) ->
     items = starts if rows is None else np.searchsorted(rows, starts).astype(np.int32)
     visible = wanted + 1 if len(begins) == 1 else wanted + 1 - np.repeat(begins, np.diff(items))
     return Attention(
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.head_dim**-0.5,
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        heads.head_dim**-0.5,
         items,
         visible.astype(np.int32),
         np.arange(len(starts), dtype=np.int32),

@@ -38,9 +38,10 @@ from prelude.execution.layout import I64, StepTokens
 from prelude.execution.pending import PendingTokens
 from prelude.execution.threads import GOVERNOR
 from prelude.models.config import ModelConfig
-from prelude.models.decoder import Decoder
 from prelude.models.kernels import wide, write_pool
-from prelude.models.weights import DecoderWeights, WeightSource, load_weights
+from prelude.models.spec import ModelSpec
+from prelude.models.transformer import Transformer
+from prelude.models.weights import ModelWeights, WeightSource, load_weights
 
 _LOGITS_BYTES = 64 << 20
 """What one chunk of logits may take where the caller does not say."""
@@ -66,8 +67,9 @@ class KvPool:
     tensor: Tensor
 
     @classmethod
-    def empty(cls, config: ModelConfig, slots: int, dtype: torch.dtype) -> KvPool:
-        shape = (config.num_layers, 2, slots, config.num_kv_heads, config.head_dim)
+    def empty(cls, spec: ModelSpec, slots: int, dtype: torch.dtype) -> KvPool:
+        heads = spec.attention
+        shape = (len(spec.layers), 2, slots, heads.kv_heads, heads.head_dim)
         nbytes = math.prod(shape) * dtype.itemsize
         # torch.zeros writes to every page. numpy takes pages that the system hands out as zeros when they are used.
         room = np.zeros(nbytes + _ALIGNMENT, np.uint8)
@@ -108,13 +110,13 @@ class CpuExecutor:
         self.dtype = resolve_dtype(dtype, config)
         self.deterministic = deterministic
         element = str(self.dtype).removeprefix("torch.")
-        self.attention = choose(attention, "cpu", Wanted(config.head_dim, element, deterministic))
-        self.weights: DecoderWeights = load_weights(checkpoint, config, self.dtype)
-        self.decoder = Decoder(config, self.weights, _TOKEN_CHUNK)
+        self.attention = choose(attention, "cpu", Wanted(config.spec.attention.head_dim, element, deterministic))
+        self.weights: ModelWeights = load_weights(checkpoint, config.spec, self.dtype)
+        self.decoder = Transformer(config.spec, self.weights, _TOKEN_CHUNK)
         if deterministic:
             with torch.inference_mode():
                 self.decoder.pad_products(rows_needed(self.decoder.linears()))
-        self.pool = KvPool.empty(config, num_blocks * block_size, self.dtype)
+        self.pool = KvPool.empty(config.spec, num_blocks * block_size, self.dtype)
         default_rows = max(16, min(256, _LOGITS_BYTES // (4 * config.vocab_size)))
         self._chunk_rows = default_rows if logits_chunk_rows is None else max(1, logits_chunk_rows)
         self._num_blocks = num_blocks
@@ -122,15 +124,15 @@ class CpuExecutor:
         self._closed = False
 
     def limits(self) -> ExecutorLimits:
-        config, score = self.config, self.weights.score
+        config, head = self.config, self.weights.classifier
         return ExecutorLimits(
             vocab_size=config.vocab_size,
             max_positions=config.max_positions,
             hidden_size=config.hidden_size,
-            num_labels=0 if score is None else score.weight.shape[0],
+            num_labels=0 if head is None else head.weight.shape[0],
             block_size=self.block_size,
             num_blocks=self._num_blocks,
-            kv_bytes_per_token=config.kv_bytes_per_token(self.dtype.itemsize),
+            kv_bytes_per_token=config.spec.kv_bytes_per_token(self.dtype.itemsize),
             logits_chunk_rows=self._chunk_rows,
             weight_bytes=self.weights.nbytes,
             device="cpu",
@@ -159,7 +161,7 @@ class CpuExecutor:
     def close(self) -> None:
         """Refuse further steps and let go of the pool."""
         self._closed = True
-        self.pool = KvPool.empty(self.config, 0, self.dtype)
+        self.pool = KvPool.empty(self.config.spec, 0, self.dtype)
 
     def _run(self, batch: ForwardBatch, readouts: list[tuple[Readout, int]]) -> StepResult:
         began = time.perf_counter()
@@ -191,7 +193,7 @@ class CpuExecutor:
         last_plan = plan if rows is None else self._plan(step, rows)
         written = None if step.written is None else torch.from_numpy(step.written)
         slots = torch.from_numpy(step.slots)
-        last = self.config.num_layers - 1
+        last = len(self.config.spec.layers) - 1
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             GOVERNOR.look()
@@ -210,7 +212,7 @@ class CpuExecutor:
     def _plan(self, step: StepTokens, rows: I64 | None) -> AttentionPlan:
         """In deterministic mode, and for prompts wherever the machine has vectors for it, the native kernel."""
         if self.attention == "runs" or (self.attention == "auto" and (self.deterministic or self._native(step))):
-            return RunsPlan(step, self.block_size, self.config, rows, paged=not self.deterministic)
+            return RunsPlan(step, self.block_size, self.config.spec.attention, rows, paged=not self.deterministic)
         return CascadePlan(step, self.block_size, self.dtype, rows)
 
     def _native(self, step: StepTokens) -> bool:
@@ -218,17 +220,15 @@ class CpuExecutor:
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
         """Bytes that lived at once, from the shapes: torch does not count them on a CPU."""
-        config, size = self.config, self.dtype.itemsize
+        spec, size = self.config.spec, self.dtype.itemsize
         tokens, chunk = step.num_tokens, min(step.num_tokens, _TOKEN_CHUNK)
-        heads = config.num_heads + 2 * config.num_kv_heads
-        per_token = (
-            config.hidden_size * 4 + heads * config.head_dim * size + config.num_heads * config.head_dim * size
-        )
-        wide = 2 * config.intermediate_size * size + config.hidden_size * size
+        mixer, mlp = spec.layers[0].mixer, spec.layers[0].mlp
+        per_token = spec.hidden * 4 + (mixer.qkv.outputs + mixer.query_width) * size
+        wide = (mlp.up.outputs + spec.hidden) * size
         return {
             "activation_bytes": tokens * per_token + chunk * wide,
-            "hidden_bytes": read * config.hidden_size * 4,
-            "logits_bytes": min(lm_head_rows, self._chunk_rows) * config.vocab_size * 8,
+            "hidden_bytes": read * spec.hidden * 4,
+            "logits_bytes": min(lm_head_rows, self._chunk_rows) * spec.embeddings.vocab * 8,
         }
 
 

@@ -12,6 +12,7 @@ from prelude.config import EngineConfig
 from prelude.errors import UnsupportedModel
 from prelude.execution.backends import Wanted, choose
 from prelude.models.config import ModelConfig
+from prelude.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -42,16 +43,16 @@ def open_executor(
     from prelude.cuda.memory import fits
     from prelude.models.checkpoint import Checkpoint
 
-    check_widths(model)
+    check_supported(model.spec)
     element = torch.float32 if dtype == "float32" else torch.bfloat16
     attention_for(config.attention, model, element, config.deterministic)  # before the weights are read
     positions = config.resolved_length(model.max_positions)
     with fits(torch.cuda.mem_get_info, "loading the weights, with kernels and workspaces,"):
         with Checkpoint.open(where, model) as checkpoint:
             checkpoint.require_memory(element, "cuda")
-            device = CudaDevice(element, head_dim=model.head_dim, deterministic=config.deterministic)
+            device = CudaDevice(element, head_dim=model.spec.attention.head_dim, deterministic=config.deterministic)
             with device.scope():
-                loaded = weights.load(device, checkpoint, model, positions)
+                loaded = weights.load(device, checkpoint, model.spec, positions)
             checkpoint.check_unchanged()
         executor = CudaExecutor(
             model,
@@ -68,24 +69,46 @@ def open_executor(
     return executor
 
 
-def check_widths(model: ModelConfig) -> None:
+def check_supported(spec: ModelSpec) -> None:
+    """Raise ``UnsupportedModel`` that names the part of ``spec`` for which the device has no operation."""
+    for layer in spec.layers:
+        mixer = layer.mixer
+        lacks = {
+            "attention over the whole prompt (an encoder)": not mixer.causal,
+            "attention without rotary positions": mixer.rope is None,
+            "rotary tables that differ between layers": mixer.rope != spec.attention.rope,
+            "norms other than RMSNorm": any(norm.kind != "rms" for norm in layer.norms()),
+            "norms with different eps": any(norm.eps != spec.final_norm.eps for norm in layer.norms()),
+            "norms behind the residual sum": not layer.norm_first,
+            "a layer without a norm before attention": layer.mixer_norm is None,
+            "an MLP other than gated SiLU": not layer.mlp.gated or layer.mlp.activation != "silu",
+        }
+        for part, needed in lacks.items():
+            if needed:
+                raise UnsupportedModel(f"device='cuda': {part} is not implemented; use device='cpu'")
+    _check_widths(spec)
+
+
+def _check_widths(spec: ModelSpec) -> None:
     """Kernels take four values at a time; a head turns in two halves."""
+    width = spec.attention.head_dim
     for name, value, step in (
-        ("hidden_size", model.hidden_size, 4),
-        ("intermediate_size", model.intermediate_size, 4),
-        ("head_dim", model.head_dim, 8),
+        ("hidden_size", spec.hidden, 4),
+        ("intermediate_size", spec.layers[0].mlp.inner, 4),
+        ("head_dim", width, 8),
     ):
         if value % step:
             raise UnsupportedModel(f"device='cuda': {name}={value} is not a multiple of {step}; use device='cpu'")
-    if model.head_dim > 256:
-        raise UnsupportedModel(f"device='cuda': head_dim={model.head_dim} is above 256; use device='cpu'")
+    if width > 256:
+        raise UnsupportedModel(f"device='cuda': head_dim={width} is above 256; use device='cpu'")
 
 
 def attention_for(setting: str, model: ModelConfig, element: torch.dtype, deterministic: bool) -> str:
     """The name of the attention that serves; see ``backends.choose`` for what is raised."""
-    name = choose(setting, "cuda", Wanted(model.head_dim, str(element).removeprefix("torch."), deterministic))
+    width = model.spec.attention.head_dim
+    name = choose(setting, "cuda", Wanted(width, str(element).removeprefix("torch."), deterministic))
     if name == "keys" and not deterministic and element.itemsize == 2:
-        log.warning("attention by key lists, without tensor cores: head_dim is %d", model.head_dim)
+        log.warning("attention by key lists, without tensor cores: head_dim is %d", width)
     return name
 
 
@@ -95,8 +118,9 @@ def attention_calls(model: ModelConfig, device: CudaDevice, setting: str = "auto
 
     if attention_for(setting, model, device.element, device.deterministic) == "keys":
         return None
+    heads = model.spec.attention
     with device.scope():
-        return attention.FlashInferCalls(device, model.num_heads, model.num_kv_heads, model.head_dim)
+        return attention.FlashInferCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
 
 
 def probe_step(executor: CudaExecutor) -> OneShotBatch:

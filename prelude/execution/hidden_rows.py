@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prelude.batch import F32, F64, I32
 from prelude.execution.layout import I64
-from prelude.models.decoder import Decoder
+from prelude.models.transformer import Transformer
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class HiddenRows:
     """The last layer's rows, as ``prelude.readouts.base.Rows``. ``tokens`` are their sorted token indices, None where
     row t is token t."""
 
-    decoder: Decoder
+    decoder: Transformer
     hidden: Tensor
     tokens: I64 | None
     chunk_rows: int
@@ -34,7 +34,7 @@ class HiddenRows:
     hidden_size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.vocab_size, self.hidden_size = self.decoder.config.vocab_size, self.decoder.config.hidden_size
+        self.vocab_size, self.hidden_size = self.decoder.spec.embeddings.vocab, self.decoder.spec.hidden
 
     def normed(self, tokens: I32) -> Tensor:
         """Rows after the final norm, float32."""

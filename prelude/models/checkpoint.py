@@ -6,25 +6,26 @@ directory may be deleted or overwritten: nothing of it is in use any more. Overw
 loaded, it is an error.
 
 Names: transformers writes ``model.layers.…`` for a model with its head and ``layers.…`` for a body
-that was saved alone. Here a weight always has the name with ``model.``.
+that was saved alone. Here a weight always has the name with the prefix, as in ``ModelSpec``.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
-from prelude.models.config import ModelConfig, expected_tensors
+from prelude.models.config import ModelConfig
 from prelude.models.files import ModelDirectory, Where
 from prelude.models.memory import available_memory, require_memory
 from prelude.models.safetensors_file import SafetensorsFile, TensorInfo
 from prelude.models.shards import WeightFiles, find_weight_files
+from prelude.models.spec import LM_HEAD, ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +34,8 @@ log = logging.getLogger(__name__)
 
 Head = Literal["own", "tied", "none"]
 FLOATS = ("F32", "BF16", "F16", "F64")
-EMBEDDINGS, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
-HEADS = (LM_HEAD, "score.weight")  # beside the body, whatever the body's names begin with
+_LM_HEAD = f"{LM_HEAD}.weight"
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias")  # buffers that old versions saved; they are computed
-_BODY = ("model.layers.", "model.norm.", "model.embed_tokens.")
-"""A weight of these parts that the config knows nothing of would change every answer. Other weights belong to heads
-and towers that this architecture does not have, such as a value head; transformers ignores them too."""
 _CHUNK = 1 << 22
 
 
@@ -71,7 +68,7 @@ class Checkpoint:
         directory = found.path
         files = _open_files(find_weight_files(found))
         try:
-            places = _places(directory, files)
+            places = _places(directory, config.spec, files)
             head = _reconcile(directory, config, places)
             checkpoint = cls(directory, config, places, head)
             if scan:
@@ -97,7 +94,7 @@ class Checkpoint:
         return len(self._places)
 
     def names(self) -> list[str]:
-        """The weights in the order of ``expected_tensors``, all of them with ``model.`` or the head."""
+        """The weights in the order of the config's ``ModelSpec``, named as there."""
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -211,12 +208,13 @@ def _check_assignment(assigned: dict[str, str], files: dict[str, SafetensorsFile
                 raise CheckpointError(f"{file.path}: holds tensor {shown(tensor)}, but the index {said}")
 
 
-def _places(directory: Path, files: dict[str, SafetensorsFile]) -> dict[str, _Place]:
+def _places(directory: Path, spec: ModelSpec, files: dict[str, SafetensorsFile]) -> dict[str, _Place]:
     """Every tensor of the files under its normal name."""
     places: dict[str, _Place] = {}
+    heads = {_LM_HEAD, *(name for name in spec.tensors() if not name.startswith(spec.prefix))}
     for file in files.values():
         for name in file:
-            normal = name if name.startswith("model.") or name in HEADS else f"model.{name}"
+            normal = name if name.startswith(spec.prefix) or name in heads else f"{spec.prefix}{name}"
             if normal.endswith(_IGNORED_ENDINGS):
                 continue
             if normal in places:
@@ -230,18 +228,19 @@ def _places(directory: Path, files: dict[str, SafetensorsFile]) -> dict[str, _Pl
 
 def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:
     """Check names, shapes and types; leave in ``places`` what the model uses, in the expected order."""
-    expected = expected_tensors(config)
+    expected = config.spec.tensors()
+    parts = _parts(expected, config.spec.prefix)
     head = _decide_head(directory, config, places)
     if head == "own":
-        expected[LM_HEAD] = (config.vocab_size, config.hidden_size)
+        expected[_LM_HEAD] = (config.vocab_size, config.hidden_size)
     else:
-        expected.pop(LM_HEAD, None)
-        places.pop(LM_HEAD, None)
+        expected.pop(_LM_HEAD, None)
+        places.pop(_LM_HEAD, None)
     if missing := [name for name in expected if name not in places]:
         raise CheckpointError(f"{directory}: {_several(missing)} missing, though config.json implies it")
     if extra := [name for name in places if name not in expected]:
         own = [places[name].name for name in extra]
-        if any(name.startswith(_BODY) for name in extra):
+        if any(name.startswith(parts) for name in extra):
             raise CheckpointError(
                 f"{directory}: {_several(own)} not part of a {config.architecture} with this config.json"
             )
@@ -252,6 +251,14 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
     places.clear()
     places.update(ordered)
     return head
+
+
+def _parts(expected: Iterable[str], prefix: str) -> tuple[str, ...]:
+    """How the names of the body's parts begin, such as ``model.layers.``. A weight of these parts that the config
+    does not know would change every answer. Other weights belong to heads and towers that this architecture does not
+    have, such as a value head; transformers ignores them too."""
+    body = (name.removeprefix(prefix) for name in expected if name.startswith(prefix))
+    return tuple({f"{prefix}{name.split('.', 1)[0]}." for name in body})
 
 
 def _check_tensor(name: str, place: _Place, shape: tuple[int, ...]) -> None:
@@ -268,10 +275,11 @@ def _check_tensor(name: str, place: _Place, shape: tuple[int, ...]) -> None:
 
 def _decide_head(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:
     """Where logits come from, out of the class, ``tie_word_embeddings`` and what the files hold."""
-    if not config.lm_head:
+    if config.spec.lm_head is None:
         return "none"
-    own, embeddings = places.get(LM_HEAD), places.get(EMBEDDINGS)
-    if config.tie_word_embeddings:
+    table = f"{config.spec.embeddings.name}.weight"
+    own, embeddings = places.get(_LM_HEAD), places.get(table)
+    if config.spec.lm_head == "tied":
         if own is None or embeddings is None or _same_values(own, embeddings):
             return "tied"
         log.warning(
@@ -281,7 +289,7 @@ def _decide_head(directory: Path, config: ModelConfig, places: dict[str, _Place]
         return "own"
     if own is not None:
         return "own"
-    if embeddings is not None and embeddings.name == EMBEDDINGS:
+    if embeddings is not None and embeddings.name == table:
         raise CheckpointError(
             f"{directory}: lm_head.weight is missing and tie_word_embeddings is false; "
             "if the head is the embeddings, set tie_word_embeddings to true in config.json"
@@ -311,4 +319,4 @@ def _several(names: list[str]) -> str:
     return f"tensor {first} is" if len(names) == 1 else f"{len(names):,} tensors ({first}, …) are"
 
 
-__all__ = ["Checkpoint", "Head", "expected_tensors"]
+__all__ = ["Checkpoint", "Head"]

@@ -1,4 +1,4 @@
-"""What a decoder is made of beside attention: projections, and the table of rotations.
+"""What a model is made of beside attention: projections, norms, and the table of rotations.
 
 Products of a few rows, as a step of chats has them, are native; those of more rows are torch's. Norms, rotations and
 gates are native too (``prelude/models/kernels.py``): one pass each over memory that is still in the cache. At the
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prelude.models.kernels import product, wide
+from prelude.models.kernels import product, rms_norm, wide
 
 FEW_ROWS = 16
 """Products of so few rows are bound by reading the weights. Ours reads them once, where they lie; torch's are made
@@ -97,9 +97,25 @@ class Linear:
         for at in range(first, self.weight.shape[1], self._inner):
             target.addmm_(x[:, at : at + self._inner], self.transposed[at : at + self._inner])
 
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+class RowNorm:
+    """A norm over rows of float32. ``gain`` [width] is None where the projection behind has it in its weight."""
+
+    __slots__ = ("eps", "gain")
+
+    def __init__(self, eps: float, gain: Tensor | None) -> None:
+        self.eps = eps
+        self.gain = gain
+
+    def __call__(self, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """Rows of ``x`` [T, width] in ``dtype``; in the first rows of ``out`` where it is given."""
+        return rms_norm(x, self.eps, self.gain, dtype, out)
+
+    def tensors(self) -> list[Tensor]:
+        return [] if self.gain is None else [self.gain]
 
 
 class RotaryTable:

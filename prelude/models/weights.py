@@ -1,27 +1,23 @@
-"""Decoder weights as the forward pass wants them: copied out of the files once, merged, one resident copy.
+"""Weights as the CPU's forward pass wants them: copied out of the files once, merged, one resident copy.
 
-qkv       q, k and v projections stacked; rows of q and k permuted so that the two halves of a head lie
-          interleaved (a rotation is then one complex product; scores do not see the order)
-gate_up   the two projections of SwiGLU stacked
-float32   the gain of a norm is inside the weight behind it: one pass over the tokens less
+stacked   the weights of one projection one under the other; rows of q and k that are rotated are permuted so that the
+          two halves of a head lie interleaved (a rotation is then one complex product; scores do not see the order)
+float32   the gain of a norm without bias is inside the weight behind it: one pass over the tokens less
 bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from prelude.models.config import ModelConfig
-from prelude.models.ops import Linear
+from prelude.models.ops import Linear, RowNorm
+from prelude.models.spec import LM_HEAD, Attention, Layer, ModelSpec, Norm, Projection
 from prelude.progress import watched
-
-SCORE = "score.weight"
-LM_HEAD = "lm_head.weight"
 
 
 class WeightSource(Protocol):
@@ -36,34 +32,49 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
+    spec: Layer
     qkv: Linear
     out: Linear
-    gate_up: Linear
+    up: Linear
     down: Linear
-    input_gain: Tensor | None  # None where it is folded into qkv
-    mlp_gain: Tensor | None  # None where it is folded into gate_up
-    qk_gain: Tensor | None  # [heads + kv_heads, head_dim], interleaved; None for models without it
+    mixer_norm: RowNorm | None
+    mlp_norm: RowNorm
+    qk_gain: Tensor | None  # [heads + kv_heads, head_dim], interleaved; None for models without norms of heads
+
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out, self.up, self.down
+
+    def tensors(self) -> Iterator[Tensor]:
+        for linear in self.linears():
+            yield from linear.tensors()
+        for norm in (self.mixer_norm, self.mlp_norm):
+            if norm is not None:
+                yield from norm.tensors()
+        if self.qk_gain is not None:
+            yield self.qk_gain
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderWeights:
+class ModelWeights:
     embeddings: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
-    final_gain: Tensor  # [hidden], float32
+    final_norm: RowNorm
     lm_head: Linear | None  # shares the embeddings' memory where it is tied
-    score: Linear | None  # a classification head
+    classifier: Linear | None
+
+    def linears(self) -> Iterator[Linear]:
+        for layer in self.layers:
+            yield from layer.linears()
+        yield from (head for head in (self.lm_head, self.classifier) if head is not None)
 
     @property
     def nbytes(self) -> int:
         """Resident bytes, shared memory counted once."""
-        tensors = [self.embeddings, self.final_gain]
-        for linear in (self.lm_head, self.score):
-            if linear is not None:
-                tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+        tensors = [self.embeddings, *self.final_norm.tensors()]
+        for head in (self.lm_head, self.classifier):
+            tensors += [] if head is None else head.tensors()
         for layer in self.layers:
-            for part in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                tensors += [part.weight] if part.bias is None else [part.weight, part.bias]
-            tensors += [g for g in (layer.input_gain, layer.mlp_gain, layer.qk_gain) if g is not None]
+            tensors += layer.tensors()
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         return sum(storages.values())
 
@@ -71,57 +82,65 @@ class DecoderWeights:
 class _Reader:
     """Reads weights of one layer after another into merged tensors of the working dtype."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
         self.source = source
-        self.config = config
         self.dtype = dtype
         self.names = frozenset(source.names())
-        self.folds = dtype == torch.float32
 
-    def gain(self, name: str) -> Tensor:
+    def vector(self, name: str) -> Tensor:
         return self.source.finite(name).to(torch.float32, copy=True)
 
-    def linear(self, prefix: str, parts: Sequence[str], gain: Tensor | None = None) -> Linear:
-        """The projections ``parts`` stacked, inputs scaled by ``gain``. Only one source tensor is alive at a time."""
-        shapes = [self.source.tensor(f"{prefix}.{part}.weight").shape for part in parts]
-        weight = torch.empty(sum(s[0] for s in shapes), shapes[0][1], dtype=self.dtype)
-        at = 0
-        for part, shape in zip(parts, shapes):
-            rows = self._ordered(part, self.source.finite(f"{prefix}.{part}.weight"))
-            weight[at : at + shape[0]].copy_(rows)
-            at += shape[0]
+    def gain(self, norm: Norm) -> Tensor:
+        return self.vector(f"{norm.name}.weight")
+
+    def norm(self, norm: Norm) -> RowNorm:
+        return RowNorm(norm.eps, self.gain(norm))
+
+    def folded(self, norm: Norm) -> tuple[RowNorm, Tensor | None]:
+        """The norm before a projection, and the gain that goes into the projection's weight."""
+        if self.dtype != torch.float32:
+            return self.norm(norm), None
+        return RowNorm(norm.eps, None), self.gain(norm)
+
+    def linear(self, projection: Projection, gain: Tensor | None = None, turned: int = 0, width: int = 0) -> Linear:
+        """Inputs scaled by ``gain``; the first ``turned`` rows are heads of ``width``, interleaved. Only one source
+        tensor is alive at a time."""
+        weight = torch.empty(projection.outputs, projection.columns, dtype=self.dtype)
+        bias = torch.empty(projection.outputs, dtype=self.dtype) if projection.bias else None
+        for kind, place in (("weight", weight), ("bias", bias)):
+            at = 0
+            for name, rows in zip(projection.names, projection.rows):
+                if place is not None:
+                    part = self.source.finite(f"{name}.{kind}")
+                    place[at : at + rows].copy_(interleave_first(part, turned - at, width))
+                at += rows
         if gain is not None:
             weight.mul_(gain)
-        return Linear(weight, self._bias(prefix, parts))
+        return Linear(weight, bias)
 
-    def _bias(self, prefix: str, parts: Sequence[str]) -> Tensor | None:
-        if f"{prefix}.{parts[0]}.bias" not in self.names:
-            return None
-        biases = [self._ordered(part, self.source.finite(f"{prefix}.{part}.bias")) for part in parts]
-        return torch.cat(biases).to(self.dtype)
-
-    def _ordered(self, part: str, rows: Tensor) -> Tensor:
-        return interleave(rows, self.config.head_dim) if part in ("q_proj", "k_proj") else rows
-
-    def layer(self, index: int) -> LayerWeights:
-        prefix = f"model.layers.{index}"
-        before = self.gain(f"{prefix}.input_layernorm.weight")
-        after = self.gain(f"{prefix}.post_attention_layernorm.weight")
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    def layer(self, spec: Layer) -> LayerWeights:
+        mixer, mlp = spec.mixer, spec.mlp
+        mixer_norm, mixer_gain = (None, None) if spec.mixer_norm is None else self.folded(spec.mixer_norm)
+        mlp_norm, mlp_gain = self.folded(spec.mlp_norm)
+        turned = (mixer.heads + mixer.kv_heads) * mixer.head_dim if mixer.rope else 0
         return LayerWeights(
-            qkv=self.linear(attention, ("q_proj", "k_proj", "v_proj"), before if self.folds else None),
-            out=self.linear(attention, ("o_proj",)),
-            gate_up=self.linear(mlp, ("gate_proj", "up_proj"), after if self.folds else None),
-            down=self.linear(mlp, ("down_proj",)),
-            input_gain=None if self.folds else before,
-            mlp_gain=None if self.folds else after,
-            qk_gain=self._qk_gain(attention) if self.config.qk_norm else None,
+            spec,
+            qkv=self.linear(mixer.qkv, mixer_gain, turned, mixer.head_dim),
+            out=self.linear(mixer.out),
+            up=self.linear(mlp.up, mlp_gain),
+            down=self.linear(mlp.down),
+            mixer_norm=mixer_norm,
+            mlp_norm=mlp_norm,
+            qk_gain=self._qk_gain(mixer),
         )
 
-    def _qk_gain(self, prefix: str) -> Tensor:
-        heads, kv_heads, width = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        q = interleave(self.gain(f"{prefix}.q_norm.weight"), width).expand(heads, width)
-        k = interleave(self.gain(f"{prefix}.k_norm.weight"), width).expand(kv_heads, width)
+    def _qk_gain(self, mixer: Attention) -> Tensor | None:
+        if mixer.q_norm is None or mixer.k_norm is None:
+            return None
+        q, k = (
+            interleave(self.gain(norm), mixer.head_dim).expand(heads, mixer.head_dim)
+            for norm, heads in ((mixer.q_norm, mixer.heads), (mixer.k_norm, mixer.kv_heads))
+        )
         return torch.cat([q, k]).contiguous()
 
 
@@ -132,23 +151,32 @@ def interleave(rows: Tensor, head_dim: int) -> Tensor:
     return split.transpose(1, 2).reshape(rows.shape)
 
 
-def load_weights(source: WeightSource, config: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
-    """Read everything ``config`` needs out of ``source``, which may be closed afterwards."""
-    reader = _Reader(source, config, dtype)
-    embeddings = source.finite("model.embed_tokens.weight").to(dtype, copy=True)
+def interleave_first(rows: Tensor, count: int, head_dim: int) -> Tensor:
+    """``rows`` with the first ``count`` of them interleaved, or all where there are fewer."""
+    if count <= 0:
+        return rows
+    if count >= rows.shape[0]:
+        return interleave(rows, head_dim)
+    return torch.cat([interleave(rows[:count], head_dim), rows[count:]])
+
+
+def load_weights(source: WeightSource, spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:
+    """Read everything ``spec`` needs out of ``source``, which may be closed afterwards."""
+    reader = _Reader(source, dtype)
+    embeddings = source.finite(f"{spec.embeddings.name}.weight").to(dtype, copy=True)
     lm_head: Linear | None = None
-    if LM_HEAD in reader.names:
-        lm_head = Linear(source.finite(LM_HEAD).to(dtype, copy=True))
-    elif config.lm_head and config.tie_word_embeddings:
+    if f"{LM_HEAD}.weight" in reader.names:
+        lm_head = Linear(source.finite(f"{LM_HEAD}.weight").to(dtype, copy=True))
+    elif spec.lm_head == "tied":
         lm_head = Linear(embeddings)
-    score: Linear | None = None
-    if SCORE in reader.names:
+    classifier: Linear | None = None
+    if spec.classifier is not None:
         # A handful of rows: float32 costs nothing and spares the answer one rounding.
-        score = Linear(source.finite(SCORE).to(torch.float32, copy=True))
-    return DecoderWeights(
+        classifier = _Reader(source, torch.float32).linear(spec.classifier)
+    return ModelWeights(
         embeddings=embeddings,
-        layers=tuple(map(reader.layer, watched(range(config.num_layers), "loading", "layers", config.num_layers))),
-        final_gain=reader.gain("model.norm.weight"),
+        layers=tuple(map(reader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),
+        final_norm=reader.norm(spec.final_norm),
         lm_head=lm_head,
-        score=score,
+        classifier=classifier,
     )

@@ -40,11 +40,12 @@ def small_model() -> ModelConfig:
 
 def executor(source: RandomSource, positions: int = 1024, graphs: bool = True) -> CudaExecutor:
     config = source.config
-    twins.HEAD_DIM = config.head_dim
+    twins.HEAD_DIM = config.spec.attention.head_dim
     device = SimulatedDevice(torch.float32)
     with device.scope():
-        loaded = weights.load(device, source, config, positions)
-    calls = SimulatedCalls(device, config.num_heads, config.num_kv_heads, config.head_dim)
+        loaded = weights.load(device, source, config.spec, positions)
+    heads = config.spec.attention
+    calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
     policy = GraphPolicy(enabled=graphs, after=1)
     return CudaExecutor(
         config, loaded, device, num_blocks=80, step_tokens=positions + 256, calls=calls, policy=policy

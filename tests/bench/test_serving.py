@@ -19,7 +19,6 @@ from bench import serving
 from bench.serving_compare import Bench
 from bench.serving_load import SHAPES, Job, Sample, closed_loop, judged, make_jobs, open_loop, over_runs, summary
 from bench.serving_questions import ON_GPU, SIZES, Sides
-from prelude.models.config import expected_tensors
 
 
 class Clockwork:
@@ -203,7 +202,7 @@ def test_the_published_models_are_there_by_name() -> None:
             theirs = sum(p.numel() for p in Qwen3ForCausalLM(settings).model.parameters())
         ours = SIZES[name]
         assert ours is not None
-        assert sum(math.prod(shape) for shape in expected_tensors(ours).values()) == theirs
+        assert sum(math.prod(shape) for shape in ours.spec.tensors().values()) == theirs
     assert ON_GPU == ("qwen3-0.6b", "qwen3-4b")
 
 

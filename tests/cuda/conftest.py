@@ -60,15 +60,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def simulated(model: Model, *, levels: bool = True, **options: Any) -> CudaExecutor:
     """The CUDA executor on a simulated device; ``levels``: attention as FlashInfer does it, else by key lists."""
     config = model.config
-    twins.HEAD_DIM = config.head_dim
+    twins.HEAD_DIM = config.spec.attention.head_dim
     device = SimulatedDevice(
         options.pop("element", torch.float32),
         deterministic=options.pop("deterministic", False),
         memory=options.pop("memory", 1 << 34),
     )
     with device.scope(), Checkpoint.open(model.path, config) as checkpoint:
-        loaded = weights.load(device, checkpoint, config, config.max_positions)
-    calls = SimulatedCalls(device, config.num_heads, config.num_kv_heads, config.head_dim) if levels else None
+        loaded = weights.load(device, checkpoint, config.spec, config.max_positions)
+    heads = config.spec.attention
+    calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim) if levels else None
     settings: dict[str, Any] = {
         "num_blocks": BLOCKS,
         "block_size": BLOCK,

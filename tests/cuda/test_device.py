@@ -21,7 +21,8 @@ import prelude
 from prelude.batch import MixedBatch, OneShotBatch
 from prelude.config import EngineConfig
 from prelude.errors import DeviceUnavailable, EngineClosed, InsufficientMemory, UnsupportedModel
-from prelude.execution.cuda import check_widths, give_blocks, probe_step
+from prelude.execution.cuda import check_supported, give_blocks, probe_step
+from prelude.models.spec import ModelSpec
 from tests.cuda.simulated import Gone, SimulatedDevice
 from tests.execution.helpers import VOCAB, Model, Segment, all_logprobs, decode_rows, ends, i32, run, sampling, slices
 
@@ -182,7 +183,7 @@ def test_submitting_runs_nothing_and_copies_in_once(model: Model, on_device: Cal
     ticket = executor.submit(OneShotBatch(s, all_logprobs(ends(s))))
     assert device.executed == executed
     calls = device.calls[before:]
-    layers = model.config.num_layers
+    layers = len(model.config.spec.layers)
     assert calls[0] == "copy" and calls[-1] == "copy" and calls.count("copy") == 2, "one copy in, one copy out"
     assert calls.count("plan") == 2 and calls.index("embed_norm") > max(i for i, c in enumerate(calls) if c == "plan")
     # Per layer: qkv, rope, attention, out, norm, gate_up, silu, down, norm.
@@ -269,14 +270,14 @@ def test_weights_are_resident_once_and_bit_equal(variant: Model, on_device: Call
     executor = on_device(variant)
     weights, config = executor.weights, variant.config
     state = variant.oracle.state_dict()
-    queries = config.num_heads * config.head_dim
+    queries = config.spec.attention.heads * config.spec.attention.head_dim
     for i, layer in enumerate(weights.layers):
         prefix = f"model.layers.{i}"
         assert torch.equal(layer.qkv[:queries], state[f"{prefix}.self_attn.q_proj.weight"])
-        assert torch.equal(layer.gate_up[config.intermediate_size :], state[f"{prefix}.mlp.up_proj.weight"])
+        assert torch.equal(layer.gate_up[config.spec.layers[0].mlp.inner :], state[f"{prefix}.mlp.up_proj.weight"])
         assert torch.equal(layer.down, state[f"{prefix}.mlp.down_proj.weight"])
     tied = weights.lm_head is not None and weights.lm_head.data_ptr() == weights.embeddings.data_ptr()
-    assert tied == config.tie_word_embeddings
+    assert tied == (config.spec.lm_head == "tied")
     count = sum(p.numel() for p in variant.oracle.parameters())
     assert executor.limits().weight_bytes == 4 * count + weights.turns.nbytes
 
@@ -294,8 +295,26 @@ def test_weights_larger_than_a_pinned_buffer_come_over_in_parts(
     assert whole.layers[0].qkv.nbytes > 5 * 1000
 
 
+def _changed(spec: ModelSpec, mixer: dict[str, Any] | None = None, **layer: Any) -> ModelSpec:
+    """``spec`` with other values in its last layer, and in the attention of all."""
+    layers = tuple(replace(one, mixer=replace(one.mixer, **mixer or {})) for one in spec.layers)
+    return replace(spec, layers=(*layers[:-1], replace(layers[-1], **layer)))
+
+
 def test_models_the_kernels_cannot_take_are_named(model: Model) -> None:
-    with pytest.raises(UnsupportedModel, match="head_dim=20 is not a multiple of 8"):
-        check_widths(replace(model.config, head_dim=20))
-    with pytest.raises(UnsupportedModel, match="above 256"):
-        check_widths(replace(model.config, head_dim=512))
+    spec = model.config.spec
+    check_supported(spec)
+    last = spec.layers[-1]
+    for wrong, said in (
+        (_changed(spec, {"head_dim": 20}), "head_dim=20 is not a multiple of 8"),
+        (_changed(spec, {"head_dim": 512}), "above 256"),
+        (_changed(spec, {"causal": False}), "attention over the whole prompt"),
+        (_changed(spec, {"rope": None}), "without rotary positions"),
+        (_changed(spec, mixer_norm=None), "without a norm before attention"),
+        (_changed(spec, norm_first=False), "norms behind the residual sum"),
+        (_changed(spec, mlp_norm=replace(last.mlp_norm, kind="layer")), "norms other than RMSNorm"),
+        (_changed(spec, mlp_norm=replace(last.mlp_norm, eps=0.01)), "norms with different eps"),
+        (_changed(spec, mlp=replace(last.mlp, gated=False)), "an MLP other than gated SiLU"),
+    ):
+        with pytest.raises(UnsupportedModel, match=said):
+            check_supported(wrong)

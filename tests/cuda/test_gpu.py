@@ -57,9 +57,9 @@ def on_gpu(wide: Model) -> Iterator[Callable[..., CudaExecutor]]:
 
     def make(element: torch.dtype, *, deterministic: bool = False, **options: Any) -> CudaExecutor:
         config = wide.config
-        device = CudaDevice(element, head_dim=config.head_dim, deterministic=deterministic)
+        device = CudaDevice(element, head_dim=config.spec.attention.head_dim, deterministic=deterministic)
         with device.scope(), Checkpoint.open(wide.path, config) as checkpoint:
-            loaded = weights.load(device, checkpoint, config, config.max_positions)
+            loaded = weights.load(device, checkpoint, config.spec, config.max_positions)
         settings: dict[str, Any] = {"step_tokens": 1024, "step_rows": 64, "logits_chunk_rows": 16}
         calls = attention_calls(config, device, "auto" if attention.missing() is None else "keys")
         executor = CudaExecutor(

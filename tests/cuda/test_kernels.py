@@ -351,9 +351,9 @@ def test_samples_are_the_reference_samplers(settings: tuple[float, int, float, f
 
 def emulated_executor(model: Model, deterministic: bool) -> CudaExecutor:
     config = model.config
-    device = EmulatedDevice(torch.float32, config.head_dim, deterministic=deterministic)
+    device = EmulatedDevice(torch.float32, config.spec.attention.head_dim, deterministic=deterministic)
     with device.scope(), Checkpoint.open(model.path, config) as checkpoint:
-        loaded = weights.load(device, checkpoint, config, config.max_positions)
+        loaded = weights.load(device, checkpoint, config.spec, config.max_positions)
     policy = GraphPolicy(enabled=False)
     return CudaExecutor(
         config, loaded, device, num_blocks=BLOCKS, block_size=BLOCK, step_tokens=512, step_rows=32, policy=policy

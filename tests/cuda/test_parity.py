@@ -39,7 +39,7 @@ def same(ours: StepResult, theirs: StepResult, tolerance: float) -> None:
 def same_pools(ours: CudaExecutor, theirs: Any, tolerance: float) -> None:
     """Every slot that anybody is told of. Heads are interleaved in the CPU's pool."""
     ours.device.close()
-    width = theirs.config.head_dim
+    width = theirs.config.spec.attention.head_dim
     split = theirs.pool.tensor.view(*theirs.pool.tensor.shape[:-1], width // 2, 2).transpose(-1, -2).flatten(-2)
     k, v = ours.pool[:, 0, : BLOCKS * BLOCK], ours.pool[:, 1, : BLOCKS * BLOCK]
     assert (k - split[:, 0]).abs().max() < tolerance

@@ -198,17 +198,19 @@ def test_nothing_stays_in_the_pool_that_was_not_published(model: Model) -> None:
 @pytest.mark.feature("D6")
 def test_bytes_of_a_token(variant: Model) -> None:
     executor = variant.executor(num_blocks=4)
-    limits, c = executor.limits(), variant.config
-    assert limits.kv_bytes_per_token == 2 * c.num_layers * c.num_kv_heads * c.head_dim * 4
+    limits, spec = executor.limits(), variant.config.spec
+    heads = spec.attention
+    assert limits.kv_bytes_per_token == 2 * len(spec.layers) * heads.kv_heads * heads.head_dim * 4
     assert executor.pool.tensor.nbytes == limits.kv_bytes_per_token * 4 * limits.block_size
 
 
 @pytest.mark.feature("A20")
 def test_weights_are_counted_once(variant: Model) -> None:
     count = sum(p.numel() for p in variant.oracle.parameters())  # tied weights appear once
-    c = variant.config
-    per_head_gains = c.num_layers * c.head_dim * (c.num_heads + c.num_kv_heads - 2) if c.qk_norm else 0
-    folded = 2 * c.num_layers * c.hidden_size
+    spec = variant.config.spec
+    heads, layers = spec.attention, len(spec.layers)
+    per_head_gains = layers * heads.head_dim * (heads.heads + heads.kv_heads - 2) if heads.q_norm else 0
+    folded = 2 * layers * spec.hidden
     assert variant.executor().limits().weight_bytes == 4 * (count + per_head_gains - folded)
 
 

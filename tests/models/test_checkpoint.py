@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from prelude.errors import CheckpointError, UnsupportedModel
-from prelude.models.config import expected_tensors
 
 from .conftest import FILE, INDEX, Copy, edit_json, edit_weights, open_checkpoint, reference_weights, refused
 
@@ -24,7 +23,7 @@ def test_weights_equal_those_of_the_reference(kind: str, checkpoint_dir: Copy) -
     assert (len(list(directory.glob("*.safetensors"))) > 1) == ("shard" in kind)
     with open_checkpoint(directory, scan=True) as checkpoint:
         assert checkpoint.head == ("tied" if kind.endswith("tied") and kind != "untied" else "own")
-        assert checkpoint.names() == list(checkpoint) == list(expected_tensors(checkpoint.config))
+        assert checkpoint.names() == list(checkpoint) == list(checkpoint.config.spec.tensors())
         assert set(checkpoint.names()) == set(reference) and len(checkpoint) == len(reference)
         for name, value in reference.items():
             assert torch.equal(checkpoint.tensor(name), value) and checkpoint.tensor(name).dtype == value.dtype

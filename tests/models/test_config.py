@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from prelude.errors import ModelError, UnsupportedModel
-from prelude.models.config import ModelConfig, expected_tensors
+from prelude.models.config import ModelConfig
+from prelude.models.spec import Norm, Projection, Rope
 
 NEW: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -62,28 +63,29 @@ def read(base: dict[str, Any] = NEW, **changes: Any) -> ModelConfig:
     return ModelConfig.from_dict({key: value for key, value in raw.items() if value is not ABSENT})
 
 
+def rope(config: ModelConfig) -> Rope:
+    found = config.spec.attention.rope
+    assert found is not None
+    return found
+
+
 def test_fields() -> None:
     config = read()
+    spec = config.spec
     assert config == ModelConfig(
-        architecture="Qwen3ForCausalLM",
-        model_type="qwen3",
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        max_positions=256,
-        rms_eps=1e-6,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
-        dtype="bfloat16",
-        eos_token_ids=(3,),
-        bos_token_id=1,
-        qk_norm=True,
+        "Qwen3ForCausalLM", "qwen3", spec, dtype="bfloat16", eos_token_ids=(3,), bos_token_id=1
     )
-    assert config.kv_bytes_per_token(2) == 2 * 2 * 2 * 8 * 2
+    assert (config.vocab_size, config.hidden_size, config.max_positions, len(spec.layers)) == (64, 32, 256, 2)
+    mixer, mlp = spec.layers[1].mixer, spec.layers[1].mlp
+    assert (mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.causal) == (4, 2, 8, True)
+    assert mixer.rope == Rope(1e6, 8) and mixer.q_norm == Norm("model.layers.1.self_attn.q_norm", "rms", 8, 1e-6)
+    assert mixer.qkv == Projection(
+        tuple(f"model.layers.1.self_attn.{part}_proj" for part in "qkv"), (32, 16, 16), 32, bias=False
+    )
+    assert (mlp.inner, mlp.activation, mlp.gated) == (48, "silu", True)
+    assert spec.final_norm == Norm("model.norm", "rms", 32, 1e-6)
+    assert (spec.lm_head, spec.classifier) == ("tied", None)
+    assert spec.kv_bytes_per_token(2) == 2 * 2 * 2 * 8 * 2
     hash(config)
 
 
@@ -93,7 +95,7 @@ def test_both_transformers_spellings_mean_the_same() -> None:
 
 def test_directory_written_by_transformers(checkpoint_dir: Any) -> None:
     config = ModelConfig.from_dir(checkpoint_dir("bf16"))
-    assert (config.dtype, config.rope_theta, config.head_dim) == ("bfloat16", 10000.0, 8)
+    assert (config.dtype, rope(config).theta, config.spec.attention.head_dim) == ("bfloat16", 10000.0, 8)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +108,8 @@ def test_expected_tensors_are_those_that_transformers_writes(kind: str, checkpoi
     with safe_open(directory / "model.safetensors", "pt") as file:
         written = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     config = ModelConfig.from_dir(directory)
-    assert expected_tensors(config) == written
-    assert config.num_parameters() == sum(math.prod(shape) for shape in written.values())
+    assert config.spec.tensors() == written
+    assert config.spec.num_parameters() == sum(math.prod(shape) for shape in written.values())
 
 
 @pytest.mark.parametrize(
@@ -119,19 +121,19 @@ def test_expected_tensors_are_those_that_transformers_writes(kind: str, checkpoi
     ],
 )
 def test_theta_in_either_place(changes: dict[str, Any], theta: float) -> None:
-    assert read(**changes).rope_theta == theta
+    assert rope(read(**changes)).theta == theta
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_yarn_in_either_spelling(key: str) -> None:
-    scaling = read(OLD, rope_scaling={key: "yarn", **YARN}).rope_scaling
+    scaling = rope(read(OLD, rope_scaling={key: "yarn", **YARN})).scaling
     assert scaling is not None
     assert (scaling.kind, scaling.factor, scaling.original_max_positions) == ("yarn", 4.0, 64)
-    assert scaling == read(rope_parameters={"rope_theta": 1e6, "rope_type": "yarn", **YARN}).rope_scaling
+    assert scaling == rope(read(rope_parameters={"rope_theta": 1e6, "rope_type": "yarn", **YARN})).scaling
 
 
 @pytest.mark.parametrize(
-    "rope",
+    "said",
     [
         {"rope_type": "default"},
         {"rope_type": "linear", "factor": 3.0},
@@ -141,15 +143,15 @@ def test_yarn_in_either_spelling(key: str) -> None:
         LLAMA3,
     ],
 )
-def test_inverse_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
+def test_inverse_frequencies_are_those_of_transformers(said: dict[str, Any]) -> None:
     import torch
     from transformers import Qwen3Config
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-    rope = {"rope_theta": 10000.0, **rope}
+    said = {"rope_theta": 10000.0, **said}
     sizes = {key: NEW[key] for key in ("hidden_size", "num_attention_heads", "max_position_embeddings")}
-    reference = Qwen3RotaryEmbedding(Qwen3Config(**sizes, head_dim=32, rope_parameters=dict(rope)))
-    frequencies, factor = read(rope_parameters=rope, head_dim=32).inverse_frequencies()
+    reference = Qwen3RotaryEmbedding(Qwen3Config(**sizes, head_dim=32, rope_parameters=dict(said)))
+    frequencies, factor = rope(read(rope_parameters=said, head_dim=32)).frequencies()
     assert torch.equal(frequencies, reference.inv_freq)
     assert factor == reference.attention_scaling
 
@@ -171,22 +173,25 @@ def test_end_of_text_ids(generation: Any, config: Any, expected: tuple[int, ...]
 
 def test_defaults_of_the_family() -> None:
     config = read(hidden_act=ABSENT, attention_bias=ABSENT, tie_word_embeddings=ABSENT, architectures=None)
-    assert (config.hidden_act, config.attention_bias, config.tie_word_embeddings) == ("silu", False, False)
-    assert (config.architecture, config.lm_head) == ("Qwen3ForCausalLM", True)
+    layer = config.spec.layers[0]
+    assert (layer.mlp.activation, layer.mixer.qkv.bias, config.spec.lm_head) == ("silu", False, "own")
+    assert config.architecture == "Qwen3ForCausalLM"
 
 
 def test_a_first_llama_config_leaves_out_what_came_later() -> None:
     later = ("num_key_value_heads", "head_dim", "rope_parameters", "attention_bias", "mlp_bias")
     config = read(**LLAMA, tie_word_embeddings=ABSENT, **dict.fromkeys(later, ABSENT))
-    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 8, 10000.0)
-    assert not (config.attention_bias or config.output_bias or config.mlp_bias or config.tie_word_embeddings)
-    assert not config.qk_norm
+    mixer, mlp = config.spec.layers[0].mixer, config.spec.layers[0].mlp
+    assert (mixer.kv_heads, mixer.head_dim, rope(config).theta) == (4, 8, 10000.0)
+    assert not (mixer.qkv.bias or mixer.out.bias or mlp.up.bias or mlp.down.bias or mixer.q_norm)
+    assert config.spec.lm_head == "own"
 
 
 def test_where_each_family_has_biases() -> None:
     def biases(**changes: Any) -> tuple[bool, bool, bool]:
-        config = read(**changes)
-        return config.attention_bias, config.output_bias, config.mlp_bias
+        layer = read(**changes).spec.layers[0]
+        assert layer.mlp.up.bias == layer.mlp.down.bias
+        return layer.mixer.qkv.bias, layer.mixer.out.bias, layer.mlp.up.bias
 
     assert biases(**QWEN2) == (True, False, False)
     assert biases(**MISTRAL) == (False, False, False)
@@ -196,13 +201,13 @@ def test_where_each_family_has_biases() -> None:
 
 def test_sizes_that_follow_from_others() -> None:
     config = read(num_key_value_heads=None, head_dim=None)
-    assert (config.num_kv_heads, config.head_dim) == (4, 8)
+    assert (config.spec.attention.kv_heads, config.spec.attention.head_dim) == (4, 8)
 
 
 def test_body_without_head() -> None:
     config = read(architectures=["Qwen3Model"], tie_word_embeddings=False)
-    assert not config.lm_head
-    assert "lm_head.weight" not in expected_tensors(config)
+    assert config.spec.lm_head is None
+    assert "lm_head.weight" not in config.spec.tensors()
 
 
 def test_pad_token_of_minus_one_is_none() -> None:
@@ -491,7 +496,7 @@ def test_any_value_anywhere_is_read_or_refused(base: dict[str, Any]) -> None:
                     if len(str(failure)) > 500:
                         pytest.fail(f"a message of {len(str(failure))} characters for {key}")
                 else:
-                    expected_tensors(config)
+                    config.spec.tensors()
     assert refused > 500
 
 

@@ -20,7 +20,7 @@ from prelude.errors import CheckpointError, InsufficientMemory, ModelError
 from prelude.execution import cpu
 from prelude.models import checkpoint as checkpoint_module
 from prelude.models.checkpoint import Checkpoint
-from prelude.models.config import ModelConfig, expected_tensors
+from prelude.models.config import ModelConfig
 from prelude.models.safetensors_file import SafetensorsFile
 from prelude.models.weights import load_weights
 from tests.checkpoints import TINY, make_checkpoint, write_checkpoint
@@ -185,7 +185,7 @@ def test_file_larger_than_memory_is_refused_without_touching_it(tmp_path: Path) 
     )
     header: dict[str, Any] = {}
     end = 0
-    for name, shape in expected_tensors(config).items():
+    for name, shape in config.spec.tensors().items():
         begin, end = end, end + 4 * int(torch.Size(shape).numel())
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
@@ -212,7 +212,7 @@ torch.ones(1 << 20, dtype=torch.bfloat16).to(torch.float32).sum()  # torch's own
 config = ModelConfig.from_dir(sys.argv[1])
 with Checkpoint.open(sys.argv[1], config) as checkpoint:
     before = now("VmRSS")
-    weights = load_weights(checkpoint, config, torch.float32)
+    weights = load_weights(checkpoint, config.spec, torch.float32)
     print(now("VmHWM") - before, weights.nbytes, now("RssFile"))
 """
 
@@ -267,7 +267,7 @@ def test_weights_that_are_not_finite_are_named_at_load(value: float, copy_of: Co
         open_checkpoint(directory) as checkpoint,
         pytest.raises(CheckpointError, match=f"{name}: 1 of 1,536 values are NaN or infinite"),
     ):
-        load_weights(checkpoint, checkpoint.config, torch.float32)
+        load_weights(checkpoint, checkpoint.config.spec, torch.float32)
 
 
 def test_large_weights_whose_sum_overflows_are_finite(copy_of: Copy) -> None:

@@ -1,13 +1,13 @@
-"""The decoder: one definition, driven by its config.
+"""The forward pass on a CPU: one definition for all families, driven by the model's specification.
 
     ids ─ embed ─▶ x ─┬─ norm ─ qkv ─ head norm ─ rotate ─▶ attention ─ out ─▶ + ─▶ x
                       └───────────────────────────────────────────────────────┘
-                   x ─┬─ norm ─ gate_up ─ silu, times ─ down ─▶ + ─▶ x
+                   x ─┬─ norm ─ up ─ activation, gate ─ down ─▶ + ─▶ x
                       └─────────────────────────────────────────┘
 
 Everything but attention works on tokens one by one, so it runs over runs of ``token_chunk`` tokens: the wide
 intermediates exist for one run at a time and stay in the cache. Attention is the caller's: it knows the pool and
-who may read what. The last layer computes queries and everything behind them only for ``rows``.
+which tokens see which. The last layer computes queries and everything behind them only for ``rows``.
 
 ``x`` is float32 in either dtype; the products are in the dtype of the weights.
 """
@@ -20,34 +20,31 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from prelude.models.config import ModelConfig
-from prelude.models.kernels import rms_norm, rotate, silu_gate
-from prelude.models.ops import Linear, RotaryTable
-from prelude.models.weights import DecoderWeights, LayerWeights
+from prelude.models.kernels import rotate, silu_gate
+from prelude.models.ops import Linear, RotaryTable, RowNorm
+from prelude.models.spec import ModelSpec, Rope
+from prelude.models.weights import LayerWeights, ModelWeights
 
-Attention: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+AttentionCall: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q, k, v) -> [queries, heads * head_dim]``; q, k, v are [tokens, heads, head_dim], heads side by side."""
 
 
-class Decoder:
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, token_chunk: int) -> None:
-        self.config = config
+class Transformer:
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, token_chunk: int) -> None:
+        self.spec = spec
         self.weights = weights
         self.token_chunk = token_chunk
         self.dtype = weights.embeddings.dtype
-        frequencies, factor = config.inverse_frequencies()
-        self._rotary = RotaryTable(frequencies, factor, config.max_positions)
-        self._query_width = config.num_heads * config.head_dim
+        ropes = dict.fromkeys(layer.mixer.rope for layer in spec.layers if layer.mixer.rope is not None)
+        self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions) for rope in ropes}
         last = weights.layers[-1].qkv
-        self._last_q = _rows(last, 0, self._query_width)
-        self._last_kv = _rows(last, self._query_width, last.weight.shape[0])
+        width = spec.layers[-1].mixer.query_width
+        self._last_q = _rows(last, 0, width)
+        self._last_kv = _rows(last, width, last.weight.shape[0])
 
     def linears(self) -> list[Linear]:
         """Every projection there is, the last layer's parts among them."""
-        found = [self._last_q, self._last_kv]
-        for layer in self.weights.layers:
-            found += [layer.qkv, layer.out, layer.gate_up, layer.down]
-        return found + [head for head in (self.weights.lm_head, self.weights.score) if head is not None]
+        return [self._last_q, self._last_kv, *self.weights.linears()]
 
     def pad_products(self, min_rows: int) -> None:
         """Give every product at least so many rows from now on."""
@@ -55,7 +52,7 @@ class Decoder:
             linear.min_rows = min_rows
 
     def forward(
-        self, ids: Tensor, positions: Tensor, highest: int, attention: Attention, rows: Tensor | None
+        self, ids: Tensor, positions: Tensor, highest: int, attention: AttentionCall, rows: Tensor | None
     ) -> Tensor:
         """Hidden states before the final norm, [tokens or rows, hidden] float32.
 
@@ -63,22 +60,22 @@ class Decoder:
         """
         x = self.weights.embeddings.index_select(0, ids).to(torch.float32)
         tokens, layers = x.shape[0], self.weights.layers
-        turns = self._rotary.upto(highest)
-        room = _Room(self.config, tokens, min(tokens, self.token_chunk), self.dtype)
+        turns = {rope: table.upto(highest) for rope, table in self._tables.items()}
+        room = _Room(self.spec, tokens, min(tokens, self.token_chunk), self.dtype)
         for index, layer in enumerate(layers[:-1]):
             q, k, v = self._project(layer, x, positions, turns, room)
             self._finish(layer, x, attention(index, q, k, v), room)
         last, index = layers[-1], len(layers) - 1
-        kv = self._heads(self._last_kv, last, x, positions, turns, room, room.qkv[:, self._query_width :])
-        k, v = kv.chunk(2, dim=1)
+        width = last.spec.mixer.query_width
+        k, v = self._heads(self._last_kv, last, x, positions, turns, room, room.qkv[:, width:]).chunk(2, dim=1)
         if rows is not None:
             x, positions = x.index_select(0, rows), positions.index_select(0, rows)
-        q = self._heads(self._last_q, last, x, positions, turns, room, room.qkv[: x.size(0), : self._query_width])
+        q = self._heads(self._last_q, last, x, positions, turns, room, room.qkv[: x.size(0), :width])
         self._finish(last, x, attention(index, q, k, v), room)
         return x
 
     def final_norm(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.config.rms_eps, self.weights.final_gain, torch.float32)
+        return self.weights.final_norm(x, torch.float32)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Float32 logits of rows after the final norm."""
@@ -97,7 +94,7 @@ class Decoder:
 
     def scores(self, normed: Tensor) -> Tensor:
         """Logits of the classification head, in float32 whatever the weights are in."""
-        head = self.weights.score
+        head = self.weights.classifier
         if head is None:
             raise ValueError("this model has no classification head")
         return head(normed)
@@ -109,10 +106,10 @@ class Decoder:
         return [slice(at, min(at + step, tokens)) for at in range(0, max(tokens, 1), step)]
 
     def _project(
-        self, layer: LayerWeights, x: Tensor, positions: Tensor, turns: Tensor, room: _Room
+        self, layer: LayerWeights, x: Tensor, positions: Tensor, turns: dict[Rope, Tensor], room: _Room
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all tokens, in the room's memory."""
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        heads, kv_heads = layer.spec.mixer.heads, layer.spec.mixer.kv_heads
         found = self._heads(layer.qkv, layer, x, positions, turns, room, room.qkv)
         return found[:, :heads], found[:, heads : heads + kv_heads], found[:, heads + kv_heads :]
 
@@ -122,44 +119,52 @@ class Decoder:
         layer: LayerWeights,
         x: Tensor,
         positions: Tensor,
-        turns: Tensor,
+        turns: dict[Rope, Tensor],
         room: _Room,
         out: Tensor,
     ) -> Tensor:
         """What ``linear`` makes of the normed tokens, as heads [tokens, heads, D] in the memory of ``out``; those of
         q and k after their norm and rotation."""
-        heads, kv_heads, width = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        eps, gain = self.config.rms_eps, layer.qk_gain
+        mixer, gain = layer.spec.mixer, layer.qk_gain
+        width, rope = mixer.head_dim, mixer.rope
+        eps = 0.0 if mixer.q_norm is None else mixer.q_norm.eps
         found = out.view(x.size(0), out.shape[1] // width, width)
-        first = 0 if linear is not self._last_kv else heads
-        last = heads + kv_heads if linear is not self._last_q else heads
+        first = 0 if linear is not self._last_kv else mixer.heads
+        last = mixer.heads + mixer.kv_heads if linear is not self._last_q else mixer.heads
         if gain is not None:
             gain = gain[first:last]
         for chunk in self._chunks(x.size(0)):
-            linear.into(rms_norm(x[chunk], eps, layer.input_gain, self.dtype, room.normed), out[chunk])
-            rotate(found[chunk, : last - first], gain, eps, turns, positions[chunk])
+            linear.into(self._input(layer.mixer_norm, x[chunk], room), out[chunk])
+            if rope is not None:
+                rotate(found[chunk, : last - first], gain, eps, turns[rope], positions[chunk])
         return found
+
+    def _input(self, norm: RowNorm | None, x: Tensor, room: _Room) -> Tensor:
+        """Rows of the residual stream as a projection reads them: normed where ``norm`` stands before it."""
+        if norm is not None:
+            return norm(x, self.dtype, room.normed)
+        return x if x.dtype == self.dtype else room.normed[: x.size(0)].copy_(x)
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, room: _Room) -> None:
         """Everything behind attention, added to ``x`` in place."""
-        inner, eps = self.config.intermediate_size, self.config.rms_eps
+        inner = layer.spec.mlp.inner
         for chunk in self._chunks(x.size(0)):
             part = x[chunk]
             layer.out.add_to(part, attended[chunk])
-            normed = rms_norm(part, eps, layer.mlp_gain, self.dtype, room.normed)
-            layer.down.add_to(part, silu_gate(layer.gate_up.into(normed, room.gate_up[: part.size(0)]), inner))
+            read = self._input(layer.mlp_norm, part, room)
+            layer.down.add_to(part, silu_gate(layer.up.into(read, room.up[: part.size(0)]), inner))
 
 
 class _Room:
     """Memory of a forward pass, the same in every layer: fresh memory would cost a fault for each page of it."""
 
-    __slots__ = ("gate_up", "normed", "qkv")
+    __slots__ = ("normed", "qkv", "up")
 
-    def __init__(self, config: ModelConfig, tokens: int, longest: int, dtype: torch.dtype) -> None:
-        heads = config.num_heads + 2 * config.num_kv_heads
-        self.qkv = torch.empty(tokens, heads * config.head_dim, dtype=dtype)
-        self.normed = torch.empty(longest, config.hidden_size, dtype=dtype)
-        self.gate_up = torch.empty(longest, 2 * config.intermediate_size, dtype=dtype)
+    def __init__(self, spec: ModelSpec, tokens: int, longest: int, dtype: torch.dtype) -> None:
+        layer = spec.layers[0]
+        self.qkv = torch.empty(tokens, layer.mixer.qkv.outputs, dtype=dtype)
+        self.normed = torch.empty(longest, spec.hidden, dtype=dtype)
+        self.up = torch.empty(longest, layer.mlp.up.outputs, dtype=dtype)
 
 
 def _rows(linear: Linear, start: int, stop: int) -> Linear:

@@ -1,0 +1,35 @@
+"""The model families that can be loaded, as data. A family without new mathematics is an entry here."""
+
+from __future__ import annotations
+
+from prelude.models.families.base import Asked, Family, Head
+from prelude.models.families.decoder import decoder
+
+_FIRST_LLAMA = {"num_key_value_heads": None, "head_dim": None, "rope_theta": 10000.0}
+
+QWEN3 = decoder("qwen3", "Qwen3", {"attention_bias": False}, qk_norm=True, mlp_bias=False, window_switch=True)
+QWEN2 = decoder(
+    "qwen2",
+    "Qwen2",
+    {"head_dim": None, "rope_theta": 10000.0},
+    attention_bias=True,
+    output_bias=False,
+    mlp_bias=False,
+    window_switch=True,
+)
+LLAMA = decoder("llama", "Llama", {**_FIRST_LLAMA, "attention_bias": False, "mlp_bias": False}, windows=False)
+MISTRAL = decoder(
+    "mistral",
+    "Mistral",
+    {"head_dim": None, "rope_theta": 10000.0, "sliding_window": 4096},  # files without a window say null
+    attention_bias=False,
+    mlp_bias=False,
+)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (QWEN3, QWEN2, LLAMA, MISTRAL)}
+"""By ``model_type``."""
+
+ARCHITECTURES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in family.architectures}
+"""By a name in ``architectures``."""
+
+__all__ = ["ARCHITECTURES", "FAMILIES", "Asked", "Family", "Head"]

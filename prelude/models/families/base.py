@@ -1,0 +1,64 @@
+"""What a family of models is to the rest: names, and a function from its config to the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from prelude.errors import UnsupportedModel, shown
+from prelude.models.fields import Fields
+from prelude.models.spec import ModelSpec
+
+T = TypeVar("T")
+Head = Literal["lm", "classifier", "none"]
+
+MAX_LAYERS = 1024
+MAX_WIDTH = 1 << 20
+MAX_HEADS = 4096
+MAX_VOCABULARY = 1 << 24
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which of a family's networks a config asks for. ``labels``: rows of the classifier, 0 without one."""
+
+    model_type: str
+    head: Head
+    labels: int = 0
+
+
+@dataclass(frozen=True)
+class Family:
+    """One ``model_type``. ``build`` checks the config and returns the network. It raises ``ModelError`` that names a
+    key, or ``UnsupportedModel`` where the config asks for operations that do not exist here."""
+
+    model_type: str
+    architectures: Mapping[str, Head]
+    """Class names in ``architectures``, and the head of each. The first one is meant where a config names none."""
+    build: Callable[[Fields, Asked], ModelSpec]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that files of this family are known to leave out, with the value that is then meant."""
+
+
+def head_width(fields: Fields, hidden: int, heads: int) -> int:
+    """Values of a head where all heads together are as wide as the model."""
+    width, rest = divmod(hidden, heads)
+    if rest:
+        raise fields.wrong("hidden_size", f"without head_dim it must be a multiple of num_attention_heads = {heads}")
+    return width
+
+
+def one_of(fields: Fields, key: str, supported: Mapping[str, T]) -> T:
+    """What ``supported`` has under the text of ``key``; ``UnsupportedModel`` for another text."""
+    name = fields.text(key)
+    if name not in supported:
+        raise UnsupportedModel(
+            f"{fields.where}: unsupported: {key} {shown(name)}; supported: {', '.join(sorted(supported))}"
+        )
+    return supported[name]
+
+
+def is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    """Whether a raw value of a config is one of ``allowed``; 0 and False are not told apart."""
+    return any(value is item or (item is not None and value == item) for item in allowed)

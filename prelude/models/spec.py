@@ -1,0 +1,208 @@
+"""The network of a model as data: layers over a small set of operations, with the names of their weights.
+
+``ModelConfig`` makes a ``ModelSpec`` from ``config.json``. The checkpoint and both executors read it and nothing else,
+so a model family is a function from a config to one of these (see ``families``).
+
+    embeddings ─▶ x ─▶ layers ─▶ final norm ─▶ LM head, classifier, or the rows themselves
+
+    norm_first        x += mixer(norm(x));   x += mlp(norm(x))
+    not norm_first    x = norm(x + mixer(x));   x = norm(x + mlp(x))
+
+A weight is named as in the checkpoint of a model with its head, without ``.weight`` and ``.bias``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from prelude.models.rope import RopeScaling, inverse_frequencies
+
+if TYPE_CHECKING:
+    import torch
+
+Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
+NormKind = Literal["rms", "layer"]
+Activation = Literal["silu"]
+LmHead = Literal["own", "tied"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Over rows of ``width`` values. ``rms``: x / sqrt(mean(x²) + eps). ``layer``: the same of x minus its mean. The
+    result is multiplied by the weight, and the bias is added where there is one."""
+
+    name: str
+    kind: NormKind
+    width: int
+    eps: float
+    bias: bool = False
+
+    def tensors(self) -> Shapes:
+        yield f"{self.name}.weight", (self.width,)
+        if self.bias:
+            yield f"{self.name}.bias", (self.width,)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """y = W x + b. W is the weights ``names``, of ``rows`` outputs each, one under the other; so is b."""
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    bias: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return sum(self.rows)
+
+    def tensors(self) -> Shapes:
+        for name, rows in zip(self.names, self.rows):
+            yield f"{name}.weight", (rows, self.columns)
+            if self.bias:
+                yield f"{name}.bias", (rows,)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions over whole heads of ``width`` values, the second half of a head paired with the first."""
+
+    theta: float
+    width: int
+    scaling: RopeScaling | None = None
+
+    def frequencies(self) -> tuple[torch.Tensor, float]:
+        """Inverse frequencies [width / 2] in float32, and the factor on cosine and sine."""
+        return inverse_frequencies(self.theta, self.width, self.scaling)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """``qkv`` stacks queries, keys and values. ``q_norm`` and ``k_norm`` norm single heads, before the rotation.
+
+    ``causal``: a token sees the tokens before it and itself; otherwise it sees its whole prompt.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv: Projection
+    out: Projection
+    rope: Rope | None
+    causal: bool = True
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    def tensors(self) -> Shapes:
+        yield from self.qkv.tensors()
+        yield from self.out.tensors()
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                yield from norm.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """``down(activation(up x))``. ``gated``: ``up`` stacks two halves, and the result is
+    ``down(activation(first half) * second half)``."""
+
+    inner: int
+    up: Projection
+    down: Projection
+    activation: Activation
+    gated: bool
+
+    def tensors(self) -> Shapes:
+        yield from self.up.tensors()
+        yield from self.down.tensors()
+
+
+Mixer: TypeAlias = Attention
+"""What mixes the tokens of a sequence. A layer that keeps a recurrent state is another type here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    mixer: Mixer
+    mlp: Mlp
+    mixer_norm: Norm | None
+    """None, with ``norm_first``: the mixer reads x itself."""
+    mlp_norm: Norm
+    norm_first: bool = True
+
+    def norms(self) -> Iterator[Norm]:
+        """All that there are, those of single heads among them."""
+        candidates = (self.mixer_norm, self.mixer.q_norm, self.mixer.k_norm, self.mlp_norm)
+        yield from (norm for norm in candidates if norm is not None)
+
+    def tensors(self) -> Shapes:
+        if self.mixer_norm is not None:
+            yield from self.mixer_norm.tensors()
+        yield from self.mixer.tensors()
+        yield from self.mlp_norm.tensors()
+        yield from self.mlp.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The rows of ``name`` [vocab, width]."""
+
+    name: str
+    vocab: int
+    width: int
+
+    def tensors(self) -> Shapes:
+        yield f"{self.name}.weight", (self.vocab, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """``prefix`` begins the names of the body's weights in a checkpoint of a model with a head; one of the body alone
+    leaves it out. ``layers`` is not empty, and the attention of all layers has heads of the same number and width."""
+
+    prefix: str
+    hidden: int
+    max_positions: int
+    embeddings: Embeddings
+    layers: tuple[Layer, ...]
+    final_norm: Norm
+    lm_head: LmHead | None = None
+    """``tied``: the embeddings are the LM head's weight. None: no logits over the vocabulary."""
+    classifier: Projection | None = None
+
+    @property
+    def attention(self) -> Attention:
+        """The first layer's, for what all layers have in common: the number and width of heads."""
+        return self.layers[0].mixer
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of keys and values that one token takes over all layers."""
+        return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim * dtype_bytes
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every weight in a checkpoint."""
+        return dict(self._tensors())
+
+    def num_parameters(self) -> int:
+        """Weights, a tied head counted once."""
+        return sum(math.prod(shape) for shape in self.tensors().values())
+
+    def _tensors(self) -> Shapes:
+        yield from self.embeddings.tensors()
+        for layer in self.layers:
+            yield from layer.tensors()
+        yield from self.final_norm.tensors()
+        if self.lm_head == "own":
+            yield f"{LM_HEAD}.weight", (self.embeddings.vocab, self.hidden)
+        if self.classifier is not None:
+            yield from self.classifier.tensors()
+
+
+LM_HEAD = "lm_head"
