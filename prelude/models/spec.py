@@ -1,7 +1,7 @@
 """The network of a model as data: layers over a small set of operations, with the names of their weights.
 
-``ModelConfig`` makes a ``ModelSpec`` from ``config.json``. The checkpoint and both executors read it and nothing else,
-so a model family is a function from a config to one of these (see ``families``).
+``ModelConfig`` makes a ``ModelSpec`` from ``config.json``. The checkpoint and both executors read nothing else, so a
+model family is a function from a config to one of these (see ``families``).
 
     embeddings ─▶ x ─▶ layers ─▶ final norm ─▶ LM head, classifier, or the rows themselves
 
