@@ -1,9 +1,9 @@
-"""Which features and faults the last test run showed, by which tests.
+"""Which rows of docs/FEATURES.md the last test run showed, by which tests, and which rows no test showed.
 
     python -m tests.coverage_map            a table
     python -m tests.coverage_map --json     {"features": {id: [tests]}, "faults": {number: [tests]}}
 
-A test counts only when it passed in the last run.
+A test counts only when it passed in the last run. The JSON has the rows that a test showed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,22 @@ import json
 import re
 from pathlib import Path
 
-RECORD = Path(__file__).resolve().parent.parent / ".pytest_cache" / "prelude_shown.json"
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / ".pytest_cache" / "prelude_shown.json"
+LIST = ROOT / "docs" / "FEATURES.md"
+
+
+def listed(page: Path = LIST) -> dict[str, list[str]]:
+    """The ids of the page's rows: features begin with a letter, faults are numbers."""
+    ids = re.findall(r"^\| ([A-Z]?\d+) \|", page.read_text(encoding="utf-8"), re.M)
+    return {
+        "features": [name for name in ids if not name.isdigit()],
+        "faults": [name for name in ids if name.isdigit()],
+    }
 
 
 def coverage(record: Path = RECORD) -> dict[str, dict[str, list[str]]]:
+    """The tests that showed each row; a row that no test showed is absent."""
     shown: dict[str, dict[str, list[str]]] = {"features": {}, "faults": {}}
     if not record.exists():
         return shown
@@ -45,10 +57,11 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(shown))
         return
-    for kind, names in shown.items():
-        print(f"{kind}: {len(names)} shown")
-        for name, tests in names.items():
-            print(f"  {name:>5}  {len(tests):>3}  {tests[0]}")
+    for kind, names in listed().items():
+        print(f"{kind}: {len(shown[kind])} of {len(names)} shown")
+        for name in names:
+            tests = shown[kind].get(name, [])
+            print(f"  {name:>5}  {len(tests):>3}  {tests[0] if tests else '-'}")
 
 
 if __name__ == "__main__":

@@ -46,8 +46,7 @@ class Forgetful(ById):
         super().deliver(*end)  # type: ignore[arg-type]
 
 
-@pytest.mark.fault(89)
-@pytest.mark.fault(91)
+@pytest.mark.fault(59)
 @pytest.mark.parametrize("times", [1, 2, 3, 5])
 def test_an_end_that_could_not_be_told_is_told_later_and_counted_once(times: int) -> None:
     core = service_core()

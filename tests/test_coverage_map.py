@@ -1,0 +1,48 @@
+"""docs/FEATURES.md is the list that the marks of tests refer to."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.coverage_map import coverage, listed
+
+TESTS = Path(__file__).parent
+KINDS = {"feature": "features", "fault": "faults"}
+
+
+def marks_of(path: Path) -> Iterator[tuple[str, str]]:
+    """(kind, id) of each ``pytest.mark.feature(...)`` and ``pytest.mark.fault(...)`` in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KINDS:
+            mark = node.func.value
+            if isinstance(mark, ast.Attribute) and mark.attr == "mark":
+                assert len(node.args) == 1 and isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno}"
+                yield KINDS[node.func.attr], str(node.args[0].value)
+
+
+def test_every_mark_is_a_row_of_the_list() -> None:
+    rows = {kind: set(names) for kind, names in listed().items()}
+    marks = [(path, *mark) for path in TESTS.rglob("*.py") for mark in marks_of(path)]
+    assert len(marks) > 300
+    assert not [mark for mark in marks if mark[2] not in rows[mark[1]]]
+
+
+def test_no_row_stands_twice() -> None:
+    rows = listed()
+    assert rows["features"] and rows["faults"]
+    assert all(len(names) == len(set(names)) for names in rows.values())
+
+
+def test_a_row_is_shown_by_a_test_that_passed(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    entries = {
+        "passed": {"marks": [["feature", "B6"], ["fault", "23"]], "passed": True, "failed": False},
+        "failed": {"marks": [["feature", "B6"], ["fault", "24"]], "passed": True, "failed": True},
+    }
+    record.write_text(json.dumps(entries))
+    shown = coverage(record)
+    assert shown == {"features": {"B6": ["passed"]}, "faults": {"23": ["passed"]}}
+    assert coverage(tmp_path / "missing.json") == {"features": {}, "faults": {}}
