@@ -1,4 +1,5 @@
-"""README.md's Python examples, each in an interpreter of its own, as a reader would paste it into a file."""
+"""The Python examples of the README and of docs, each in an interpreter of its own, as a reader would paste it into a
+file. A block marked ``python`` that imports something is an example; others are excerpts."""
 
 from __future__ import annotations
 
@@ -15,22 +16,29 @@ from prelude import default_model
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.S | re.M)
+EXAMPLES = {
+    f"{page.name}-{number}": block
+    for page in PAGES
+    for number, block in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")))
+    if re.search(r"^(import|from) ", block, re.M)
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_an_example_runs_as_it_stands(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
     """An example that waits for SIGTERM gets it after its first line of output."""
     script = tmp_path / "example.py"
-    script.write_text(EXAMPLES[number], encoding="utf-8")
+    script.write_text(EXAMPLES[name], encoding="utf-8")
     shutil.copy(default_model.path() / "tokenizer.json", tmp_path)
     command = [sys.executable, script.name]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            if "SIGTERM" in EXAMPLES[number]:
+            if "SIGTERM" in EXAMPLES[name]:
                 assert process.stdout is not None
                 assert process.stdout.readline(), process.communicate()[1]
                 process.send_signal(signal.SIGTERM)
@@ -42,4 +50,4 @@ def test_an_example_runs_as_it_stands(number: int, tmp_path: Path) -> None:
 
 
 def test_the_examples_are_found() -> None:
-    assert len(EXAMPLES) >= 3
+    assert {"README.md-0", "README.md-1", "SERVICES.md-0", "VERBS.md-0"} <= EXAMPLES.keys()

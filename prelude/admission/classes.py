@@ -8,7 +8,7 @@ from prelude.admission.prepared import Prepared
 
 
 class ExecutionClass(enum.Enum):
-    """A contract about resources, not a label: see the table in the README."""
+    """A contract about resources, not a label: see the table in docs/ARCHITECTURE.md."""
 
     ONESHOT = "oneshot"  # one step, nothing that grows
     DECODE = "decode"  # a row and blocks until it stops
