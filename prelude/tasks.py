@@ -133,7 +133,7 @@ class SamplingParams(Brief):
 
     ``max_tokens`` counts output tokens; 0 and 1 need a single pass. ``temperature`` 0 is greedy (the smallest id
     among ties). ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``repetition_penalty`` 1 and the other penalties at 0 are off.
-    ``seed=None`` takes a fresh one. What is done to the logits, in this order (formulas: ``execution/sampling.py``):
+    ``seed=None`` takes a fresh one. What is done to the logits, in this order (formulas: ``readouts/draw.py``):
 
         ``repetition_penalty`` (prompt and output), ``frequency_penalty`` and ``presence_penalty`` (output),
         ``logit_bias`` {token id: added logit}, ``allowed_token_ids``, ``allowed_tokens_fn`` and ``banned_token_ids``,

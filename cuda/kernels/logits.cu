@@ -100,7 +100,7 @@ extern "C" __global__ void top(const float* logits, int vocab, int count, const 
     }
 }
 
-// Penalties, bias and masks, in place, in the order and by the formulas of execution/sampling.py. Lists are CSR by row,
+// Penalties, bias and masks, in place, in the order and by the formulas of readouts/draw.py. Lists are CSR by row,
 // offset by `from` rows; `kept` has a place for every entry of allowed_ids. A block does its row's lists one after another.
 extern "C" __global__ void edit(float* logits, int vocab, const float* repetition, const float* presence,
                                 const float* frequency, const int* seen, const int* seen_ids, const int* seen_counts,

@@ -1,4 +1,4 @@
-// One token out of a row, by the definitions of execution/sampling.py and in their order:
+// One token out of a row, by the definitions of readouts/draw.py and in their order:
 // temperature, top-k, top-p, min-p, then the inverse of the cumulative distribution, in order of ids, at `uniform`.
 // Cut tokens get weight 0. Everything is in float64, in an order that depends on vocab and the block alone.
 //
