@@ -7,14 +7,18 @@
 
 The names, arguments, defaults and results are those of ``tokenizers`` 0.2x. What is left out on purpose
 (training, adding tokens, setting components after loading) raises an error that says what to do instead.
-Importing this package imports neither ``tokenizers``, ``transformers`` nor ``jinja2``.
+Importing this package imports neither ``tokenizers``, ``transformers`` nor ``jinja2``; ``NormalizedString`` and
+``PreTokenizedString`` are HF's own classes, imported when they are asked for.
 """
 
 from __future__ import annotations
 
-from . import decoders, models, normalizers, pre_tokenizers, processors
+from typing import TYPE_CHECKING, Any
+
+from . import decoders, implementations, models, normalizers, pre_tokenizers, processors, trainers
+from ._reference import ReferenceCore
 from .added_token import AddedToken
-from .components import PYTHON_COMPONENTS, LeftOut, Regex
+from .components import Regex
 from .decoders import DecodeStream
 from .encoding import Encoding
 from .errors import (
@@ -26,31 +30,73 @@ from .errors import (
     TokenizerFileError,
     TokenizersMutationError,
 )
+from .hf_types import (
+    EncodeInput,
+    InputSequence,
+    OffsetReferential,
+    Offsets,
+    OffsetType,
+    PreTokenizedEncodeInput,
+    PreTokenizedInputSequence,
+    SplitDelimiterBehavior,
+    TextEncodeInput,
+    TextInputSequence,
+    Token,
+)
+from .implementations import (
+    BertWordPieceTokenizer,
+    ByteLevelBPETokenizer,
+    CharBPETokenizer,
+    SentencePieceBPETokenizer,
+    SentencePieceUnigramTokenizer,
+)
 from .tiktoken_encoding import TiktokenEncoding
 from .tokenizer import Tokenizer
 from .transformers_patch import patch_transformers, patched_transformers
 
-trainers = LeftOut("trainers", "training is left out: train with `tokenizers`, save, and load the file here")
-NormalizedString = LeftOut("NormalizedString", PYTHON_COMPONENTS)
-PreTokenizedString = LeftOut("PreTokenizedString", PYTHON_COMPONENTS)
+if TYPE_CHECKING:
+    from tokenizers import NormalizedString as NormalizedString
+    from tokenizers import PreTokenizedString as PreTokenizedString
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in ("NormalizedString", "PreTokenizedString"):
+            return getattr(ReferenceCore.package(name), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AddedToken",
     "BackendUnavailable",
+    "BertWordPieceTokenizer",
+    "ByteLevelBPETokenizer",
+    "CharBPETokenizer",
     "ChatTemplateError",
     "DecodeStream",
+    "EncodeInput",
     "Encoding",
+    "InputSequence",
     "LoneSurrogateError",
-    "NormalizedString",
-    "PreTokenizedString",
+    "OffsetReferential",
+    "OffsetType",
+    "Offsets",
+    "PreTokenizedEncodeInput",
+    "PreTokenizedInputSequence",
     "Regex",
+    "SentencePieceBPETokenizer",
+    "SentencePieceUnigramTokenizer",
+    "SplitDelimiterBehavior",
+    "TextEncodeInput",
+    "TextInputSequence",
     "TiktokenEncoding",
+    "Token",
     "Tokenizer",
     "TokenizerConfigWarning",
     "TokenizerError",
     "TokenizerFileError",
     "TokenizersMutationError",
     "decoders",
+    "implementations",
     "models",
     "normalizers",
     "patch_transformers",

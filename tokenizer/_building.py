@@ -9,7 +9,8 @@ from typing import Any
 from ._schema import FIELDS, REQUIRED
 from .errors import TokenizersMutationError
 
-# Names of files -> HF's names of attributes and arguments, where they differ.
+CUSTOM = "Custom"  # in place of a type's name: a component written in Python
+# Names of files -> HF's names of arguments, where they differ.
 _ARGUMENTS = {
     ("normalizer", "Strip"): {"strip_left": "left", "strip_right": "right"},
     ("decoder", "Strip"): {"start": "left", "stop": "right"},
@@ -23,10 +24,19 @@ _BEHAVIORS = ("removed", "isolated", "merged_with_previous", "merged_with_next",
 _SCHEMES = ("always", "never", "first")
 
 
+_ATTRIBUTES = ("normalizer", "Strip")  # the class whose attributes are named as its arguments
+
+
 def argument_names(kind: str, name: str) -> dict[str, str]:
     """Argument of the constructor -> name in files, in order."""
     renamed = _ARGUMENTS.get((kind, name), {})
     return {renamed.get(field, field): field for field, _ in FIELDS[kind][name]}
+
+
+def attribute_names(kind: str, name: str) -> dict[str, str]:
+    """Attribute -> name in files."""
+    names = argument_names(kind, name) if (kind, name) == _ATTRIBUTES else {f: f for f, _ in FIELDS[kind][name]}
+    return {attribute: field for attribute, field in names.items() if field != "pattern"}
 
 
 def member_of(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +114,8 @@ def _parts(field: str, value: Iterable[Any]) -> list[Any]:
         inner = one._member if hasattr(one, "_member") else None
         if inner is None:
             raise TypeError(f"argument '{field}': expected components, got {type(one).__name__}")
+        if inner["type"] == CUSTOM:
+            raise TokenizersMutationError(f"argument '{field}': a component written in Python cannot be a part")
         members.extend(inner[field] if inner["type"] == "Sequence" and field in _FLATTENED else [inner])
     return members
 

@@ -30,10 +30,7 @@ class ReferenceCore:
     external_patterns: list[str] = []  # noqa: RUF012 - never changed
 
     def __init__(self, data: bytes, feature: str) -> None:
-        try:
-            import tokenizers
-        except ImportError:
-            raise BackendUnavailable(feature, "tokenizers") from None
+        tokenizers = self.package(feature)
         text = checked(data)
         try:
             whole = _asked(tokenizers.Tokenizer.from_str, text)
@@ -54,6 +51,15 @@ class ReferenceCore:
         self._added = whole.get_added_tokens_decoder()
         self._decoder_kinds = _kinds(json.loads(self._sections["decoder"]))
         self._prefix = model.get("continuing_subword_prefix") or "##"
+
+    @staticmethod
+    def package(feature: str) -> Any:
+        """HF's package, for ``feature``. ``BackendUnavailable`` where it is not installed."""
+        try:
+            import tokenizers
+        except ImportError:
+            raise BackendUnavailable(feature, "tokenizers") from None
+        return tokenizers
 
     @classmethod
     def from_json(cls, data: bytes, feature: str = "a component outside the supported subset") -> ReferenceCore:

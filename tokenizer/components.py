@@ -1,27 +1,29 @@
 """The components of a loaded tokenizer, to look at and to call, and the parts of HF's API left out on purpose.
 
 HF's components are objects that can be changed and put into a tokenizer. Here the tables are immutable, so the
-component of a loaded tokenizer is a view of the file's member with the methods that only read. All but models can
+component of a loaded tokenizer is a view of the file's member with the methods that only read. Components can
 also be made by themselves, to be called: ``pre_tokenizers.ByteLevel().pre_tokenize_str("text")``.
+
+HF runs components written in Python (``custom``), and methods that take its ``NormalizedString`` or
+``PreTokenizedString``: these need the package ``tokenizers``.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from ._building import argument_names, file_value, member_of, python_value
-from ._reference import CHAR_BYTES
+from ._building import CUSTOM, attribute_names, file_value, member_of, python_value
+from ._reference import CHAR_BYTES, ReferenceCore
 from ._repr import LONG, SHORT, member_text
 from ._schema import FIELDS, canonical
 from .added_token import AddedToken
 from .encoding import Encoding
 from .errors import TokenizersMutationError
+from .trainers import TRAINING
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
-
-PYTHON_COMPONENTS = "components written in Python are left out: use `tokenizers` for them"
 
 
 class Regex:
@@ -46,6 +48,7 @@ class Component:
     _view_of: Tokenizer | None = None  # None: not of a loaded tokenizer as a whole
     _frozen = False  # whether the member is a loaded tokenizer's
     _made: tuple[str, Tokenizer] | None = None  # the member as JSON, and a tokenizer of this component alone
+    _theirs_made: tuple[str, Any] | None = None  # the same with HF's component
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._member = member_of(self._kind, type(self).__name__, args, kwargs)
@@ -54,22 +57,33 @@ class Component:
     def _tokenizer(self) -> Tokenizer:
         if self._view_of is not None:
             return self._view_of
-        text = json.dumps(self._member)
+        text = self._alone()
         made = self._made
         if made is None or made[0] != text:
             from .tokenizer import Tokenizer
 
-            model = {"type": "BPE", "vocab": {}, "merges": []}
-            whole = {"version": "1.0", "added_tokens": [], "model": model, self._kind: self._member}
-            self._made = made = text, Tokenizer.from_str(json.dumps(whole), cache=False)
+            self._made = made = text, Tokenizer.from_str(text, cache=False)
         return made[1]
+
+    @property
+    def _theirs(self) -> Any:
+        """HF's component that is equal to this one. Raises ``BackendUnavailable`` without ``tokenizers``."""
+        text = self._alone()
+        made = self._theirs_made
+        if made is None or made[0] != text:
+            core = ReferenceCore(text.encode(), "a method of HF's")
+            self._theirs_made = made = text, getattr(core._hf, self._kind)
+        return made[1]
+
+    def _alone(self) -> str:
+        """A tokenizer.json of this component and nothing else."""
+        model = {"type": "BPE", "vocab": {}, "merges": []}
+        return json.dumps({"version": "1.0", "added_tokens": [], "model": model, self._kind: self._member})
 
     def _field(self, name: str) -> str | None:
         """The member's name for an attribute of HF's."""
-        known = self._member if self._kind == "model" else FIELDS[self._kind].get(type(self).__name__, {})
-        if name == "cls" or self._kind == "model" or not known:
-            return name if name in self._member else None
-        return None if name == "pattern" else argument_names(self._kind, type(self).__name__).get(name)
+        known = type(self).__name__ in FIELDS[self._kind]
+        return attribute_names(self._kind, type(self).__name__).get(name) if known else None
 
     def __getattr__(self, name: str) -> Any:
         field = None if name.startswith("_") else self._field(name)
@@ -89,8 +103,12 @@ class Component:
         field = self._field(name)
         if field is None:
             raise AttributeError(f"{type(self).__name__}.{name} cannot be set")
+        self._member[field] = self._checked(field, value)
+
+    def _checked(self, field: str, value: Any) -> Any:
+        """The value of an attribute as a file has it. Raises ``TypeError`` and ``ValueError``."""
         default = dict(FIELDS[self._kind][type(self).__name__])[field]
-        self._member[field] = None if value is None and default is None else file_value(field, value, default)
+        return None if value is None and default is None else file_value(field, value, default)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Component) and (self._kind, self._member) == (other._kind, other._member)
@@ -145,16 +163,44 @@ class Component:
         return component, (self._kind, json.loads(json.dumps(self._member)), False)
 
 
-def _left_out(name: str) -> Any:
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise TokenizersMutationError(f"{name}: {PYTHON_COMPONENTS}")
+AnyComponent = TypeVar("AnyComponent", bound=Component)
 
-    return staticmethod(refuse)
+
+def _forwarding(name: str) -> Any:
+    def forward(self: Any, *args: Any) -> Any:
+        return getattr(self._written, name)(*args)
+
+    forward.__name__ = name
+    return forward
+
+
+def _no_pickle(self: Component) -> NoReturn:
+    raise TokenizersMutationError("a component written in Python cannot be pickled or saved")
+
+
+def _custom(base: type[AnyComponent], written: Any, calls: tuple[str, ...]) -> AnyComponent:
+    """HF's component over the object ``written``, as one of ours. It cannot be part of a Sequence or be pickled."""
+    package = ReferenceCore.package("components written in Python")
+    module = {"normalizer": "normalizers", "pre_tokenizer": "pre_tokenizers", "decoder": "decoders"}[base._kind]
+    members: dict[str, Any] = {name: _forwarding(name) for name in calls}
+    members.update(__module__=base.__module__, __getstate__=_no_pickle, __reduce__=_no_pickle)
+    made: AnyComponent = object.__new__(type(base.__name__, (base,), members))
+    made._member = {"type": CUSTOM}
+    made._written = getattr(getattr(package, module), base.__name__).custom(written)
+    return made
 
 
 class Normalizer(Component):
     _kind = "normalizer"
-    custom, normalize = _left_out("Normalizer.custom"), _left_out("Normalizer.normalize")
+
+    @staticmethod
+    def custom(normalizer: Any) -> Normalizer:
+        """A normalizer written in Python: an object with ``normalize(normalized)``."""
+        return _custom(Normalizer, normalizer, ("normalize", "normalize_str"))
+
+    def normalize(self, normalized: Any) -> None:
+        """Normalize HF's ``NormalizedString`` in place."""
+        self._theirs.normalize(normalized)
 
     def normalize_str(self, sequence: str) -> str:
         return self._tokenizer._core.normalize(sequence)
@@ -162,7 +208,15 @@ class Normalizer(Component):
 
 class PreTokenizer(Component):
     _kind = "pre_tokenizer"
-    custom, pre_tokenize = _left_out("PreTokenizer.custom"), _left_out("PreTokenizer.pre_tokenize")
+
+    @staticmethod
+    def custom(pretok: Any) -> PreTokenizer:
+        """A pre-tokenizer written in Python: an object with ``pre_tokenize(pretok)``."""
+        return _custom(PreTokenizer, pretok, ("pre_tokenize", "pre_tokenize_str"))
+
+    def pre_tokenize(self, pretok: Any) -> None:
+        """Split HF's ``PreTokenizedString`` in place."""
+        self._theirs.pre_tokenize(pretok)
 
     def pre_tokenize_str(self, sequence: str) -> list[tuple[str, tuple[int, int]]]:
         return self._tokenizer._core.pre_tokenize(sequence)
@@ -170,7 +224,11 @@ class PreTokenizer(Component):
 
 class Decoder(Component):
     _kind = "decoder"
-    custom = _left_out("Decoder.custom")
+
+    @staticmethod
+    def custom(decoder: Any) -> Decoder:
+        """A decoder written in Python: an object with ``decode_chain(tokens)``."""
+        return _custom(Decoder, decoder, ("decode",))
 
     def decode(self, tokens: list[str]) -> str:
         return self._tokenizer._core.decode_tokens(tokens)
@@ -193,24 +251,15 @@ class PostProcessor(Component):
         )
 
 
-class Model(Component):
-    _kind = "model"
-
-    def _whole(self) -> dict[str, Any]:
-        whole: dict[str, Any] = json.loads(self._tokenizer._core.model_json())
-        return whole
-
-    def token_to_id(self, token: str) -> int | None:
-        return self._tokenizer._core.get_vocab(False).get(token)
-
-    def id_to_token(self, id: int) -> str | None:
-        return self._tokenizer._core.id_to_token(id)
-
-
-_KINDS: dict[str, type[Component]] = {
-    one._kind: one for one in (Normalizer, PreTokenizer, Decoder, PostProcessor, Model)
-}
+_KINDS: dict[str, type[Component]] = {one._kind: one for one in (Normalizer, PreTokenizer, Decoder, PostProcessor)}
 _TYPES: dict[tuple[str, str], Any] = {}
+
+
+def register(cls: type[AnyComponent]) -> type[AnyComponent]:
+    """Decorator: the class of the components of its name, or of its kind."""
+    _TYPES[cls._kind, cls.__name__] = cls
+    _KINDS.setdefault(cls._kind, cls)
+    return cls
 
 
 def component_type(kind: str, name: str) -> Any:
@@ -232,24 +281,6 @@ def view(owner: Tokenizer, kind: str, member: dict[str, Any]) -> Component:
     made = component(kind, member, True)
     made._view_of = owner
     return made
-
-
-class LeftOut:
-    """A name of HF's that is left out on purpose: using it says so."""
-
-    def __init__(self, name: str, instead: str) -> None:
-        self._said = f"{name}: {instead}"
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise TokenizersMutationError(self._said)
-
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TokenizersMutationError(self._said)
-
-
-_TRAINING = "training is left out: train with `tokenizers`, save, and load the file here"
 
 
 def _has(tokenizer: Tokenizer, token: Any, special: bool) -> bool:
@@ -276,23 +307,28 @@ def _adding(name: str, special: bool) -> Any:
 
 def attach(cls: type[Tokenizer]) -> None:
     """Give ``cls`` its component properties and the methods that say why they are not there."""
-    for name in _KINDS:
+    for name in (*_KINDS, "model"):
         setattr(cls, name, property(_getter(name), _setter(name), doc=f"The file's {name}, read-only."))
     for name in ("train", "train_from_iterator"):
-        setattr(cls, name, _refusal(name, _TRAINING))
+        setattr(cls, name, _refusal(name, TRAINING))
     for name, special in (("add_tokens", False), ("add_special_tokens", True)):
         setattr(cls, name, _adding(name, special))
 
 
 def _getter(name: str) -> Any:
     def get(self: Tokenizer) -> Component | None:
-        if name == "model":
-            member = {k: v for k, v in json.loads(self._core.model_json()).items() if k not in ("vocab", "merges")}
-        else:
-            member = canonical(name, self._section(name))
+        member = _settings_of(self) if name == "model" else canonical(name, self._section(name))
         return None if member is None else view(self, name, member)
 
     return get
+
+
+def _settings_of(owner: Tokenizer) -> dict[str, Any]:
+    """The file's ``model`` without its vocabulary, kept by ``owner``. Another thread may make the same meanwhile."""
+    if owner._model_settings is None:
+        whole = json.loads(owner._core.model_json())
+        owner._model_settings = {k: v for k, v in whole.items() if k not in ("vocab", "merges")}
+    return dict(owner._model_settings)
 
 
 def _setter(name: str) -> Any:

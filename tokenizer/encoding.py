@@ -1,8 +1,9 @@
 """One encoded input: HF's ``Encoding`` over numpy columns.
 
 Columns that are the same for every token (type ids, the masks) are kept as one number, and lists are made
-when they are asked for. An encoding belongs to its caller: ``pad``, ``truncate`` and ``set_sequence_id``
-change it in place, as in HF; nothing is shared with the tokenizer but its immutable vocabulary.
+when they are asked for. Arrays are int32; ids and type ids are int64 where padding added larger ones, which HF takes
+up to 2**32 - 1. An encoding belongs to its caller: ``pad``, ``truncate`` and ``set_sequence_id`` change it in place,
+as in HF; nothing is shared with the tokenizer but its immutable vocabulary.
 
 ``ranges`` maps a sequence number to its token range; empty means one sequence that covers everything.
 """
@@ -33,6 +34,7 @@ Tokens = list[str] | Callable[[], list[str]]
 Pending = Callable[[], Int32] | None  # makes a column, until it is asked for
 
 _MOST_PART_TOKENS = 1 << 26  # of all overflowing parts of one encoding
+_MOST_INT32 = (1 << 31) - 1
 _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
 
@@ -253,6 +255,7 @@ class Encoding(FreshEncoding):
     ) -> None:
         """Pad with ``pad_token`` up to ``length`` tokens; the overflowing parts too."""
         target = _unsigned(length)
+        id, type_id = unsigned_32("pad_id", pad_id), unsigned_32("pad_type_id", pad_type_id)
         if direction not in ("left", "right"):
             raise ValueError(f"Unknown `direction`: `{direction}`. Use one of `left` or `right`")
         for part in self._overflowing:
@@ -260,9 +263,7 @@ class Encoding(FreshEncoding):
         missing = target - len(self._ids)
         if missing <= 0:
             return
-        padding = Encoding._make(
-            np.full(missing, pad_id, np.int32), None, None, [pad_token] * missing, pad_type_id, 1, 0
-        )
+        padding = Encoding._make(_array(id, missing), None, None, [pad_token] * missing, type_id, 1, 0)
         first, second = (padding, self) if direction == "left" else (self, padding)
         joined = _joined(first, second, 0)
         shift = missing if direction == "left" else 0
@@ -444,11 +445,22 @@ def _word_column(encoding: Encoding) -> Int32:
 
 
 def _array(column: Column, n: int) -> Int32:
-    return np.full(n, column, np.int32) if isinstance(column, int) else column
+    """The column as an array: int64 where an id or type id that padding adds is no int32."""
+    if not isinstance(column, int):
+        return column
+    return np.full(n, column, np.int32 if column <= _MOST_INT32 else np.int64)
 
 
 def _listed(column: Column, n: int) -> list[int]:
     return [column] * n if isinstance(column, int) else column.tolist()
+
+
+def unsigned_32(name: str, value: SupportsIndex) -> int:
+    """An id as HF takes it. Raises ``OverflowError`` and ``TypeError``."""
+    number = _unsigned(value)
+    if number >> 32:
+        raise OverflowError(f"{name}={number} is out of range; it takes 0 to {(1 << 32) - 1}")
+    return number
 
 
 def _unsigned(value: SupportsIndex) -> int:

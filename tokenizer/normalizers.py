@@ -9,6 +9,7 @@ __all__ = [
     "NFD",
     "NFKC",
     "NFKD",
+    "NORMALIZERS",
     "BertNormalizer",
     "ByteLevel",
     "Lowercase",
@@ -38,11 +39,12 @@ Sequence = component_type("normalizer", "Sequence")
 Strip = component_type("normalizer", "Strip")
 StripAccents = component_type("normalizer", "StripAccents")
 
+NORMALIZERS = {"nfc": NFC, "nfd": NFD, "nfkc": NFKC, "nfkd": NFKD}
+
 
 def unicode_normalizer_from_str(normalizer: str) -> Normalizer:
     """The normalizer of that name: "nfc", "nfd", "nfkc" or "nfkd". Raises ``ValueError`` for another name."""
-    known = {"nfc": NFC, "nfd": NFD, "nfkc": NFKC, "nfkd": NFKD}
-    if normalizer not in known:
-        raise ValueError(f"{normalizer} is not a known unicode normalizer. Available are {', '.join(known)}")
-    made: Normalizer = known[normalizer]()
+    if normalizer not in NORMALIZERS:
+        raise ValueError(f"{normalizer} is not a known unicode normalizer. Available are {', '.join(NORMALIZERS)}")
+    made: Normalizer = NORMALIZERS[normalizer]()
     return made

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from .encoding import Encoding
+from .encoding import Encoding, unsigned_32
 from .errors import TokenizerError
 
 Direction = Literal["left", "right"]
 Strategy = Literal["longest_first", "only_first", "only_second"]
 
-_MOST_ID = (1 << 31) - 1
 _MOST_LENGTH = 1 << 22  # tokens that an encoding is padded to: each takes some forty bytes
 _WRAP = 1 << 64  # HF subtracts in 64 bits without a sign
 _STRATEGY_JSON = {"longest_first": "LongestFirst", "only_first": "OnlyFirst", "only_second": "OnlySecond"}
@@ -98,9 +97,9 @@ class Padding:
         return Padding(
             None if length is None else _length("length", length),
             None if pad_to_multiple_of is None else _length("pad_to_multiple_of", pad_to_multiple_of),
-            _id("pad_id", pad_id),
+            unsigned_32("pad_id", pad_id),
             pad_token,
-            _id("pad_type_id", pad_type_id),
+            unsigned_32("pad_type_id", pad_type_id),
             _direction(direction),
         )
 
@@ -116,9 +115,9 @@ class Padding:
             if isinstance(strategy, dict)
             else None,
             None if multiple is None else _length("pad_to_multiple_of", _whole("pad_to_multiple_of", multiple)),
-            _id("pad_id", _whole("pad_id", member["pad_id"])),
+            unsigned_32("pad_id", _whole("pad_id", member["pad_id"])),
             token,
-            _id("pad_type_id", _whole("pad_type_id", member["pad_type_id"])),
+            unsigned_32("pad_type_id", _whole("pad_type_id", member["pad_type_id"])),
             _DIRECTION_NAME[member["direction"]],
         )
 
@@ -200,14 +199,6 @@ def _whole(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _WRAP:
         raise ValueError(f"{name}={value!r:.60} is not a whole number from 0 on")
     return value
-
-
-def _id(name: str, value: Any) -> int:
-    """Ids are int32 in every array."""
-    number = _unsigned(value)
-    if number > _MOST_ID:
-        raise OverflowError(f"{name}={number} is out of range; it takes 0 to {_MOST_ID}")
-    return number
 
 
 def _length(name: str, value: Any) -> int:

@@ -136,6 +136,8 @@ class Tokenizer(ArrayMethods):
         self._literal = LiteralText(core)
         self._control = ControlTokens(core, self._literal)
         self._sequences = Sequences(core)
+        self._model_alone: Tokenizer | None = None  # see models.Model
+        self._model_settings: dict[str, Any] | None = None  # see components._settings_of
         self._settle_entry(*self._sequences.entry(self._frames))
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:

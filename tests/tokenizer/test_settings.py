@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -165,13 +167,34 @@ def test_num_special_tokens_to_add(name: str, pair_of: Pair) -> None:
         assert ours.num_special_tokens_to_add(is_pair) == theirs.num_special_tokens_to_add(is_pair)
 
 
-@pytest.mark.parametrize("name", ["pad_id", "pad_type_id"])
-def test_an_id_that_no_array_holds_is_refused_when_it_is_set(pair_of: Pair, name: str) -> None:
-    """HF's ids have 32 bits, those of the arrays here 31."""
-    ours, _ = pair_of("byte-level")
-    ours.enable_padding(length=9, **{name: (1 << 31) - 1})
-    padded = ours.encode("Hello")
-    assert (padded.ids if name == "pad_id" else padded.type_ids)[-1] == (1 << 31) - 1
-    with pytest.raises(OverflowError, match=f"{name}=2147483648 is out of range; it takes 0 to 2147483647"):
-        ours.enable_padding(length=9, **{name: 1 << 31})
-    assert ours.encode("Hello").ids == padded.ids
+@pytest.mark.parametrize("id", [0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_ids_of_padding_have_32_bits(pair_of: Pair, assert_same: Any, id: int, direction: str) -> None:
+    ours, theirs = pair_of("template")
+    made = []
+    for tokenizer in (ours, theirs):
+        tokenizer.enable_truncation(5)
+        tokenizer.enable_padding(length=9, pad_id=id, pad_type_id=id, direction=direction)
+        made.append(tokenizer.encode("Hello there you", "12345"))
+    for mine, other in (made, [e.overflowing[0] for e in made], [ours.encode("a"), theirs.encode("a")]):
+        assert_same(mine, other)
+        assert mine.type_ids == other.type_ids and max(mine.ids) >= id
+    assert_same(pickle.loads(pickle.dumps(made[0])), made[1])
+    for one in made:
+        one.pad(20, pad_id=3, direction=direction)
+        one.pad(22, pad_id=id, pad_type_id=7)
+        one.truncate(21, direction=direction)
+    assert_same(*made)
+    assert json.loads(ours.to_str()) == json.loads(theirs.to_str())
+    assert_same(type(ours).from_str(theirs.to_str()).encode("a"), theirs.encode("a"))
+
+
+@pytest.mark.parametrize("id", [-1, 1 << 32, 1 << 70])
+def test_ids_that_are_none_are_refused(pair_of: Pair, id: int) -> None:
+    for tokenizer in pair_of("template"):
+        for name in ("pad_id", "pad_type_id"):
+            with pytest.raises(OverflowError):
+                tokenizer.enable_padding(**{name: id})
+            with pytest.raises(OverflowError):
+                tokenizer.encode("a").pad(9, **{name: id})
+        assert tokenizer.padding is None

@@ -1,0 +1,43 @@
+"""HF's trainers by name. Training is left out: making one raises ``TokenizersMutationError``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import TokenizersMutationError
+
+__all__ = [
+    "BpeTrainer",
+    "ParityBpeTrainer",
+    "Trainer",
+    "UnigramTrainer",
+    "WordLevelTrainer",
+    "WordPieceTrainer",
+]
+
+TRAINING = "training is left out: train with `tokenizers`, save, and load the file here"
+
+
+class Trainer:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise TokenizersMutationError(f"{type(self).__name__}: {TRAINING}")
+
+
+class BpeTrainer(Trainer):
+    pass
+
+
+class ParityBpeTrainer(Trainer):
+    pass
+
+
+class UnigramTrainer(Trainer):
+    pass
+
+
+class WordLevelTrainer(Trainer):
+    pass
+
+
+class WordPieceTrainer(Trainer):
+    pass
