@@ -216,11 +216,15 @@ class FreshEncoding:
     """What ``Encoding`` is built on: the ids of one text, the other columns made at the first that is asked for."""
 
     _ids: Int32
+    _found: Any
     @property
     def ids(self) -> list[int]: ...
     @property
     def offsets(self) -> list[tuple[int, int]]: ...
     def __len__(self) -> int: ...
+
+def encodings_over(found: Iterable[Any], type: type[FreshEncoding]) -> list[Any]:
+    """A list of encodings of ``type``, one over each of HF's."""
 
 class EncodeEntry:
     """What ``Tokenizer`` is built on: the settings a call reads, and the calls that read nothing else.
@@ -233,6 +237,9 @@ class EncodeEntry:
     _padding: Any
     _encode_special: bool
     def _settle_entry(self, core: Any, plain: QuickFrame | None, special: QuickFrame | None) -> None: ...
+    def _settle_theirs(
+        self, truncation: Any, padding: Any, encode_special: Any, encode: Any, type: type[FreshEncoding]
+    ) -> None: ...
     def _copy_entry(self, other: EncodeEntry) -> None: ...
     def encode(
         self,

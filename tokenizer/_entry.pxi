@@ -3,7 +3,8 @@
 #   Tokenizer (Python) --is a--> EncodeEntry   the settings a call reads, and encode() and encode_array()
 #   Encoding  (Python) --is a--> FreshEncoding   the ids, and what the other columns can be made from
 #
-#   Anything but plain texts, no truncation and no padding goes on to _encode_general and its like.
+#   Anything but plain texts, no truncation and no padding goes on to _encode_general and its like. On the reference
+#   rung a plain text goes to HF's encode() from here, under any settings, once _encode_general has said which it is.
 
 cdef extern from *:
     """
@@ -114,6 +115,7 @@ cdef class FreshEncoding:
     cdef CoreTokenizer core
     cdef QuickFrame frame
     cdef object text
+    cdef public object _found  # HF's encoding, on the reference rung; None once the columns are there
 
     def __dealloc__(self):
         PyMem_Free(self.raw)
@@ -122,14 +124,16 @@ cdef class FreshEncoding:
     def ids(self):
         if self.fresh:
             return list_of_shared(self.core._int_items, self.core._int_count, self.raw, self.count)
-        return self._ids.tolist()
+        found = self._found
+        return self._ids.tolist() if found is None else found.ids
 
     @property
     def offsets(self):
         cdef Aligns pairs
         if self.fresh and self.placed and self.place(pairs):
             return pairs_of(<const int32_t*> pairs.data(), pairs.size())
-        return self._offset_list()
+        found = self._found
+        return self._offset_list() if found is None else found.offsets
 
     cdef bint place(self, Aligns& out) except -1:
         """The offsets of a fresh encoding, those of the frame's tokens (0, 0); False: encode_full() has to say."""
@@ -143,7 +147,10 @@ cdef class FreshEncoding:
         return self.core.core.char_spans(self.raw + before, n, PyUnicode_GET_LENGTH(self.text), out.data() + before)
 
     def __len__(self):
-        return self.count if self.fresh else len(self._ids)
+        if self.fresh:
+            return self.count
+        found = self._found
+        return len(self._ids) if found is None else len(found)
 
     def __getattr__(self, name):
         if not self.fresh or name not in self._columns:
@@ -157,10 +164,24 @@ cdef class FreshEncoding:
         return getattr(self, name)
 
 
+cdef FreshEncoding encoding_over(object found, object type):
+    cdef FreshEncoding made = new_of(<PyObject*> type, <PyObject*> _nothing)
+    made._found = found
+    return made
+
+
+def encodings_over(found not None, type not None):
+    """A list of encodings of ``type``, one over each of HF's."""
+    if not issubclass(type, FreshEncoding):
+        raise TypeError(f"{type!r} is not a type of FreshEncoding")
+    return [encoding_over(one, type) for one in found]
+
+
 cdef class EncodeEntry:
     """What a call reads of a tokenizer's settings."""
 
     cdef CoreTokenizer native  # None on the reference rung
+    cdef tuple theirs  # reference rung: the settings last in use, HF's encode() under them, the type of encodings
     cdef QuickFrame plain, special
     cdef public object _truncation, _padding, _encode_special
 
@@ -169,9 +190,29 @@ cdef class EncodeEntry:
         self.native, self.plain, self.special = core, plain, special
 
     def _copy_entry(self, EncodeEntry other not None):
-        self.native, self.plain, self.special = other.native, other.plain, other.special
+        self.native, self.plain, self.special, self.theirs = other.native, other.plain, other.special, other.theirs
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
+
+    def _settle_theirs(self, truncation, padding, encode_special, encode not None, type not None):
+        """``encode``: HF's, for a text under these settings."""
+        if not issubclass(type, FreshEncoding):
+            raise TypeError(f"{type!r} is not a type of FreshEncoding")
+        self.theirs = (truncation, padding, encode_special, encode, type)
+
+    cdef object by_theirs(self, object text, bint special):
+        """An encoding of HF's; None where it is to be asked for in the general way, which says what is wrong."""
+        cdef tuple known = self.theirs
+        if (known is None or known[0] is not self._truncation or known[1] is not self._padding
+                or known[2] is not self._encode_special):
+            return None
+        encode = known[3]
+        try:
+            return encoding_over(encode(text) if special else encode(text, None, False, False), known[4])
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException:  # a panic of HF's is no Exception
+            return None
 
     cdef QuickFrame frame_for(self, bint special):
         """What stands around one text; None where truncation or padding, or more than a frame, is asked for."""
@@ -195,8 +236,11 @@ cdef class EncodeEntry:
     def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
         cdef QuickFrame frame = self.frame_for(add_special_tokens)
-        if frame is None or pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
+        if pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
             return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
+        if frame is None:
+            made = self.by_theirs(sequence, add_special_tokens)
+            return self._encode_general(sequence, None, False, add_special_tokens) if made is None else made
         return self.fresh(frame, sequence, self._encode_special is False, False)
 
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,13 +12,20 @@ Offsets = Literal["char", "byte"]
 
 
 class FreshEncoding:
-    __slots__ = ()
+    __slots__ = ("_found",)
 
     _ids: npt.NDArray[np.int32]
+    _found: Any  # HF's encoding, on the reference rung; None once the columns are there
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> FreshEncoding:
+        made = super().__new__(cls)
+        made._found = None
+        return made
 
     @property
     def ids(self) -> list[int]:
-        ids: list[int] = self._ids.tolist()
+        found = self._found
+        ids: list[int] = self._ids.tolist() if found is None else found.ids
         return ids
 
     def _offset_list(self) -> list[tuple[int, int]]:
@@ -26,10 +33,20 @@ class FreshEncoding:
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        return self._offset_list()
+        found = self._found
+        return self._offset_list() if found is None else found.offsets
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._ids if self._found is None else self._found)
+
+
+def encodings_over(found: Iterable[Any], type: type[FreshEncoding]) -> list[Any]:
+    """A list of encodings of ``type``, one over each of HF's."""
+    made = []
+    for one in found:
+        made.append(type.__new__(type))
+        made[-1]._found = one
+    return made
 
 
 class StreamEntry:
@@ -54,6 +71,9 @@ class EncodeEntry:
     _encode_special: bool
 
     def _settle_entry(self, core: None, plain: None, special: None) -> None:
+        pass
+
+    def _settle_theirs(self, truncation: Any, padding: Any, encode_special: Any, encode: Any, type: Any) -> None:
         pass
 
     def _copy_entry(self, other: EncodeEntry) -> None:

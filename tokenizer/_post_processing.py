@@ -302,10 +302,6 @@ class Frame:
         inner = [self.type_id] * n
         return np.array([*self.before.type_ids, *inner, *self.after.type_ids], np.int32)
 
-    def listed(self, inner: list[Any], fill: Any) -> list[Any]:
-        """``rows`` of a list."""
-        return [fill] * len(self.before) + inner + [fill] * len(self.after)
-
     def settle(
         self, made: Encoding, ids: Int32, tokens: Callable[[], list[str]], offsets: Pending, words: Pending
     ) -> None:

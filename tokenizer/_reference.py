@@ -33,8 +33,8 @@ class ReferenceCore:
         tokenizers = self.package(feature)
         text = checked(data)
         try:
-            whole = _asked(tokenizers.Tokenizer.from_str, text)
-            state = json.loads(_asked(whole.to_str))
+            whole = asked(tokenizers.Tokenizer.from_str, text)
+            state = json.loads(asked(whole.to_str))
         except (TokenizerError, ValueError) as error:
             raise TokenizerFileError(
                 "the file", f"it has {feature}, and `tokenizers` cannot load it: {error}"
@@ -44,6 +44,7 @@ class ReferenceCore:
         self._unk = model.get("unk_token")
         self._unk_id = model.get("unk_id")
         self._trim_passes = _trim_passes(json.loads(self._sections["post_processor"]))
+        self._post_processor = whole.post_processor
         self._hf = _bare(whole)
         self._source = text
         self._literal: Any = None
@@ -70,7 +71,7 @@ class ReferenceCore:
     def encode_ids(self, text: str | bytes, parse_special: bool = True) -> list[int]:
         if len(text) >= _FAST_FROM:
             return self.encode_batch_ids([text], parse_special)[0]
-        ids: list[int] = _asked(self._engine(parse_special).encode, _text(text), add_special_tokens=False).ids
+        ids: list[int] = asked(self._engine(parse_special).encode, checked_text(text), add_special_tokens=False).ids
         return ids
 
     def encode_array(self, text: str | bytes, parse_special: bool = True) -> Int32:
@@ -84,7 +85,7 @@ class ReferenceCore:
             for add_prefix_space in self._trim_passes:
                 spans = trimmed(tokens, spans, add_prefix_space)
         if offsets == "byte":
-            spans = _byte_positions(_text(text))[spans]
+            spans = _byte_positions(checked_text(text))[spans]
         return ids, spans, words
 
     def char_spans(self, ids: Int32, text: str | bytes) -> Int32 | None:
@@ -95,7 +96,7 @@ class ReferenceCore:
 
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
         """As ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
-        return _columns(_asked(self._engine(parse_special).encode, _text(text), add_special_tokens=False))
+        return _columns(asked(self._engine(parse_special).encode, checked_text(text), add_special_tokens=False))
 
     def encode_batch_found(
         self, texts: Sequence[str | bytes], parse_special: bool
@@ -125,13 +126,13 @@ class ReferenceCore:
 
     def encode_batch(self, texts: Sequence[str | bytes], parse_special: bool, fast: bool) -> list[Any]:
         """HF's encodings, without special tokens; ``fast``: without offsets and the like."""
-        engine, texts = self._engine(parse_special), [_text(t) for t in texts]
+        engine, texts = self._engine(parse_special), [checked_text(t) for t in texts]
         if fast:
-            found: list[Any] = _asked(engine.encode_batch_fast, texts, add_special_tokens=False)
+            found: list[Any] = asked(engine.encode_batch_fast, texts, add_special_tokens=False)
             return found
         if len(texts) == 1:  # HF's call for batches wakes its threads
-            return [_asked(engine.encode, texts[0], add_special_tokens=False)]
-        found = _asked(engine.encode_batch, texts, add_special_tokens=False)
+            return [asked(engine.encode, texts[0], add_special_tokens=False)]
+        found = asked(engine.encode_batch, texts, add_special_tokens=False)
         return found
 
     def encode_batch_full(
@@ -142,15 +143,34 @@ class ReferenceCore:
         spans = np.concatenate([r[1] for r in rows]) if rows else np.empty((0, 2), np.int32)
         return ids, spans, _concatenated([r[2] for r in rows]), _starts([len(r[0]) for r in rows])
 
+    def copy_of_engine(self) -> Any:
+        """An HF tokenizer of the file's components, the post-processor with them, without truncation and padding. It
+        shares them with this one, and may be given settings of its own."""
+        engine = self._hf
+        made = type(engine)(engine.model)
+        for name in ("normalizer", "pre_tokenizer", "decoder"):
+            if getattr(engine, name) is not None:
+                setattr(made, name, getattr(engine, name))
+        if self._post_processor is not None:
+            made.post_processor = self._post_processor
+        made.add_tokens([token for _, token in sorted(self._added.items())])
+        if made.get_added_tokens_decoder() == self._added:
+            return made
+        # Added to a model, tokens that it does not have get the next free ids; those of a file may differ.
+        made = asked(type(engine).from_str, self._source)
+        made.no_truncation()
+        made.no_padding()
+        return made
+
     def normalize(self, text: str | bytes) -> str:
         normalizer = self._hf.normalizer
-        return _text(text) if normalizer is None else str(_asked(normalizer.normalize_str, _text(text)))
+        return checked_text(text) if normalizer is None else str(asked(normalizer.normalize_str, checked_text(text)))
 
     def pre_tokenize(self, text: str | bytes) -> list[tuple[str, tuple[int, int]]]:
-        splitter, string = self._hf.pre_tokenizer, _text(text)
+        splitter, string = self._hf.pre_tokenizer, checked_text(text)
         if splitter is None:
             return [(string, (0, len(string)))] if string else []
-        pieces: list[tuple[str, tuple[int, int]]] = _asked(splitter.pre_tokenize_str, string)
+        pieces: list[tuple[str, tuple[int, int]]] = asked(splitter.pre_tokenize_str, string)
         return pieces
 
     # ---- vocabulary
@@ -201,15 +221,15 @@ class ReferenceCore:
     # ---- decoding
 
     def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str:
-        return str(_asked(self._hf.decode, _plain(ids), skip_special_tokens))
+        return str(asked(self._hf.decode, _plain(ids), skip_special_tokens))
 
     def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]:
-        found: list[str] = _asked(self._hf.decode_batch, [_plain(r) for r in rows], skip_special_tokens)
+        found: list[str] = asked(self._hf.decode_batch, [_plain(r) for r in rows], skip_special_tokens)
         return found
 
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         decoder = self._hf.decoder
-        return " ".join(tokens) if decoder is None else str(_asked(decoder.decode, list(tokens)))
+        return " ".join(tokens) if decoder is None else str(asked(decoder.decode, list(tokens)))
 
     def _engine(self, parse_special: bool) -> Any:
         if parse_special:
@@ -232,7 +252,7 @@ def _bare(hf: Any) -> Any:
     return hf
 
 
-def _asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """What HF answers. Its own errors, which are plain Exceptions, and its panics, which are none, as
     ``TokenizerError``; errors of the arguments' types and ranges are left as they are."""
     try:
@@ -243,7 +263,7 @@ def _asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         raise
 
 
-def _text(text: str | bytes) -> str:
+def checked_text(text: str | bytes) -> str:
     """Text as the native core takes it: no lone surrogates, valid UTF-8, each with its own ``ValueError``."""
     if isinstance(text, bytes):
         return text.decode()
@@ -265,6 +285,8 @@ def _columns(found: Any) -> tuple[Int32, Int32, Int32, list[str]]:
 
 def _plain(ids: Sequence[int] | Int32) -> list[int]:
     """The ids of a row, as HF takes them: it looks at their types, and at nothing but lists and arrays for order."""
+    if type(ids) is list:
+        return ids
     if isinstance(ids, np.ndarray):
         if ids.ndim != 1:
             raise TypeError(f"expected a row of ids, not an array of shape {ids.shape}")

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ._reference import ReferenceCore
-from ._reference_encoding import ReferenceEncoding
 from .encoding import Encoding
 
 if TYPE_CHECKING:
@@ -96,16 +95,6 @@ class Sequences:
         counts = [1 if isinstance(one, str) else len(one) for one in given]
         bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
         return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
-
-    def fresh_by_reference(
-        self, texts: Sequence[str], frame: Frame, parse_special: bool, bare: bool
-    ) -> Sequence[Encoding] | None:
-        """On the reference rung: each text between the tokens of a frame, as HF gives it. None on the other rungs,
-        and where offsets are trimmed."""
-        core = self._core
-        if not isinstance(core, ReferenceCore) or core.trim_passes:
-            return None
-        return [ReferenceEncoding.of(found, frame) for found in core.encode_batch(texts, parse_special, bare)]
 
     def entry(self, frames: tuple[Frame | None, Frame | None]) -> tuple[Any, Any, Any]:
         """What ``EncodeEntry`` needs: the core and the frames without and with special tokens."""

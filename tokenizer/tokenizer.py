@@ -21,11 +21,13 @@ from ._cache import at as cache_at
 from ._files import TOKENIZER_LIMIT, read_plain
 from ._inputs import EncodeInput, batch_inputs, batch_list, single_input
 from ._literal import LiteralText
+from ._reference_encoding import ReferenceEncoding
 from ._repr import LONG, SHORT, tokenizer_text
 from ._rungs import load
 from ._schema import canonical
 from ._sequences import Sequences
 from ._trusted import ControlTokens
+from ._whole_calls import WholeCalls
 from .added_token import AddedToken
 from .config import FileConfig, Reader, beside, folder_reader, warn_contradictions
 from .encoding import Encoding
@@ -138,6 +140,7 @@ class Tokenizer(ArrayMethods):
         self._sequences = Sequences(core)
         self._model_alone: Tokenizer | None = None  # see models.Model
         self._model_settings: dict[str, Any] | None = None  # see components._settings_of
+        self._whole_calls = WholeCalls.served(core, self._processor)
         self._settle_entry(*self._sequences.entry(self._frames))
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
@@ -191,11 +194,7 @@ class Tokenizer(ArrayMethods):
     def _encode_general(
         self, sequence: Any, pair: Any | None, is_pretokenized: bool, add_special_tokens: bool
     ) -> Encoding:
-        if pair is None and is_pretokenized is False and isinstance(sequence, str):
-            made = self._between_frames([sequence], add_special_tokens, False)
-            if made is not None:
-                return made[0]
-        return self._encoded([single_input(sequence, pair, is_pretokenized)], add_special_tokens)[0]
+        return self._general([single_input(sequence, pair, is_pretokenized)], is_pretokenized, add_special_tokens)[0]
 
     def _batch_general(
         self, input: Sequence[Any], is_pretokenized: bool, add_special_tokens: bool, fast: bool
@@ -204,11 +203,22 @@ class Tokenizer(ArrayMethods):
         if inputs is not input:
             call = self.encode_batch_fast if fast else self.encode_batch
             return call(inputs, is_pretokenized, add_special_tokens)
-        if is_pretokenized is False and all(isinstance(text, str) for text in inputs):
-            made = self._between_frames(inputs, add_special_tokens, fast)
-            if made is not None:
-                return list(made)
-        return self._encoded(batch_inputs(inputs, is_pretokenized), add_special_tokens, fast)
+        return self._general(batch_inputs(inputs, is_pretokenized), is_pretokenized, add_special_tokens, fast)
+
+    def _general(
+        self, inputs: list[EncodeInput], is_pretokenized: bool, add_special_tokens: bool, fast: bool = False
+    ) -> list[Encoding]:
+        whole = self._whole_calls
+        if whole is None:
+            return self._encoded(inputs, add_special_tokens, fast)
+        truncation, padding, special = self._truncation, self._padding, self._encode_special
+        settings = truncation, padding, not special
+        encode = whole.for_texts(settings)
+        if encode is not None:
+            self._settle_theirs(truncation, padding, special, encode, ReferenceEncoding)
+        given = [one.first if one.second is None else (one.first, one.second) for one in inputs]
+        made = whole.encode(settings, given, bool(is_pretokenized), bool(add_special_tokens), fast)
+        return self._encoded(inputs, add_special_tokens, fast) if made is None else made
 
     async def async_encode(
         self,
@@ -244,15 +254,6 @@ class Tokenizer(ArrayMethods):
         if padding is not None:
             padding.apply([made])
         return made
-
-    def _between_frames(
-        self, texts: Sequence[str], add_special_tokens: bool, fast: bool
-    ) -> Sequence[Encoding] | None:
-        """Plain texts on the reference rung; None where truncation, padding or more than a frame is asked for."""
-        frame = self._frames[bool(add_special_tokens)]
-        if frame is None or self._truncation is not None or self._padding is not None:
-            return None
-        return self._sequences.fresh_by_reference(texts, frame, not self._encode_special, fast)
 
     def _encoded(self, inputs: list[EncodeInput], add_special_tokens: bool, fast: bool = False) -> list[Encoding]:
         """Encode and post-process; the settings are read here, once."""

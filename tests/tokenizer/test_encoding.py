@@ -172,4 +172,5 @@ def test_offsets_past_the_numbers_that_tokenizers_share(pair_of: Pair) -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
-    assert not any(gc.is_tracked(pair) for pair in ours.encode(long).offsets)
+    if ours.backend != "reference":  # whose offsets are HF's
+        assert not any(gc.is_tracked(pair) for pair in ours.encode(long).offsets)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from prelude.tokenizer import Encoding
-from prelude.tokenizer._reference import ReferenceCore
+from prelude.tokenizer import Encoding, LoneSurrogateError, Tokenizer, TokenizerError
 from prelude.tokenizer._reference_encoding import ReferenceEncoding
+from prelude.tokenizer._whole_calls import WholeCalls
 
 
 @pytest.fixture
@@ -73,27 +75,107 @@ def test_copies_merges_and_look_ups(pair: Any, assert_same: Any) -> None:
         tokenizer.encode(text).nothing  # noqa: B018
 
 
-def test_a_batch_is_handed_over_as_one(
-    pair: Any, texts: list[str], assert_same: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("settings", ["none", "padding", "both"])
+def test_a_call_is_one_call_of_hf(
+    pair: Any, texts: list[str], assert_same: Any, monkeypatch: pytest.MonkeyPatch, settings: str
 ) -> None:
     """HF encodes a batch on all processors: text by text it is several times slower."""
     tokenizer, hf = pair
-    calls: list[int] = []
-    whole = ReferenceCore.encode_batch
+    calls: list[str] = []
+    engine = WholeCalls._engine
 
-    def counted(core: ReferenceCore, texts: Any, *rest: Any) -> Any:
-        calls.append(len(texts))
-        return whole(core, texts, *rest)
+    class Counting:
+        def __init__(self, engine: Any) -> None:
+            self._engine = engine
 
-    monkeypatch.setattr(ReferenceCore, "encode_batch", counted)
-    tokenizer.encode_batch(texts)
-    tokenizer.encode_batch_fast(texts)
-    tokenizer.encode_batch_array(texts)
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(self._engine, name)
+
+    monkeypatch.setattr(WholeCalls, "_engine", lambda *args: Counting(engine(*args)))
+    monkeypatch.setattr(Tokenizer, "_settle_theirs", lambda *args: None)
     for one in (tokenizer, hf):
-        one.enable_padding()
-    for mine, other in zip(tokenizer.encode_batch(texts), hf.encode_batch(texts)):
-        assert_same(mine, other)
+        if settings != "none":
+            one.enable_padding(pad_to_multiple_of=4, direction="left")
+        if settings == "both":
+            one.enable_truncation(6, direction="left")
     words = [["Hello", "there"], ["you"]]
-    for mine, other in zip(tokenizer.encode_batch(words, True), hf.encode_batch(words, True)):
-        assert_same(mine, other)
-    assert calls == [len(texts)] * 4 + [2, 1]
+    asked: list[tuple[str, Callable[[Any], list[Any]]]] = [
+        ("encode_batch", lambda t: t.encode_batch(texts)),
+        ("encode_batch_fast", lambda t: t.encode_batch_fast(texts)),
+        ("encode_batch", lambda t: t.encode_batch(list(itertools.pairwise(texts)))),
+        ("encode_batch", lambda t: t.encode_batch(words, True, False)),
+        ("encode_batch", lambda t: t.encode_batch([(words[0], words[1])] * 2, True)),
+        ("encode", lambda t: [t.encode(texts[3], texts[4])]),
+        ("encode", lambda t: [t.encode(words[0], is_pretokenized=True)]),
+        ("encode", lambda t: t.encode_batch([texts[3]])),
+    ]
+    for name, call in asked:
+        calls.clear()
+        for mine, other in zip(call(tokenizer), call(hf), strict=True):
+            if name != "encode_batch_fast":
+                assert_same(mine, other)
+            assert mine.ids == other.ids and mine.attention_mask == other.attention_mask
+        assert calls[-1] == name and set(calls) <= {name, "encode"}, calls
+
+
+def test_a_text_goes_to_hf_from_the_extension(pair: Any, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way through Python takes 0.8 times as long as HF takes for a short text."""
+    tokenizer, hf = pair
+    tokenizer.encode("a")
+    monkeypatch.setattr(type(tokenizer), "_encode_general", None)
+    for special in (True, False):
+        assert_same(tokenizer.encode("Hello", add_special_tokens=special), hf.encode("Hello", None, False, special))
+    monkeypatch.undo()
+    for text, error in (("\ud800", LoneSurrogateError), (5, TypeError), (None, TypeError)):
+        with pytest.raises(error):
+            tokenizer.encode(text)
+    for change in (
+        lambda t: t.enable_padding(length=9),
+        lambda t: t.enable_truncation(4),
+        lambda t: setattr(t, "encode_special_tokens", True),
+        lambda t: t.no_padding(),
+        lambda t: t.enable_truncation(4, stride=1),
+        lambda t: t.enable_truncation(400, stride=300),
+        lambda t: t.no_truncation(),
+    ):
+        for one in pair:
+            change(one)
+        for _ in range(2):
+            text = "Hello <special> there, how are you?" * 3
+            assert_same(tokenizer.encode(text), hf.encode(text))
+            assert_same(copy.copy(tokenizer).encode(text), hf.encode(text))
+
+
+def test_what_hf_fails_on_goes_the_long_way(pair_of: Any) -> None:
+    """Overlapping parts that do not fit into memory end the process in HF, and a limit below the number of special
+    tokens is a panic of it."""
+    tokenizer, _ = pair_of("template")
+    tokenizer.enable_truncation(4096, stride=4000)
+    with pytest.raises(TokenizerError, match="a smaller stride makes fewer"):
+        tokenizer.encode("a b " * 1_000_000)
+    tokenizer.enable_truncation(1 << 40)
+    assert len(tokenizer.encode("a b")) == 4
+    tokenizer.enable_truncation(1)
+    assert tokenizer.encode("Hello there", add_special_tokens=False).overflowing
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_many_threads_with_settings_of_their_own(pair: Any, special: bool) -> None:
+    """One HF tokenizer whose settings change meanwhile raises "Already borrowed"."""
+    tokenizer, hf = pair
+    wanted = {}
+    for length in range(3, 11):
+        hf.enable_padding(length=length)
+        wanted[length] = [e.ids for e in hf.encode_batch(["Hello", "you"], add_special_tokens=special)]
+
+    def run(length: int) -> bool:
+        own = copy.copy(tokenizer)
+        own.enable_padding(length=length)
+        return all(
+            [e.ids for e in own.encode_batch(["Hello", "you"], add_special_tokens=special)] == wanted[length]
+            for _ in range(50)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(run, list(wanted) * 2))
