@@ -162,6 +162,10 @@ class ReferenceCore:
         made.no_padding()
         return made
 
+    def component(self, kind: str) -> Any:
+        """HF's component of that kind of the file; None where it has none."""
+        return self._post_processor if kind == "post_processor" else getattr(self._hf, kind)
+
     def normalize(self, text: str | bytes) -> str:
         normalizer = self._hf.normalizer
         return checked_text(text) if normalizer is None else str(asked(normalizer.normalize_str, checked_text(text)))
@@ -253,12 +257,14 @@ def _bare(hf: Any) -> Any:
 
 
 def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What HF answers. Its own errors, which are plain Exceptions, and its panics, which are none, as
-    ``TokenizerError``; errors of the arguments' types and ranges are left as they are."""
+    """What HF answers. Its own errors, which are plain Exceptions, as ``TokenizerError`` with HF's message, and its
+    panics, which are none; errors of the arguments' types and ranges are left as they are."""
     try:
         return call(*arguments, **options)
     except BaseException as error:
-        if type(error) is Exception or type(error).__name__ == "PanicException":
+        if type(error) is Exception:
+            raise TokenizerError(str(error)) from error
+        if type(error).__name__ == "PanicException":
             raise TokenizerError(f"`tokenizers` does not take it: {error}") from error
         raise
 

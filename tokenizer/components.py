@@ -72,7 +72,7 @@ class Component:
         made = self._theirs_made
         if made is None or made[0] != text:
             core = ReferenceCore(text.encode(), "a method of HF's")
-            self._theirs_made = made = text, getattr(core._hf, self._kind)
+            self._theirs_made = made = text, core.component(self._kind)
         return made[1]
 
     def _alone(self) -> str:
@@ -291,6 +291,9 @@ def _has(tokenizer: Tokenizer, token: Any, special: bool) -> bool:
 
 def _adding(name: str, special: bool) -> Any:
     def add(self: Tokenizer, tokens: list[Any]) -> int:
+        for token in tokens:
+            if special and not isinstance(token, str):
+                token.special = True  # as in HF, on the caller's object
         missing = [token for token in tokens if not _has(self, token, special)]
         if missing:
             raise TokenizersMutationError(

@@ -259,6 +259,10 @@ def test_adding_tokens_that_are_there(pair_of: Pair) -> None:
     there = list(other.get_added_tokens_decoder().values())
     for tokens in (there, ["<tool>"], []):
         assert tokenizer.add_tokens(tokens) == other.add_tokens(tokens) == 0
+    given = [m.AddedToken("<special>") for m in (ours, theirs)]
+    for one, token in zip((tokenizer, other), given):
+        assert one.add_special_tokens([token]) == 0
+    assert given[0] == given[1] and given[0].special and not given[0].normalized
     assert tokenizer.add_special_tokens(["<special>"]) == other.add_special_tokens(["<special>"]) == 0
     for call in (lambda: tokenizer.add_tokens(["<new>"]), lambda: tokenizer.add_special_tokens(["<tool>"])):
         with pytest.raises(TokenizersMutationError, match=r"does not change.*PreTrainedTokenizerFast.*from_str"):
