@@ -47,8 +47,9 @@ def _batch_input(item: Any, is_pretokenized: bool) -> EncodeInput:
         return EncodeInput(item, None)
     if is_pretokenized and _is_words(item):
         return EncodeInput(_words(item), None)
-    if isinstance(item, (list, tuple)) and len(item) == 2:
-        return single_input(item[0], item[1], is_pretokenized)
+    if isinstance(item, Sequence) and not isinstance(item, (str, bytes)) and len(item) == 2:
+        take = _words if is_pretokenized else _text
+        return EncodeInput(take(item[0]), take(item[1]))
     kind = "words or a pair of lists of words" if is_pretokenized else "a string or a pair of strings"
     raise TypeError(f"an input of a batch is {kind}, not {_described(item)}")
 

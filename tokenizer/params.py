@@ -94,6 +94,8 @@ class Padding:
         length: int | None,
         pad_to_multiple_of: int | None,
     ) -> Padding:
+        if not isinstance(pad_token, str):
+            raise TypeError(f"pad_token={pad_token!r:.60} is not a string")
         return Padding(
             None if length is None else _length("length", length),
             None if pad_to_multiple_of is None else _length("pad_to_multiple_of", pad_to_multiple_of),

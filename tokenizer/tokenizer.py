@@ -298,7 +298,8 @@ class Tokenizer(ArrayMethods):
     # ---- vocabulary
 
     def token_to_id(self, token: str) -> int | None:
-        return self._core.token_to_id(token)
+        plain = str(token) if isinstance(token, str) else token  # of a subclass of str
+        return self._core.token_to_id(plain)
 
     def id_to_token(self, id: int) -> str | None:
         number = operator.index(id)  # a float is no id

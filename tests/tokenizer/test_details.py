@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections import UserList, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,85 @@ def test_a_lone_surrogate_is_the_type_error_of_hf(text: str, pair_of: Pair) -> N
     for mine in (ours.encode_array, ours.encode_with_offsets, lambda t: ours.encode_batch_array([t])):
         with pytest.raises(LoneSurrogateError, match="surrogates not allowed"):
             mine(text)
+
+
+class Items(Sequence):  # type: ignore[type-arg]
+    def __init__(self, *items: Any) -> None:
+        self._items = items
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+BOTH = ["Hello you", "a b"]
+BATCHES: dict[str, Any] = {
+    "tuple": tuple(BOTH),
+    "deque": deque(BOTH),
+    "user list": UserList(BOTH),
+    "sequence": Items(*BOTH),
+    "range": range(2),
+    "dict": {"a": 1},
+    "set": {"a"},
+    "text": "ab",
+    "bytes": b"ab",
+    "none": None,
+    "empty": [],
+    "pairs": [("a", "b"), ["c", "d"]],
+    "triple": [("a", "b", "c")],
+    "one": [("a",)],
+    "mixed": ["a", ("b", "c")],
+    "pair of another type": [Items("a", "b")],
+    "str of numpy": [np.str_("a")],
+    "int": [1],
+    "pair with int": [("a", 1)],
+    "pair with none": [("a", None)],
+    "words": [["a", "b"], ["c"]],
+    "pair of words": [(["a"], ["b"])],
+    "no words": [[]],
+    "nested": [[["a"], ["b"], ["c"]]],
+    "words with int": [["a", 1]],
+    "keys": {"a": 1}.keys(),
+    "none in it": [None],
+    "lone surrogate": ["\ud800"],
+}
+
+
+def outcome(call: Callable[[Any], Any], tokenizer: Any) -> Any:
+    """What it gives, or the type of error that HF would raise."""
+    try:
+        return call(tokenizer)
+    except (TypeError, OverflowError, ValueError) as error:
+        return next(kind for kind in (TypeError, OverflowError, ValueError) if isinstance(error, kind))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_of_all_kinds(name: str, pair_of: Pair) -> None:
+    batch = BATCHES[name]
+    calls: list[Callable[[Any], Any]] = [
+        lambda t: [e.ids for e in t.encode_batch(batch)],
+        lambda t: [e.ids for e in t.encode_batch_fast(batch)],
+        lambda t: [e.ids for e in t.encode_batch(batch, is_pretokenized=True)],
+    ]
+    ours, theirs = pair_of("template")
+    for call in calls:
+        assert outcome(call, ours) == outcome(call, theirs)
+
+
+@pytest.mark.parametrize("given", [1, None, b"a", "", np.str_("you"), "you"], ids=repr)
+def test_arguments_of_other_types(given: Any, pair_of: Pair) -> None:
+    ours, theirs = pair_of("template")
+    calls: list[Callable[[Any], Any]] = [
+        lambda t: t.token_to_id(given),
+        lambda t: t.enable_padding(pad_token=given),
+        lambda t: t.encode(given).ids,
+        lambda t: t.encode("a", given).ids,
+        lambda t: t.encode(["a"], given, is_pretokenized=True).ids,
+    ]
+    for call in calls:
+        assert outcome(call, ours) == outcome(call, theirs)
 
 
 CUT = {"max_length": 3, "stride": 0, "strategy": "LongestFirst"}
