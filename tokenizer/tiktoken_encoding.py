@@ -12,9 +12,10 @@ As in tiktoken, ``encode`` refuses text that holds a control token unless ``allo
 from __future__ import annotations
 
 import base64
+import operator
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, Literal, NoReturn
@@ -26,6 +27,7 @@ from .errors import TokenizerError, TokenizersMutationError
 from .tokenizer import Cache, Tokenizer
 
 Special = Literal["all"] | Collection[str]
+Refused = Special | None  # None: no token
 Ranks = str | os.PathLike[str] | bytes | Mapping[bytes, int]
 
 
@@ -71,7 +73,7 @@ class TiktokenEncoding:
         return self.encode_to_numpy(text, disallowed_special=()).tolist()  # type: ignore[no-any-return]
 
     def encode(
-        self, text: str, *, allowed_special: Special = frozenset(), disallowed_special: Special = "all"
+        self, text: str, *, allowed_special: Special = frozenset(), disallowed_special: Refused = "all"
     ) -> list[int]:
         """The ids of ``text``; TokenizerError, a ValueError, where it holds a control token of
         ``disallowed_special``: by default each that is not in ``allowed_special``."""
@@ -79,11 +81,13 @@ class TiktokenEncoding:
         return ids.tolist()  # type: ignore[no-any-return]
 
     def encode_to_numpy(
-        self, text: str, *, allowed_special: Special = frozenset(), disallowed_special: Special = "all"
+        self, text: str, *, allowed_special: Special = frozenset(), disallowed_special: Refused = "all"
     ) -> npt.NDArray[np.int32]:
         """``encode`` as an int32 array (tiktoken's is uint32)."""
-        allowed = self.special_tokens_set if allowed_special == "all" else frozenset(allowed_special)
-        refused = self.special_tokens_set - allowed if disallowed_special == "all" else frozenset(disallowed_special)
+        if not isinstance(text, str):
+            raise TypeError(f"expected str, got {type(text).__name__}")
+        allowed = self._named("allowed_special", allowed_special, self.special_tokens_set)
+        refused = self._named("disallowed_special", disallowed_special or (), self.special_tokens_set - allowed)
         found = self._pattern(refused).search(text) if refused else None
         if found:
             raise TokenizerError(
@@ -107,7 +111,7 @@ class TiktokenEncoding:
         *,
         num_threads: int = 8,
         allowed_special: Special = frozenset(),
-        disallowed_special: Special = "all",
+        disallowed_special: Refused = "all",
     ) -> list[list[int]]:
         call = partial(self.encode, allowed_special=allowed_special, disallowed_special=disallowed_special)
         with ThreadPoolExecutor(num_threads) as pool:
@@ -119,6 +123,8 @@ class TiktokenEncoding:
     def encode_single_token(self, text_or_bytes: str | bytes) -> int:
         """The id of one whole token; KeyError if it is none."""
         raw = text_or_bytes.encode() if isinstance(text_or_bytes, str) else text_or_bytes
+        if not isinstance(raw, bytes):
+            raise TypeError(f"a token is str or bytes, not {type(raw).__name__}")
         return self._ids[raw]
 
     def encode_with_unstable(self, *args: object, **kwargs: object) -> NoReturn:
@@ -128,16 +134,16 @@ class TiktokenEncoding:
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
         """The bytes of all tokens; KeyError where an id is none."""
-        return b"".join(map(self._bytes.__getitem__, tokens))
+        return b"".join(self._each_bytes(tokens))
 
     def decode(self, tokens: Sequence[int], errors: str = "replace") -> str:
         return self.decode_bytes(tokens).decode("utf-8", errors)
 
     def decode_single_token_bytes(self, token: int) -> bytes:
-        return self._bytes[token]
+        return next(self._each_bytes((token,)))
 
     def decode_tokens_bytes(self, tokens: Sequence[int]) -> list[bytes]:
-        return [self._bytes[token] for token in tokens]
+        return list(self._each_bytes(tokens))
 
     def decode_with_offsets(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
         """The text, and for each token the index of the character in which its first byte lies."""
@@ -191,6 +197,18 @@ class TiktokenEncoding:
     @cached_property
     def _ids(self) -> dict[bytes, int]:
         return {raw: id for id, raw in self._bytes.items()}
+
+    def _each_bytes(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of each token, as they are asked for. A float is no id."""
+        return map(self._bytes.__getitem__, map(operator.index, tokens))
+
+    @staticmethod
+    def _named(argument: str, given: Special, all: Set[str]) -> Set[str]:
+        if isinstance(given, str):
+            if given != "all":
+                raise TypeError(f'{argument}={given!r:.60} is a string: it takes "all" or a set of special tokens')
+            return all
+        return frozenset(given)
 
     def _ordinary(self, text: str) -> npt.NDArray[np.int32]:
         return self._tokenizer.encode_array(text, parse_special=False)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import copy
+import inspect
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prelude.tokenizer import TiktokenEncoding, TokenizersMutationError
 from prelude.tokenizer import tiktoken as conversion
@@ -105,6 +109,71 @@ def test_decoding_and_vocabulary(pair: Any) -> None:
     assert again.encode("the other<|fim|>", allowed_special="all") == ours.encode(
         "the other<|fim|>", allowed_special="all"
     )
+
+
+def test_every_public_name_and_argument_of_tiktoken_is_here(pair: Any) -> None:
+    ours, theirs = (type(one) for one in pair)
+    for name in (n for n in dir(theirs) if not n.startswith("_")):
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        if callable(other) and name != "encode_with_unstable":  # left out: it takes anything, and says so
+            arguments = [
+                [(p.name, p.kind) for p in inspect.signature(call).parameters.values()] for call in (mine, other)
+            ]
+            assert arguments[0] == arguments[1], name
+
+
+BITS = [*SPECIAL, "the other", " th", "\n", "  ", "é", "你好", "🙂", "123", "'s", "<|", "|>", "endoftext", "a" * 40]
+IDS = [0, 65, 255, 256, 262, 267, 268, 600, 700, 701, 705, 706, -1, 1 << 32, 1.0, "a", None, True, np.int64(65)]
+
+
+def outcome(call: Any, encoding: Any) -> Any:
+    """What it gives, or the kind of error that tiktoken raises."""
+    try:
+        found = call(encoding)
+    except (KeyError, TypeError, ValueError) as error:
+        return next(kind for kind in (KeyError, TypeError, ValueError) if isinstance(error, kind))
+    except OverflowError:  # an id of more than 32 bits; here it is a KeyError, as other ids without a token
+        return KeyError
+    return found.tolist() if isinstance(found, np.ndarray) else found
+
+
+def test_random_texts_ids_and_options(pair: Any) -> None:
+    draw = random.Random(7)
+    texts = ["".join(draw.choices(BITS, k=draw.randrange(8))) for _ in range(60)]
+    calls: list[Any] = [
+        lambda e: e.encode_batch(texts, allowed_special="all"),
+        lambda e: e.encode_batch(texts),
+        lambda e: e.encode_ordinary_batch(tuple(texts), num_threads=2),
+    ]
+    for text in texts:
+        calls += [
+            lambda e, t=text, o=options: e.encode(t, **o) for options in (*OPTIONS, {"disallowed_special": None})
+        ]
+        calls += [
+            lambda e, t=text: e.encode_ordinary(t),
+            lambda e, t=text: e.encode_to_numpy(t, allowed_special="all"),
+            lambda e, t=text: e.decode_with_offsets(e.encode_ordinary(t)),
+        ]
+    for id in IDS:
+        for name in ("decode", "decode_bytes", "decode_tokens_bytes"):
+            calls.append(lambda e, i=id, n=name: getattr(e, n)([i]))
+        calls.append(lambda e, i=id: e.decode_single_token_bytes(i))
+    for given in ("the", " th", "<|fim|>", "none", b"\xf0\x9f", "", "é", None, 5):
+        calls.append(lambda e, g=given: e.encode_single_token(g))
+    for wrong in (None, b"a", 5):
+        calls += [lambda e, w=wrong: e.encode(w), lambda e, w=wrong: e.encode_ordinary(w)]
+    calls += [
+        lambda e: e.encode("a", allowed_special="<|fim|>"),
+        lambda e: e.decode(5),
+        lambda e: e.decode(np.array([65, 66], np.uint32)),
+        lambda e: e.decode((65, 240), errors="ignore"),
+        lambda e: copy.deepcopy(e).encode("the other"),
+    ]
+    ours, theirs = pair
+    for call in calls:
+        assert outcome(call, ours) == outcome(call, theirs), inspect.getsource(call)
+    with pytest.raises(TypeError, match='takes "all" or a set'):  # tiktoken reads the string as a set of letters
+        ours.encode("a", disallowed_special="<|fim|>")
 
 
 def test_tables_of_a_rank_file_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
