@@ -215,4 +215,7 @@ def _read_back(text: str, theirs: Any) -> Tokenizer:
         for token in (str(t) for t in added.values() if t.normalized):
             if ours.encode(token).ids != theirs.encode(token).ids:
                 raise ValueError(f"its added token {token!r} is found in other text when it is saved and loaded")
+        rows = [[id] for id in added]
+        if ours.decode_batch(rows, False) != theirs.decode_batch(rows, False):
+            raise ValueError("an added token is decoded as another text when it is saved and loaded")
     return ours

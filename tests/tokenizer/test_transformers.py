@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 import json
 import pickle
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 import tokenizers
 from prelude.tokenizer import Tokenizer, patch_transformers, patched_transformers, transformers_patch
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 transformers = pytest.importorskip("transformers")
 
@@ -157,6 +160,68 @@ def test_changes_after_a_first_call_are_noticed(folder: Path, change: Callable[[
         ours(TEXTS)
         change(ours)
         assert (ours(TEXTS)["input_ids"], ours.decode(ours(TEXTS[0])["input_ids"])) == expected
+
+
+class Upper:
+    def normalize(self, normalized: Any) -> None:
+        normalized.uppercase()
+
+
+SETTINGS: list[Callable[[Any], object]] = [
+    lambda t: setattr(t, "padding_side", "left"),
+    lambda t: setattr(t, "truncation_side", "left"),
+    lambda t: setattr(t, "pad_token", "he"),
+    lambda t: setattr(t, "model_max_length", 5),
+    lambda t: t.add_special_tokens({"pad_token": "<another pad>"}),
+    lambda t: t.backend_tokenizer.enable_truncation(3),
+    lambda t: t.backend_tokenizer.enable_padding(length=9),
+    lambda t: setattr(t.backend_tokenizer, "decoder", decoders.Fuse()),
+    lambda t: setattr(t.backend_tokenizer, "normalizer", normalizers.Lowercase()),
+    lambda t: setattr(t.backend_tokenizer, "normalizer", None),
+    lambda t: setattr(t.backend_tokenizer, "normalizer", normalizers.Normalizer.custom(Upper())),
+    lambda t: setattr(t.backend_tokenizer, "pre_tokenizer", pre_tokenizers.Whitespace()),
+    lambda t: setattr(t.backend_tokenizer, "post_processor", processors.ByteLevel(trim_offsets=False)),
+]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("alone", [True, False])
+def test_chains_of_changes_are_noticed_one_by_one(folder: Path, seed: int, alone: bool) -> None:
+    chain = random.Random(seed).sample([c for c in CHANGES + SETTINGS if c is not replace_model], 4)
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(folder) for _ in range(2))
+    found: list[list[Any]] = []
+    for tokenizer in (theirs, ours):
+        undo = patch_transformers(*([ours] if alone else [])) if tokenizer is ours else None
+        found.append([thorough(tokenizer)])
+        for change in chain:
+            with contextlib.suppress(pytest.skip.Exception):
+                change(tokenizer)
+            found[-1].append(thorough(tokenizer))
+        if undo is not None:
+            undo()
+    for step, (mine, other) in enumerate(zip(found[1], found[0])):
+        assert mine == other, (step, inspect.getsource(chain[step - 1]))
+
+
+def thorough(tokenizer: Any) -> list[Any]:
+    calls: list[Callable[[], Any]] = [
+        lambda: plain(tokenizer(TEXTS)),
+        lambda: plain(tokenizer(TEXTS, padding="max_length", truncation=True, max_length=7)),
+        lambda: plain(tokenizer(TEXTS[0], TEXTS[1], return_offsets_mapping=True, return_special_tokens_mask=True)),
+        lambda: plain(tokenizer(["he", "you"], is_split_into_words=True, add_special_tokens=False)),
+        lambda: plain(tokenizer(TEXTS[0], truncation=True, max_length=4, stride=1, return_overflowing_tokens=True)),
+        lambda: [
+            tokenizer.decode(tokenizer(t)["input_ids"], skip_special_tokens=s) for t in TEXTS for s in (False, True)
+        ],
+        lambda: (tokenizer.tokenize(TEXTS[0]), len(tokenizer), tokenizer.convert_ids_to_tokens([5, 6, 7])),
+    ]
+    found = []
+    for call in calls:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
 
 
 def test_a_call_serialises_nothing(folder: Path, loads: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
