@@ -2,6 +2,7 @@ from typing import Any, final
 
 NAME: str
 LANES: int
+ACTIVATIONS: dict[str, int]
 
 def borrow_threads(entry: int) -> None: ...
 def has_threads() -> bool: ...
@@ -17,6 +18,8 @@ def norm_rows(
     width: int,
     eps: float,
     threads: int,
+    centred: bool = False,
+    bias: int = 0,
 ) -> None: ...
 def rotate_rows(
     values: int,
@@ -33,7 +36,9 @@ def rotate_rows(
     positions: int,
     threads: int,
 ) -> None: ...
-def gate_rows(values: int, stride: int, half: bool, rows: int, inner: int, threads: int) -> None: ...
+def activate_rows(
+    values: int, stride: int, half: bool, rows: int, inner: int, kind: int, gated: bool, threads: int
+) -> None: ...
 def product_rows(
     x: int,
     x_stride: int,
@@ -79,6 +84,7 @@ class Attention:
         run_from: Any,
         run_length: Any,
         run_pool: Any,
+        hidden: Any = None,
     ) -> None: ...
     @property
     def pairs(self) -> int: ...

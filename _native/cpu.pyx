@@ -26,6 +26,7 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         const float* x
         int64_t x_stride
         const float* gain
+        const float* bias
         void* out
         int64_t out_stride
         Type out_type
@@ -45,11 +46,19 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         const float* turns
         const int64_t* positions
 
-    cdef struct GateArgs:
+    cdef enum class Activation(int32_t):
+        silu
+        gelu
+        gelu_tanh
+        relu
+
+    cdef struct ActivateArgs:
         void* rows
         int64_t stride
         Type type
         int64_t inner
+        Activation kind
+        cbool gated
 
     cdef struct ProductArgs:
         const void* x
@@ -101,7 +110,8 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
     const Kernels& product_kernels(const Kernels&)
     cbool rms_norm(const Kernels&, const NormArgs&, int64_t rows, Fork, int threads)
     cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, Fork, int threads)
-    cbool silu_gate(const Kernels&, const GateArgs&, int64_t rows, Fork, int threads)
+    cbool layer_norm(const Kernels&, const NormArgs&, int64_t rows, Fork, int threads)
+    cbool activate(const Kernels&, const ActivateArgs&, int64_t rows, Fork, int threads)
     cbool worth_releasing_gil(int64_t values)
 
 
@@ -134,7 +144,7 @@ cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
 cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil:
     cdef cppclass AttentionPlan:
         cbool build(const Kernels&, const AttentionShape&, vector[int32_t], vector[int32_t], vector[int32_t],
-                    vector[KeyRun])
+                    vector[KeyRun], vector[int32_t])
         int64_t queries()
         int64_t step_keys()
         int64_t pool_keys()
@@ -174,14 +184,22 @@ cdef void check(cbool done) except *:
         raise MemoryError("no room for a row")
 
 
+cdef cbool norm(const NormArgs& args, int64_t rows, cbool centred, int threads) noexcept nogil:
+    if centred:
+        return layer_norm(kernels[0], args, rows, fork, threads)
+    return rms_norm(kernels[0], args, rows, fork, threads)
+
+
 def norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int64_t out_stride, bint half,
-              int64_t rows, int64_t width, float eps, int threads):
-    """``out = x / sqrt(mean(x ** 2) + eps) * gain``; ``gain`` may be 0, ``half``: out is bfloat16."""
+              int64_t rows, int64_t width, float eps, int threads, bint centred=False, uintptr_t bias=0):
+    """``out = x / sqrt(mean(x ** 2) + eps) * gain``; ``gain`` may be 0, ``half``: out is bfloat16. ``centred``: the same
+    of x minus its mean, plus ``bias``, which may be 0."""
     cdef NormArgs args
     cdef cbool done
     args.x = <const float*> x
     args.x_stride = x_stride
     args.gain = <const float*> gain
+    args.bias = <const float*> bias
     args.out = <void*> out
     args.out_stride = out_stride
     args.out_type = Type.bf16 if half else Type.f32
@@ -189,9 +207,9 @@ def norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int6
     args.eps = eps
     if worth_releasing_gil(rows * width):
         with nogil:
-            done = rms_norm(kernels[0], args, rows, fork, threads)
+            done = norm(args, rows, centred, threads)
     else:
-        done = rms_norm(kernels[0], args, rows, fork, threads)
+        done = norm(args, rows, centred, threads)
     check(done)
 
 
@@ -220,19 +238,33 @@ def rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_
     check(done)
 
 
-def gate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t inner, int threads):
-    """``silu(gate) * up`` into gate; a row is ``[gate | up]``, ``inner`` values each."""
-    cdef GateArgs args
+ACTIVATIONS = {
+    "silu": <int32_t> Activation.silu,
+    "gelu": <int32_t> Activation.gelu,
+    "gelu_tanh": <int32_t> Activation.gelu_tanh,
+    "relu": <int32_t> Activation.relu,
+}
+
+
+def activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t inner, int kind, bint gated,
+                  int threads):
+    """The activation of the first ``inner`` values of each row, in place; times the next ``inner`` where ``gated``.
+    ``kind`` is one of ``ACTIVATIONS``."""
+    cdef ActivateArgs args
     cdef cbool done
+    if kind < 0 or kind > 3:
+        raise ValueError(f"there is no activation {kind}")
+    args.kind = <Activation> kind
+    args.gated = gated
     args.rows = <void*> values
     args.stride = stride
     args.type = Type.bf16 if half else Type.f32
     args.inner = inner
     if worth_releasing_gil(2 * rows * inner):
         with nogil:
-            done = silu_gate(kernels[0], args, rows, fork, threads)
+            done = activate(kernels[0], args, rows, fork, threads)
     else:
-        done = silu_gate(kernels[0], args, rows, fork, threads)
+        done = activate(kernels[0], args, rows, fork, threads)
     check(done)
 
 
@@ -285,14 +317,15 @@ cdef class Attention:
 
     Item i has queries ``query_starts[i]:query_starts[i + 1]`` and the keys of runs
     ``run_starts[i]:run_starts[i + 1]``, in order; query q sees the first ``visible[q]`` of them. A run is
-    ``run_length`` keys from ``run_from`` on, of the pool where ``run_pool`` is not 0, else of the step.
+    ``run_length`` keys from ``run_from`` on, of the pool where ``run_pool`` is not 0, else of the step. Where ``hidden``
+    is given, query q does not see the first ``hidden[q]`` keys.
     """
 
     cdef AttentionPlan plan
     cdef AttentionShape shape
 
     def __cinit__(self, int heads, int kv_heads, int width, float scale, query_starts, visible, run_starts, run_from,
-                 run_length, run_pool):
+                 run_length, run_pool, hidden=None):
         if heads < 1 or kv_heads < 1 or heads % kv_heads or width < 1:
             raise ValueError(f"{heads} heads do not share {kv_heads} KV heads of {width} values")
         cdef cnp.ndarray seen_by = column(visible, np.int32, "visible")
@@ -309,10 +342,14 @@ cdef class Attention:
         cdef const int64_t* from_ = <const int64_t*> cnp.PyArray_DATA(firsts)
         cdef const int64_t* length = <const int64_t*> cnp.PyArray_DATA(lengths)
         cdef const cnp.uint8_t* pool = <const cnp.uint8_t*> cnp.PyArray_DATA(pools)
+        cdef cnp.ndarray hidden_before = column(() if hidden is None else hidden, np.int32, "hidden")
+        cdef const int32_t* first_hidden = <const int32_t*> cnp.PyArray_DATA(hidden_before)
         cdef vector[int32_t] seen
+        cdef vector[int32_t] skipped
         cdef vector[KeyRun] runs
         cdef Py_ssize_t i
         seen.assign(first_seen, first_seen + seen_by.shape[0])
+        skipped.assign(first_hidden, first_hidden + hidden_before.shape[0])
         runs.resize(firsts.shape[0])
         for i in range(firsts.shape[0]):
             runs[i].from_ = from_[i]
@@ -322,7 +359,7 @@ cdef class Attention:
         self.shape.kv_heads = kv_heads
         self.shape.width = width
         self.shape.scale = scale
-        if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs):
+        if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs, skipped):
             raise ValueError("a query sees no key, or more keys than its item has")
 
     @property

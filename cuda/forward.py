@@ -53,7 +53,7 @@ class Forward:
         heads = spec.attention
         self.counts = (heads.heads, heads.kv_heads, heads.kv_heads)
         self.head_dim = heads.head_dim
-        self.eps = spec.final_norm.eps  # of every norm: ``supported`` refuses other specifications
+        self.eps = spec.layers[0].mlp_norm.eps  # of every norm, as ``check_supported`` makes sure
 
     def run(self, shape: Shape, inputs: Inputs, attention: StepAttention) -> Tensor:
         """Enqueues a step; returns where the read rows will stand, [read, hidden] float32 before the final norm."""

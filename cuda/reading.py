@@ -58,7 +58,9 @@ class Bench:
     def normed(self, at: Tensor, hidden: Tensor) -> Tensor:
         """[rows, hidden] of rows ``at`` after the final norm; valid until the next call."""
         normed = self.work.final[: at.shape[0]]
-        kernels.gather_norm(self.device, at, hidden, self.weights.final_gain, self.spec.final_norm.eps, normed=normed)
+        kernels.gather_norm(
+            self.device, at, hidden, self.weights.final_gain, self.spec.layers[0].mlp_norm.eps, normed=normed
+        )
         return normed
 
     def logits(self, at: Tensor, hidden: Tensor) -> Tensor:
@@ -70,7 +72,9 @@ class Bench:
 
     def exact(self, at: Tensor, hidden: Tensor, out: Tensor) -> None:
         """Rows after the final norm, float32."""
-        kernels.gather_norm(self.device, at, hidden, self.weights.final_gain, self.spec.final_norm.eps, exact=out)
+        kernels.gather_norm(
+            self.device, at, hidden, self.weights.final_gain, self.spec.layers[0].mlp_norm.eps, exact=out
+        )
 
 
 class Reading(Protocol):

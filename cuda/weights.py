@@ -133,10 +133,10 @@ class Loader:
 
 def load(device: Device, source: WeightSource, spec: ModelSpec, positions: int) -> DeviceWeights:
     """Everything ``spec`` needs out of ``source``, which may be closed when this returns. ``positions`` bounds the
-    rotary table. ``spec`` is one that ``supported`` lets pass."""
+    rotary table. ``spec`` is one that ``check_supported`` lets pass."""
     rope = spec.attention.rope
-    if rope is None:
-        raise ValueError("a model without rotary positions")
+    if rope is None or spec.final_norm is None:
+        raise ValueError("a model without rotary positions or without a final norm")
     loader = Loader(device, source)
     embeddings = loader.whole(f"{spec.embeddings.name}.weight", device.element)
     lm_head: Tensor | None = None
@@ -153,7 +153,7 @@ def load(device: Device, source: WeightSource, spec: ModelSpec, positions: int) 
         tuple(map(loader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),
         loader.whole(f"{spec.final_norm.name}.weight", torch.float32),
         lm_head,
-        None if classifier is None else loader.whole(f"{classifier.names[0]}.weight", torch.float32),
+        None if classifier is None else loader.whole(f"{classifier.out.names[0]}.weight", torch.float32),
         place,
     )
     device.mark().wait()

@@ -67,6 +67,7 @@ from prelude.tasks import (
     Embed,
     Generate,
     Loglikelihood,
+    Pair,
     Prompt,
     PromptLogprobs,
     Question,
@@ -359,7 +360,7 @@ class AsyncEngine(EngineFacts):
         return await self.run(Decide(state, questions, **own), options)
 
     @with_signature(Classify)
-    async def classify(self, prompt: Prompt, **keywords: Unpack[ClassifyKeywords]) -> Classification:
+    async def classify(self, prompt: Prompt | Pair, **keywords: Unpack[ClassifyKeywords]) -> Classification:
         """Label and scores of the model's own classification head."""
         own, options = split_options(keywords, Classify)
         return await self.run(Classify(prompt, **own), options)

@@ -153,7 +153,9 @@ def _cpu_executor(directory: ModelDirectory, model: ModelConfig, config: EngineC
         checkpoint.require_memory(chosen)
         per_block = model.spec.kv_bytes_per_token(chosen.itemsize) * config.block_size
         available, weights = available_memory(), checkpoint.nbytes(chosen)
-        if config.kv_blocks is not None:
+        if model.spec.bidirectional:
+            blocks = 1  # no keys and values are kept, so a block takes no memory
+        elif config.kv_blocks is not None:
             blocks = config.kv_blocks
         elif config.kv_bytes is not None:
             blocks = max(1, config.kv_bytes // per_block)
@@ -248,6 +250,8 @@ def _tokenizer(directory: ModelDirectory) -> Tokenizer:
 
     try:
         tokenizer = Tokenizer.from_reader(read, str(directory))
+        tokenizer.no_truncation()  # requests say what is cut, and a batch is not padded
+        tokenizer.no_padding()
         tokenizer.encode("")  # runs the post-processor: a template may name a token that the file does not declare
         return tokenizer
     except (ModelError, MemoryError):

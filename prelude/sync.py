@@ -41,6 +41,7 @@ from prelude.tasks import (
     Embed,
     Generate,
     Loglikelihood,
+    Pair,
     Prompt,
     PromptLogprobs,
     Question,
@@ -202,7 +203,7 @@ class Engine(EngineBase):
         return self.run(Decide(state, questions, **own), options)
 
     @with_signature(Classify)
-    def classify(self, prompt: Prompt, **keywords: Unpack[ClassifyKeywords]) -> Classification:
+    def classify(self, prompt: Prompt | Pair, **keywords: Unpack[ClassifyKeywords]) -> Classification:
         """Label and scores of the model's own classification head."""
         own, options = split_options(keywords, Classify)
         return self.run(Classify(prompt, **own), options)

@@ -23,6 +23,7 @@ from prelude.results import (
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]] | Sequence[Message]
+Pair: TypeAlias = tuple[str, str]  # two texts for a cross-encoder, such as a query and a passage
 Continuation: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 CacheMode: TypeAlias = Literal["auto", "always", "never"]
 Truncation: TypeAlias = Literal["error", "head", "tail", "middle"]
@@ -202,7 +203,10 @@ class Decide(TaskOf[Answers]):
 @strict_keywords
 @dataclass(frozen=True, slots=True, repr=False)
 class Classify(TaskOf[Classification]):
-    """Logits of the model's own classification head, read at one token.
+    """Logits of the model's own classification head, read at one token: the last one, or an encoder's first one.
+
+    ``prompt`` may be a pair of texts, a tuple such as ``(query, passage)``: they are joined as the model's tokenizer
+    joins pairs, with the token types that it gives them. Truncation cuts the second text.
 
     ``activation``: "default" follows the model directory, as transformers' text-classification pipeline does: what
     ``config.json`` names for sentence-transformers, else by ``problem_type`` none for regression and a sigmoid for
@@ -212,7 +216,7 @@ class Classify(TaskOf[Classification]):
     tells where a text ends in the pad token, which some models use as end of text. False reads the last token.
     """
 
-    prompt: Prompt
+    prompt: Prompt | Pair
     activation: Activation = "default"
     skip_pad: bool = True
     truncation: Truncation = "error"

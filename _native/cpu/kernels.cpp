@@ -16,11 +16,11 @@
 
 namespace prelude::cpu {
 
-#define PRELUDE_KERNELS(label)                                                           \
-  inline void exp_rows(const float* x, int64_t count, float* out) {                      \
-    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));     \
-  }                                                                                      \
-  inline const Kernels kTable{label,       kLanes,     rms_norm, norm_rotate, silu_gate, \
+#define PRELUDE_KERNELS(label)                                                                      \
+  inline void exp_rows(const float* x, int64_t count, float* out) {                                 \
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));                \
+  }                                                                                                 \
+  inline const Kernels kTable{label,       kLanes,     rms_norm, norm_rotate, activate, layer_norm, \
                               attend_unit, attend_row, product,  unit_floats, exp_rows};
 
 namespace portable {

@@ -71,7 +71,7 @@ void check_rows(const Kernels& kernels) {
     const auto x = floats(random, rows * stride, 3.0f), gain = floats(random, width);
     std::vector<float> out(static_cast<size_t>(rows * width)), room(static_cast<size_t>(4 * width));
     std::vector<uint16_t> half(out.size());
-    NormArgs norm{x.data(), stride, gain.data(), out.data(), width, Type::f32, width, 1e-6f};
+    NormArgs norm{x.data(), stride, gain.data(), nullptr, out.data(), width, Type::f32, width, 1e-6f};
     kernels.rms_norm(norm, 0, rows, room.data());
     norm.out = half.data(), norm.out_type = Type::bf16;
     kernels.rms_norm(norm, 0, rows, room.data());
@@ -87,14 +87,15 @@ void check_rows(const Kernels& kernels) {
     }
     // One row alone has the bits it had among nine.
     std::vector<float> alone(static_cast<size_t>(width));
-    NormArgs one{x.data() + 4 * stride, stride, gain.data(), alone.data(), width, Type::f32, width, 1e-6f};
+    NormArgs one{x.data() + 4 * stride, stride, gain.data(), nullptr, alone.data(), width, Type::f32, width, 1e-6f};
     kernels.rms_norm(one, 0, 1, room.data());
     CHECK(std::memcmp(alone.data(), out.data() + 4 * width, sizeof(float) * static_cast<size_t>(width)) == 0);
 
     auto gates = floats(random, rows * 2 * width, 100.0f);
     gates[0] = -INFINITY, gates[1] = std::numeric_limits<float>::quiet_NaN();
     const auto before = gates;
-    kernels.silu_gate(GateArgs{gates.data(), 2 * width, Type::f32, width}, 0, rows, room.data());
+    kernels.activate(ActivateArgs{gates.data(), 2 * width, Type::f32, width, Activation::silu, true}, 0, rows,
+                     room.data());
     CHECK(std::isnan(gates[1]));
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = r ? 0 : 2; i < width; ++i) {
@@ -255,7 +256,7 @@ struct Problem {
     const int64_t row = int64_t{shape.kv_heads} * shape.width;
     std::vector<float> out(asked.size(), std::numeric_limits<float>::quiet_NaN());
     AttentionPlan plan;
-    CHECK(plan.build(kernels, shape, query_starts, visible, run_starts, runs));
+    CHECK(plan.build(kernels, shape, query_starts, visible, run_starts, runs, {}));
     if (type == Type::f32) {
       AttentionTensors t{asked.data(), k.data(), v.data(), pool_k.data(), pool_v.data(), out.data(),
                          wide,         row,      row,      row,           wide,          type};
@@ -350,10 +351,12 @@ void check_attention(const Kernels& kernels) {
 void check_refusals(const Kernels& kernels) {
   const AttentionShape shape{2, 1, 8, 1.0f};
   AttentionPlan plan;
-  CHECK(!plan.build(kernels, shape, {0, 1}, {0}, {0, 1}, {{0, 4, false}}));
-  CHECK(!plan.build(kernels, shape, {0, 1}, {5}, {0, 1}, {{0, 4, false}}));
-  CHECK(!plan.build(kernels, shape, {0, 1}, {1}, {0, 1}, {{-1, 4, false}}));
-  CHECK(plan.build(kernels, shape, {0, 1}, {4}, {0, 1}, {{3, 4, false}}));
+  CHECK(!plan.build(kernels, shape, {0, 1}, {0}, {0, 1}, {{0, 4, false}}, {}));
+  CHECK(!plan.build(kernels, shape, {0, 1}, {5}, {0, 1}, {{0, 4, false}}, {}));
+  CHECK(!plan.build(kernels, shape, {0, 1}, {1}, {0, 1}, {{-1, 4, false}}, {}));
+  CHECK(plan.build(kernels, shape, {0, 1}, {4}, {0, 1}, {{3, 4, false}}, {}));
+  CHECK(!plan.build(kernels, shape, {0, 1}, {2}, {0, 1}, {{3, 4, false}}, {2}));
+  CHECK(!plan.build(kernels, shape, {0, 1}, {2}, {0, 1}, {{3, 4, false}}, {0, 0}));
   CHECK(plan.step_keys() == 7 && plan.pool_keys() == 0);
 }
 

@@ -81,9 +81,11 @@ def admitted(
     first: int = 0,
 ) -> Admitted:
     """Put the parts together; the last step of every ``prepare_*``."""
-    if readout is not None and readout.needs_lm_head and not facts.limits.lm_head:
+    if readout is not None and readout.needs_lm_head:
+        require_lm_head(facts, task)
+    if readout is None and facts.limits.bidirectional:
         raise InvalidRequest(
-            "this model has no language-model head: it can embed or classify, and cannot score or write text",
+            "this model is an encoder, and keeps nothing of a prompt for later ones; embed or classify reads it",
             field=type(task).__name__,
         )
     prepared = Prepared(
@@ -98,6 +100,17 @@ def admitted(
         first,
     )
     return Admitted(prepared, finish)
+
+
+def require_lm_head(facts: Facts, task: Task) -> None:
+    if facts.limits.lm_head:
+        return
+    kind = "is an encoder, which sees a whole text at once" if facts.limits.bidirectional else "has no such head"
+    raise InvalidRequest(
+        f"this task needs a language-model head, and this model {kind}: it can embed or classify, and cannot score "
+        "or write text; load a decoder (a …ForCausalLM checkpoint) for that",
+        field=type(task).__name__,
+    )
 
 
 def cache_of(facts: Facts, task: Task) -> CacheMode:

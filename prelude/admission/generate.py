@@ -11,7 +11,7 @@ import numpy as np
 
 from prelude._native.core import Wording, all_ids_below
 from prelude.admission import checks
-from prelude.admission.facts import Facts, admitted, cache_of, salt_of
+from prelude.admission.facts import Facts, admitted, cache_of, require_lm_head, salt_of
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import Admitted, Alike, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
@@ -43,6 +43,7 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
             "(the second finds the prompt in the prefix cache)",
             field="params.prompt_logprobs",
         )
+    require_lm_head(facts, task)
     sampling = resolve(facts, params, wanted)
     prompt = encode_generate(facts, use, task, wanted)
     n = len(prompt.token_ids)

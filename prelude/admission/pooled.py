@@ -6,6 +6,7 @@ import numpy as np
 
 from prelude.admission import checks
 from prelude.admission.facts import Facts, admitted
+from prelude.admission.pairs import as_pair, encode_pair
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import encode_prompt
 from prelude.admission.tokenization import Use
@@ -87,7 +88,9 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
     count = facts.limits.num_labels
     if count == 0:
         raise InvalidRequest(
-            "this model has no classification head; ask it with decide(state, [Choice(...)]), which reads the "
+            "this model has no classification head; load a …ForSequenceClassification checkpoint"
+            if facts.limits.bidirectional
+            else "this model has no classification head; ask it with decide(state, [Choice(...)]), which reads the "
             "probabilities of any labels"
         )
     activation = checks.one_of(task.activation, "activation", ACTIVATIONS)
@@ -101,8 +104,10 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
             )
     skip_pad = checks.flag(task.skip_pad, "skip_pad")
     labels = facts.labels if len(facts.labels) == count else tuple(f"LABEL_{i}" for i in range(count))
-    prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
-    readout = HeadRows(np.array([last_row(prompt.token_ids, facts.pad_id if skip_pad else None)], dtype=np.int32))
+    tree, truncated = _tree(facts, use, task)
+    # A decoder's last token has seen all others. An encoder's head was trained on the first one.
+    row = 0 if facts.limits.bidirectional else last_row(tree.token_ids, facts.pad_id if skip_pad else None)
+    readout = HeadRows(np.array([row], dtype=np.int32))
 
     def finish(outcome: Outcome) -> Classification:
         output = outcome.output
@@ -112,7 +117,16 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
         best = labels[int(np.argmax(logits))]
         return Classification(logits, activate(logits, activation), labels, best, outcome.stats)
 
-    return admitted(facts, use, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
+    return admitted(facts, use, task, tree, readout, finish, truncated=truncated)
+
+
+def _tree(facts: Facts, use: Use, task: Classify) -> tuple[TokenTree, int]:
+    """The tokens of a prompt or a pair, and how many were cut off."""
+    pair = as_pair(task.prompt)
+    if pair is not None:
+        return encode_pair(facts, use, pair, field="prompt", truncation=task.truncation, room=facts.max_length)
+    prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
+    return TokenTree.single(prompt.token_ids), prompt.truncated
 
 
 def last_row(ids: I32, pad_id: int | None) -> int:

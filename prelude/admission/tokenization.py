@@ -41,6 +41,8 @@ class TokenizerLike(Protocol):
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True
     ) -> tuple[I32, I32]: ...
 
+    def encode(self, sequence: Any, pair: Any = None) -> Any: ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def id_to_token(self, token_id: int) -> str | None: ...
@@ -160,6 +162,21 @@ class Use:
         self.calls += 1
         self._check(ids)
         return ids, offsets
+
+    def encode_pair(self, first: str, second: str) -> tuple[I32, I32, I32]:
+        """Two texts with the tokenizer's special tokens: ids, token types, and for each token the text that it is of,
+        0 or 1, or -1 for a special token of the post-processor. All int32[n]."""
+        started = time.perf_counter()
+        try:
+            found = self.encoder.tokenizer.encode(first, second)
+        except (ValueError, TypeError) as error:
+            raise refused(f"{first} … {second}", error) from error
+        self.seconds += time.perf_counter() - started
+        self.calls += 1
+        ids = np.array(found.ids, dtype=np.int32)
+        self._check(ids)
+        texts = [-1 if text is None else text for text in found.sequence_ids]
+        return ids, np.array(found.type_ids, dtype=np.int32), np.array(texts, dtype=np.int32)
 
     def runs(self, pieces: Sequence[Piece], fixed: str | None = None) -> list[I32 | list[tuple[str, bool]]]:
         """Ready ids, and the stretches of ``(text, cuttable)`` that are encoded together. Untrusted text is cuttable,

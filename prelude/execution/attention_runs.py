@@ -35,6 +35,11 @@ class RunsPlan:
     ) -> None:
         self.num_queries = step.num_tokens if rows is None else len(rows)
         self._paged: DecodePart | None = None
+        if not heads.causal:
+            if step.forest is None or step.decode is not None:
+                raise ValueError("an encoder takes whole prompts and no decode rows")
+            self._attention = _of_whole_prompts(step.forest, heads, rows)
+            return
         if step.decode is None and step.forest is not None and step.forest.apart:
             self._attention = _of_segments_apart(step.forest, heads, rows)
             return
@@ -121,6 +126,33 @@ def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None) -> Attent
         begins,
         lengths,
         np.zeros(len(begins), np.uint8),
+    )
+
+
+def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None) -> Attention:
+    """Every token sees its whole tree, or the part of it within the window: one item and one run a tree."""
+    trees = forest.trees()
+    begins, lengths = trees[:-1], np.diff(trees)
+    wanted = np.arange(trees[-1]) if rows is None else rows
+    items = np.searchsorted(wanted, trees)
+    counts = np.diff(items)
+    visible, hidden = np.repeat(lengths, counts), None
+    if heads.window is not None:
+        at = wanted - np.repeat(begins, counts)
+        hidden = np.maximum(at - heads.window, 0).astype(np.int32)
+        visible = np.minimum(at + heads.window + 1, visible)
+    return Attention(
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        heads.head_dim**-0.5,
+        items.astype(np.int32),
+        visible.astype(np.int32),
+        np.arange(len(trees), dtype=np.int32),
+        begins,
+        lengths,
+        np.zeros(len(begins), np.uint8),
+        hidden,
     )
 
 

@@ -30,6 +30,7 @@ class Wanted:
     head_dim: int
     element: str
     deterministic: bool
+    causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,10 @@ class Backend:
     device: str
     refuses: Callable[[Wanted], str | None] = lambda wanted: None
     lacks: Callable[[], str | None] = lambda: None
+
+
+def _cascades(wanted: Wanted) -> str | None:
+    return _shares(wanted) if wanted.causal else "it is causal, and this model is an encoder"
 
 
 def _shares(wanted: Wanted) -> str | None:
@@ -66,7 +71,7 @@ def _flashinfer_missing() -> str | None:
 
 BACKENDS = (
     Backend("runs", "cpu"),
-    Backend("cascade", "cpu", _shares),
+    Backend("cascade", "cpu", _cascades),
     Backend("flashinfer", "cuda", _flashinfer, _flashinfer_missing),
     Backend("keys", "cuda"),
 )

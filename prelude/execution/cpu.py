@@ -39,6 +39,7 @@ from prelude.execution.pending import PendingTokens
 from prelude.execution.threads import GOVERNOR
 from prelude.models.config import ModelConfig
 from prelude.models.kernels import wide, write_pool
+from prelude.models.spec import Attention as Heads
 from prelude.models.spec import ModelSpec
 from prelude.models.transformer import Transformer
 from prelude.models.weights import ModelWeights, WeightSource, load_weights
@@ -69,6 +70,7 @@ class KvPool:
     @classmethod
     def empty(cls, spec: ModelSpec, slots: int, dtype: torch.dtype) -> KvPool:
         heads = spec.attention
+        slots = 0 if spec.bidirectional else slots
         shape = (len(spec.layers), 2, slots, heads.kv_heads, heads.head_dim)
         nbytes = math.prod(shape) * dtype.itemsize
         # torch.zeros writes to every page. numpy takes pages that the system hands out as zeros when they are used.
@@ -110,7 +112,7 @@ class CpuExecutor:
         self.dtype = resolve_dtype(dtype, config)
         self.deterministic = deterministic
         element = str(self.dtype).removeprefix("torch.")
-        self.attention = choose(attention, "cpu", Wanted(config.spec.attention.head_dim, element, deterministic))
+        self.attention = choose(attention, "cpu", _wanted(config.spec, element, deterministic))
         self.weights: ModelWeights = load_weights(checkpoint, config.spec, self.dtype)
         self.decoder = Transformer(config.spec, self.weights, _TOKEN_CHUNK)
         if deterministic:
@@ -129,7 +131,7 @@ class CpuExecutor:
             vocab_size=config.vocab_size,
             max_positions=config.max_positions,
             hidden_size=config.hidden_size,
-            num_labels=0 if head is None else head.weight.shape[0],
+            num_labels=0 if head is None else head.out.weight.shape[0],
             block_size=self.block_size,
             num_blocks=self._num_blocks,
             kv_bytes_per_token=config.spec.kv_bytes_per_token(self.dtype.itemsize),
@@ -138,6 +140,7 @@ class CpuExecutor:
             device="cpu",
             dtype=str(self.dtype).removeprefix("torch."),
             lm_head=self.weights.lm_head is not None,
+            bidirectional=config.spec.bidirectional,
         )
 
     def submit(self, batch: ForwardBatch) -> Finished:
@@ -189,30 +192,39 @@ class CpuExecutor:
         )
 
     def _forward(self, step: StepTokens, rows: I64 | None) -> Tensor:
-        plan = self._plan(step, None)
-        last_plan = plan if rows is None else self._plan(step, rows)
+        layers = [layer.mixer for layer in self.config.spec.layers]
+        plans = {heads.window: self._plan(step, None, heads) for heads in reversed(layers[:-1])}
+        final = self._plan(step, rows, layers[-1])
         written = None if step.written is None else torch.from_numpy(step.written)
         slots = torch.from_numpy(step.slots)
-        last = len(self.config.spec.layers) - 1
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             GOVERNOR.look()
             pool_k, pool_v = self.pool.layer(layer)
             if len(slots):
                 write_pool(k, v, pool_k, pool_v, slots, written)
-            return (last_plan if layer == last else plan).run(q, k, v, pool_k, pool_v)
+            plan = final if layer + 1 == len(layers) else plans[layers[layer].window]
+            return plan.run(q, k, v, pool_k, pool_v)
 
         highest = int(step.positions.max(initial=-1))
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
         ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)
-        return self.decoder.forward(
-            ids, positions, highest, attention, None if rows is None else torch.from_numpy(rows)
-        )
+        read = None if rows is None else torch.from_numpy(rows)
+        return self.decoder.forward(ids, positions, highest, attention, read, self._types(step))
 
-    def _plan(self, step: StepTokens, rows: I64 | None) -> AttentionPlan:
-        """In deterministic mode, and for prompts wherever the machine has vectors for it, the native kernel."""
-        if self.attention == "runs" or (self.attention == "auto" and (self.deterministic or self._native(step))):
-            return RunsPlan(step, self.block_size, self.config.spec.attention, rows, paged=not self.deterministic)
+    def _types(self, step: StepTokens) -> Tensor | None:
+        """[tokens], for models with token types."""
+        count = self.config.spec.embeddings.num_types
+        if count < 2 or step.forest is None or step.forest.apart:
+            return None
+        return torch.from_numpy(np.repeat(np.minimum(step.forest.depths(), count - 1), np.diff(step.forest.starts)))
+
+    def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads) -> AttentionPlan:
+        """In deterministic mode, for encoders, and for prompts wherever the machine has vectors for it, the native
+        kernel."""
+        native = self.deterministic or not heads.causal or self._native(step)
+        if self.attention == "runs" or (self.attention == "auto" and native):
+            return RunsPlan(step, self.block_size, heads, rows, paged=not self.deterministic)
         return CascadePlan(step, self.block_size, self.dtype, rows)
 
     def _native(self, step: StepTokens) -> bool:
@@ -230,6 +242,10 @@ class CpuExecutor:
             "hidden_bytes": read * spec.hidden * 4,
             "logits_bytes": min(lm_head_rows, self._chunk_rows) * spec.embeddings.vocab * 8,
         }
+
+
+def _wanted(spec: ModelSpec, element: str, deterministic: bool) -> Wanted:
+    return Wanted(spec.attention.head_dim, element, deterministic, spec.attention.causal)
 
 
 def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:

@@ -71,14 +71,23 @@ def open_executor(
 
 def check_supported(spec: ModelSpec) -> None:
     """Raise ``UnsupportedModel`` that names the part of ``spec`` for which the device has no operation."""
+    head, final = spec.classifier, spec.final_norm
     for layer in spec.layers:
         mixer = layer.mixer
         lacks = {
             "attention over the whole prompt (an encoder)": not mixer.causal,
             "attention without rotary positions": mixer.rope is None,
+            "attention within a window": mixer.window is not None,
             "rotary tables that differ between layers": mixer.rope != spec.attention.rope,
             "norms other than RMSNorm": any(norm.kind != "rms" for norm in layer.norms()),
-            "norms with different eps": any(norm.eps != spec.final_norm.eps for norm in layer.norms()),
+            "norms with different eps": any(norm.eps != layer.mlp_norm.eps for norm in layer.norms()),
+            "a model without a final RMSNorm of the same eps": (
+                final is None or final.kind != "rms" or final.eps != layer.mlp_norm.eps
+            ),
+            "embeddings other than those of tokens": (
+                spec.embeddings.places is not None or spec.embeddings.norm is not None
+            ),
+            "a classification head of more than one projection": head is not None and head.dense is not None,
             "norms behind the residual sum": not layer.norm_first,
             "a layer without a norm before attention": layer.mixer_norm is None,
             "an MLP other than gated SiLU": not layer.mlp.gated or layer.mlp.activation != "silu",

@@ -47,6 +47,21 @@ class Forest:
             below = {s: _joined(ranges) for s, ranges in below.items()}
         return cls(slices, starts, parents, base, roots, below)
 
+    def depths(self) -> I64:
+        """[S]: how many segments are above each."""
+        depths = np.zeros(len(self.parents), np.int64)
+        for s, parent in enumerate(self.parents):
+            if parent >= 0:
+                depths[s] = depths[parent] + 1
+        return depths
+
+    def trees(self) -> I64:
+        """[roots + 1]: where the tokens of each tree begin, and the end. ``ValueError`` where a tree's segments do
+        not lie side by side, or continue a context, which an encoder cannot."""
+        if (np.diff(self.roots) < 0).any() or self.slices.context_lens.any():
+            raise ValueError("a prompt of an encoder has a context, or another prompt lies inside it")
+        return np.append(np.asarray(self.starts, np.int64)[np.unique(self.roots)], self.starts[-1])
+
     @property
     def apart(self) -> bool:
         """Whether every segment reads itself alone: no context, no branches."""

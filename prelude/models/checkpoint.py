@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 Head = Literal["own", "tied", "none"]
 FLOATS = ("F32", "BF16", "F16", "F64")
 _LM_HEAD = f"{LM_HEAD}.weight"
-_IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias")  # buffers that old versions saved; they are computed
+_IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".position_ids", ".token_type_ids")
+"""Buffers that old versions saved; they are computed."""
+_OLD_ENDINGS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+"""Of the first BERT checkpoints, which came from TensorFlow."""
 _CHUNK = 1 << 22
 
 
@@ -214,7 +217,9 @@ def _places(directory: Path, spec: ModelSpec, files: dict[str, SafetensorsFile])
     heads = {_LM_HEAD, *(name for name in spec.tensors() if not name.startswith(spec.prefix))}
     for file in files.values():
         for name in file:
-            normal = name if name.startswith(spec.prefix) or name in heads else f"{spec.prefix}{name}"
+            normal = _renamed(name)
+            if not normal.startswith(spec.prefix) and normal not in heads:
+                normal = f"{spec.prefix}{normal}"
             if normal.endswith(_IGNORED_ENDINGS):
                 continue
             if normal in places:
@@ -224,6 +229,13 @@ def _places(directory: Path, spec: ModelSpec, files: dict[str, SafetensorsFile])
                 )
             places[normal] = _Place(file, name)
     return places
+
+
+def _renamed(name: str) -> str:
+    for old, new in _OLD_ENDINGS.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
 
 
 def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:

@@ -123,7 +123,8 @@ def _family(raw: Mapping[str, Any], where: str) -> tuple[Family, str]:
         raise ModelError(f"{where}: architectures and model_type are both missing; is this a model directory?")
     if model_type is not None and not isinstance(model_type, str):
         raise ModelError(f"{where}: model_type is {shown(model_type)}, a string is needed")
-    supported = ", ".join(sorted(ARCHITECTURES))
+    own = FAMILIES.get(model_type or "")
+    supported = ", ".join(own.architectures) if own else f"models of the families {', '.join(sorted(FAMILIES))}"
     if named is None:
         if model_type not in FAMILIES:
             raise UnsupportedModel(f"{where}: unsupported: model_type {shown(model_type)}; supported: {supported}")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from prelude._native import cpu
+from prelude.models.spec import Activation
 
 
 def torch_symbol(name: str) -> Any:
@@ -74,6 +75,36 @@ def rms_norm(x: Tensor, eps: float, gain: Tensor | None, dtype: torch.dtype, out
     return out
 
 
+def layer_norm(
+    x: Tensor,
+    eps: float,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
+) -> Tensor:
+    """LayerNorm; see ``rms_norm`` for the arguments. ``bias`` [width] or None; ``out`` may be ``x``."""
+    rows, width = x.shape
+    out = torch.empty(rows, width, dtype=dtype) if out is None else out[:rows]
+    if out.shape != x.shape or x.dtype != torch.float32 or out.dtype != dtype:
+        raise ValueError(f"LayerNorm of {x.dtype} {list(x.shape)} into {out.dtype} {list(out.shape)}")
+    cpu.norm_rows(
+        x.data_ptr(),
+        x.stride(0),
+        address(gain),
+        out.data_ptr(),
+        out.stride(0),
+        is_half(out),
+        rows,
+        width,
+        eps,
+        torch.get_num_threads(),
+        True,
+        address(bias),
+    )
+    return out
+
+
 def rotate(heads: Tensor, gain: Tensor | None, eps: float, table: Tensor, positions: Tensor) -> None:
     """Norm per head and rotary embedding, in place: ``heads`` [T, heads, D] with the two halves of each head
     interleaved and heads side by side, ``gain`` [heads, D] float32 or None for models without that norm,
@@ -126,13 +157,14 @@ def product(x: Tensor, weight: Tensor, out: Tensor, adds: bool = False) -> None:
     )
 
 
-def silu_gate(gate_up: Tensor, inner: int) -> Tensor:
-    """``silu(gate) * up`` in the memory of the gate half; a strided view of ``gate_up`` [T, 2 * inner]."""
-    rows, threads = gate_up.shape[0], torch.get_num_threads()
-    if gate_up.shape[1] != 2 * inner or gate_up.stride(1) != 1:
-        raise ValueError(f"gate and up of {inner} in {list(gate_up.shape)}")
-    cpu.gate_rows(gate_up.data_ptr(), gate_up.stride(0), is_half(gate_up), rows, inner, threads)
-    return gate_up[:, :inner]
+def activate(x: Tensor, inner: int, kind: Activation, gated: bool) -> Tensor:
+    """The activation of the first ``inner`` columns of ``x`` [T, inner], in its memory; where ``gated``, times the
+    other half of ``x`` [T, 2 * inner]. A view of those columns is returned."""
+    rows, threads = x.shape[0], torch.get_num_threads()
+    if x.shape[1] != (2 if gated else 1) * inner or x.stride(1) != 1:
+        raise ValueError(f"an activation of {inner} values in {list(x.shape)}")
+    cpu.activate_rows(x.data_ptr(), x.stride(0), is_half(x), rows, inner, cpu.ACTIVATIONS[kind], gated, threads)
+    return x[:, :inner]
 
 
 def write_pool(k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor, tokens: Tensor | None) -> None:

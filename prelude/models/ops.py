@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prelude.models.kernels import product, rms_norm, wide
+from prelude.models.kernels import layer_norm, product, rms_norm, wide
+from prelude.models.spec import NormKind
 
 FEW_ROWS = 16
 """Products of so few rows are bound by reading the weights. Ours reads them once, where they lie; torch's are made
@@ -104,18 +105,22 @@ class Linear:
 class RowNorm:
     """A norm over rows of float32. ``gain`` [width] is None where the projection behind has it in its weight."""
 
-    __slots__ = ("eps", "gain")
+    __slots__ = ("bias", "eps", "gain", "kind")
 
-    def __init__(self, eps: float, gain: Tensor | None) -> None:
+    def __init__(self, kind: NormKind, eps: float, gain: Tensor | None, bias: Tensor | None = None) -> None:
+        self.kind = kind
         self.eps = eps
         self.gain = gain
+        self.bias = bias
 
     def __call__(self, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Rows of ``x`` [T, width] in ``dtype``; in the first rows of ``out`` where it is given."""
-        return rms_norm(x, self.eps, self.gain, dtype, out)
+        if self.kind == "rms":
+            return rms_norm(x, self.eps, self.gain, dtype, out)
+        return layer_norm(x, self.eps, self.gain, self.bias, dtype, out)
 
     def tensors(self) -> list[Tensor]:
-        return [] if self.gain is None else [self.gain]
+        return [tensor for tensor in (self.gain, self.bias) if tensor is not None]
 
 
 class RotaryTable:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 NormKind = Literal["rms", "layer"]
-Activation = Literal["silu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+HeadActivation: TypeAlias = Activation | Literal["tanh"]
 LmHead = Literal["own", "tied"]
 
 
@@ -83,7 +84,8 @@ class Rope:
 class Attention:
     """``qkv`` stacks queries, keys and values. ``q_norm`` and ``k_norm`` norm single heads, before the rotation.
 
-    ``causal``: a token sees the tokens before it and itself; otherwise it sees its whole prompt.
+    ``causal``: a token sees the tokens before it and itself; otherwise it sees its whole prompt. ``window``: of
+    those, the ones at most so many positions away.
     """
 
     heads: int
@@ -93,6 +95,7 @@ class Attention:
     out: Projection
     rope: Rope | None
     causal: bool = True
+    window: int | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
 
@@ -151,31 +154,76 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Learned positions: row ``first + i`` of ``name`` [rows, width] belongs to position i."""
+
+    name: str
+    rows: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Embeddings:
-    """The rows of ``name`` [vocab, width]."""
+    """``norm(tokens + places + types)``, then ``projection`` where the layers are wider. Tokens are rows of ``name``
+    [vocab, width]. The type of a token counts the segments above its own, up to ``num_types - 1``: 0 for a prompt and
+    for the first text of a pair, 1 for the second text."""
 
     name: str
     vocab: int
     width: int
+    places: Places | None = None
+    types: str | None = None
+    num_types: int = 0
+    norm: Norm | None = None
+    projection: Projection | None = None
 
     def tensors(self) -> Shapes:
         yield f"{self.name}.weight", (self.vocab, self.width)
+        if self.places is not None:
+            yield f"{self.places.name}.weight", (self.places.rows, self.width)
+        if self.types is not None:
+            yield f"{self.types}.weight", (self.num_types, self.width)
+        for part in (self.norm, self.projection):
+            if part is not None:
+                yield from part.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """``out(norm(activation(dense row)))`` of one row of hidden states; ``out`` alone where there is no ``dense``."""
+
+    out: Projection
+    dense: Projection | None = None
+    activation: HeadActivation | None = None
+    norm: Norm | None = None
+
+    def tensors(self) -> Shapes:
+        for part in (self.dense, self.norm, self.out):
+            if part is not None:
+                yield from part.tensors()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """``prefix`` begins the names of the body's weights in a checkpoint of a model with a head; one of the body alone
-    leaves it out. ``layers`` is not empty, and the attention of all layers has heads of the same number and width."""
+    leaves it out. ``layers`` is not empty, and the attention of all layers has heads of the same number
+    and width, and is causal in all or in none."""
 
     prefix: str
     hidden: int
     max_positions: int
     embeddings: Embeddings
     layers: tuple[Layer, ...]
-    final_norm: Norm
+    final_norm: Norm | None = None
     lm_head: LmHead | None = None
     """``tied``: the embeddings are the LM head's weight. None: no logits over the vocabulary."""
-    classifier: Projection | None = None
+    classifier: Classifier | None = None
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether tokens see those that follow them: then no prefix of a prompt is kept or shared, and no text is
+        written."""
+        return not self.attention.causal
 
     @property
     def attention(self) -> Attention:
@@ -183,7 +231,9 @@ class ModelSpec:
         return self.layers[0].mixer
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
+        """Bytes of keys and values that one token takes over all layers; 0 where none are kept."""
+        if self.bidirectional:
+            return 0
         return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim * dtype_bytes
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -198,7 +248,8 @@ class ModelSpec:
         yield from self.embeddings.tensors()
         for layer in self.layers:
             yield from layer.tensors()
-        yield from self.final_norm.tensors()
+        if self.final_norm is not None:
+            yield from self.final_norm.tensors()
         if self.lm_head == "own":
             yield f"{LM_HEAD}.weight", (self.embeddings.vocab, self.hidden)
         if self.classifier is not None:

@@ -5,6 +5,8 @@
                    x ─┬─ norm ─ up ─ activation, gate ─ down ─▶ + ─▶ x
                       └─────────────────────────────────────────┘
 
+This is a layer with ``norm_first``; in others the two norms stand behind the sums.
+
 Everything but attention works on tokens one by one, so it runs over runs of ``token_chunk`` tokens: the wide
 intermediates exist for one run at a time and stay in the cache. Attention is the caller's: it knows the pool and
 which tokens see which. The last layer computes queries and everything behind them only for ``rows``.
@@ -20,7 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from prelude.models.kernels import rotate, silu_gate
+from prelude.models.kernels import activate, rotate
 from prelude.models.ops import Linear, RotaryTable, RowNorm
 from prelude.models.spec import ModelSpec, Rope
 from prelude.models.weights import LayerWeights, ModelWeights
@@ -34,7 +36,7 @@ class Transformer:
         self.spec = spec
         self.weights = weights
         self.token_chunk = token_chunk
-        self.dtype = weights.embeddings.dtype
+        self.dtype = weights.embeddings.tokens.dtype
         ropes = dict.fromkeys(layer.mixer.rope for layer in spec.layers if layer.mixer.rope is not None)
         self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions) for rope in ropes}
         last = weights.layers[-1].qkv
@@ -52,13 +54,20 @@ class Transformer:
             linear.min_rows = min_rows
 
     def forward(
-        self, ids: Tensor, positions: Tensor, highest: int, attention: AttentionCall, rows: Tensor | None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        highest: int,
+        attention: AttentionCall,
+        rows: Tensor | None,
+        types: Tensor | None = None,
     ) -> Tensor:
         """Hidden states before the final norm, [tokens or rows, hidden] float32.
 
         ``highest`` is the largest position; ``rows`` are the tokens that will be read, None for all of them.
+        ``types`` [tokens] for models with token types, int64.
         """
-        x = self.weights.embeddings.index_select(0, ids).to(torch.float32)
+        x = self._embed(ids, positions, highest, types)
         tokens, layers = x.shape[0], self.weights.layers
         turns = {rope: table.upto(highest) for rope, table in self._tables.items()}
         room = _Room(self.spec, tokens, min(tokens, self.token_chunk), self.dtype)
@@ -75,7 +84,8 @@ class Transformer:
         return x
 
     def final_norm(self, x: Tensor) -> Tensor:
-        return self.weights.final_norm(x, torch.float32)
+        norm = self.weights.final_norm
+        return x if norm is None else norm(x, torch.float32)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Float32 logits of rows after the final norm."""
@@ -97,7 +107,30 @@ class Transformer:
         head = self.weights.classifier
         if head is None:
             raise ValueError("this model has no classification head")
-        return head(normed)
+        rows, spec = normed, self.spec.classifier
+        if head.dense is not None and spec is not None:
+            rows = head.dense(rows)
+            if spec.activation == "tanh":
+                rows = rows.tanh_()
+            elif spec.activation is not None:
+                rows = activate(rows, rows.shape[1], spec.activation, gated=False)
+            if head.norm is not None:
+                rows = head.norm(rows, torch.float32)
+        return head.out(rows)
+
+    def _embed(self, ids: Tensor, positions: Tensor, highest: int, types: Tensor | None) -> Tensor:
+        weights = self.weights.embeddings
+        x = weights.tokens.index_select(0, ids).to(torch.float32)
+        if weights.places is not None:
+            if highest >= self.spec.max_positions:
+                raise IndexError(f"position {highest} is past the model's last, {self.spec.max_positions - 1}")
+            places = positions if types is None else positions + types * self.spec.max_positions
+            x.add_(weights.places.index_select(0, places))
+        if weights.norm is not None:
+            weights.norm(x, torch.float32, x)
+        if weights.projection is not None:
+            x = weights.projection(x.to(self.dtype)).to(torch.float32)
+        return x
 
     def _chunks(self, tokens: int) -> list[slice]:
         """Runs of at most ``token_chunk`` tokens, of about one length."""
@@ -134,25 +167,30 @@ class Transformer:
         if gain is not None:
             gain = gain[first:last]
         for chunk in self._chunks(x.size(0)):
-            linear.into(self._input(layer.mixer_norm, x[chunk], room), out[chunk])
+            linear.into(self._input(layer, layer.mixer_norm, x[chunk], room), out[chunk])
             if rope is not None:
                 rotate(found[chunk, : last - first], gain, eps, turns[rope], positions[chunk])
         return found
 
-    def _input(self, norm: RowNorm | None, x: Tensor, room: _Room) -> Tensor:
+    def _input(self, layer: LayerWeights, norm: RowNorm | None, x: Tensor, room: _Room) -> Tensor:
         """Rows of the residual stream as a projection reads them: normed where ``norm`` stands before it."""
-        if norm is not None:
+        if norm is not None and layer.spec.norm_first:
             return norm(x, self.dtype, room.normed)
         return x if x.dtype == self.dtype else room.normed[: x.size(0)].copy_(x)
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, room: _Room) -> None:
         """Everything behind attention, added to ``x`` in place."""
-        inner = layer.spec.mlp.inner
+        mlp, norm_first = layer.spec.mlp, layer.spec.norm_first
         for chunk in self._chunks(x.size(0)):
             part = x[chunk]
             layer.out.add_to(part, attended[chunk])
-            read = self._input(layer.mlp_norm, part, room)
-            layer.down.add_to(part, silu_gate(layer.up.into(read, room.up[: part.size(0)]), inner))
+            if not norm_first and layer.mixer_norm is not None:
+                layer.mixer_norm(part, torch.float32, part)
+            read = self._input(layer, layer.mlp_norm, part, room)
+            up = layer.up.into(read, room.up[: part.size(0)])
+            layer.down.add_to(part, activate(up, mlp.inner, mlp.activation, mlp.gated))
+            if not norm_first:
+                layer.mlp_norm(part, torch.float32, part)
 
 
 class _Room:

@@ -2,7 +2,8 @@
 
 stacked   the weights of one projection one under the other; rows of q and k that are rotated are permuted so that the
           two halves of a head lie interleaved (a rotation is then one complex product; scores do not see the order)
-float32   the gain of a norm without bias is inside the weight behind it: one pass over the tokens less
+float32   the gain of a norm before a projection is inside its weight, where the norm has no bias: one pass over the
+          tokens less
 bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise
 """
 
@@ -10,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from prelude.models.ops import Linear, RowNorm
-from prelude.models.spec import LM_HEAD, Attention, Layer, ModelSpec, Norm, Projection
+from prelude.models.spec import LM_HEAD, Attention, Classifier, Embeddings, Layer, ModelSpec, Norm, Projection
 from prelude.progress import watched
 
 
@@ -55,26 +57,48 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingWeights:
+    tokens: Tensor  # [vocab, width]
+    places: Tensor | None = None  # [types * positions, width] float32: position and type together
+    norm: RowNorm | None = None
+    projection: Linear | None = None
+
+    def tensors(self) -> list[Tensor]:
+        parts = [part.tensors() for part in (self.norm, self.projection) if part is not None]
+        return [self.tokens, *([] if self.places is None else [self.places]), *chain(*parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierWeights:
+    out: Linear
+    dense: Linear | None
+    norm: RowNorm | None
+
+    def tensors(self) -> list[Tensor]:
+        return list(chain(*(part.tensors() for part in (self.out, self.dense, self.norm) if part is not None)))
+
+
+@dataclass(frozen=True, slots=True)
 class ModelWeights:
-    embeddings: Tensor  # [vocab, hidden]
+    embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
-    final_norm: RowNorm
+    final_norm: RowNorm | None
     lm_head: Linear | None  # shares the embeddings' memory where it is tied
-    classifier: Linear | None
+    classifier: ClassifierWeights | None
 
     def linears(self) -> Iterator[Linear]:
         for layer in self.layers:
             yield from layer.linears()
-        yield from (head for head in (self.lm_head, self.classifier) if head is not None)
+        others = [self.embeddings.projection, self.lm_head]
+        if self.classifier is not None:
+            others += [self.classifier.dense, self.classifier.out]
+        yield from (linear for linear in others if linear is not None)
 
     @property
     def nbytes(self) -> int:
         """Resident bytes, shared memory counted once."""
-        tensors = [self.embeddings, *self.final_norm.tensors()]
-        for head in (self.lm_head, self.classifier):
-            tensors += [] if head is None else head.tensors()
-        for layer in self.layers:
-            tensors += layer.tensors()
+        parts = (self.embeddings, *self.layers, self.final_norm, self.lm_head, self.classifier)
+        tensors = chain(*(part.tensors() for part in parts if part is not None))
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         return sum(storages.values())
 
@@ -94,13 +118,14 @@ class _Reader:
         return self.vector(f"{norm.name}.weight")
 
     def norm(self, norm: Norm) -> RowNorm:
-        return RowNorm(norm.eps, self.gain(norm))
+        bias = self.vector(f"{norm.name}.bias") if norm.bias else None
+        return RowNorm(norm.kind, norm.eps, self.gain(norm), bias)
 
     def folded(self, norm: Norm) -> tuple[RowNorm, Tensor | None]:
         """The norm before a projection, and the gain that goes into the projection's weight."""
-        if self.dtype != torch.float32:
+        if self.dtype != torch.float32 or norm.bias:
             return self.norm(norm), None
-        return RowNorm(norm.eps, None), self.gain(norm)
+        return RowNorm(norm.kind, norm.eps, None), self.gain(norm)
 
     def linear(self, projection: Projection, gain: Tensor | None = None, turned: int = 0, width: int = 0) -> Linear:
         """Inputs scaled by ``gain``; the first ``turned`` rows are heads of ``width``, interleaved. Only one source
@@ -120,8 +145,9 @@ class _Reader:
 
     def layer(self, spec: Layer) -> LayerWeights:
         mixer, mlp = spec.mixer, spec.mlp
-        mixer_norm, mixer_gain = (None, None) if spec.mixer_norm is None else self.folded(spec.mixer_norm)
-        mlp_norm, mlp_gain = self.folded(spec.mlp_norm)
+        before = self.folded if spec.norm_first else lambda norm: (self.norm(norm), None)
+        mixer_norm, mixer_gain = (None, None) if spec.mixer_norm is None else before(spec.mixer_norm)
+        mlp_norm, mlp_gain = before(spec.mlp_norm)
         turned = (mixer.heads + mixer.kv_heads) * mixer.head_dim if mixer.rope else 0
         return LayerWeights(
             spec,
@@ -132,6 +158,29 @@ class _Reader:
             mixer_norm=mixer_norm,
             mlp_norm=mlp_norm,
             qk_gain=self._qk_gain(mixer),
+        )
+
+    def embeddings(self, spec: Embeddings, positions: int) -> EmbeddingWeights:
+        tokens = self.source.finite(f"{spec.name}.weight").to(self.dtype, copy=True)
+        places: Tensor | None = None
+        if spec.places is not None:
+            first = spec.places.first
+            places = self.vector(f"{spec.places.name}.weight")[first : first + positions]
+            if spec.types is not None:
+                types = self.vector(f"{spec.types}.weight")
+                places = (places[None] + types[:, None]).view(-1, spec.width)
+        return EmbeddingWeights(
+            tokens,
+            None if places is None else places.contiguous(),
+            None if spec.norm is None else self.norm(spec.norm),
+            None if spec.projection is None else self.linear(spec.projection),
+        )
+
+    def classifier(self, spec: Classifier) -> ClassifierWeights:
+        return ClassifierWeights(
+            self.linear(spec.out),
+            None if spec.dense is None else self.linear(spec.dense),
+            None if spec.norm is None else self.norm(spec.norm),
         )
 
     def _qk_gain(self, mixer: Attention) -> Tensor | None:
@@ -163,20 +212,20 @@ def interleave_first(rows: Tensor, count: int, head_dim: int) -> Tensor:
 def load_weights(source: WeightSource, spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:
     """Read everything ``spec`` needs out of ``source``, which may be closed afterwards."""
     reader = _Reader(source, dtype)
-    embeddings = source.finite(f"{spec.embeddings.name}.weight").to(dtype, copy=True)
+    embeddings = reader.embeddings(spec.embeddings, spec.max_positions)
     lm_head: Linear | None = None
     if f"{LM_HEAD}.weight" in reader.names:
         lm_head = Linear(source.finite(f"{LM_HEAD}.weight").to(dtype, copy=True))
     elif spec.lm_head == "tied":
-        lm_head = Linear(embeddings)
-    classifier: Linear | None = None
+        lm_head = Linear(embeddings.tokens)
+    classifier: ClassifierWeights | None = None
     if spec.classifier is not None:
         # A handful of rows: float32 costs nothing and spares the answer one rounding.
-        classifier = _Reader(source, torch.float32).linear(spec.classifier)
+        classifier = _Reader(source, torch.float32).classifier(spec.classifier)
     return ModelWeights(
         embeddings=embeddings,
         layers=tuple(map(reader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),
-        final_norm=reader.norm(spec.final_norm),
+        final_norm=None if spec.final_norm is None else reader.norm(spec.final_norm),
         lm_head=lm_head,
         classifier=classifier,
     )

@@ -31,7 +31,8 @@ def make_core(
         KvPool(
             limits.num_blocks,
             limits.block_size,
-            prefix_cache=config.prefix_cache and not limits.slot_bytes,  # a cached prefix has no state to go on from
+            # A cached prefix has no recurrent state to go on from, and in an encoder it depends on what follows it.
+            prefix_cache=config.prefix_cache and not limits.slot_bytes and not limits.bidirectional,
             slots=limits.recurrent_slots,
         ),
         Budgets(
@@ -42,7 +43,7 @@ def make_core(
             logits_bytes=config.logits_bytes,
             vocab_size=limits.vocab_size,
             logits_chunk_rows=limits.logits_chunk_rows,
-            fold=config.fold,
+            fold=config.fold and not limits.bidirectional,
             defer_steps=config.defer_steps,
             defer_tokens=config.defer_tokens,
             group_tokens=config.group_tokens,

@@ -340,7 +340,7 @@ def test_rope_values(rope: dict[str, Any], message: str) -> None:
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "architecture 'GPT2LMHeadModel'"),
-    ({"architectures": None, "model_type": "bert"}, "model_type 'bert'"),
+    ({"architectures": None, "model_type": "gpt2"}, "model_type 'gpt2'"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config \\('gptq'\\)"),
     ({"quantization_config": {}}, "quantization_config"),
     ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "use_sliding_window from layer 1"),

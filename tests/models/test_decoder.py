@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from prelude.batch import OneShotBatch
-from prelude.models.kernels import product, rms_norm, rotate, silu_gate, wide, write_pool
+from prelude.models.kernels import activate, layer_norm, product, rms_norm, rotate, wide, write_pool
 from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
 from prelude.models.weights import interleave
 from tests.checkpoints import save_model
@@ -70,22 +72,61 @@ def test_a_position_has_the_same_turn_whenever_it_is_met() -> None:
 
 
 @pytest.mark.parametrize("inner", [1, 4, 100])
-def test_silu_gate(inner: int) -> None:
+def test_gated_silu(inner: int) -> None:
     gate_up = 10 * torch.randn(7, 2 * inner)
     gate, up = gate_up.double().chunk(2, dim=-1)
     expected = (torch.nn.functional.silu(gate) * up).float()
     rounded = gate_up.bfloat16()
-    assert torch.allclose(silu_gate(gate_up, inner), expected, rtol=1e-6, atol=1e-20)
-    assert torch.allclose(silu_gate(rounded, inner).float(), expected, rtol=3e-2, atol=1e-2)
+    assert torch.allclose(activate(gate_up, inner, "silu", True), expected, rtol=1e-6, atol=1e-20)
+    assert torch.allclose(activate(rounded, inner, "silu", True).float(), expected, rtol=3e-2, atol=1e-2)
     assert torch.equal(gate_up[:, inner:].double(), up)
 
 
-def test_silu_gate_of_extremes() -> None:
+def test_gated_silu_of_extremes() -> None:
     inf, nan = float("inf"), float("nan")
     gate_up = torch.tensor([[1e4, -1e4, 0.0, 3.0, inf, -1e38, nan, 2.0] + [2.0] * 7 + [nan]])
-    out = silu_gate(gate_up, 8)[0]
+    out = activate(gate_up, 8, "silu", True)[0]
     assert torch.allclose(out[:6], torch.tensor([2e4, 0.0, 0.0, 6 / (1 + float(np.exp(-3))), inf, 0.0]))
     assert out[6:].isnan().all()
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.nn.functional.relu,
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", list(ACTIVATIONS))
+def test_activations(kind: Any, gated: bool) -> None:
+    """Against float64, at every size of a value; tails of a row as its whole vectors."""
+    inner = 2003
+    x = torch.stack([torch.linspace(-limit, limit, inner) for limit in (30, 1, 1e-3)])
+    factor = torch.randn(3, inner)
+    expected = ACTIVATIONS[kind](x.double()) * (factor.double() if gated else 1.0)
+    rows = torch.cat([x, factor], dim=1) if gated else x.clone()
+    rounded = rows.bfloat16()
+    found = activate(rows, inner, kind, gated).double()
+    scale = (factor.abs() if gated else 1.0) * x.abs().clamp(min=1e-3)
+    assert ((found - expected).abs() <= 4e-7 * scale.double()).all()
+    assert torch.allclose(activate(rounded, inner, kind, gated).double(), expected, rtol=5e-2, atol=3e-2)
+    again = torch.cat([x, factor], dim=1) if gated else x.clone()
+    assert torch.equal(activate(again[1:2].clone(), inner, kind, gated), found[1:2].float())
+
+
+@pytest.mark.parametrize("width", [1, 7, 24, 384, 771])
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm(width: int, biased: bool) -> None:
+    x = 3.0 + torch.randn(5, width)
+    gain, bias = torch.randn(width), torch.randn(width) if biased else None
+    expected = torch.nn.functional.layer_norm(x, (width,), gain, bias, 1e-5)
+    found = layer_norm(x, 1e-5, gain, bias, torch.float32)
+    assert torch.allclose(found, expected, atol=2e-6)
+    assert torch.equal(layer_norm(x, 1e-5, gain, bias, torch.bfloat16), found.bfloat16())
+    assert torch.equal(layer_norm(x[3:4].clone(), 1e-5, gain, bias, torch.float32), found[3:4])
+    assert layer_norm(x, 1e-5, gain, bias, torch.float32, x) is not None and torch.equal(x, found)
 
 
 def test_linear_adds_in_place_also_when_padded() -> None:

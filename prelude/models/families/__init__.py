@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from prelude.models.families import bert
 from prelude.models.families.base import Asked, Family, Head
+from prelude.models.families.bert import encoder
 from prelude.models.families.decoder import decoder
 
 _FIRST_LLAMA = {"num_key_value_heads": None, "head_dim": None, "rope_theta": 10000.0}
@@ -26,7 +28,16 @@ MISTRAL = decoder(
     mlp_bias=False,
 )
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (QWEN3, QWEN2, LLAMA, MISTRAL)}
+BERT = encoder("bert", "Bert", bert.BERT, {"layer_norm_eps": 1e-12, "type_vocab_size": 2})
+_ROBERTA = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, "pad_token_id": 1}
+ROBERTA = encoder("roberta", "Roberta", bert.ROBERTA, _ROBERTA)
+XLM_ROBERTA = encoder("xlm-roberta", "XLMRoberta", bert.ROBERTA, _ROBERTA)
+DISTILBERT = encoder("distilbert", "DistilBert", bert.DISTILBERT, {"layer_norm_eps": 1e-12})
+ELECTRA = encoder("electra", "Electra", bert.ELECTRA, {"layer_norm_eps": 1e-12, "type_vocab_size": 2})
+
+_ALL = (QWEN3, QWEN2, LLAMA, MISTRAL, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By ``model_type``."""
 
 ARCHITECTURES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in family.architectures}

@@ -41,11 +41,13 @@ class Family:
     """Keys that files of this family are known to leave out, with the value that is then meant."""
 
 
-def head_width(fields: Fields, hidden: int, heads: int) -> int:
+def head_width(
+    fields: Fields, hidden: int, heads: int, key: str = "hidden_size", heads_key: str = "num_attention_heads"
+) -> int:
     """Values of a head where all heads together are as wide as the model."""
     width, rest = divmod(hidden, heads)
     if rest:
-        raise fields.wrong("hidden_size", f"without head_dim it must be a multiple of num_attention_heads = {heads}")
+        raise fields.wrong(key, f"without head_dim it must be a multiple of {heads_key} = {heads}")
     return width
 
 

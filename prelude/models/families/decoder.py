@@ -25,7 +25,18 @@ from prelude.models.families.base import (
 )
 from prelude.models.fields import Fields
 from prelude.models.rope import MAX_POSITIONS, parse_rope, stretched_positions
-from prelude.models.spec import Activation, Attention, Embeddings, Layer, Mlp, ModelSpec, Norm, Projection, Rope
+from prelude.models.spec import (
+    Activation,
+    Attention,
+    Classifier,
+    Embeddings,
+    Layer,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Projection,
+    Rope,
+)
 
 log = logging.getLogger("prelude.models.config")
 
@@ -134,7 +145,7 @@ def _build(switches: Switches, fields: Fields, asked: Asked) -> ModelSpec:
         layers=tuple(layer(f"model.layers.{index}") for index in range(count)),
         final_norm=rms("model.norm"),
         lm_head=("tied" if tied else "own") if asked.head == "lm" else None,
-        classifier=Projection(("score",), (asked.labels,), hidden) if asked.labels else None,
+        classifier=Classifier(Projection(("score",), (asked.labels,), hidden)) if asked.labels else None,
     )
 
 

@@ -1,7 +1,8 @@
 // What attends to what in one step, as arrays, and the units of work it is cut into.
 //
 //   item      some queries of a step in a row, and their keys: runs that lie in a row in the step or in the pool,
-//             in the order of the sequence. Query i sees the first visible[i] keys of its item.
+//             in the order of the sequence. Query i sees the first visible[i] keys of its item, or, where the plan
+//             has windows, those of them from hidden[i] on.
 //   unit      queries of one item on one KV head; largest first, so that threads end together.
 //
 // A prompt is an item with one run; a branch has a run for every ancestor and runs of the pool before them; a
@@ -22,10 +23,12 @@ namespace prelude::cpu {
 
 class AttentionPlan {
  public:
-  // query_starts [items + 1], visible [query_starts[items]], run_starts [items + 1]; runs [run_starts[items]].
-  // Returns false, and stays empty, where a query sees no key or more keys than its item has.
+  // query_starts [items + 1], visible [query_starts[items]], run_starts [items + 1]; runs [run_starts[items]]; hidden
+  // as visible, or empty. Returns false, and stays empty, where a query sees no key or more keys than its item has.
   bool build(const Kernels& kernels, const AttentionShape& shape, std::vector<int32_t> query_starts,
-             std::vector<int32_t> visible, std::vector<int32_t> run_starts, std::vector<KeyRun> runs) {
+             std::vector<int32_t> visible, std::vector<int32_t> run_starts, std::vector<KeyRun> runs,
+             std::vector<int32_t> hidden) {
+    if (!hidden.empty() && hidden.size() != visible.size()) return false;
     kernels_ = &kernels;
     shape_ = shape;
     units_.clear();
@@ -39,13 +42,14 @@ class AttentionPlan {
     for (int32_t item = 0; item < items; ++item) {
       int64_t keys = 0;
       for (int32_t r = run_starts[item]; r < run_starts[item + 1]; ++r) keys += runs[r].length;
-      if (!cut(item, query_starts[item], query_starts[item + 1], keys, visible)) return units_.clear(), false;
+      if (!cut(item, query_starts[item], query_starts[item + 1], keys, visible, hidden)) return units_.clear(), false;
     }
     std::stable_sort(units_.begin(), units_.end(),
                      [](const AttentionUnit& a, const AttentionUnit& b) { return cost(a) > cost(b); });
     for (const AttentionUnit& unit : units_)
-      room_floats_ = std::max(room_floats_, kernels.unit_floats(unit.keys, shape.width));
+      room_floats_ = std::max(room_floats_, kernels.unit_floats(unit.keys - unit.from, shape.width));
     visible_ = std::move(visible);
+    hidden_ = std::move(hidden);
     run_starts_ = std::move(run_starts);
     runs_ = std::move(runs);
     return true;
@@ -72,8 +76,8 @@ class AttentionPlan {
     float* room = room_.get() + 16 - (reinterpret_cast<uintptr_t>(room_.get()) / 4) % 16;
     run_pieces(fork, threads, static_cast<int64_t>(units_.size()), [&](int64_t i, int thread) {
       const AttentionUnit& unit = units_[static_cast<size_t>(i)];
-      kernels_->attend(shape_, tensors, runs_.data() + run_starts_[unit.item], visible_.data(), unit,
-                       room + apart * thread);
+      kernels_->attend(shape_, tensors, runs_.data() + run_starts_[unit.item], visible_.data(),
+                       hidden_.empty() ? nullptr : hidden_.data(), unit, room + apart * thread);
     });
     return true;
   }
@@ -82,18 +86,25 @@ class AttentionPlan {
   // Rows of a unit: enough of them that packing the keys, which each unit does, is a few percent of its work.
   static constexpr int32_t kUnitRows = 192;
 
-  static int64_t cost(const AttentionUnit& unit) { return static_cast<int64_t>(unit.last - unit.first) * unit.keys; }
+  static int64_t cost(const AttentionUnit& unit) {
+    return static_cast<int64_t>(unit.last - unit.first) * (unit.keys - unit.from);
+  }
 
-  bool cut(int32_t item, int32_t first, int32_t last, int64_t keys, const std::vector<int32_t>& visible) {
+  bool cut(int32_t item, int32_t first, int32_t last, int64_t keys, const std::vector<int32_t>& visible,
+           const std::vector<int32_t>& hidden) {
     const int32_t step = std::max<int32_t>(1, kUnitRows * shape_.kv_heads / shape_.heads);
     for (int32_t from = first; from < last; from += step) {
       const int32_t to = std::min(last, from + step);
-      int32_t most = 0;
+      int32_t most = 0, least = hidden.empty() ? 0 : hidden[from];
       for (int32_t q = from; q < to; ++q) {
         if (visible[q] < 1 || visible[q] > keys) return false;
         most = std::max(most, visible[q]);
+        if (hidden.empty()) continue;
+        if (hidden[q] < 0 || hidden[q] >= visible[q]) return false;
+        least = std::min(least, hidden[q]);
       }
-      for (int32_t head = 0; head < shape_.kv_heads; ++head) units_.push_back({item, head, from, to, most});
+      least -= least % kKeyAlignment;
+      for (int32_t head = 0; head < shape_.kv_heads; ++head) units_.push_back({item, head, from, to, most, least});
     }
     return true;
   }
@@ -101,6 +112,7 @@ class AttentionPlan {
   const Kernels* kernels_ = nullptr;
   AttentionShape shape_{};
   std::vector<int32_t> visible_;
+  std::vector<int32_t> hidden_;
   std::vector<int32_t> run_starts_;
   std::vector<KeyRun> runs_;
   std::vector<AttentionUnit> units_;

@@ -41,7 +41,15 @@ struct KeyCursor {
   int64_t left;
   int64_t at;
 
-  explicit KeyCursor(const KeyRun* first) : run(first), left(first->length), at(first->from) {}
+  // Behind the first `skip` keys.
+  KeyCursor(const KeyRun* first, int64_t skip) : run(first), left(first->length), at(first->from) {
+    for (; skip > 0 && skip >= left; at = run->from) {
+      skip -= left;
+      left = (++run)->length;
+    }
+    left -= skip;
+    at += skip;
+  }
   void skip_empty() {
     while (left == 0) {
       ++run;
@@ -57,11 +65,10 @@ struct KeyCursor {
   }
 };
 
-inline void pack_keys(const AttentionTensors& t, const KeyRun* runs, int64_t keys, int64_t head_at, int64_t width,
+inline void pack_keys(const AttentionTensors& t, KeyCursor cursor, int64_t keys, int64_t head_at, int64_t width,
                       const UnitRoom& room) {
   const int64_t wide = padded_width(width), whole = width / kLanes * kLanes;
   const float* rows[kLanes];
-  KeyCursor cursor(runs);
   for (int64_t first = 0; first < keys; first += kLanes) {
     float* panel = room.panels + first * width;
     const int count = static_cast<int>(keys - first < kLanes ? keys - first : kLanes);
@@ -86,10 +93,9 @@ inline void pack_keys(const AttentionTensors& t, const KeyRun* runs, int64_t key
 }
 
 // The values as float rows: `stride` apart, padded with zeros to whole vectors.
-inline const float* pack_values(const AttentionTensors& t, const KeyRun* runs, int64_t keys, int64_t head_at,
+inline const float* pack_values(const AttentionTensors& t, KeyCursor cursor, int64_t keys, int64_t head_at,
                                 int64_t width, const UnitRoom& room, int64_t& stride) {
   const int64_t wide = padded_width(width);
-  KeyCursor cursor(runs);
   cursor.skip_empty();
   if (t.type == Type::f32 && wide == width && cursor.left >= keys) {
     stride = cursor.run->pool ? t.pool_stride : t.v_stride;
@@ -140,8 +146,9 @@ inline void all_scores(const UnitRoom& room, int64_t panels, int64_t width, int6
     score_panels<R, 1>(room.queries, room.panels + p * width * kLanes, width, room.scores + p * kLanes, stride);
 }
 
-// Scores to weights in place; returns the reciprocal of their sum.
-inline float soften(float* scores, int64_t visible, int64_t computed) {
+// Scores to weights in place; returns the reciprocal of their sum. Keys before `hidden` have weight 0.
+inline float soften(float* scores, int64_t hidden, int64_t visible, int64_t computed) {
+  for (int64_t k = 0; k < hidden; ++k) scores[k] = -std::numeric_limits<float>::infinity();
   for (int64_t k = visible; k < computed; ++k) scores[k] = -std::numeric_limits<float>::infinity();
   const int64_t reached = (visible + kLanes - 1) / kLanes * kLanes;
   Vec most = load(scores);
@@ -177,7 +184,9 @@ inline void weigh(const float* weights, int64_t weight_stride, const float* valu
 
 struct Tile {
   const AttentionTensors* tensors;
-  const int32_t* visible;  // keys that a query sees
+  const int32_t* visible;  // a query sees the keys of the item before this one,
+  const int32_t* hidden;   // and none before this one; null: all
+  int64_t from;            // the item's key with which the unit begins
   int64_t group;           // heads of a KV head
   int64_t head;            // the first of them
   int64_t width;
@@ -188,10 +197,11 @@ struct Tile {
 
 // Rows row0 ... row0 + R - 1 of the unit, row = (query - first) * group + head within the group.
 template <int R>
-void run_tile(const Tile& tile, int64_t first, int64_t row0, const UnitRoom& room) {
+void run_tile(const Tile& tile, int64_t first, int64_t row0, const UnitRoom& unit) {
   const AttentionTensors& t = *tile.tensors;
   const int64_t width = tile.width, wide = padded_width(width);
-  int64_t offset[R], sees[R], most = 0;
+  int64_t offset[R], sees[R], skips[R], most = 0, least = std::numeric_limits<int64_t>::max();
+  UnitRoom room = unit;
   for (int r = 0; r < R; ++r) {
     const int64_t query = first + (row0 + r) / tile.group, at = (tile.head + (row0 + r) % tile.group) * width;
     const int64_t from = query * t.q_stride + at;
@@ -203,19 +213,27 @@ void run_tile(const Tile& tile, int64_t first, int64_t row0, const UnitRoom& roo
     }
     for (int64_t d = 0; d < width; ++d) q[d] *= tile.scale;
     offset[r] = query * t.out_stride + at;
-    sees[r] = tile.visible[query];
+    sees[r] = tile.visible[query] - tile.from;
+    skips[r] = tile.hidden ? tile.hidden[query] - tile.from : 0;
     most = sees[r] > most ? sees[r] : most;
+    least = skips[r] < least ? skips[r] : least;
   }
+  // The tile begins at the panel of the first key that one of its rows sees.
+  least = least / kLanes * kLanes;
+  room.panels += least * width;
+  const float* values = tile.values + least * tile.value_stride;
+  most -= least;
   const int64_t panels = (most + kLanes - 1) / kLanes, stride = panels * kLanes;
   all_scores<R>(room, panels, width, stride);
   float inverse[R];
-  for (int r = 0; r < R; ++r) inverse[r] = soften(room.scores + r * stride, sees[r], stride);
+  for (int r = 0; r < R; ++r)
+    inverse[r] = soften(room.scores + r * stride, skips[r] - least, sees[r] - least, stride);
   int64_t d = 0;
   float* out = room.row;
   for (; d + kValueVectors * kLanes <= wide; d += kValueVectors * kLanes)
-    weigh<R, kValueVectors>(room.scores, stride, tile.values + d, tile.value_stride, most, inverse, out + d, wide);
+    weigh<R, kValueVectors>(room.scores, stride, values + d, tile.value_stride, most, inverse, out + d, wide);
   for (; d < wide; d += kLanes)
-    weigh<R, 1>(room.scores, stride, tile.values + d, tile.value_stride, most, inverse, out + d, wide);
+    weigh<R, 1>(room.scores, stride, values + d, tile.value_stride, most, inverse, out + d, wide);
   for (int r = 0; r < R; ++r) {
     if (t.type == Type::f32) {
       std::memcpy(static_cast<float*>(t.out) + offset[r], out + r * wide, sizeof(float) * static_cast<size_t>(width));
@@ -234,13 +252,15 @@ void run_short_tile(const Tile& tile, int64_t first, int64_t row0, int64_t rows,
 }
 
 inline void attend_unit(const AttentionShape& shape, const AttentionTensors& t, const KeyRun* runs,
-                        const int32_t* visible, const AttentionUnit& unit, float* floats) {
+                        const int32_t* visible, const int32_t* hidden, const AttentionUnit& unit, float* floats) {
   const int64_t width = shape.width, group = shape.heads / shape.kv_heads;
-  const UnitRoom room = cut_room(floats, unit.keys, width);
+  const int64_t keys = unit.keys - unit.from;
+  const UnitRoom room = cut_room(floats, keys, width);
   const int64_t head_at = unit.kv_head * width;
-  pack_keys(t, runs, unit.keys, head_at, width, room);
-  Tile tile{&t, visible, group, unit.kv_head * group, width, shape.scale, nullptr, 0};
-  tile.values = pack_values(t, runs, unit.keys, head_at, width, room, tile.value_stride);
+  const KeyCursor cursor(runs, unit.from);
+  pack_keys(t, cursor, keys, head_at, width, room);
+  Tile tile{&t, visible, hidden, unit.from, group, unit.kv_head * group, width, shape.scale, nullptr, 0};
+  tile.values = pack_values(t, cursor, keys, head_at, width, room, tile.value_stride);
   const int64_t rows = (unit.last - unit.first) * group;
   int64_t row = 0;
   for (; row + kTileRows <= rows; row += kTileRows) run_tile<kTileRows>(tile, unit.first, row, room);

@@ -80,6 +80,68 @@ inline void rms_norm(const NormArgs& a, int64_t first, int64_t last, float* room
   }
 }
 
+inline float mean_of(const float* x, int64_t width) {
+  Vec even = zero(), odd = zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
+    even = add(even, load(x + i));
+    odd = add(odd, load(x + i + kLanes));
+  }
+  for (; i < width; i += kLanes)
+    even = add(even, load_some(x + i, static_cast<int>(width - i < kLanes ? width - i : kLanes)));
+  return sum(add(even, odd)) / static_cast<float>(width);
+}
+
+// 1 / sqrt(variance + eps). Lanes behind the last value are those of `mean`, which add nothing.
+inline float inverse_deviation(const float* x, float mean, int64_t width, float eps) {
+  const Vec centre = same(mean);
+  Vec even = zero(), odd = zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
+    const Vec a = fnma(centre, same(1.0f), load(x + i)), b = fnma(centre, same(1.0f), load(x + i + kLanes));
+    even = fma(a, a, even);
+    odd = fma(b, b, odd);
+  }
+  for (; i < width; i += kLanes) {
+    const int left = static_cast<int>(width - i < kLanes ? width - i : kLanes);
+    float last[kLanes];
+    store(last, centre);
+    for (int l = 0; l < left; ++l) last[l] = x[i + l];
+    const Vec a = fnma(centre, same(1.0f), load(last));
+    even = fma(a, a, even);
+  }
+  return 1.0f / std::sqrt(sum(add(even, odd)) / static_cast<float>(width) + eps);
+}
+
+inline void layer_norm_row(const float* x, const NormArgs& a, float* out) {
+  const float mean = mean_of(x, a.width);
+  const Vec factor = same(inverse_deviation(x, mean, a.width, a.eps)), centre = same(mean), one = same(1.0f);
+  for (int64_t i = 0; i < a.width; i += kLanes) {
+    const int left = static_cast<int>(a.width - i < kLanes ? a.width - i : kLanes);
+    const bool whole = left == kLanes;
+    Vec y = mul(fnma(centre, one, whole ? load(x + i) : load_some(x + i, left)), factor);
+    if (a.gain) y = mul(y, whole ? load(a.gain + i) : load_some(a.gain + i, left));
+    if (a.bias) y = add(y, whole ? load(a.bias + i) : load_some(a.bias + i, left));
+    if (whole)
+      store(out + i, y);
+    else
+      store_some(out + i, y, left);
+  }
+}
+
+// As rms_norm, of x minus its mean, and with a bias.
+inline void layer_norm(const NormArgs& a, int64_t first, int64_t last, float* room) {
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = a.x + row * a.x_stride;
+    if (a.out_type == Type::f32) {
+      layer_norm_row(x, a, static_cast<float*>(a.out) + row * a.out_stride);
+    } else {
+      layer_norm_row(x, a, room);
+      narrow(room, a.width, static_cast<uint16_t*>(a.out) + row * a.out_stride);
+    }
+  }
+}
+
 inline void turn_head(float* head, const float* turns, int64_t width) {
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) store(head + i, turn(load(head + i), load(turns + i)));
@@ -111,32 +173,83 @@ inline void norm_rotate(const RotateArgs& a, int64_t first, int64_t last, float*
   }
 }
 
-// gate / (1 + exp(-gate)) * up. Where exp stops growing the quotient is below 1e-35: 0.
-inline Vec silu_times(Vec gate, Vec up) {
-  const Vec negative = fnma(gate, same(1.0f), zero());
-  const Vec silu = div(gate, add(same(1.0f), exp_of(negative)));
-  return mul(zero_where_below(silu, gate, -87.3f), up);
-}
+// x / (1 + exp(-x)). Where exp stops growing the quotient is below 1e-35: 0.
+struct Silu {
+  static Vec of(Vec x) {
+    const Vec negative = fnma(x, same(1.0f), zero());
+    return zero_where_below(div(x, add(same(1.0f), exp_of(negative))), x, -87.3f);
+  }
+};
 
-inline void gate_row(float* gate, const float* up, int64_t inner) {
+// x Phi(x) = max(x, 0) - |x| Phi(-|x|), to 1e-7 of |x|. Phi(-t) = erfc(t / sqrt 2) / 2, by formula 7.1.26 of
+// Abramowitz and Stegun.
+struct Gelu {
+  static Vec of(Vec x) {
+    const Vec size = max(fnma(x, same(1.0f), zero()), x);
+    const Vec u = mul(size, same(0.70710678118654752f));
+    const Vec t = div(same(1.0f), fma(u, same(0.3275911f), same(1.0f)));
+    Vec p = same(0.5f * 1.061405429f);
+    p = fma(p, t, same(0.5f * -1.453152027f));
+    p = fma(p, t, same(0.5f * 1.421413741f));
+    p = fma(p, t, same(0.5f * -0.284496736f));
+    p = fma(p, t, same(0.5f * 0.254829592f));
+    const Vec tail = mul(mul(p, t), exp_of(fnma(u, u, zero())));
+    return fnma(size, tail, max(zero(), x));
+  }
+};
+
+// x (1 + tanh z) / 2 = x / (1 + exp(-2 z)), z = sqrt(2 / pi) (x + 0.044715 x^3)
+struct GeluTanh {
+  static Vec of(Vec x) {
+    const Vec inside = mul(x, fma(mul(x, x), same(0.044715f), same(1.0f)));
+    const Vec twice = mul(inside, same(-1.5957691216057308f));
+    return zero_where_below(div(x, add(same(1.0f), exp_of(twice))), x, -13.0f);
+  }
+};
+
+struct Relu {
+  static Vec of(Vec x) { return max(zero(), x); }
+};
+
+template <class F>
+inline void activate_row(float* x, const float* factor, int64_t inner) {
   int64_t i = 0;
-  for (; i + kLanes <= inner; i += kLanes) store(gate + i, silu_times(load(gate + i), load(up + i)));
+  for (; i + kLanes <= inner; i += kLanes) {
+    const Vec y = F::of(load(x + i));
+    store(x + i, factor ? mul(y, load(factor + i)) : y);
+  }
   if (i < inner) {
     const int left = static_cast<int>(inner - i);
-    store_some(gate + i, silu_times(load_some(gate + i, left), load_some(up + i, left)), left);
+    const Vec y = F::of(load_some(x + i, left));
+    store_some(x + i, factor ? mul(y, load_some(factor + i, left)) : y, left);
   }
 }
 
-inline void silu_gate(const GateArgs& a, int64_t first, int64_t last, float* room) {
+template <class F>
+inline void activate_rows(const ActivateArgs& a, int64_t first, int64_t last, float* room) {
+  const int64_t values = a.gated ? 2 * a.inner : a.inner;
   for (int64_t row = first; row < last; ++row) {
     if (a.type == Type::f32) {
-      float* gate = static_cast<float*>(a.rows) + row * a.stride;
-      gate_row(gate, gate + a.inner, a.inner);
+      float* x = static_cast<float*>(a.rows) + row * a.stride;
+      activate_row<F>(x, a.gated ? x + a.inner : nullptr, a.inner);
     } else {
-      uint16_t* gate = static_cast<uint16_t*>(a.rows) + row * a.stride;
-      widen(gate, 2 * a.inner, room);
-      gate_row(room, room + a.inner, a.inner);
-      narrow(room, a.inner, gate);
+      uint16_t* x = static_cast<uint16_t*>(a.rows) + row * a.stride;
+      widen(x, values, room);
+      activate_row<F>(room, a.gated ? room + a.inner : nullptr, a.inner);
+      narrow(room, a.inner, x);
     }
+  }
+}
+
+inline void activate(const ActivateArgs& a, int64_t first, int64_t last, float* room) {
+  switch (a.kind) {
+    case Activation::silu:
+      return activate_rows<Silu>(a, first, last, room);
+    case Activation::gelu:
+      return activate_rows<Gelu>(a, first, last, room);
+    case Activation::gelu_tanh:
+      return activate_rows<GeluTanh>(a, first, last, room);
+    case Activation::relu:
+      return activate_rows<Relu>(a, first, last, room);
   }
 }

@@ -43,8 +43,12 @@ inline bool rms_norm(const Kernels& kernels, const NormArgs& args, int64_t rows,
 inline bool norm_rotate(const Kernels& kernels, const RotateArgs& args, int64_t rows, Fork fork, int threads) {
   return over_rows(kernels.norm_rotate, args, rows, args.heads * args.width, args.type != Type::f32, fork, threads);
 }
-inline bool silu_gate(const Kernels& kernels, const GateArgs& args, int64_t rows, Fork fork, int threads) {
-  return over_rows(kernels.silu_gate, args, rows, 2 * args.inner, args.type != Type::f32, fork, threads);
+inline bool layer_norm(const Kernels& kernels, const NormArgs& args, int64_t rows, Fork fork, int threads) {
+  return over_rows(kernels.layer_norm, args, rows, args.width, args.out_type != Type::f32, fork, threads);
+}
+inline bool activate(const Kernels& kernels, const ActivateArgs& args, int64_t rows, Fork fork, int threads) {
+  const int64_t values = args.gated ? 2 * args.inner : args.inner;
+  return over_rows(kernels.activate, args, rows, values, args.type != Type::f32, fork, threads);
 }
 
 }  // namespace prelude::cpu

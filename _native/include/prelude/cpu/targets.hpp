@@ -14,10 +14,12 @@ struct Kernels {
   // Rows [first, last). `room` holds as many floats as row_floats() says.
   void (*rms_norm)(const NormArgs&, int64_t first, int64_t last, float* room);
   void (*norm_rotate)(const RotateArgs&, int64_t first, int64_t last, float* room);
-  void (*silu_gate)(const GateArgs&, int64_t first, int64_t last, float* room);
-  // One unit; `runs` are its item's keys, `visible` how many of them each query of the plan sees.
+  void (*activate)(const ActivateArgs&, int64_t first, int64_t last, float* room);
+  void (*layer_norm)(const NormArgs&, int64_t first, int64_t last, float* room);
+  // One unit; `runs` are its item's keys. A query of the plan sees those before `visible`, without the first `hidden`
+  // ones; `hidden` may be null.
   void (*attend)(const AttentionShape&, const AttentionTensors&, const KeyRun* runs, const int32_t* visible,
-                 const AttentionUnit&, float* room);
+                 const int32_t* hidden, const AttentionUnit&, float* room);
   // Query heads [first, last) of one decode row, all of one or several KV heads; `room` holds paged_room() floats.
   void (*attend_row)(const PagedArgs&, int64_t row, int first, int last, float* room);
   // Outputs [first, last); `x` are the inputs as floats.

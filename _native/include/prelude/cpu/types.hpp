@@ -12,11 +12,12 @@ namespace prelude::cpu {
 enum class Type : int32_t { f32 = 0, bf16 = 1 };
 constexpr int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
-// Rows of `width` values, `stride` values apart.
+// Rows of `width` values, `stride` values apart. `out` may be `x`.
 struct NormArgs {
   const float* x;
   int64_t x_stride;
   const float* gain;  // [width], or null where the next weight has it inside
+  const float* bias;  // [width] or null; of layer norms only
   void* out;
   int64_t out_stride;
   Type out_type;
@@ -40,12 +41,18 @@ struct RotateArgs {
   const int64_t* positions;
 };
 
-// silu(gate) * up into the memory of gate; a row is [gate | up], `inner` values each.
-struct GateArgs {
+// relu: max(x, 0). silu: x / (1 + exp(-x)). gelu: x * Phi(x), by erf. gelu_tanh: its form with tanh.
+enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3 };
+
+// The activation of the first `inner` values of each row, in place. `gated`: a row has `inner` values more, by which
+// the result is multiplied.
+struct ActivateArgs {
   void* rows;
   int64_t stride;
   Type type;
   int64_t inner;
+  Activation kind;
+  bool gated;
 };
 
 // out = x * weight^T, or out += x * weight^T, for a few rows. `type` is that of x and weight; sums are float32, and
@@ -77,7 +84,8 @@ struct AttentionUnit {
   int32_t kv_head;
   int32_t first;
   int32_t last;
-  int32_t keys;  // the first so many of the item's keys are seen by some of these queries
+  int32_t keys;  // the first so many of the item's keys are seen by some of these queries,
+  int32_t from;  // those before this one by none of them; a multiple of kKeyAlignment
 };
 
 // One layer's tensors: a row holds all its heads of `width` values side by side; strides are in values.
@@ -120,6 +128,10 @@ struct PagedArgs {
   float scale;
   Type type;
 };
+
+// A key's place in a vector is its place in the item modulo the vector's length, wherever a unit begins: so the sums
+// of a query do not depend on the queries beside it.
+inline constexpr int32_t kKeyAlignment = 16;
 
 struct AttentionShape {
   int32_t heads;

@@ -1,0 +1,89 @@
+"""Small random encoders of every family beside transformers' own: what tests of models and of the engine share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from prelude.execution.cpu import CpuExecutor
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 100,
+    "max_position_embeddings": 140,
+}
+DISTILBERT = {"vocab_size": 211, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 100}
+CLASSES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert"}
+CLASSES |= {"electra": "Electra"}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "bert": {"family": "bert"},
+    "bert-relu": {"family": "bert", "hidden_act": "relu"},
+    "bert-gelu-new": {"family": "bert", "hidden_act": "gelu_new", "type_vocab_size": 3},
+    "bert-narrow-heads": {"family": "bert", "num_attention_heads": 16},
+    "bert-one-layer": {"family": "bert", "num_hidden_layers": 1},
+    "roberta": {"family": "roberta"},
+    "roberta-silu-types": {"family": "roberta", "hidden_act": "silu", "type_vocab_size": 2, "pad_token_id": 4},
+    "xlm-roberta": {"family": "xlm-roberta"},
+    "distilbert": {"family": "distilbert"},
+    "electra": {"family": "electra"},
+    "electra-narrow-embeddings": {"family": "electra", "embedding_size": 20},
+}
+
+
+def write_encoder(path: Path, *, family: str, kind: str = "Model", seed: int = 0, **changes: Any) -> Path:
+    """A random checkpoint: gains around one, biases around zero, weights large enough that answers differ."""
+    sizes = {**DISTILBERT, "max_position_embeddings": 140} if family == "distilbert" else SIZES
+    if family == "electra":
+        sizes = {"embedding_size": 48, **sizes}
+    config = getattr(transformers, f"{CLASSES[family]}Config")(**{**sizes, **changes})
+    torch.manual_seed(seed)
+    model = getattr(transformers, CLASSES[family] + kind)(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            gain = "norm" in name.lower() and name.endswith("weight")
+            weight.copy_((1.0 if gain else 0.0) + (0.2 if weight.ndim == 1 else 0.15) * torch.randn(weight.shape))
+    model.save_pretrained(path)
+    return path
+
+
+@dataclass
+class Encoder:
+    """A checkpoint, and transformers' model of it."""
+
+    path: Path
+    config: ModelConfig = field(init=False)
+    oracle: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = ModelConfig.from_dir(self.path)
+        loader = getattr(transformers, self.config.architecture)
+        self.oracle = loader.from_pretrained(self.path, dtype=torch.float32).eval()
+
+    def executor(self, **options: Any) -> CpuExecutor:
+        with Checkpoint.open(self.path, self.config) as checkpoint:
+            return CpuExecutor(self.config, checkpoint, num_blocks=1, **options)
+
+    def run(self, ids: np.ndarray, second: int | None = None) -> Any:
+        """transformers' output for one prompt, whose tokens from ``second`` on are of a second text."""
+        more: dict[str, Tensor] = {}
+        if second is not None:
+            more["token_type_ids"] = (torch.arange(len(ids)) >= second).long()[None]
+        with torch.no_grad():
+            return self.oracle(torch.tensor(ids.astype(np.int64))[None], **more)
+
+    def states(self, ids: np.ndarray, second: int | None = None) -> np.ndarray:
+        """[tokens, hidden]"""
+        found: np.ndarray = self.run(ids, second).last_hidden_state[0].numpy()
+        return found

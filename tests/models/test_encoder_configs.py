@@ -1,0 +1,166 @@
+"""config.json and checkpoints of encoders: what is read, and every way to refuse it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from prelude.errors import CheckpointError, ModelError, UnsupportedModel
+from prelude.models.config import ModelConfig
+from prelude.models.weights import load_weights
+from tests.encoders import VARIANTS, write_encoder
+from tests.models.conftest import open_checkpoint, refused
+from tests.models.test_config import HOSTILE
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+}
+BERT = {**SMALL, "architectures": ["BertModel"], "model_type": "bert"}
+ROBERTA = {**SMALL, "architectures": ["RobertaModel"], "model_type": "roberta"}
+ELECTRA = {**SMALL, "architectures": ["ElectraModel"], "model_type": "electra", "embedding_size": 16}
+DISTILBERT: dict[str, Any] = {
+    "architectures": ["DistilBertModel"],
+    "model_type": "distilbert",
+    "vocab_size": 64,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "max_position_embeddings": 40,
+}
+CONFIGS = {"bert": BERT, "roberta": ROBERTA, "electra": ELECTRA, "distilbert": DISTILBERT}
+
+
+@pytest.mark.parametrize("kind", ["Model", "ForSequenceClassification"])
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_expected_tensors_are_those_that_transformers_writes(name: str, kind: str, tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, kind=kind, **VARIANTS[name])
+    config = ModelConfig.from_dir(path)
+    body = "" if kind == "ForSequenceClassification" else config.spec.prefix
+    written = {f"{body}{name}": tuple(t.shape) for name, t in load_file(path / "model.safetensors").items()}
+    expected = config.spec.tensors()
+    unread = {name for name in written if ".pooler." in name} - set(expected)
+    assert expected == {name: shape for name, shape in written.items() if name not in unread}
+    assert kind == "Model" or not unread
+
+
+def test_positions_of_roberta_begin_behind_the_padding() -> None:
+    def positions(**changes: Any) -> int:
+        return ModelConfig.from_dict({**ROBERTA, **changes}).max_positions
+
+    assert (positions(), positions(pad_token_id=0), positions(pad_token_id=37)) == (38, 39, 2)
+
+
+@pytest.mark.parametrize("kind", ["gamma", "buffers", "masked-lm"])
+def test_checkpoints_of_other_times_and_heads(kind: str, tmp_path: Path) -> None:
+    """The first BERT checkpoints call gains gamma, older ones hold buffers, and many have a head of pre-training."""
+    path = write_encoder(tmp_path, family="bert", kind="ForMaskedLM" if kind == "masked-lm" else "Model")
+    file = path / "model.safetensors"
+    with open_checkpoint(path) as checkpoint:
+        plain = load_weights(checkpoint, checkpoint.config.spec, torch.float32)
+    tensors = load_file(file)
+    if kind == "gamma":
+        for name in [name for name in tensors if "LayerNorm" in name]:
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            tensors[old] = tensors.pop(name)
+    elif kind == "buffers":
+        tensors["embeddings.position_ids"] = torch.arange(140)[None]
+    save_file(tensors, file)
+    with open_checkpoint(path) as checkpoint:
+        again = load_weights(checkpoint, checkpoint.config.spec, torch.float32)
+    for one, other in zip(plain.layers[2].tensors(), again.layers[2].tensors(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.fault(42)
+def test_weights_of_the_body_that_are_missing_too_many_or_of_another_shape(tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, family="bert")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    name = "encoder.layer.1.attention.self.key.bias"
+    for change, said in (
+        ({**tensors, name: torch.zeros(3)}, r"key.bias has shape \[3\], config.json implies \[48\]"),
+        ({**tensors, "encoder.layer.3.output.dense.bias": torch.zeros(48)}, "not part of a BertModel"),
+        ({key: value for key, value in tensors.items() if key != name}, "key.bias' is missing"),
+    ):
+        save_file(change, file)
+        refused(path, said, CheckpointError)
+
+
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({**BERT, "is_decoder": True}, "is_decoder"),
+    ({**BERT, "is_causal": True}, "is_causal"),
+    ({**BERT, "add_cross_attention": True}, "add_cross_attention"),
+    ({**BERT, "position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ({**BERT, "hidden_act": "mish"}, "hidden_act 'mish'; supported: gelu"),
+    ({**BERT, "quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ({**DISTILBERT, "sinusoidal_pos_embds": True}, "sinusoidal_pos_embds"),
+    ({**BERT, "architectures": ["BertForTokenClassification"]}, "architecture 'BertForTokenClassification'"),
+]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({**BERT, "num_attention_heads": 5}, "hidden_size is 32, .* a multiple of num_attention_heads = 5"),
+    ({**DISTILBERT, "n_heads": 5}, "dim is 32, .* a multiple of n_heads = 5"),
+    ({**BERT, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    ({**BERT, "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+    ({**BERT, "max_position_embeddings": 0}, "max_position_embeddings is 0"),
+    ({**BERT, "layer_norm_eps": 0}, "layer_norm_eps is 0"),
+    ({**BERT, "layer_norm_eps": math.nan}, "layer_norm_eps is nan"),
+    ({**BERT, "type_vocab_size": -1}, "type_vocab_size is -1"),
+    ({**BERT, "vocab_size": None}, "vocab_size is None"),
+    ({**ROBERTA, "pad_token_id": 39}, "pad_token_id is 39"),
+    ({**ROBERTA, "max_position_embeddings": 1}, "positions begin at pad_token_id"),
+    ({**ELECTRA, "embedding_size": 0}, "embedding_size is 0"),
+    ({**BERT, "model_type": "roberta"}, "belongs to 'bert'"),
+]
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("config, message", UNSUPPORTED, ids=[message for _, message in UNSUPPORTED])
+def test_unsupported_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        ModelConfig.from_dict(config)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("config, message", WRONG, ids=[message for _, message in WRONG])
+def test_wrong_values_are_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        ModelConfig.from_dict(config)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
+    """Nothing but a ModelError, of bounded length, wherever a value stands; and a config that is read can be used."""
+    base = {**CONFIGS[name], "layer_norm_eps": 1e-5, "pad_token_id": 1, "type_vocab_size": 2}
+    count = 0
+    for key in (*base, "hidden_act", "activation", "is_decoder", "position_embedding_type", "id2label"):
+        for value in HOSTILE:
+            try:
+                config = ModelConfig.from_dict({**base, key: value})
+            except ModelError as failure:
+                count += 1
+                assert len(str(failure)) <= 500
+            else:
+                assert config.max_positions >= 1 and config.spec.tensors()
+    assert count > 100
+
+
+def test_a_config_written_by_transformers_is_read_as_it_stands(tmp_path: Path) -> None:
+    path = write_encoder(tmp_path, family="roberta", kind="ForSequenceClassification", num_labels=3)
+    raw = json.loads((path / "config.json").read_text())
+    config = ModelConfig.from_dir(path)
+    assert raw["model_type"] == config.model_type == "roberta"
+    assert (config.labels, config.activation) == (("LABEL_0", "LABEL_1", "LABEL_2"), "softmax")
+    assert config.spec.bidirectional and config.spec.final_norm is None and config.spec.lm_head is None
