@@ -3,6 +3,7 @@
 The C++ cores are header-only or listed in ``native_sources.txt``, which CMakeLists.txt reads
 too (for the tests and sanitizers that need no Python). ``PRELUDE_SANITIZE=address,undefined`` is
 given to ``-fsanitize``; the interpreter then needs ``LD_PRELOAD=$(gcc -print-file-name=libasan.so)``.
+``PRELUDE_SYMBOLS=1`` compiles with debug symbols and frame pointers, for gdb, perf and valgrind.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from setuptools.errors import BaseError, CompileError
 
 HERE = Path(__file__).parent
 SANITIZE = os.environ.get("PRELUDE_SANITIZE")
+SYMBOLS = ["-g", "-fno-omit-frame-pointer"] if os.environ.get("PRELUDE_SYMBOLS") else ["-g0"]
 GLUE_LEVEL = "-O1"
 """How what Cython wrote is compiled: it is mostly calls, so that this is half of the time and little of the speed."""
 LEVELS = {
@@ -56,7 +58,7 @@ def core_sources(folder: str, module: str) -> list[str]:
 
 def extensions() -> list[Extension]:
     windows = sys.platform == "win32"
-    flags = ["/std:c++20", "/O2"] if windows else ["-std=c++20", "-g0", "-fvisibility=hidden"]
+    flags = ["/std:c++20", "/O2"] if windows else ["-std=c++20", *SYMBOLS, "-fvisibility=hidden"]
     sanitizers = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g1"] if SANITIZE else []
     include = ["_native/include", "tokenizer/core"]  # relative: ccache finds the same commands in any folder
     found = []

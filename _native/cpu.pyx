@@ -293,7 +293,7 @@ def product_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out,
 def write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k, uintptr_t pool_v,
                     int64_t values, int64_t num_tokens, int64_t num_slots, uintptr_t tokens, uintptr_t slots,
                     int64_t rows, bint half, int threads):
-    """K and V of token ``tokens[i]`` (``i`` where ``tokens`` is 0) to slot ``slots[i]`` of the pool, ``values`` each."""
+    """K and V of token ``tokens[i]`` (``i`` where ``tokens`` is 0), ``values`` each, into the pool at ``slots[i]``."""
     cdef PoolRowsArgs args
     cdef cbool inside
     args.k, args.v = <const void*> k, <const void*> v

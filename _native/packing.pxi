@@ -24,7 +24,6 @@ def block_hashes(tokens, int32_t block_size=16, uint64_t salt=0, key: bytes | No
     return out
 
 
-
 cdef class _Borrowed:
     """Arrays that a call reads through pointers: kept alive, and made contiguous where they were not."""
 

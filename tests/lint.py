@@ -1,8 +1,9 @@
-"""Everything that is said of the code without running it: python -m tests.lint   (pip install -e ".[lint]")
+"""Lint and types: python -m tests.lint [CHECK ...]   (pip install -e ".[lint]")
 
-ruff's rules and format, clang-format, and ``mypy --strict`` over the package in the layout that a wheel has. In the
-checkout three packages lie beside ``prelude`` and not in it (``[tool.setuptools.package-dir]``), so mypy gets a tree
-of links. Exits with 1 where anything was found.
+The checks are ``ruff``, ``format`` (ruff's), ``clang-format``, ``cython-lint`` and ``types`` (``mypy --strict``).
+Without a name all of them run. ``types`` covers the package in the layout of a wheel: in the checkout three packages
+lie beside ``prelude`` and not in it (``[tool.setuptools.package-dir]``), so mypy reads a tree of links. The exit
+status is 1 if a check found something.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("_native", "tokenizer", "cuda")  # packages of ``prelude`` whose folders lie beside it
-CPP = ("_native", "tokenizer")  # tests/cuda/emulator.hpp follows CUDA's names and a style of its own
+NATIVE = ("_native", "tokenizer")  # tests/cuda/emulator.hpp follows CUDA's names and a style of its own
 
 
 TREE = ROOT / "build" / "types"  # kept, so that mypy's cache finds the same paths again
@@ -44,16 +46,27 @@ def types_pass() -> bool:
     return passes("mypy", "-p", "prelude", "--python-executable", sys.executable, *settings, folder=TREE)
 
 
-def main() -> int:
-    sources = [str(path) for folder in CPP for kind in ("cpp", "hpp") for path in (ROOT / folder).rglob(f"*.{kind}")]
-    results = (
-        passes("ruff", "check", "."),
-        passes("ruff", "format", "--check", "."),
-        passes("clang-format", "--dry-run", "--Werror", *sources),
-        types_pass(),
-    )
+def files(*kinds: str) -> list[str]:
+    return [str(path) for folder in NATIVE for kind in kinds for path in sorted((ROOT / folder).rglob(f"*.{kind}"))]
+
+
+CHECKS: dict[str, Callable[[], bool]] = {
+    "ruff": lambda: passes("ruff", "check", "."),
+    "format": lambda: passes("ruff", "format", "--check", "."),
+    "clang-format": lambda: passes("clang-format", "--dry-run", "--Werror", *files("cpp", "hpp")),
+    "cython-lint": lambda: passes("cython-lint", *files("pyx", "pxi", "pxd")),
+    "types": types_pass,
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in CHECKS]
+    if unknown:
+        print(f"{', '.join(unknown)}: not one of {', '.join(CHECKS)}", file=sys.stderr)
+        return 2
+    results = [CHECKS[name]() for name in names or CHECKS]
     return 0 if all(results) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

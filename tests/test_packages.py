@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = ("_native", "tokenizer", "cuda", "prelude", "tests", "bench", "examples", "docs", "tools")
 AT_TOP = {"LICENSE", "THIRD_PARTY_NOTICES", "SECURITY.md", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.py"}
-AT_TOP |= {"native_sources.txt", "CMakeLists.txt"}
+AT_TOP |= {"native_sources.txt", "CMakeLists.txt", "CONTRIBUTING.md", ".clang-format", ".editorconfig"}
+AT_TOP |= {".pre-commit-config.yaml"}
 MADE = {".so", ".pyc", ".pyd"}  # by building and by running
 
 
@@ -60,3 +61,11 @@ def test_wheel_leaves_out_training_and_sources(tmp_path: Path) -> None:
     assert not {path for path in model - {"__init__.py"} if path.endswith((".py", ".jsonl"))}
     assert not [path for kind in ("hpp", "cpp", "pyx", "pxi") for path in tmp_path.rglob(f"*.{kind}")]
     assert all((tmp_path / "prelude" / name).is_file() for name in ("py.typed", "tokenizer/_core.pyi"))
+
+
+def test_pre_commit_has_the_versions_of_the_lint_extra() -> None:
+    extra = re.search(r"^lint = (.*)$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert extra is not None
+    pinned = set(re.findall(r'"([\w-]+==[\w.]+)"', extra[1]))
+    hooks = set(re.findall(r'"([\w-]+==[\w.]+)"', (ROOT / ".pre-commit-config.yaml").read_text()))
+    assert len(hooks) == 3 and hooks < pinned  # mypy runs in the developer's own environment

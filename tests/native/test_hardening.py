@@ -1,8 +1,12 @@
-"""What the compiler and the linker put into the extensions against memory faults, read from the built files."""
+"""Protections of the compiler and the linker against memory faults, read from the built files; the flags of a build
+with debug symbols."""
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -37,3 +41,30 @@ def test_extensions_are_hardened(module: ModuleType) -> None:
     tags = dict(struct.iter_unpack("<QQ", found[DYNAMIC]))
     assert tags.get(FLAGS, 0) & BIND_NOW
     assert b"\0__stack_chk_fail\0" in data  # the name of an imported function
+
+
+def compile_flags(**environment: str) -> list[str]:
+    """The flags that setup.py gives to every source."""
+    pytest.importorskip("pybind11", reason="a requirement of the build")
+    code = (
+        "import runpy, setuptools\n"
+        "setuptools.setup = lambda ext_modules, **_: print(*ext_modules[0].extra_compile_args)\n"
+        "runpy.run_path('setup.py')"
+    )
+    root = Path(__file__).resolve().parents[2]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PRELUDE_")}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return result.stdout.split()
+
+
+def test_a_build_has_debug_symbols_where_they_are_asked_for() -> None:
+    assert "-g0" in compile_flags() and "-g" not in compile_flags()
+    asked = compile_flags(PRELUDE_SYMBOLS="1")
+    assert {"-g", "-fno-omit-frame-pointer"} <= set(asked) and "-g0" not in asked
