@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.coverage_map import coverage, listed
+from tests.coverage_map import LIST, coverage, listed
 
 TESTS = Path(__file__).parent
+BACKGROUND = LIST.parent / "BACKGROUND.md"
+NO_MECHANISM = re.compile(r"\*(Measured|Context)\*")
 KINDS = {"feature": "features", "fault": "faults"}
 
 
@@ -28,6 +31,22 @@ def test_every_mark_is_a_row_of_the_list() -> None:
     marks = [(path, *mark) for path in TESTS.rglob("*.py") for mark in marks_of(path)]
     assert len(marks) > 300
     assert not [mark for mark in marks if mark[2] not in rows[mark[1]]]
+
+
+def test_a_row_without_a_test_is_said_to_be_open() -> None:
+    """Rows of mechanisms and faults; docs/BACKGROUND.md lists those that no test shows."""
+    marked = {mark for path in TESTS.rglob("*.py") for mark in marks_of(path)}
+    text = dict(re.findall(r"^\| ([A-Z]?\d+) \| (.*)$", LIST.read_text(encoding="utf-8"), re.M))
+    said = set(
+        re.findall(r"\b[A-Z]?\d+\b", BACKGROUND.read_text(encoding="utf-8").split("## What is out of scope")[1])
+    )
+    open_rows = {
+        name
+        for kind, names in listed().items()
+        for name in names
+        if (kind, name) not in marked and not NO_MECHANISM.match(text[name])
+    }
+    assert open_rows <= said, sorted(open_rows - said)
 
 
 def test_no_row_stands_twice() -> None:

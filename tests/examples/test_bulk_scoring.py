@@ -68,6 +68,7 @@ def test_leaving_early_cancels_what_is_under_way() -> None:
     assert cancelled == [1, 2, 3]
 
 
+@pytest.mark.fault(73)
 def test_rows_keep_what_they_brought_and_a_bad_one_fails_alone() -> None:
     rows: list[dict[str, Any]] = [{"id": at, "text": text} for at, text in enumerate(TEXTS * 5)]
     rows[4] = {"id": 4, "text": "word " * 5000}
