@@ -184,7 +184,7 @@ EDITS = (
     edit(
         "prepare_on_loop",
         "J8 G14 5",
-        ("prelude/engine.py", "        if sum(sizes) <= INLINE_CHARS:", "        if True:"),
+        ("prelude/engine.py", "        if sum(sizes) <= INLINE_CHARS and not any(", "        if not any("),
     ),
     edit("range_unbounded", "37", ("tokenizer/_sandbox.py", "ACTIVE.get().bounds.max_range", "10**12")),
     edit(

@@ -88,8 +88,8 @@ EDITS = (
         "13",
         (
             SETTINGS,
-            "        _indptr([len(e.bias_ids) for e in edits]),",
-            "        _indptr([max(len(e.bias_ids) for e in edits)] + [0] * (len(edits) - 1)),",
+            "    return _indptr(lengths), _joined(parts)",
+            "    return _indptr([max(lengths)] + [0] * (len(parts) - 1)), _joined(parts)",
         ),
     ),
     edit(
@@ -127,7 +127,7 @@ EDITS = (
     edit(
         "banned_tokens_are_drawn",
         "11 H3",
-        (SAMPLING, "    row[edits.banned_ids[edits.banned_indptr[n] : edits.banned_indptr[n + 1]]] = -np.inf\n", ""),
+        (SAMPLING, "    if len(banned):\n", "    if False:\n"),
     ),
     edit(
         "repetition_only_divides",
