@@ -94,14 +94,19 @@ class Steps:
         return output
 
 
+def pip_of(python: str, folder: Path) -> Path:
+    """The pip of a new environment in ``folder``: Debian's interpreters come without one."""
+    subprocess.run([python, "-m", "venv", folder], check=True, capture_output=True, text=True)
+    return folder / "bin" / "pip"
+
+
 def build(leg: Leg, folder: Path) -> Path:
     """A wheel, in ``folder``."""
+    pip = pip_of(leg.python, folder / "build")
     compilers = {"CXX": leg.compiler, "CC": COMPILERS[leg.compiler]}
     if shutil.which("ccache"):
         compilers = {name: f"ccache {value}" for name, value in compilers.items()}
-    Steps({**os.environ, **compilers})(
-        "wheel", leg.python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, "."
-    )
+    Steps({**os.environ, **compilers})("wheel", pip, "wheel", "-q", "--no-deps", "-w", folder, ".")
     (wheel,) = folder.glob("*.whl")
     return wheel
 

@@ -7,17 +7,20 @@ Before each call of the verb ``_testcapi.set_nomemory(n, n + width)`` makes allo
 has to end, in a result or in an error, within seconds; the call after it has to give what it always gives, and the
 engine's accounts have to be whole. Allocations of torch's tensors and of C++ are not Python's, and do not fail here.
 
-A crash ends the process, so each range runs in a child. Two kinds of failure are not the engine's and are counted
-apart: a crash inside torch (``torch.inference_mode`` in 2.13 dereferences a null pointer), and a ``SystemError`` that
-numpy raises where it forgets to set the error.
+A crash ends the process, so each range runs in a child. Failures that are not the engine's are counted apart: a
+crash inside torch 2.13, and a ``SystemError`` that numpy raises where it forgets to set the error. Two crashes of
+torch are known: ``torch.inference_mode`` dereferences a null pointer; and a ``tensor.shape`` whose integers found no
+memory has null pointers in it, so that taking an item of it crashes, in the line that does so.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import linecache
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -132,12 +135,18 @@ def run(path: Path, verb: str, numbers: list[int], width: int = 1) -> Report:
             raise RuntimeError(f"the child ended with {done.returncode}: {done.stderr[-2000:]}")
         at = lines[-1]["begin"]
         frames = [line for line in done.stderr.split("Current thread")[-1].splitlines() if line.startswith("  File")]
-        if frames and f"{os.sep}torch{os.sep}" in frames[0]:
+        if frames and (f"{os.sep}torch{os.sep}" in frames[0] or takes_from_a_shape(frames[0])):
             report.torch_crashes.append(at)
         else:
             report.faults.append(f"{verb} {at}: ended with {done.returncode}: " + "\n".join(frames[:6]))
         left = left[left.index(at) + 1 :]
     return report
+
+
+def takes_from_a_shape(frame: str) -> bool:
+    """Whether the line that faulthandler names takes an item of a ``torch.Size``."""
+    file, number = re.fullmatch(r'  File "(.+)", line (\d+) in .*', frame).groups()  # type: ignore[union-attr]
+    return ".shape[" in linecache.getline(file, int(number))
 
 
 def main() -> None:

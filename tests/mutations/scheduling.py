@@ -315,7 +315,7 @@ EDITS = (
     ),
     edit(
         "ends_are_told_twice",
-        "51",
+        "58",
         (
             STEPPER,
             "        if self.live.pop(request.id, None) is None:\n            return\n",
@@ -333,7 +333,7 @@ EDITS = (
         (STEPPER, "        self.stats.preemptions += len(plan.preempted)\n", ""),
     ),
     edit(
-        "one_failure_is_unhealthy",
+        "a_failed_engine_is_healthy",
         "58",
         (STEPPER, "self.failures_in_a_row = self.unhealthy_after", "self.failures_in_a_row = 0"),
     ),
