@@ -160,8 +160,8 @@ EDITS = (
         "B9",
         (
             REQUEST,
-            "        unread = trunk - 1 if read is None else min(trunk, read)\n",
-            "        unread = trunk - 1 if read is None else min(trunk, read)\n"
+            "        unread = trunk - 1 if read < 0 else min(trunk, read)\n",
+            "        unread = trunk - 1 if read < 0 else min(trunk, read)\n"
             '        if type(readout).__name__ in ("PooledRows", "HeadRows"):\n'
             "            unread = 0\n",
         ),

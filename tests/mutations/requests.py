@@ -11,6 +11,7 @@ QUESTIONS = "prelude/admission/questions.py"
 SETTINGS = "prelude/admission/sampling.py"
 DRAWING = "prelude/readouts/sampling.py"
 SAMPLING = "prelude/readouts/draw.py"
+BASE = "prelude/readouts/base.py"
 READOUTS = "prelude/execution/hidden_rows.py"
 DETOKENIZE = "prelude/streaming/detokenize.py"
 TEXT = "prelude/streaming/text.py"
@@ -78,16 +79,16 @@ EDITS = (
         "min_tokens_is_ignored",
         "H4",
         (
-            SETTINGS,
-            "    banned = [e.banned_early if draw.step < draw.sampling.min_tokens else e.banned for",
-            "    banned = [e.banned for",
+            DRAWING,
+            "        e.banned_early if state.step < state.sampling.min_tokens else e.banned for",
+            "        e.banned for",
         ),
     ),
     edit(
         "settings_of_one_row_are_another_rows",
         "13",
         (
-            SETTINGS,
+            DRAWING,
             "    return _indptr(lengths), _joined(parts)",
             "    return _indptr([max(lengths)] + [0] * (len(parts) - 1)), _joined(parts)",
         ),
@@ -144,7 +145,7 @@ EDITS = (
         "nan_rows_pass",
         "58 75",
         (
-            READOUTS,
+            BASE,
             "    return np.flatnonzero(~finite).astype(np.int32)",
             "    return np.flatnonzero(~finite)[:0].astype(np.int32)",
         ),

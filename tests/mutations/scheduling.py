@@ -261,7 +261,7 @@ EDITS = (
             "        request.lease = None\n    request.ending",
         ),
     ),
-    edit("nan_rows_go_on", "58", (SETTLE, "    if row in bad or not", "    if not")),
+    edit("nan_rows_go_on", "58", (SETTLE, "    if row in bad or drawn", "    if drawn")),
     edit(
         "tokens_outside_the_vocabulary_go_on", "58", (SETTLE, "    if not 0 <= token < vocab_size:", "    if False:")
     ),
