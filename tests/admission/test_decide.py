@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prelude.tokenizer import Tokenizer
+from tokenizers import models, pre_tokenizers
 
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.labels import build_trie
@@ -121,6 +124,17 @@ def test_labels_without_tokens_or_with_the_same() -> None:
         build_trie([(5,), ()], ["a", "x"], "labels")
     with pytest.raises(InvalidRequest, match=r"labels 'a' and 'x' are the same tokens"):
         build_trie([(5, 6), (5, 6)], ["a", "x"], "labels")
+
+
+@pytest.mark.fault(10)
+def test_a_question_of_which_no_token_is_left() -> None:
+    words = tokenizers.Tokenizer(models.WordLevel({"yes": 0, "no": 1, "a": 2, "?": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    preparer = toys.make(Tokenizer.from_str(words.to_str()))
+    template = DecisionTemplate(state="{state}", question="{question}")
+    preparer.prepare(Decide("a a", [YesNo("a?")], template=template))
+    with pytest.raises(InvalidRequest, match=r"^questions\[0\].question: the question tokenises to nothing"):
+        preparer.prepare(Decide("a a", [YesNo(" ")], template=template))
 
 
 @pytest.mark.fault(10)
