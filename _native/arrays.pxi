@@ -58,35 +58,44 @@ def ids_below(object x, int64_t limit):
     return out if _length_of_ids(x) == n and _copy_ids(x, n, limit, _data(out)) else None
 
 
-def all_ids_below(list prompts not None, int64_t limit, int64_t most) -> list:
-    """``ids_below`` of each, in one piece of memory; None in the place of one that holds anything else, or not 1 to
-    ``most`` ids."""
-    cdef list out = [None] * len(prompts)
-    cdef cnp.npy_intp n, room
-    cdef int64_t total = 0, at = 0
+def join_ids(*parts):
+    """Arrays of token ids end to end, in a new one."""
+    cdef cnp.ndarray one, out
+    cdef int64_t n = 0
     cdef int32_t* p
-    cdef _Recycled memory
-    for x in prompts:
-        n = _length_of_ids(x)
-        total += n if 0 < n <= most else 0
-    if total * <int64_t>sizeof(int32_t) < RECYCLED_BYTES:
-        for x in prompts:
-            if 0 < _length_of_ids(x) <= most:
-                out[at] = ids_below(x, limit)
-            at += 1
-        return out
-    memory = _Recycled.__new__(_Recycled, total * sizeof(int32_t))
-    p = <int32_t*>memory.chunk.data
-    room = total
-    for x in prompts:
-        n = _length_of_ids(x)
-        # Making arrays may run a finaliser, which may change the lists: none is copied past the room measured.
-        if 0 < n <= min(most, room) and _copy_ids(x, n, limit, p):
-            out[at] = cnp.array_over(1, &n, cnp.NPY_INT32, p, memory)
-            p += n
-            room -= n
-        at += 1
+    cdef list arrays = [_int32(part, "ids") for part in parts]
+    for one in arrays:
+        n += _len(one)
+    out = _new_int32(n)
+    p = _data(out)
+    for one in arrays:
+        if _len(one):
+            memcpy(p, _data(one), _len(one) * sizeof(int32_t))
+        p += _len(one)
     return out
+
+
+def grow_tree(state, tail, positions, starts):
+    """A tree of segments whose first one begins with ``state``: (token ids, positions, starts). ``tail``, and its
+    ``positions`` and ``starts``, are those of the tree behind an empty state."""
+    cdef cnp.ndarray s = _int32(state, "state"), t = _int32(tail, "tail"), p = _int32(positions, "positions")
+    cdef cnp.ndarray begins = _int32(starts, "starts")
+    cdef int64_t i, n = _len(s), m = _len(t), k = _len(begins)
+    if _len(p) != m or k < 2:
+        raise ValueError(f"{_len(p)} positions and {k - 1} segments for {m} tokens")
+    cdef cnp.ndarray ids = _new_int32(n + m), at = _new_int32(n + m), first = _new_int32(k)
+    if n:
+        memcpy(_data(ids), _data(s), n * sizeof(int32_t))
+    if m:
+        memcpy(_data(ids) + n, _data(t), m * sizeof(int32_t))
+    for i in range(n):
+        _data(at)[i] = <int32_t>i
+    for i in range(m):
+        _data(at)[n + i] = <int32_t>(n + _data(p)[i])
+    _data(first)[0] = 0
+    for i in range(1, k):
+        _data(first)[i] = <int32_t>(n + _data(begins)[i])
+    return ids, at, first
 
 
 cdef cnp.ndarray _int32_slow(object x, str name):

@@ -147,7 +147,10 @@ class PrefixTrie:
     def dump(self) -> list[NodeDump]: ...
 
 def ids_below(x: object, limit: int) -> Int32s | None: ...
-def all_ids_below(prompts: list[Any], limit: int, most: int) -> list[Int32s | None]: ...
+def join_ids(*parts: IntsLike) -> Int32s: ...
+def grow_tree(
+    state: IntsLike, tail: IntsLike, positions: IntsLike, starts: IntsLike
+) -> tuple[Int32s, Int32s, Int32s]: ...
 def block_hashes(
     tokens: IntsLike, block_size: int = 16, salt: int = 0, key: bytes | None = None
 ) -> npt.NDArray[np.uint64]: ...
@@ -281,8 +284,8 @@ class Record:
     options: Any
     outbox: Any
     output: Any
-    alike: Any
-    given: Any
+    call: Any
+    prepared: Any
     readout: Any
     sink: Any
     state: Any
@@ -341,18 +344,24 @@ class Record:
 
 RecordT = TypeVar("RecordT", bound=Record)
 
-def clones(
-    like: RecordT,
-    prompts: list[Int32s],
-    most: int,
-    ids: Iterator[int],
-    ending: Any,
+def begin_request(
+    r: Record, prepared: Any, sink: Any, options: Any, execution_class: Any, state: Any, id: int, now: float
+) -> None: ...
+def begin_requests(
+    kind: type[RecordT],
+    prepared: list[Any],
     sink: Any,
     options: Any,
-    expires: float,
+    classes: tuple[Any, Any],
+    state: Any,
+    ids: Iterator[int],
+    ending: Any,
+    call: Any,
     outbox: Any,
+    expires: float,
     now: float,
-) -> list[RecordT] | None: ...
+) -> list[RecordT]: ...
+def all_fit(requests: list[RecordT], oneshot: Any, most: int) -> bool: ...
 
 @final
 class OneShotRow:
@@ -376,6 +385,7 @@ class Outcome:
     ) -> None: ...
     @property
     def output(self) -> Any: ...
+    def pairs(self) -> list[float]: ...
     @property
     def token_ids(self) -> tuple[int, ...]: ...
     @property
@@ -453,6 +463,7 @@ class Ends:
     def put_all(self, requests: list[Any], outcomes: list[Outcome]) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, id: int) -> tuple[Outcome | None, BaseException | None]: ...
+    def outcomes_of(self, requests: list[Any]) -> list[Outcome] | None: ...
 
 # ------------------------------------------------------------------ between threads
 
@@ -476,7 +487,6 @@ class Inbox:
     def empty(self) -> bool: ...
     def refused(self, reason: str, count: int = 1) -> None: ...
     def reserve(self, count: int) -> Places: ...
-    def reserve_all(self, count: int) -> Places | None: ...
     def charge(self, request: Record) -> None: ...
     def post(self, requests: Sequence[Record]) -> None: ...
     def enter(self, requests: list[RecordT], live: dict[int, RecordT]) -> None: ...
@@ -542,15 +552,6 @@ class CostFit:
 
 def begin_all(requests: list[RecordT], now: float, cost: CostFit, inbox: Inbox) -> list[RecordT]: ...
 
-@final
-class AtOnce:
-    def __init__(
-        self, limits: tuple[int | bool, ...], oneshot: object, waiting: object, planned: object, make: Maker
-    ) -> None: ...
-    def plan(
-        self, pool: KvPool, requests: list[Any], order: int, served: int
-    ) -> tuple[Any, int, list[tuple[tuple[int, ...], int]], list[tuple[Any, int]]] | None: ...
-
 def requests_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
 def readouts_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
 
@@ -569,74 +570,3 @@ class StepCounts:
         self, kind: str, prefill: int, decode: int, rows: tuple[OneShotRow, ...], folds: tuple[Any, ...], result: Any
     ) -> None: ...
     def counted(self) -> dict[str, Any]: ...
-
-@final
-class Settling:
-    def __init__(
-        self,
-        pool: KvPool,
-        counts: StepCounts,
-        cost: CostFit,
-        live: dict[int, Any],
-        vocab_size: int,
-        planned: object,
-        finished: object,
-    ) -> None: ...
-    def settle(
-        self,
-        rows: tuple[OneShotRow, ...],
-        folds: tuple[Any, ...],
-        computed: Int32s,
-        row_ends: Int32s | None,
-        pair_ends: Int32s | None,
-        output: object,
-        token_ids: Int32s | None,
-        bad: frozenset[int],
-        result: Any,
-        now: float,
-    ) -> tuple[
-        int,
-        list[tuple[Any, list[Any], list[Outcome]]],
-        list[tuple[Any, Outcome]],
-        list[tuple[Any, int | None]],
-    ]: ...
-
-# ------------------------------------------------------------------ prompts that have all else in common
-
-@final
-class Ticket:
-    def __init__(self, alike: Any, prompt: Int32s, future: Any) -> None: ...
-    @property
-    def alike(self) -> Any: ...
-    @property
-    def prompt(self) -> Int32s: ...
-    @property
-    def future(self) -> Any: ...
-    request: Any
-
-@final
-class Wording:
-    def __init__(self, task: Any, alike: Any, limit: int, most: int) -> None: ...
-    @property
-    def alike(self) -> Any: ...
-    def prompts(self, tasks: Iterable[Any]) -> list[Any] | None: ...
-    def ids(self, tasks: Iterable[Any]) -> list[Int32s] | None: ...
-    def ticket(self, task: Any, create_future: Callable[[], Any]) -> Ticket | None: ...
-
-def finish_all(
-    alike: Any,
-    requests: list[RecordT],
-    ends: Ends,
-    make: Maker,
-    finished: Callable[[Any, Any], Any],
-) -> list[Any]: ...
-def tell_all(
-    requests: list[Any],
-    outcomes: list[Any],
-    tickets: dict[int, Ticket],
-    make: Maker,
-    finished: Callable[[Any, Any], Any],
-    again: Callable[[list[Any], list[Any]], object],
-) -> None: ...
-def bind_all(tickets: list[Ticket], requests: list[RecordT]) -> dict[int, Ticket]: ...
-def waiting_alike(tickets: list[Ticket]) -> list[list[Ticket]]: ...

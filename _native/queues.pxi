@@ -140,16 +140,6 @@ cdef class Inbox:
             self.refused("queued_requests", count - places.left)
         return places
 
-    def reserve_all(self, int64_t count):
-        """``count`` places, or None and nobody refused."""
-        self.check_open()
-        cdef Places places = Places.__new__(Places)
-        places.inbox, places.unposted = self, []
-        if self.admission.requests.take(_count(count, "count"), True) < count:
-            return None
-        places.left = count
-        return places
-
     def charge(self, Record request not None) -> None:
         """Counts the tokens of a request that has a place."""
         self.check_open()

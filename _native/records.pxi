@@ -70,7 +70,7 @@ cdef class Record:
     cdef Parcel parcel  # in the inbox; has the request in it from post to take
     cdef object held  # the arrays that the row points into
     cdef public object id, order, queued_at, turn, account, ending, execution_class, history, key, known, options
-    cdef public object outbox, output, alike, given, sink, state, timeline, sampling, cache, readout
+    cdef public object outbox, output, call, prepared, sink, state, timeline, sampling, cache, readout
     cdef public RequestStats stats
     cdef public Lease lease
     cdef public int64_t num_known, cached_len, staged_len, queued_tokens, failures, deferred, max_new_tokens
@@ -135,40 +135,63 @@ cdef class Record:
         return self.num_known - 1 if self.row.unread < 0 else self.row.unread
 
 
-def clones(Record like not None, list prompts, int64_t most, ids, ending, sink, options, double expires, outbox,
-           double now):
-    """A request of ``like``'s type a prompt (int32 arrays), alike in all that is not said here. Each reads its last
-    token. None where one has more than ``most`` tokens."""
-    cdef list out = [None] * len(prompts)
-    cdef Py_ssize_t at = 0
-    cdef Record r
+def begin_request(Record r not None, prepared, sink, options, execution_class, state, id, double now) -> None:
+    """A request in ``state``, from what the preparer made of its task. ``execution_class`` has ``value`` "oneshot" or
+    "decode"."""
+    cdef int64_t read = -1, first = prepared.first, trunk, unread, logits_rows = 0, count = 0, most
+    cdef cnp.ndarray rows, tokens, known
     cdef RequestStats stats
-    cdef cnp.ndarray t
-    cdef int64_t n
-    kind = type(like)
-    request_id = options.request_id
-    for prompt in prompts:
-        t = _int32(prompt, "prompts")
-        n = _len(t)
-        if n > most:
-            return None
+    tree, readout = prepared.tree, prepared.readout
+    tokens = _int32(tree.token_ids, "token_ids")
+    parents = tree.parents
+    trunk = _len(tokens) if len(parents) == 1 else tree.starts[1]
+    r.key = None
+    if readout is not None:
+        r.key, logits_rows = readout.key, readout.logits_rows
+        rows = _int32(readout.rows, "rows")
+        count = _len(rows)
+        if count:
+            read = _data(rows)[0] + first
+    unread = trunk - 1 if read < 0 else min(trunk, read)
+    most = prepared.max_new_tokens
+    r.known, r.output = tokens, ()
+    if execution_class.value == "decode":
+        unread = -1
+        r.output = []
+        known = r.known = _new_int32(_len(tokens) + most)
+        memcpy(_data(known), _data(tokens), _len(tokens) * sizeof(int32_t))
+    r.bind(tokens, tree.positions, tree.starts, parents, readout, first, read, count, unread, logits_rows,
+           prepared.salt, prepared.cache)
+    r.id, r.order, r.queued_at, r.turn = id, 0, 0, 0
+    r.prepared, r.sink, r.options, r.execution_class, r.state = prepared, sink, options, execution_class, state
+    r.sampling, r.max_new_tokens = prepared.sampling, most
+    r.expires, r.queued_tokens, r.arrived, r.num_known = INFINITY, -1, now, _len(tokens)
+    stats = r.stats = RequestStats.__new__(RequestStats)
+    stats.execution_class, stats.prompt_tokens, stats.request_id = execution_class.value, r.num_known, options.request_id
+    stats.truncated_tokens, stats.tokenize_ms = prepared.truncated_tokens, prepared.tokenize_ms
+
+
+def begin_requests(type kind not None, list prepared not None, sink, options, tuple classes not None, state, ids,
+                   ending, call, outbox, double expires, double now) -> list:
+    """A request of ``kind`` each. ``classes``: of at most one new token, and of more."""
+    cdef list out = []
+    cdef Record r
+    oneshot, decode = classes
+    for one in prepared:
         r = kind.__new__(kind)
-        r.row = like.row
-        r.row.tokens, r.row.num_tokens, r.row.trunk = _data(t), n, n
-        r.row.read = r.row.unread = n - 1
-        r.held = r.known = t
-        r.id, r.order, r.queued_at, r.turn = next(ids), 0, 0, 0
-        r.ending, r.execution_class, r.key = ending, like.execution_class, like.key
-        r.options, r.outbox, r.output, r.alike = options, outbox, like.output, like.alike
-        r.sink, r.state, r.sampling, r.cache = sink, like.state, like.sampling, like.cache
-        r.readout, r.num_read = like.readout, 1
-        r.num_known, r.queued_tokens, r.max_new_tokens = n, -1, like.max_new_tokens
-        r.arrived, r.expires = now, expires
-        stats = r.stats = RequestStats.__new__(RequestStats)
-        stats.execution_class, stats.prompt_tokens, stats.request_id = like.stats.execution_class, n, request_id
-        out[at] = r
-        at += 1
+        begin_request(r, one, sink, options, decode if one.max_new_tokens > 1 else oneshot, state, next(ids), now)
+        r.ending, r.call, r.outbox, r.expires = ending, call, outbox, expires
+        out.append(r)
     return out
+
+
+def all_fit(list requests not None, oneshot, int64_t most) -> bool:
+    """Whether all are of class ``oneshot`` and have at most ``most`` tokens each."""
+    cdef Record r
+    for r in requests:
+        if r.execution_class is not oneshot or r.row.num_tokens > most:
+            return False
+    return True
 
 
 @cython.final
@@ -190,6 +213,9 @@ cdef class OneShotRow:
 
     def __repr__(self) -> str:
         return f"OneShotRow(request={self.request!r}, skip={self.skip}, publish={self.publish})"
+
+
+cdef double _LEAST = float(np.finfo(np.float32).min)  # stands for the logprob of what cannot be
 
 
 @cython.final
@@ -215,6 +241,23 @@ cdef class Outcome:
             self.whole = self.whole.slice(slice(self.rows[0], self.rows[1]), slice(self.rows[2], self.rows[3]))
             self.uncut = False
         return self.whole
+
+    def pairs(self) -> list:
+        """The logprobs of the request's own (row, target) pairs, as Python numbers, none below ``_LEAST``."""
+        cdef cnp.ndarray values
+        cdef const double* p
+        cdef int64_t k, first = 0, last
+        cdef double value
+        cdef list out = []
+        values = np.ascontiguousarray(self.whole.logprobs, np.float64)
+        last = _len(values)
+        if self.uncut:
+            first, last = self.rows[2], min(self.rows[3], last)
+        p = <const double*>cnp.PyArray_DATA(values)
+        for k in range(first, last):
+            value = p[k]
+            out.append(_LEAST if value < _LEAST else value)
+        return out
 
     def __repr__(self) -> str:
         return f"Outcome(output={self.output!r}, token_ids={self.token_ids!r}, stats={self.stats!r})"
@@ -836,7 +879,7 @@ cdef class Ends:
         self.spread()
         return self.found[id]
 
-    cdef list outcomes_of(self, list requests):
+    def outcomes_of(self, list requests not None):
         """Theirs, where all of them ended well, in this order, at once; else None."""
         cdef Py_ssize_t i
         if self.requests is None or len(self.requests) != len(requests):

@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from prelude._native.core import all_ids_below
 
 from bench.common import Report, machine_facts, part_of_planning
 from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams
@@ -124,11 +123,7 @@ class Bench:
     ) -> None:
         engine = self.engine(rows, tokens)
         core = engine._core
-        limit = engine._preparer._facts.encoder.id_limit
-        known = engine._preparer.alike([Generate([1, 2], PARAMS)])
-        if known is None:
-            raise RuntimeError("these tasks are not alike")
-        alike, _ = known
+        preparer = engine._preparer
 
         def make() -> list[Any]:
             prompts = self.prompts(rows, tokens, shared)
@@ -137,8 +132,9 @@ class Bench:
         def run(prompts: list[Any]) -> None:
             sink = BlockingSink()
             with core.reserve(len(prompts)) as places:
-                ids = all_ids_below(prompts, limit, tokens)
-                requests = core.alike(alike, ids, sink, NO_OPTIONS, places, math.inf)
+                admitted: Any = preparer.prepare_all([Generate(prompt, PARAMS) for prompt in prompts])
+                prepared = [item.prepared for item in admitted]
+                requests: Any = core.requests(prepared, sink, NO_OPTIONS, places, math.inf)
                 sink.expected = len(requests)
                 core.run_inline(requests, places)
             if len(sink.ends) != rows:

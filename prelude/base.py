@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prelude.admission.preparer import Preparer
-from prelude.calls import Options
+from prelude.call import Options
 from prelude.errors import ConfigError, shown
 from prelude.results import Explanation
 from prelude.runtime.core import EngineCore

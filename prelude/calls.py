@@ -1,24 +1,23 @@
-"""A call on its way through an engine: what was said about it, when its clock started, and its timeline."""
+"""The steps of a call that both engines share: tasks to requests, ends to results."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from prelude._native.core import Ends, finish_all
+from prelude._native.core import Ends
 from prelude.admission.messages import rough_size
-from prelude.admission.prepared import Admitted, Alike, Outcome, finished, make_completion
+from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.snapshot import PROMPT_FIELDS
+from prelude.call import Call, Options, make_calls
 from prelude.errors import InvalidRequest, PreludeError, shown
-from prelude.options import RequestOptions, merge_options
+from prelude.options import merge_options
 from prelude.runtime.core import EngineCore
 from prelude.runtime.inbox import Places
 from prelude.scheduling.request import Request, Sink
 from prelude.streaming.chunks import timed_finish, watching
 from prelude.tasks import Task
-from prelude.timeline import Timeline
 
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.
 INLINE_CHARS = 4096
@@ -28,79 +27,60 @@ PART_TASKS = 512
 TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
 TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 32  # what preparing one costs beside its text
 
-Options = RequestOptions | Sequence[RequestOptions] | None
+
+def make_requests(
+    core: EngineCore,
+    admitted: Sequence[Any],
+    calls: Sequence[Call],
+    sink: Sink,
+    places: Places,
+    group: object = None,
+    outbox: object = None,
+) -> list[Request | Exception]:
+    """The request of each admitted task, or the error of one that was not admitted or has no place. Neighbours that
+    share a call become requests together."""
+    found: list[Request | Exception] = []
+    at, count = 0, len(admitted)
+    while at < count:
+        if isinstance(admitted[at], Exception):
+            found.append(admitted[at])
+            at += 1
+            continue
+        call, end = calls[at], at + 1
+        while end < count and calls[end] is call and not isinstance(admitted[end], Exception):
+            end += 1
+        prepared = [item.prepared for item in admitted[at:end]]
+        found += core.requests(prepared, sink, call.options, places, call.expires, group, outbox)
+        at = end
+    for item, call, request in zip(admitted, calls, found):
+        if isinstance(request, Request):
+            if item.watched:
+                request.sink = watching(item, sink)
+            if call.timeline is not None:
+                request.timeline = call.timeline
+    return found
 
 
-@dataclass(slots=True)
-class Call:
-    options: RequestOptions
-    expires: float  # on the monotonic clock
-    timeline: Timeline | None
-
-    def mark(self, name: str) -> None:
-        if self.timeline is not None:
-            self.timeline.mark(name)
-
-
-def mark_all(calls: Iterable[Call], name: str) -> None:
-    """The same moment in the timeline of every call that has one."""
-    for call in calls:
-        call.mark(name)
-
-
-def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> list[Call]:
-    """One a task: the same options for all, or one for each."""
-    if isinstance(options, Sequence):
-        if keywords or len(options) != count:
-            raise InvalidRequest(f"{len(options)} for {count} tasks; give one for all or one each", field="options")
-        each = [merge_options(one, {}, f"options[{at}]") for at, one in enumerate(options)]
-        return [_call(one) for one in each]
-    one = merge_options(options, keywords)
-    return [_call(one) for _ in range(count)]
+def finish_all(
+    admitted: Sequence[Any], calls: Sequence[Call], requests: Sequence[Request | Exception], ends: Ends
+) -> list[Any]:
+    """The caller's results, in order; errors are values. Runs in the caller's thread, or in its loop."""
+    outcomes = ends.outcomes_of(requests) if isinstance(requests, list) else None
+    if outcomes is not None:
+        return [_finish(item, call, outcome) for item, call, outcome in zip(admitted, calls, outcomes)]
+    results: list[Any] = []
+    for item, call, request in zip(admitted, calls, requests):
+        if not isinstance(request, Request):
+            results.append(request)
+            continue
+        outcome, error = ends[request.id]
+        results.append(error if outcome is None else _finish(item, call, outcome))
+    return results
 
 
-def _call(options: RequestOptions) -> Call:
-    return Call(options, options.expires(), Timeline() if options.trace else None)
-
-
-def make_request(
-    core: EngineCore, admitted: Any, call: Call, sink: Sink, places: Places, outbox: object = None
-) -> Request | Exception:
-    """The request of an admitted task; the error of one that was not admitted, or has no place."""
-    if isinstance(admitted, Exception):
-        return admitted
+def _finish(admitted: Admitted, call: Call, outcome: Outcome) -> Any:
     try:
-        request = core.request(admitted.prepared, watching(admitted, sink), call.options, places, call.expires)
-    except Exception as error:
-        return error
-    request.outbox = outbox
-    request.timeline = call.timeline
-    return request
-
-
-def finish_alike(alike: Alike, requests: list[Request], ends: Ends) -> list[Any]:
-    """``finish_call`` of all requests of a call, in order."""
-    return finish_all(alike, requests, ends, make_completion, finished)
-
-
-def plain_options(options: Options, keywords: Mapping[str, Any]) -> RequestOptions | None:
-    """The options of a call whose requests all have the same and no timeline; ``None`` for any other."""
-    if isinstance(options, Sequence):
-        return None
-    one = merge_options(options, keywords)
-    return None if one.trace else one
-
-
-def finish_call(admitted: Admitted, call: Call, outcome: Outcome | None, error: BaseException | None) -> Any:
-    """The caller's result, or its error, as a value. Runs in the caller's thread."""
-    if isinstance(error, Exception) or outcome is None:
-        return error
-    return caught(timed_finish, admitted, call.timeline, outcome)
-
-
-def caught(function: Any, *args: Any) -> Any:
-    try:
-        return function(*args)
+        return admitted.finish(outcome) if call.timeline is None else timed_finish(admitted, call.timeline, outcome)
     except Exception as error:
         return error
 
@@ -153,7 +133,7 @@ def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -
 
 def result_size(admitted: Any) -> int:
     """Pairs of a token and its logprob that ``finish`` is going to make."""
-    readout = admitted.prepared.readout
+    readout = None if isinstance(admitted, Exception) else admitted.prepared.readout
     return 0 if readout is None else int(readout.result_size)
 
 

@@ -16,34 +16,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from prelude._native.core import Ends
 from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.base import EngineFacts, Health, not_loaded
+from prelude.call import Call, Options, make_calls, mark_all
 from prelude.calls import (
     INLINE_CHARS,
     PART_TASKS,
     TURN_PAIRS,
     TURN_RESULTS,
-    Call,
-    Options,
     batches,
-    caught,
-    finish_alike,
-    finish_call,
+    finish_all,
     first_error,
-    make_calls,
-    make_request,
-    mark_all,
+    make_requests,
     parts,
-    plain_options,
     result_size,
     task_list,
     text_size,
 )
 from prelude.config import EngineConfig
 from prelude.errors import EngineClosed, shown
-from prelude.options import NO_OPTIONS, RequestOptions
+from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress
 from prelude.results import (
     Answers,
@@ -55,7 +50,7 @@ from prelude.results import (
     PromptLogprobsResult,
 )
 from prelude.runtime.core import EngineCore
-from prelude.runtime.delivery import GroupSink, Outbox
+from prelude.runtime.delivery import Group, Outbox
 from prelude.runtime.events import Listener
 from prelude.scheduling.request import Request
 from prelude.streaming.chunks import AsyncTextStream
@@ -179,26 +174,12 @@ class AsyncEngine(EngineFacts):
     ) -> R:
         """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
         ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
-        if (options is None or options is NO_OPTIONS) and not keywords and self._engine is not None:
-            core = self._engine._core
-            if core.forked:
-                core.check_process()
-            outbox = self._outbox(get_running_loop(), core)
-            ticket = self._engine._preparer.ticket(task, outbox.create_future)
-            if ticket is not None:  # it is made a request together with others of this turn of the loop
-                outbox.ask(ticket)
-                try:
-                    result: R | Exception | None = await ticket.future
-                except BaseException:  # cancelled, or the loop went away and closed this coroutine
-                    ticket.future.cancel()
-                    if ticket.request is not None:
-                        core.cancel(ticket.request)
-                    raise
-                if isinstance(result, Exception):
-                    raise result
-                if result is not None:
-                    return result
-        found: R = (await self.run_many([task], options, **keywords))[0]
+        if self._engine is None:
+            await self.start()
+        [result] = await self._run_all((task,), options, keywords, None)
+        if isinstance(result, Exception):
+            raise result
+        found: R = result
         return found
 
     async def run_many(
@@ -224,56 +205,69 @@ class AsyncEngine(EngineFacts):
         return first_error(results, return_exceptions)
 
     async def _run_all(
-        self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress
+        self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress | None
     ) -> list[Any]:
-        """``run_many`` of what a turn of the loop may begin with; errors are results."""
+        """``run_many`` of the tasks that one turn of the loop may begin with; errors are results."""
         engine = self.engine
-        core = engine._core
-        same = plain_options(options, keywords)
-        loop = asyncio.get_running_loop()
+        core, preparer = engine._core, engine._preparer
+        loop = get_running_loop()
         outbox = self._outbox(loop, core)
-        if same is not None:
-            found = await self._run_alike(engine, outbox, tasks, same, progress)
-            if found is not None:
-                return found
         calls = make_calls(len(tasks), options, keywords)
         mark_all(calls, "prompt")
         with core.reserve(len(tasks)) as places:
             room = places.left
-            tasks = [engine._preparer.snapshot(task) for task in tasks[:room]]
+            tasks = [preparer.snapshot(task) for task in tasks[:room]]
             mark_all(calls, "accept")
-            admitted = await self._prepare(engine, tasks)
-            admitted.extend(core.inbox.full() for _ in calls[room:])
-            mark_all(calls, "tokenise")
-            sink = GroupSink(outbox, loop.create_future(), progress or None)
-            requests = [make_request(core, item, call, sink, places, outbox) for item, call in zip(admitted, calls)]
-            live = [request for request in requests if isinstance(request, Request)]
-            sink.expected = len(live)
-            outbox.post(live)
-            places.posted()
-        progress.advance(len(requests) - len(live))
-        if live:
+            admitted: list[Admitted | Exception] = []
+            sizes = [text_size(task) for task in tasks]
+            if sum(sizes) > INLINE_CHARS or any(map(preparer.may_wait, tasks)):
+                admitted = await self._prepare(preparer, tasks, sizes)
+            requests: list[Request | Exception] = []
+
+            def make(group: Group) -> list[Request]:
+                if not admitted:
+                    admitted.extend(preparer.prepare_all(tasks))
+                admitted.extend([core.inbox.full() for _ in calls[room:]])
+                mark_all(calls, "tokenise")
+                requests.extend(make_requests(core, admitted, calls, outbox.sink, places, group, outbox))
+                live = [request for request in requests if isinstance(request, Request)]
+                places.posted()
+                if group.progress is not None:
+                    group.progress.advance(len(requests) - len(live))
+                return live
+
+            group = Group(outbox.create_future(), make, progress or None)
+            outbox.ask(group)
             try:
-                await sink.future
+                await group.future
             except BaseException:  # cancelled, or the loop went away and closed this coroutine
-                outbox.take_back(live)
-                for one in live:
-                    core.cancel(one)
+                outbox.give_up(group)
                 raise
+        return await self._finish(admitted, calls, requests, group.ends)
+
+    async def _finish(
+        self,
+        admitted: list[Admitted | Exception],
+        calls: Sequence[Call],
+        requests: list[Request | Exception],
+        ends: Ends,
+    ) -> list[Any]:
+        """``finish_all``; the loop gets its turn in between, and large results are made on a thread."""
+        sizes = list(map(result_size, admitted))
+        if len(requests) <= TURN_RESULTS and sum(sizes) <= TURN_PAIRS:
+            return finish_all(admitted, calls, requests, ends)
         results: list[Any] = []
-        pairs = 0
-        for item, call, request in zip(admitted, calls, requests):
-            if isinstance(request, Request):
-                size = result_size(item)
-                ended = (item, call, *sink.ends[request.id])
-                large = size > TURN_PAIRS
-                results.append(await asyncio.to_thread(finish_call, *ended) if large else finish_call(*ended))
-                pairs += size
-            else:
-                results.append(request)
-            if len(results) % TURN_RESULTS == 0 or pairs > TURN_PAIRS:
-                pairs = 0
-                await asyncio.sleep(0)
+        at = 0
+        while at < len(requests):
+            end, pairs = at + 1, sizes[at]
+            while end < min(at + TURN_RESULTS, len(requests)) and pairs + sizes[end] <= TURN_PAIRS:
+                pairs += sizes[end]
+                end += 1
+            part = slice(at, end)
+            given = (admitted[part], calls[part], requests[part], ends)
+            results += await asyncio.to_thread(finish_all, *given) if pairs > TURN_PAIRS else finish_all(*given)
+            await asyncio.sleep(0)
+            at = end
         return results
 
     async def _run_parts(
@@ -291,53 +285,22 @@ class AsyncEngine(EngineFacts):
                 one.cancel()
             raise
 
-    async def _run_alike(
-        self, engine: Engine, outbox: Outbox, tasks: Sequence[Any], options: RequestOptions, progress: Progress
-    ) -> list[Any] | None:
-        """As ``Engine._run_alike``."""
-        core, expires = engine._core, options.expires()
-        all_places = core.reserve_all(len(tasks))
-        if all_places is None:
-            return None
-        with all_places as places:
-            many = engine._preparer.alike(tasks)
-            if many is None:
-                return None
-            alike, prompts = many
-            sink = GroupSink(outbox, asyncio.get_running_loop().create_future(), progress or None)
-            requests = core.alike(alike, prompts, sink, options, places, expires, outbox)
-            if requests is None:
-                return None
-            sink.expected = len(requests)
-            outbox.post(requests)
-            places.posted()
-        try:
-            await sink.future
-        except BaseException:  # cancelled, or the loop went away and closed this coroutine
-            outbox.take_back(requests)
-            for request in requests:
-                core.cancel(request)
-            raise
-        return finish_alike(alike, requests, sink.ends)
-
     async def warmup(self, *, freeze_gc: bool = False) -> None:
         """As ``Engine.warmup``, on a thread."""
         if self._engine is None:
             await self.start()
         await asyncio.to_thread(self.engine.warmup, freeze_gc=freeze_gc)
 
-    async def _prepare(self, engine: Engine, tasks: Sequence[Any]) -> list[Any]:
-        sizes = [text_size(task) for task in tasks]
-        if sum(sizes) <= INLINE_CHARS and not any(map(engine._preparer.may_wait, tasks)):
-            return [caught(engine._preparer.prepare, task) for task in tasks]
+    async def _prepare(
+        self, preparer: Preparer, tasks: Sequence[Any], sizes: Sequence[int]
+    ) -> list[Admitted | Exception]:
+        """On threads, ``sizes`` characters each."""
         if self._pool is None:
             with self._start_lock:
                 if self._pool is None:
-                    self._pool = ThreadPoolExecutor(engine._preparer.prepare_threads, "prelude-prepare")
+                    self._pool = ThreadPoolExecutor(preparer.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
-        jobs = [
-            loop.run_in_executor(self._pool, _prepare_all, engine._preparer, job) for job in batches(tasks, sizes)
-        ]
+        jobs = [loop.run_in_executor(self._pool, preparer.prepare_all, job) for job in batches(tasks, sizes)]
         return [item for items in await asyncio.gather(*jobs) for item in items]
 
     def _outbox(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> Outbox:
@@ -424,7 +387,11 @@ class AsyncEngine(EngineFacts):
             if not places.left:
                 raise engine._core.inbox.full()
             call.mark("accept")
-            [admitted] = await self._prepare(engine, [task])
+            size = text_size(task)
+            if size > INLINE_CHARS or engine._preparer.may_wait(task):
+                [admitted] = await self._prepare(engine._preparer, [task], [size])
+            else:
+                [admitted] = engine._preparer.prepare_all([task])
         if isinstance(admitted, Exception):
             raise admitted
         call.mark("tokenise")
@@ -449,10 +416,6 @@ class AsyncEngine(EngineFacts):
     def on_event(self, listener: Listener) -> Callable[[], None]:
         """As ``Engine.on_event``."""
         return self.engine.on_event(listener)
-
-
-def _prepare_all(preparer: Preparer, tasks: Sequence[Any]) -> list[Any]:
-    return [caught(preparer.prepare, task) for task in tasks]
 
 
 __all__ = ["AsyncEngine", "Engine"]

@@ -7,18 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.base import EngineBase
-from prelude.calls import (
-    Options,
-    caught,
-    finish_alike,
-    finish_call,
-    first_error,
-    make_calls,
-    make_request,
-    mark_all,
-    plain_options,
-    task_list,
-)
+from prelude.call import Options, make_calls, mark_all
+from prelude.calls import finish_all, first_error, make_requests, task_list
 from prelude.config import EngineConfig
 from prelude.errors import InvalidRequest
 from prelude.options import RequestOptions
@@ -137,23 +127,16 @@ class Engine(EngineBase):
     ) -> list[Any]:
         """``run_many`` with errors as results."""
         core = self._core
-        same = plain_options(options, keywords)
-        if same is not None:
-            results = self._run_alike(tasks, same, progress)
-            if results is not None:
-                return results
         calls = make_calls(len(tasks), options, keywords)
         mark_all(calls, "prompt")
         sink = BlockingSink(progress or None)
         with core.reserve(len(tasks)) as places:
             room = places.left
             mark_all(calls, "accept")
-            admitted: list[Any] = [
-                caught(self._preparer.prepare, task) if at < room else core.inbox.full()
-                for at, task in enumerate(tasks)
-            ]
+            admitted = self._preparer.prepare_all(tasks[:room])
+            admitted.extend([core.inbox.full() for _ in calls[room:]])
             mark_all(calls, "tokenise")
-            requests = [make_request(core, item, call, sink, places) for item, call in zip(admitted, calls)]
+            requests = make_requests(core, admitted, calls, sink, places)
             live = [request for request in requests if isinstance(request, Request)]
             sink.expected = len(live)
             progress.advance(len(tasks) - len(live))
@@ -161,40 +144,11 @@ class Engine(EngineBase):
                 try:
                     core.run_inline(live, places)
                     sink.wait()
-                except BaseException:  # Ctrl-C: nobody waits for these any more
+                except BaseException:  # Ctrl-C: the caller does not wait for these any more
                     for one in live:
                         core.cancel(one)
                     raise
-        return [
-            finish_call(item, call, *sink.ends[request.id]) if isinstance(request, Request) else request
-            for item, call, request in zip(admitted, calls, requests)
-        ]
-
-    def _run_alike(self, tasks: Sequence[Any], options: RequestOptions, progress: Progress) -> list[Any] | None:
-        """Tasks that differ in their token ids alone, prepared and made requests together. ``None``, and nothing
-        done, where they differ in more, or some would find no place."""
-        core, expires = self._core, options.expires()
-        all_places = core.reserve_all(len(tasks))
-        if all_places is None:
-            return None
-        with all_places as places:
-            many = self._preparer.alike(tasks)
-            if many is None:
-                return None
-            alike, prompts = many
-            sink = BlockingSink(progress or None)
-            requests = core.alike(alike, prompts, sink, options, places, expires)
-            if requests is None:
-                return None
-            sink.expected = len(requests)
-            try:
-                core.run_inline(requests, places)
-                sink.wait()
-            except BaseException:  # Ctrl-C: nobody waits for these any more
-                for request in requests:
-                    core.cancel(request)
-                raise
-        return finish_alike(alike, requests, sink.ends)
+        return finish_all(admitted, calls, requests, sink.ends)
 
     @with_signature(Decide)
     def decide(self, state: Prompt, questions: Sequence[Question], **keywords: Unpack[DecideKeywords]) -> Answers:

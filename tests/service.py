@@ -162,12 +162,6 @@ class ToyPreparer:
     def snapshot(self, task: Any) -> Any:
         return task
 
-    def alike(self, tasks: Any) -> None:
-        """Each is prepared by itself."""
-
-    def ticket(self, task: Any, create_future: Any) -> None:
-        """Likewise."""
-
     def may_wait(self, task: Any) -> bool:
         return False
 
@@ -178,6 +172,15 @@ class ToyPreparer:
         if self.delay:
             time.sleep(self.delay)
         return Admitted(task, lambda outcome: outcome)
+
+    def prepare_all(self, tasks: Any) -> list[Any]:
+        found: list[Any] = []
+        for task in tasks:
+            try:
+                found.append(self.prepare(task))
+            except Exception as error:
+                found.append(error)
+        return found
 
 
 def toy_service(core: EngineCore | None = None, *, delay: float = 0.0) -> AsyncEngine:

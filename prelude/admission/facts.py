@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, get_args
 
-from prelude._native.core import Wording
+from prelude._native.core import Maker
 from prelude.admission import checks
 from prelude.admission.chat import ChatRenderer, Frame, make_frame
 from prelude.admission.memo import Memo
@@ -48,14 +48,16 @@ class Facts:
     chat: ChatRenderer | None = None
     decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(init=False)  # of questions that were asked before
-    alike: Memo[Any, Any] = field(default_factory=lambda: Memo(64))  # what prompts of one wording have in common
-    latest_alike: list[Wording] = field(default_factory=list)  # the last one that was asked for
+    decisions: Memo[Any, Any] = field(init=False)  # what decisions that ask the same have in common
+    samplings: Memo[int, Any] = field(default_factory=lambda: Memo(64))  # by id: settings that were resolved before
     words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 12))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
 
     def __post_init__(self) -> None:
         plans: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 2, lambda plan: plan.nbytes)
         object.__setattr__(self, "plans", plans)
+        decisions: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 4, lambda decision: decision.nbytes)
+        object.__setattr__(self, "decisions", decisions)
 
     def frame(self) -> Frame:
         """The chat template around one user turn, rendered once."""
@@ -65,6 +67,7 @@ class Facts:
 
 
 _CACHE_MODES = get_args(CacheMode)
+_make_prepared, _make_admitted = Maker(Prepared), Maker(Admitted)
 
 
 def admitted(
@@ -88,7 +91,7 @@ def admitted(
             "this model is an encoder, and keeps nothing of a prompt for later ones; embed or classify reads it",
             field=type(task).__name__,
         )
-    prepared = Prepared(
+    prepared = _make_prepared(
         tree,
         readout,
         max_new_tokens,
@@ -99,7 +102,8 @@ def admitted(
         use.close(),
         first,
     )
-    return Admitted(prepared, finish)
+    ready: Admitted = _make_admitted(prepared, finish)
+    return ready
 
 
 def require_lm_head(facts: Facts, task: Task) -> None:

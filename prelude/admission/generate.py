@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
-
-from prelude._native.core import Wording, all_ids_below
 from prelude.admission import checks
-from prelude.admission.facts import Facts, admitted, cache_of, require_lm_head, salt_of
+from prelude.admission.facts import Facts, admitted, require_lm_head
 from prelude.admission.logprobs import prompt_readout, top_limit
-from prelude.admission.prepared import Admitted, Alike, Outcome, TokenTree
+from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.reading import TextReader, sampled_logprob
 from prelude.admission.sampling import resolve
-from prelude.admission.tokenization import Use, token_ids
-from prelude.batch import I32, SampleOutput
+from prelude.admission.tokenization import Use
+from prelude.batch import SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.sampling import History, Sampling, SamplingState
 from prelude.results import Completion
 from prelude.tasks import Generate, SamplingParams
 
 MAX_TOKENS = (1 << 31) - 1
-_NONE = type(None)
 
 
 def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
@@ -44,7 +38,7 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
             field="params.prompt_logprobs",
         )
     require_lm_head(facts, task)
-    sampling = resolve(facts, params, wanted)
+    sampling = resolved(facts, params, wanted)
     prompt = encode_generate(facts, use, task, wanted)
     n = len(prompt.token_ids)
     budget = min(wanted, facts.max_length - n)
@@ -72,82 +66,24 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
     )
 
 
-def prepare_alike(facts: Facts, tasks: Sequence[Any]) -> tuple[Alike, list[I32]] | None:
-    """What ``prepare_generate`` makes of tasks that differ in their token ids alone and draw one token each; ``None``
-    where these are other tasks, or one of them has to be told why it is refused."""
-    first = tasks[0]
-    latest = facts.latest_alike
-    if latest:
-        found = latest[0].ids(tasks)
-        if found is not None:
-            return latest[0].alike, found
-    if type(first) is not Generate or not facts.limits.lm_head:
-        return None
-    params = first.params
-    if type(first.truncation) is not str or type(first.cache) is not str or type(first.salt) not in (str, _NONE):
-        return None
-    alike = facts.alike.get((id(params), first.truncation, first.cache, first.salt))
-    if alike is None or alike[0] is not params:
-        made = make_alike(facts, first)
-        if made is None:
-            return None
-        alike = (params, made)
-        facts.alike.put((id(params), first.truncation, first.cache, first.salt), alike)
-    limit, most = facts.encoder.id_limit, min(facts.max_length - 1, facts.max_chars)
-    wording = Wording(first, alike[1], limit, most)
-    given = wording.prompts(tasks)
-    if given is None:
-        return None
-    facts.latest_alike[:] = [wording]
-    return prompts_of(facts, alike[1], given, limit, most)
-
-
-def prompts_of(facts: Facts, alike: Alike, given: list[Any], limit: int, most: int) -> tuple[Alike, list[I32]] | None:
-    prompts = []
-    for ids, prompt in zip(given, all_ids_below(given, limit, most)):
-        if prompt is None and isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
-            prompt = other_ids(facts, ids)
-        if prompt is None or not 0 < len(prompt) <= most:
-            return None
-        prompts.append(prompt)
-    return alike, prompts
-
-
-def other_ids(facts: Facts, prompt: Any) -> I32 | None:
-    """Of arrays that are not flat int32."""
-    try:
-        return token_ids(prompt, "prompt", facts.encoder, facts.max_chars)
-    except InvalidRequest:
-        return None
-
-
-def make_alike(facts: Facts, task: Generate) -> Alike | None:
-    """``None`` where a prompt needs more than its ids: another seed for each, edits of the logits, several tokens."""
-    params = task.params
-    if not isinstance(params, SamplingParams) or type(params.max_tokens) is not int or params.max_tokens != 1:
-        return None
+def resolved(facts: Facts, params: SamplingParams, wanted: int) -> Sampling:
+    """``resolve``, done once for settings that many tasks share. Not kept are settings that draw a fresh seed,
+    and those that hold what the caller may change."""
+    known = facts.samplings.get(id(params))
+    if known is not None and known[0] is params:
+        sampling: Sampling = known[1]
+        return sampling
+    sampling = resolve(facts, params, wanted)
     lists = (params.stop, params.stop_token_ids, params.banned_token_ids)
-    if params.logit_bias is not None or params.allowed_token_ids is not None or any(map(_mutable, lists)):
-        return None
-    if params.prompt_logprobs is not None or params.allowed_tokens_fn is not None:
-        return None
-    try:
-        sampling = resolve(facts, params, 1)
-        checks.one_of(task.truncation, "truncation", TRUNCATIONS)
-        cache = cache_of(facts, task)
-        salt = salt_of(task)
-    except Exception:  # prepare says why
-        return None
-    if sampling.edits is not None or (params.seed is None and sampling.temperature > 0):
-        return None
-    plain = sampling.logprobs is None and sampling.stops is None and not sampling.include_stop
-    words = facts.words
-    word = (lambda token_id: words.get(token_id) or decoded(facts, (token_id,))) if plain else None
-    return Alike(sampling, cache, salt, lambda outcome: complete(facts, sampling, outcome), word=word)
-
-
-def _mutable(value: Any) -> bool:
-    return not isinstance(value, str | tuple)
+    fixed = all(type(value) in (str, tuple) for value in lists) and params.logit_bias is None
+    if (
+        fixed
+        and sampling.edits is None
+        and params.allowed_token_ids is None
+        and (params.seed is not None or sampling.temperature == 0)
+    ):
+        facts.samplings.put(id(params), (params, sampling))
+    return sampling
 
 
 def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Encoded:

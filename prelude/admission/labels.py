@@ -39,6 +39,7 @@ class LabelTrie:
     path_edges: I32 | None  # [sum of label lengths]; None: label i is edge i
     path_starts: I32  # [L]
     lengths: I32  # [L], tokens per label
+    paths: tuple[tuple[int, ...], ...]  # the edges of each label
     counted: tuple[int, ...]  # labels that extend no other label: their probabilities are disjoint
 
     @property
@@ -130,5 +131,6 @@ def _arrays(
         None if single else flat,
         (np.cumsum(lengths) - lengths).astype(np.int32),
         lengths,
+        tuple(map(tuple, paths)),
         tuple(counted),
     )

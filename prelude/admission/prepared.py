@@ -16,8 +16,8 @@ from prelude._native.core import Maker
 from prelude._native.core import Outcome as Outcome
 from prelude.batch import I32, SampleOutput
 from prelude.readouts import RequestReadout
-from prelude.readouts.sampling import Sampling, SamplingState
-from prelude.results import Completion, RequestStats, SampledLogprob
+from prelude.readouts.sampling import Sampling
+from prelude.results import RequestStats, SampledLogprob
 from prelude.tasks import CacheMode
 
 _ROOT: I32 = np.array([-1], dtype=np.int32)
@@ -57,7 +57,8 @@ class TokenTree:
     def single(cls, token_ids: I32) -> TokenTree:
         n = len(token_ids)
         starts = _WHOLE[n] if n < len(_WHOLE) else np.array([0, n], dtype=np.int32)
-        return cls(token_ids, _counting(n), starts, _ROOT)
+        tree: TokenTree = make_tree(token_ids, _counting(n), starts, _ROOT)
+        return tree
 
     @classmethod
     def build(cls, segments: list[tuple[int, I32]]) -> TokenTree:
@@ -83,6 +84,9 @@ class TokenTree:
         return int(self.positions.max(initial=-1)) + 1
 
 
+make_tree = Maker(TokenTree)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """``first``: the token that the readout's rows count from."""
@@ -104,37 +108,6 @@ class Prepared:
             return _NO_ROWS
         rows: I32 = self.readout.rows + np.int32(self.first)
         return rows
-
-
-@dataclass(slots=True)
-class Alike:
-    """What prompts have in common that are token ids, draw one token each and are asked for in the same words.
-    ``finish`` is that of ``Admitted``; ``like`` is a request that the engine keeps to copy from."""
-
-    sampling: Sampling
-    cache: CacheMode
-    salt: int
-    finish: Callable[[Outcome], Any]
-    like: Any = None
-    word: Callable[[int], str] | None = None  # a token's text, where a result is no more than that
-
-    def prepared(self, token_ids: I32) -> Prepared:
-        state = SamplingState(len(token_ids) - 1, self.sampling)
-        return Prepared(TokenTree.single(token_ids), state, 1, self.sampling, self.cache, self.salt)
-
-
-def finished(alike: Alike, outcome: Outcome) -> Any:
-    """The caller's result, or its error, as a value."""
-    try:
-        if alike.word is not None and len(outcome.token_ids) == 1:
-            stats, ids = outcome.stats, outcome.token_ids
-            return make_completion(alike.word(ids[0]), ids, stats.finish_reason, stats, None, None)
-        return alike.finish(outcome)
-    except Exception as error:
-        return error
-
-
-make_completion = Maker(Completion)
 
 
 class Reader(Protocol):

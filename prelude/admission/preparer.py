@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prelude._native.core import Ticket
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
 from prelude.admission.decide import Layout, prepare_decide
 from prelude.admission.facts import Facts, make_facts
-from prelude.admission.generate import prepare_alike, prepare_generate
+from prelude.admission.generate import prepare_generate
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
 from prelude.admission.pooled import prepare_classify, prepare_embed
-from prelude.admission.prepared import Admitted, Alike
+from prelude.admission.prepared import Admitted
 from prelude.admission.snapshot import PROMPT_FIELDS, snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizerLike, Use
-from prelude.batch import I32
 from prelude.config import EngineConfig
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, shown
@@ -130,19 +128,15 @@ class Preparer:
         """Raises ``InvalidRequest`` (or a subclass) for anything the caller has to change, and nothing else."""
         return self._prepare(task)[0]
 
-    def alike(self, tasks: Sequence[Any]) -> tuple[Alike, list[I32]] | None:
-        """What tasks have in common that differ in their token ids alone, and these; ``None`` for all others, which
-        ``prepare`` takes one by one. Copies what the caller could still change."""
-        return prepare_alike(self._facts, tasks) if tasks else None
-
-    def ticket(self, task: Any, create_future: Callable[[], Any]) -> Ticket | None:
-        """``alike`` of one task, as what its caller waits with."""
-        latest = self._facts.latest_alike
-        ticket = latest[0].ticket(task, create_future) if latest else None
-        if ticket is None:
-            found = self.alike((task,))
-            ticket = None if found is None else Ticket(found[0], found[1][0], create_future())
-        return ticket
+    def prepare_all(self, tasks: Iterable[Any]) -> list[Admitted | Exception]:
+        """``prepare`` of each; what one raises is in its place."""
+        found: list[Admitted | Exception] = []
+        for task in tasks:
+            try:
+                found.append(self.prepare(task))
+            except Exception as error:
+                found.append(error)
+        return found
 
     def explain(self, task: Task) -> Explanation:
         """What ``prepare`` would hand to the engine, in words."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
 from prelude.admission import checks
 from prelude.admission.chat import Frame
 from prelude.admission.facts import CHARS_PER_TOKEN, Facts
@@ -217,8 +215,3 @@ def strip_end(pieces: list[Piece]) -> list[Piece]:
         if content := content.rstrip():
             return [*pieces[:index], (content, trusted)]
     return []
-
-
-def branch(plan: QuestionPlan, start: I32 | None = None) -> I32:
-    """The question's ids, after ``start`` where there is one."""
-    return plan.token_ids if start is None or not len(start) else np.concatenate([start, plan.token_ids])

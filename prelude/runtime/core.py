@@ -14,17 +14,16 @@ import threading
 import time
 from typing import Any
 
-from prelude._native.core import any_lives, clones
+from prelude._native.core import all_fit, any_lives, begin_requests
 from prelude.admission.classes import ExecutionClass
-from prelude.admission.prepared import Alike, Outcome, Prepared
-from prelude.batch import I32
+from prelude.admission.prepared import Outcome, Prepared
 from prelude.errors import DeadlineExceeded, ExecutionError, RequestTooLarge
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.runtime.forks import alive
 from prelude.runtime.inbox import Places
 from prelude.runtime.stats import EngineStats
 from prelude.runtime.stepper import LoopFlush, Stepper
-from prelude.scheduling.request import IDS, Request, Sink
+from prelude.scheduling.request import IDS, Request, Sink, State
 
 log = logging.getLogger("prelude.engine")
 
@@ -65,12 +64,6 @@ class EngineCore(Stepper):
             self.events.emit("rejected", reason="queued_requests", count=count - places.left)
         return places
 
-    def reserve_all(self, count: int) -> Places | None:
-        """``reserve`` of places for all; ``None``, and nobody refused, where there are fewer."""
-        if self.forked:
-            self.check_process()
-        return self.inbox.reserve_all(count)
-
     def request(
         self,
         prepared: Prepared,
@@ -79,51 +72,77 @@ class EngineCore(Stepper):
         places: Places | None = None,
         expires: float | None = None,
     ) -> Request:
-        """A request, checked against everything that could keep it from ever being planned. Holds nothing but its
-        place. ``expires`` is the deadline where its clock has started before."""
-        self.check_process()
-        request = Request(prepared, sink, self.force_class, options)
-        request.expires = options.expires() if expires is None else expires
-        request.ending = self._ended
-        self._check_fits(request)
-        if self.clock() >= request.expires:
-            self.inbox.refused("deadline")
-            if self.events:
-                self.events.emit("rejected", options.request_id, reason="deadline", count=1)
-            raise DeadlineExceeded(f"the deadline of {options.deadline:g} s passed before the request was queued")
+        """``requests`` of one, with a place of its own where none is given; raises what was wrong with it."""
+        moment = options.expires() if expires is None else expires
         if places is not None:
-            places.take(request)
-            return request
-        single = self.inbox.reserve(1)
-        try:
-            single.take(request)
-        except BaseException:
-            single.__exit__(None, None, None)
-            raise
-        return request
+            [found] = self.requests([prepared], sink, options, places, moment)
+        else:
+            with self.inbox.reserve(1) as own:
+                [found] = self.requests([prepared], sink, options, own, moment)
+                own.posted()
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    def alike(
+    def requests(
         self,
-        alike: Alike,
-        prompts: list[I32],
+        prepared: list[Prepared],
         sink: Sink,
         options: RequestOptions,
         places: Places,
         expires: float,
+        call: object = None,
         outbox: object = None,
-    ) -> list[Request] | None:
-        """``request`` of many prompts that have all else in common, made in one native call. ``None``, and nothing
-        done, where one of them could not be taken, or is to hear why."""
-        if self.force_class is not None or (expires < math.inf and self.clock() >= expires):
-            return None
-        like = alike.like
-        if like is None:
-            like = alike.like = Request(alike.prepared(prompts[0]), sink)
-            like.alike = alike
-            like.ending = like.sink = like.given = None
-        most, now = self.budgets.step_tokens - self.budgets.running, time.perf_counter()
-        requests = clones(like, prompts, most, IDS, self._ended, sink, options, expires, outbox, now)
-        return requests if requests is not None and places.take_all(requests) else None
+    ) -> list[Request | Exception]:
+        """Requests that the same was said of, each checked against everything that could keep it from ever being
+        planned, or the error of one that was refused. They hold nothing but their ``places``. ``expires``: the moment
+        of their deadline, on the monotonic clock."""
+        self.check_process()
+        now = time.perf_counter()
+        found = begin_requests(
+            Request,
+            prepared,
+            sink,
+            options,
+            self._classes,
+            State.WAITING,
+            IDS,
+            self._ended,
+            call,
+            outbox,
+            expires,
+            now,
+        )
+        in_time = expires == math.inf or self.clock() < expires
+        if in_time and all_fit(found, ExecutionClass.ONESHOT, self._most_oneshot) and places.take_all(found):
+            return list(found)
+        return [self._place(request, places, in_time) for request in found]
+
+    def _place(self, request: Request, places: Places, in_time: bool) -> Request | Exception:
+        try:
+            self._check_fits(request)
+            if not in_time:
+                self.inbox.refused("deadline")
+                self.events.emit("rejected", request.options.request_id, reason="deadline", count=1)
+                raise DeadlineExceeded(
+                    f"the deadline of {request.options.deadline:g} s passed before the request was queued"
+                )
+            places.take(request)
+        except Exception as error:
+            return error
+        return request
+
+    @property
+    def _classes(self) -> tuple[ExecutionClass, ExecutionClass]:
+        """Of requests for at most one token, and for more."""
+        if self.force_class is not None:
+            return self.force_class, self.force_class
+        return ExecutionClass.ONESHOT, ExecutionClass.DECODE
+
+    @property
+    def _most_oneshot(self) -> int:
+        """Tokens that a OneShot request may have: a step's, beside running rows."""
+        return self.budgets.step_tokens - self.budgets.running
 
     def submit(self, request: Request) -> None:
         """Puts a request in the inbox and wakes the engine thread."""
@@ -138,9 +157,7 @@ class EngineCore(Stepper):
         self.inbox.enter(requests, self.live)
         if places is not None:
             places.posted()
-        if self.events.heard:
-            for request in requests:
-                self.events.emit("accepted", request.options.request_id, tokens=request.num_known)
+        self.events.emit_accepted(requests)
 
     def cancel(self, request: Request) -> None:
         """Ends a request that nobody waits for any more, at the next step's begin. In any state, any number of
@@ -191,7 +208,7 @@ class EngineCore(Stepper):
 
     def _check_fits(self, request: Request) -> None:
         tree = request.prepared.tree
-        most = self.budgets.step_tokens - self.budgets.running
+        most = self._most_oneshot
         if request.execution_class is ExecutionClass.ONESHOT and tree.num_tokens > most:
             raise RequestTooLarge(
                 f"the request has {tree.num_tokens} tokens with all its branches, a step computes at most {most} "

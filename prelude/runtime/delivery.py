@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from prelude._native.core import Ends, Outlet, Ticket, bind_all, tell_all, waiting_alike
-from prelude.admission.prepared import Outcome, finished, make_completion
+from prelude._native.core import Ends, Outlet
+from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
-from prelude.options import NO_OPTIONS
 from prelude.progress import Progress
 from prelude.runtime.core import EngineCore
 from prelude.runtime.stepper import LoopFlush
@@ -82,8 +81,41 @@ class Told(Protocol):
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
 
 
+class Group:
+    """Requests of one call in an event loop: their ends, and the future that is resolved when all have ended.
+
+    ``make`` turns the call's tasks into requests. It runs at the end of the turn of the loop in which the call was
+    made, together with those of the other calls of that turn.
+    """
+
+    __slots__ = ("ends", "expected", "future", "make", "progress", "requests")
+
+    def __init__(
+        self, future: asyncio.Future[None], make: Callable[[Group], list[Request]], progress: Progress | None = None
+    ) -> None:
+        self.future = future
+        self.make: Callable[[Group], list[Request]] | None = make
+        self.progress = progress
+        self.requests: list[Request] = []
+        self.expected = 0
+        self.ends = Ends()
+
+    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        self.ends.put(request, outcome, error)
+        self.told(1)
+
+    def told(self, count: int) -> None:
+        """``count`` more have ended."""
+        if self.progress is not None:
+            self.progress.advance(count)
+        if len(self.ends) >= self.expected:
+            self.requests = []  # which refer to this group
+            if not self.future.done():
+                self.future.set_result(None)
+
+
 class Outbox(LoopFlush):
-    """Between one event loop and the engine: what the tasks of one turn of the loop ask for is posted together, so
+    """Between one event loop and the engine: what the calls of one turn of the loop ask for is posted together, so
     that a step begins with all of it; ends of requests are collected during a step and handed over by one wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
@@ -92,80 +124,58 @@ class Outbox(LoopFlush):
         self._core = core
         core.loops.append(self)
         self._ends = Outlet()  # of calls of `_deliver`'s
-        self._posting: list[Request] = []  # of this turn of the loop; they have their places
-        self._asked: list[Ticket] = []  # likewise, and not requests yet
+        self._asked: list[Group] = []  # of this turn of the loop
+        self.sink = LoopSink(self)
 
-    def post(self, requests: list[Request]) -> None:
-        """In the loop. Whoever gives up before the turn is over takes them back."""
-        if not (self._posting or self._asked):
+    def ask(self, group: Group) -> None:
+        """In the loop."""
+        if not self._asked:
             self.loop.call_soon(self._post)
-        self._posting.extend(requests)
+        self._asked.append(group)
 
-    def ask(self, ticket: Ticket) -> None:
-        """In the loop, for one task that nothing special was said about: what the tasks of this turn ask for in the
-        same words is made requests together."""
-        if not (self._posting or self._asked):
-            self.loop.call_soon(self._post)
-        self._asked.append(ticket)
-
-    def _make_asked(self) -> None:
-        """Requests of what was asked for. A ticket that finds no place, or whose request is to hear something of its
-        own, is told so by ``None`` and takes the long way."""
-        asked, self._asked = self._asked, []
-        for tickets in waiting_alike(asked):  # others were given up meanwhile
-            try:
-                requests = self._requests_of(tickets)
-            except Exception:  # closed meanwhile: the long way says so
-                requests = None
-            if requests is not None:
-                self._posting.extend(requests)
-                continue
-            for ticket in tickets:
-                ticket.future.set_result(None)
-
-    def _requests_of(self, tickets: list[Ticket]) -> list[Request] | None:
-        places = self._core.reserve_all(len(tickets))
-        if places is None:
-            return None
-        with places:
-            sink = TicketSink(self)
-            prompts = [ticket.prompt for ticket in tickets]
-            requests = self._core.alike(tickets[0].alike, prompts, sink, NO_OPTIONS, places, math.inf, self)
-            if requests is not None:
-                sink.tickets = bind_all(tickets, requests)
-                places.posted()
-        return requests
-
-    def take_back(self, requests: list[Request]) -> None:
-        """Those that are not posted yet: nobody waits for them."""
-        if self._posting:
-            gone = set(requests)
-            for request in self._posting:
-                if request in gone:
-                    self._core.inbox.leave(request)
-            self._posting = [request for request in self._posting if request not in gone]
+    def give_up(self, group: Group) -> None:
+        """In the loop: the caller of ``group`` does not wait any more."""
+        if group in self._asked:
+            self._asked.remove(group)
+        for request in group.requests:
+            self._core.cancel(request)
 
     def _post(self) -> None:
-        if self._asked:
-            self._make_asked()
-        requests, self._posting = self._posting, []
-        if not requests:
-            return
+        asked, self._asked = self._asked, []
+        requests: list[Request] = []
+        interrupt: BaseException | None = None
+        for group in asked:
+            make, group.make = group.make, None
+            try:
+                live = make(group) if make is not None else []
+                group.requests, group.expected = live, len(live)
+                requests += live
+            except BaseException as error:  # closed meanwhile, in a forked child, interrupted
+                if not group.future.done():
+                    group.future.set_exception(error)
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    interrupt = error
+                continue
+            if not group.requests and not group.future.done():
+                group.future.set_result(None)
         try:
-            self._core.submit_many(requests)
-        except Exception as error:  # closed meanwhile, or in a forked child
+            if requests:
+                self._core.submit_many(requests)
+        except Exception as error:
             for request in requests:
                 self._core.inbox.leave(request)
                 request.sink.deliver(request, None, error)
             self.flush()  # there may be no step any more
+        if interrupt is not None:
+            raise interrupt
 
     def put(self, sink: Told, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._put((sink.end, request, outcome, error))
 
-    def put_all(self, sink: GroupSink | TicketSink, requests: list[Request], outcomes: list[Outcome]) -> None:
+    def put_all(self, sink: LoopSink, requests: list[Request], outcomes: list[Outcome]) -> None:
         self._put((sink.end_all, requests, outcomes))
 
-    def again(self, sink: TicketSink, requests: list[Request], outcomes: list[Outcome]) -> None:
+    def again(self, sink: LoopSink, requests: list[Request], outcomes: list[Outcome]) -> None:
         """In the loop, by a sink that is interrupted while it tells ends: ``_deliver`` comes back to these."""
         self._ends.put((sink.end_all, requests, outcomes))
 
@@ -176,7 +186,7 @@ class Outbox(LoopFlush):
     def flush(self) -> None:
         try:
             self.loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed: nobody is waiting any more
+        except RuntimeError:  # the loop is closed: no task waits there any more
             self._ends.take()
 
     def closed(self) -> bool:
@@ -196,43 +206,11 @@ class Outbox(LoopFlush):
                 raise
 
 
-class GroupSink(EndSink):
-    """The ends of a group of requests, and one future for all of them, in the loop that awaits it."""
-
-    def __init__(self, outbox: Outbox, future: asyncio.Future[None], progress: Progress | None = None) -> None:
-        self._outbox = outbox
-        self._progress = progress
-        self.future = future
-        self.expected = 0
-        self.ends = Ends()
-
-    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self._outbox.put(self, request, outcome, error)
-
-    def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        self._outbox.put_all(self, requests, outcomes)
-
-    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self.ends.put(request, outcome, error)
-        self._told(1)
-
-    def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        self.ends.put_all(requests, outcomes)
-        self._told(len(requests))
-
-    def _told(self, count: int) -> None:
-        if self._progress is not None:
-            self._progress.advance(count)
-        if len(self.ends) == self.expected and not self.future.done():
-            self.future.set_result(None)
-
-
-class TicketSink(EndSink):
-    """The ends of what the tasks of one turn of a loop asked for: each has a future of its own."""
+class LoopSink(EndSink):
+    """The ends of requests of one loop, to the groups that they belong to (``request.call``)."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.tickets: dict[int, Ticket] = {}
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._outbox.put(self, request, outcome, error)
@@ -241,12 +219,23 @@ class TicketSink(EndSink):
         self._outbox.put_all(self, requests, outcomes)
 
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        ticket = self.tickets[request.id]
-        if not ticket.future.done():
-            ticket.future.set_result(error if outcome is None else finished(ticket.alike, outcome))
+        request.call.end(request, outcome, error)
 
     def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        tell_all(requests, outcomes, self.tickets, make_completion, finished, self._again)
-
-    def _again(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        self._outbox.again(self, requests, outcomes)
+        """Neighbours of one group together."""
+        at, count = 0, len(requests)
+        try:
+            while at < count:
+                group: Group = requests[at].call
+                end = at + 1
+                while end < count and requests[end].call is group:
+                    end += 1
+                if end - at == 1:
+                    group.ends.put(requests[at], outcomes[at], None)
+                else:
+                    group.ends.put_all(requests[at:end], outcomes[at:end])
+                group.told(end - at)
+                at = end
+        except BaseException:  # an interrupt: the rest comes in another turn of the loop
+            self._outbox.again(self, requests[at:], outcomes[at:])
+            raise

@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from prelude._native.core import Maker
+
+if TYPE_CHECKING:
+    from prelude.scheduling.request import Request
 
 log = logging.getLogger("prelude.engine")
 
@@ -30,6 +35,7 @@ class Event:
 
 
 Listener = Callable[[Event], None]
+_make_event = Maker(Event)
 
 
 def in_main_thread() -> bool:
@@ -66,9 +72,32 @@ class Listeners:
         return remove
 
     def emit(self, name: str, request_id: str | None = None, **data: Any) -> None:
-        if not self._listeners:
-            return
-        event = Event(name, time.monotonic(), request_id, data)
+        if self._listeners:
+            self._tell(_make_event(name, time.monotonic(), request_id, data))
+
+    def emit_each(self, name: str, requests: Iterable[Request]) -> None:
+        """An event without data of each request."""
+        if self._listeners:
+            now = time.monotonic()
+            for request in requests:
+                self._tell(_make_event(name, now, request.options.request_id, {}))
+
+    def emit_accepted(self, requests: Iterable[Request]) -> None:
+        if self._listeners:
+            now = time.monotonic()
+            for request in requests:
+                tokens = {"tokens": request.num_known}
+                self._tell(_make_event("accepted", now, request.options.request_id, tokens))
+
+    def emit_finished(self, requests: Iterable[Request]) -> None:
+        """Of requests that ended well."""
+        if self._listeners:
+            now = time.monotonic()
+            for request in requests:
+                data = {"error": None, "stats": request.stats, "output_tokens": len(request.output)}
+                self._tell(_make_event("finished", now, request.options.request_id, data))
+
+    def _tell(self, event: Event) -> None:
         for listener in self._listeners:
             try:
                 listener(event)

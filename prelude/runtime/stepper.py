@@ -18,7 +18,7 @@ from typing import Any
 from prelude._native.core import Baton, Doorbell, begin_all, claim, end_all, plain, traced
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
-from prelude.batch import OneShotBatch, StepResult
+from prelude.batch import StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners, in_main_thread
@@ -35,11 +35,11 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import pack
 from prelude.scheduling.plan import Plan
-from prelude.scheduling.planner import Budgets, plan_at_once, plan_step
+from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.queues import Policies, Queues
 from prelude.scheduling.recovery import failure_of, recover, suspects_left, withdraw_all
 from prelude.scheduling.request import Request, State
-from prelude.scheduling.settle import finish, finish_bad, read_of, settle, settling
+from prelude.scheduling.settle import finish, settle
 
 log = logging.getLogger("prelude.engine")
 
@@ -91,7 +91,6 @@ class Stepper(Forkable):
         self.events = Listeners(inside=lambda: self._baton.mine)
         self.inbox = Inbox(max_queued_requests, max_queued_tokens)
         self.live: dict[int, Request] = {}
-        self._alone = settling(pool, self.stats, self.cost.fit, self.live, self.limits.vocab_size)
         self.unhealthy_after = unhealthy_after
         self.failures_in_a_row = 0
         self.last_error: BaseException | None = None
@@ -153,21 +152,6 @@ class Stepper(Forkable):
         next is planned is a step that comes first (penalties, half a prompt), one that runs again what failed, one
         beside which somebody would have to give way."""
         began, self._blocked = time.perf_counter(), 0.0
-        if self._idle() and (came := self.inbox.take()):
-            at_once = plan_at_once(came, self.queues, self.pool, self.budgets)
-            if at_once is not None:
-                self.stats.requests["oneshot"] += len(came)
-                if at_once.deferred:
-                    self._note_waiting(at_once)
-                if at_once.oneshot:
-                    self._launch(at_once)
-                    if self._flights and not self.overlap:
-                        self._land()
-                self.stats.host_seconds += time.perf_counter() - began - self._blocked
-                if self.on_step_end or self._expiring:
-                    self._flush()
-                return True
-            self._enter(came)
         self._drain()
         landed = launched = False
         if self._flights and (self._limit is not None or self._flights[-1].comes_first):
@@ -195,15 +179,6 @@ class Stepper(Forkable):
     def _plan(self) -> Plan:
         in_flight = bool(self._flights)
         return plan_step(self.queues, self.pool, self.budgets, self.pacer, self._limit, in_flight=in_flight)
-
-    def _idle(self) -> bool:
-        """Whether nobody waits, runs or flies, and nobody is to be ended: what comes next has only itself to mind."""
-        return (
-            not (self._flights or self._cancels or self._expiring or self._abort)
-            and self._limit is None
-            and not (self.queues.running or self.queues.oneshot.arrivals or self.queues.decode.arrivals)
-            and not (self.loops and any([loop.closed() for loop in self.loops]))
-        )
 
     def _drain(self) -> None:
         """The inbox into the queues; then whoever need not run any more ends: cancelled, expired, loop closed."""
@@ -286,24 +261,14 @@ class Stepper(Forkable):
 
     def _ended_well(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         """``_ended`` of the requests that a step ended without an error."""
-        if self.events.heard:
-            for request, outcome in zip(requests, outcomes):
-                self._ended(request, outcome, None)
-            return
-        self._tell(*end_all(requests, outcomes, self.live, time.perf_counter()))
-
-    def _tell(
-        self,
-        runs: list[tuple[Any, list[Request], list[Outcome]]],
-        more: list[tuple[Request, Outcome]],
-    ) -> None:
-        """What ``end_all`` says, to sinks."""
+        runs, more = end_all(requests, outcomes, self.live, time.perf_counter())
         for sink, some, theirs in runs:
             if not claim(self.live, some):  # the watchdog told some of them meanwhile
                 more = [*zip(some, theirs), *more]
                 continue
             self.stats.finished += len(some)
             try:
+                self.events.emit_finished(some)
                 self._deliver_run(sink, some, theirs)
             except BaseException:  # no memory: they wait to be told still
                 self.stats.finished -= len(some)
@@ -420,10 +385,7 @@ class Stepper(Forkable):
             self.step_began = time.monotonic() if self._flights else 0.0
             for request in traced(flight.requests):
                 _mark_run(request, flight.began, result)
-            if isinstance(flight.packed.batch, OneShotBatch) and not self.events.heard:
-                self._settle_alone(flight, result)
-            else:
-                self._settle(flight, result)
+            self._settle(flight, result)
             if self._limit is not None and not suspects_left(self.queues):
                 self._limit = None
         self._flights.let_go()
@@ -449,28 +411,6 @@ class Stepper(Forkable):
             self._withdrawn = True
             raise error
 
-    def _settle_alone(self, flight: Flight, result: StepResult) -> None:
-        """``_settle`` of a step that has nothing but OneShot rows, while nobody listens to events."""
-        plan, packed = flight.plan, flight.packed
-        self.failures_in_a_row = 0
-        output, drawn, bad = read_of(packed, result)
-        tokens, runs, more, failed = self._alone.settle(
-            plan.oneshot,
-            plan.folds,
-            packed.computed,
-            packed.row_ends,
-            packed.pair_ends,
-            output,
-            drawn,
-            bad,
-            result,
-            time.perf_counter(),
-        )
-        self.pacer.measured(0, tokens, 0, result.seconds)
-        self._tell(runs, more)
-        if failed:
-            finish_bad(failed, self.queues, self.pool, self.limits.vocab_size)
-
     def _settle(self, flight: Flight, result: StepResult) -> None:
         plan, packed = flight.plan, flight.packed
         living = self._flights.living(flight)
@@ -492,8 +432,7 @@ class Stepper(Forkable):
         """Requests that are planned for the first time, to their timelines and to whoever listens."""
         for request in traced(fresh):
             request.timeline.mark("schedule", end=now)
-        for request in fresh if self.events.heard else ():
-            self.events.emit("scheduled", request.options.request_id)
+        self.events.emit_each("scheduled", fresh)
 
     def _measure(self, plan: Plan, tokens: int, result: StepResult) -> None:
         prefill, decode = sum([row.count for row in plan.prefill]) if plan.prefill else 0, len(plan.decode)

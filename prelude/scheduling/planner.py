@@ -14,14 +14,13 @@ them fail by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
 
 import numpy as np
 
-from prelude._native.core import AtOnce, Maker, admit_group, folds_of, keep_all
-from prelude.admission.classes import ExecutionClass
+from prelude._native.core import Maker, admit_group, folds_of, keep_all
 from prelude.batch import I32
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lease import KvPool, Lease
@@ -50,25 +49,6 @@ class Budgets:
     defer_tokens: int = 64  # a shorter one is computed again rather than waited for
     group_tokens: int = 1 << 31  # what follows the first OneShot request of a step brings so many at most
     overlap: bool = False  # the next step is planned before this one is settled
-    at_once: AtOnce = field(init=False, repr=False, compare=False)  # for requests that find nobody there
-
-    def __post_init__(self) -> None:
-        limits = (
-            self.step_tokens,
-            self.step_requests,
-            self.logits_bytes,
-            self.vocab_size * LOGITS_BYTES,
-            self.logits_chunk_rows,
-            self.group_tokens,
-            -1,
-            self.defer_tokens,
-            self.defer_steps,
-            self.fold,
-            False,
-            self.overlap,
-        )
-        at_once = AtOnce(limits, ExecutionClass.ONESHOT, State.WAITING, State.PREFILL, _make_plan)
-        object.__setattr__(self, "at_once", at_once)
 
     def ledger(self, limit: int | None = None) -> Ledger:
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
@@ -91,9 +71,13 @@ def plan_step(
     pool.begin_plan()
     queues.look_again()
     deferred: list[Deferral] = []
-    decode, preempted = _plan_decode(queues, pool, ledger, retry, in_flight)
-    if decode is None:
-        return Plan(settle_first=True)
+    decode: list[Request] = []
+    preempted: list[Request] = []
+    if queues.running:
+        planned, preempted = _plan_decode(queues, pool, ledger, retry, in_flight)
+        if planned is None:
+            return Plan(settle_first=True)
+        decode = planned
     allowance = pacer.allowance(len(decode)) if pacer and not retry else None
     if _oneshot_first(queues):
         rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
@@ -106,26 +90,7 @@ def plan_step(
         preempted.append(queues.running[-1])
         preempt(queues.running[-1], queues, pool)
     queues.served += budgets.step_tokens - ledger.tokens
-    return Plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted), tuple(deferred))
-
-
-def plan_at_once(came: list[Request], queues: Queues, pool: KvPool, budgets: Budgets) -> Plan | None:
-    """The plan of OneShot requests that came together while nobody waited or ran, and all of whom fit one step: they
-    join no line, since there is nobody to be put in order with. ``None``, and nothing done, for any others."""
-    planned = budgets.at_once.plan(pool, came, queues.arrivals + 1, queues.served)
-    if planned is None:
-        return None
-    plan: Plan
-    plan, tokens, folds, waiting = planned
-    queues.arrivals += len(came)
-    if waiting:  # for a leader among the others: these stay, in line with what the others were served
-        queues.enter(came)
-        queues.take_oneshot([row.request for row in plan.oneshot])
-    queues.served += tokens
-    if folds or waiting:
-        deferred = tuple([_deferral(request, ahead) for request, ahead in waiting])
-        shared = tuple([Fold(members, common) for members, common in folds])
-        plan = Plan(plan.oneshot, shared, deferred=deferred)
+    plan: Plan = _make_plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted), tuple(deferred), False)
     return plan
 
 
@@ -238,6 +203,8 @@ def _plan_prefill(
 ) -> list[PrefillRow]:
     """Chunks of prompts under way, oldest first, then of those that wait, in their policy's order. Beside running
     rows a step prefills ``chunk_tokens`` at most, so that the rows' next token is never far away."""
+    if not queues.decode and not queues.running:
+        return []
     rows: list[PrefillRow] = []
     policy = queues.decode.policy
     chunked = beside_rows and not policy.whole_prompts
@@ -380,7 +347,7 @@ def _plan_oneshot(
     rows, *left = admit_group(pool, group, limits, State.WAITING, State.PREFILL, defer)
     ledger.tokens, ledger.rows, ledger.logits_bytes = left
     queues.take_oneshot([row.request for row in rows])
-    folds = folds_of(pool, rows)
+    folds = folds_of(pool, rows) if len(rows) > 1 else []
     # A promise costs a few microseconds a row: only where somebody may come to see it before it is kept.
     seen = (budgets.overlap or bool(queues.decode)) and not retry
     # The planned requests wait no more: a peer is one that does.

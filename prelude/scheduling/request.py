@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-import numpy as np
-
-from prelude._native.core import Record
+from prelude._native.core import Record, begin_request
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared
 from prelude.batch import SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.readouts.sampling import History, SamplingState
-from prelude.results import RequestStats
 from prelude.scheduling.lease import Lease
 
 
@@ -80,62 +76,9 @@ class Request(Record):
         execution_class: ExecutionClass | None = None,
         options: RequestOptions = NO_OPTIONS,
     ) -> None:
-        self.id = next(IDS)
-        self.order = 0
-        self.given = prepared
-        self.sink = sink
-        self.options = options
-        self.expires = math.inf  # on the monotonic clock
+        kind = execution_class or classify(prepared)
+        begin_request(self, prepared, sink, options, kind, State.WAITING, next(IDS), time.perf_counter())
         self.ending = sink.deliver
-        self.queued_tokens = -1  # what the inbox counts for it; -1: nothing
-        self.execution_class = execution_class or classify(prepared)
-        self.state = State.WAITING
-        self.arrived = time.perf_counter()
-        self.queued_at = 0
-        self.turn = 0  # who had come when its last chunk was planned
-        tree, readout = prepared.tree, prepared.readout
-        rows = prepared.rows
-        read = int(rows[0]) if len(rows) else -1
-        self.sampling = prepared.sampling
-        self.max_new_tokens = prepared.max_new_tokens
-        self.key = None if readout is None else readout.key
-        self.num_known = tree.num_tokens
-        trunk = tree.trunk_tokens
-        unread = trunk - 1 if read < 0 else min(trunk, read)
-        self.known = tree.token_ids
-        self.output = ()
-        if self.execution_class is ExecutionClass.DECODE:
-            unread = -1
-            self.output = []
-            self.known = np.empty(tree.num_tokens + prepared.max_new_tokens, dtype=np.int32)
-            self.known[: tree.num_tokens] = tree.token_ids
-        self.bind(
-            tree.token_ids,
-            tree.positions,
-            tree.starts,
-            tree.parents,
-            readout,
-            prepared.first,
-            read,
-            len(rows),
-            unread,
-            0 if readout is None else readout.logits_rows,
-            prepared.salt,
-            prepared.cache,
-        )
-        stats = self.stats = RequestStats()
-        stats.execution_class = self.execution_class.value
-        stats.prompt_tokens = tree.num_tokens
-        stats.truncated_tokens = prepared.truncated_tokens
-        stats.tokenize_ms = prepared.tokenize_ms
-        stats.request_id = options.request_id
-
-    @property
-    def prepared(self) -> Prepared:
-        if self.given is None:
-            self.given = self.alike.prepared(self.known)
-        prepared: Prepared = self.given
-        return prepared
 
     @property
     def held(self) -> Lease:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from prelude._native.core import CostFit, Settling, StepCounts, settle_group, settle_running
+from prelude._native.core import settle_group, settle_running
 from prelude.admission.prepared import Outcome
-from prelude.batch import I32, Output, StepResult
+from prelude.batch import Output, StepResult
 from prelude.errors import ExecutionError
 from prelude.scheduling.check import bad_rows, readouts_of
 from prelude.scheduling.lease import KvPool
@@ -52,6 +52,8 @@ def settle(
     batch_size = len(plan.oneshot) + len(plan.prefill) + len(plan.decode)
     if plan.oneshot:
         _settle_oneshot(plan, packed, result, queues, pool, vocab_size, batch_size, ended)
+    if not plan.prefill and not plan.decode:
+        return
     forward_ms = result.seconds * 1e3
     for row in plan.prefill:
         request = row.request
@@ -78,17 +80,6 @@ def _not_finite() -> ExecutionError:
     return ExecutionError("the model produced a value that is not finite (NaN or infinity) for this request")
 
 
-def read_of(packed: Packed, result: StepResult) -> tuple[Output, I32 | None, frozenset[int]]:
-    """What the OneShot rows of a step read: the output, the tokens drawn, which of its rows are no numbers."""
-    output = result.outputs[packed.outputs[0]]
-    return output, output.drawn, _bad_rows(packed, result, packed.outputs[0])
-
-
-def settling(pool: KvPool, counts: StepCounts, cost: CostFit, live: dict[int, Request], vocab_size: int) -> Settling:
-    """For steps that have nothing but OneShot rows."""
-    return Settling(pool, counts, cost, live, vocab_size, State.PREFILL, State.FINISHED)
-
-
 def _settle_oneshot(
     plan: Plan,
     packed: Packed,
@@ -99,7 +90,7 @@ def _settle_oneshot(
     batch_size: int,
     ended: Ended,
 ) -> None:
-    output, drawn, bad = read_of(packed, result)
+    output, bad = result.outputs[packed.outputs[0]], _bad_rows(packed, result, packed.outputs[0])
     requests, outcomes, failed = settle_group(
         pool,
         plan.oneshot,
@@ -107,7 +98,7 @@ def _settle_oneshot(
         packed.row_ends,
         packed.pair_ends,
         output,
-        drawn,
+        output.drawn,
         bad,
         vocab_size,
         result.seconds * 1e3,

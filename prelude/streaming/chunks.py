@@ -26,7 +26,7 @@ from prelude.timeline import Timeline
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from prelude.calls import Call
+    from prelude.call import Call
 
 
 def timed_finish(admitted: Admitted, timeline: Timeline | None, outcome: Outcome) -> Any:

@@ -159,7 +159,7 @@ def test_a_path_without_branches_is_one_segment(preparer: Preparer) -> None:
 def test_single_token_labels_need_no_tokens_of_their_own(preparer: Preparer) -> None:
     prepared = preparer.prepare(Decide(STATE, [YesNo("Polite?")])).prepared
     assert len(prepared.tree.parents) == 1
-    assert prepared.readout.rows.tolist() == [prepared.tree.num_tokens - 1]  # type: ignore[union-attr]
+    assert prepared.rows.tolist() == [prepared.tree.num_tokens - 1]
     assert classify(prepared) is ExecutionClass.ONESHOT
 
 

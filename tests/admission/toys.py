@@ -128,7 +128,7 @@ def outputs(admitted: Admitted, row: Callable[[tuple[int, ...]], Any] = row_of) 
     assert isinstance(readout, LogprobRows)
     assert len(set(readout.rows.tolist())) == len(readout.rows)
     prefixes = sequences(admitted.prepared.tree)
-    table = [row(prefixes[index]) for index in readout.rows.tolist()]
+    table = [row(prefixes[index]) for index in admitted.prepared.rows.tolist()]
     order = [np.argsort(-values, kind="stable") for values in table]
     pairs = list(zip(readout.target_rows.tolist(), readout.targets.tolist()))
     logprobs = np.array([table[r][t] for r, t in pairs])

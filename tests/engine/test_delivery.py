@@ -14,7 +14,7 @@ import pytest
 
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
-from prelude.runtime.delivery import Outbox, Ticket, TicketSink
+from prelude.runtime.delivery import Group, Outbox
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
 from tests.patience import comes
@@ -77,55 +77,59 @@ def test_a_loop_that_was_not_told_because_of_an_interrupt_is_told_by_the_next_st
     assert told == [1]
 
 
-def test_an_interrupt_while_tasks_of_one_step_are_told_leaves_them_to_the_next_turn(
+class Interrupting:
+    """Progress that is interrupted once."""
+
+    def __init__(self) -> None:
+        self.interrupts = [KeyboardInterrupt()]
+
+    def advance(self, count: int) -> None:
+        if self.interrupts:
+            raise self.interrupts.pop()
+
+
+def test_an_interrupt_while_calls_of_one_step_are_told_leaves_them_to_the_next_turn(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    core = service_core()
-    outbox = Outbox(loop, core)
-    interrupts = [KeyboardInterrupt()]
-
-    def finish(outcome: Any) -> Any:
-        if outcome == "b" and interrupts:
-            raise interrupts.pop()
-        return outcome.upper()
-
-    alike: Any = SimpleNamespace(word=None, finish=finish)
-    sink = TicketSink(outbox)
-    requests: list[Any] = [SimpleNamespace(id=number) for number in range(3)]
-    tickets = [Ticket(alike, prompt(1, 1), loop.create_future()) for _ in requests]
-    sink.tickets = dict(enumerate(tickets))
-    sink.deliver_all(requests, ["a", "b", "c"])  # type: ignore[list-item]
-    core._flush()
+    outbox = Outbox(loop, service_core())
+    progress: list[Any] = [None, Interrupting(), None]
+    groups = [Group(loop.create_future(), lambda group: [], one) for one in progress]
+    requests: list[Any] = [SimpleNamespace(id=number, call=group) for number, group in enumerate(groups)]
+    for group in groups:
+        group.expected = 1
+    outcomes: list[Any] = ["a", "b", "c"]
+    outbox.sink.deliver_all(requests, outcomes)
+    outbox._core._flush()
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
-    assert [ticket.future.done() for ticket in tickets] == [True, False, False]
+    assert [group.future.done() for group in groups] == [True, False, False]
     turns(loop)
-    assert [ticket.future.result() for ticket in tickets] == ["A", "B", "C"]
+    assert all(group.future.done() for group in groups)
+    assert [group.ends[number] for number, group in enumerate(groups)] == [(one, None) for one in outcomes]
 
 
-def test_a_result_that_cannot_be_made_is_its_own_error_and_keeps_nobody_from_theirs(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    """Where a result is no more than a token's text, too."""
+def test_a_result_that_cannot_be_made_is_its_own_error_and_keeps_nobody_from_theirs() -> None:
+    class Refusing(ToyPreparer):
+        def prepare(self, task: Prepared) -> Admitted:
+            def finish(outcome: Outcome) -> Any:
+                if task.tree.num_tokens == 6:
+                    raise ValueError("no text")
+                return outcome
 
-    def word(token_id: int) -> str:
-        if token_id == 1:
-            raise ValueError("no text")
-        return f"<{token_id}>"
+            return Admitted(task, finish)
 
-    core = service_core()
-    sink = TicketSink(Outbox(loop, core))
-    alike: Any = SimpleNamespace(word=word, finish=None)
-    tickets = [Ticket(alike, prompt(1, 1), loop.create_future()) for _ in range(3)]
-    sink.tickets = dict(enumerate(tickets))
-    stats = SimpleNamespace(finish_reason="length")
-    outcomes: list[Any] = [SimpleNamespace(token_ids=(token,), stats=stats) for token in range(3)]
-    requests: list[Any] = [SimpleNamespace(id=number) for number in range(3)]
-    sink.deliver_all(requests, outcomes)
-    core._flush()
-    turns(loop)
-    first, second, third = (ticket.future.result() for ticket in tickets)
-    assert (first.text, third.text) == ("<0>", "<2>") and isinstance(second, ValueError)
+    async def main() -> None:
+        async with AsyncEngine(Engine(service_core(), Refusing(), Path())) as engine:  # type: ignore[arg-type]
+            tasks: list[Any] = [last_logprob(prompt(size, size)) for size in (5, 6, 7)]
+            for found in (
+                await engine.run_many(tasks, return_exceptions=True),
+                await asyncio.gather(*(engine.run(task) for task in tasks), return_exceptions=True),
+            ):
+                first, second, third = found
+                assert isinstance(first, Outcome) and isinstance(third, Outcome)
+                assert isinstance(second, ValueError)
+
+    asyncio.run(main())
 
 
 class Result:
@@ -153,7 +157,7 @@ def test_results_that_nobody_reads_are_let_go() -> None:
             await comes(lambda: len(made) == 50)
             await comes(lambda: is_empty(core) and all(task.done() for task in tasks))
             outboxes = list(engine._outboxes.values())
-            assert all(not (one._posting or one._asked or one._ends.take()) for one in outboxes)
+            assert all(not (one._asked or one._ends.take()) for one in outboxes)
             assert core.snapshot()["live_futures"] == 0
             assert any(one() is not None for one in made), "the tasks have them"
             tasks.clear()

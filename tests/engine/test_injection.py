@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prelude.errors import PreludeError
-from prelude.runtime.delivery import GroupSink
+from prelude.runtime.delivery import LoopSink
 from prelude.scheduling import planner, settle
 from tests.engine.test_faults import generated
 from tests.patience import PATIENCE
@@ -28,7 +28,7 @@ PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
     "oneshot.admit": lambda engine, core: (planner, "admit_group"),
     "oneshot.settle": lambda engine, core: (settle, "settle_group"),
     "tokenise": lambda engine, core: (engine.engine._preparer, "prepare"),
-    "deliver": lambda engine, core: (GroupSink, "deliver"),
+    "deliver": lambda engine, core: (LoopSink, "deliver"),
 }
 
 

@@ -33,12 +33,13 @@ async def most_in_a_turn(engine: AsyncEngine, tasks: list[Any]) -> tuple[list[An
     """The results, and how many tasks were looked at between two turns of the loop at most."""
     preparer: Any = engine.engine._preparer
     looked, most, going = 0, 0, True
-    alike, snapshot = preparer.alike, preparer.snapshot
+    snapshot, prepare_all = preparer.snapshot, preparer.prepare_all
 
-    def counted_alike(tasks: list[Any]) -> Any:
+    def counted_prepare_all(tasks: list[Any]) -> Any:
         nonlocal looked
-        looked += len(tasks)
-        return alike(tasks)
+        if threading.current_thread() is threading.main_thread():
+            looked += len(tasks)
+        return prepare_all(tasks)
 
     def counted_snapshot(task: Any) -> Any:
         nonlocal looked
@@ -51,13 +52,13 @@ async def most_in_a_turn(engine: AsyncEngine, tasks: list[Any]) -> tuple[list[An
         if going:
             asyncio.get_running_loop().call_soon(turn)
 
-    preparer.alike, preparer.snapshot = counted_alike, counted_snapshot
+    preparer.prepare_all, preparer.snapshot = counted_prepare_all, counted_snapshot
     turn()
     try:
         return await engine.run_many(tasks, return_exceptions=True), max(most, looked)
     finally:
         going = False
-        del preparer.alike, preparer.snapshot
+        del preparer.prepare_all, preparer.snapshot
 
 
 @pytest.mark.fault(5)
@@ -65,13 +66,13 @@ def test_many_tasks_are_taken_some_in_a_turn_and_answered_in_order(checkpoint: P
     async def main() -> None:
         async with open_engine(checkpoint) as engine:
             few = [await engine.run(task) for task in draws(200)]
-            alike, most = await most_in_a_turn(engine, draws(MANY))
+            same, most = await most_in_a_turn(engine, draws(MANY))
             assert most <= PART_TASKS
-            assert [one.token_ids for one in alike] == [few[i % 200].token_ids for i in range(MANY)]
+            assert [one.token_ids for one in same] == [few[i % 200].token_ids for i in range(MANY)]
             mixed = draws(MANY)
             mixed[7] = mixed[-1] = Generate("")
             results, most = await most_in_a_turn(engine, mixed)
-            assert most <= 2 * PART_TASKS  # looked at as alike, then one by one
+            assert most <= PART_TASKS
             assert [i for i, one in enumerate(results) if isinstance(one, InvalidRequest)] == [7, MANY - 1]
             assert (
                 results[8].token_ids == few[8].token_ids and results[-2].token_ids == few[(MANY - 2) % 200].token_ids
@@ -126,14 +127,14 @@ def test_cancelling_a_large_call_gives_everything_back(checkpoint: Path) -> None
 
 @pytest.mark.fault(5)
 def test_a_large_result_is_made_beside_the_loop(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish_call = prelude.engine.finish_call
+    finish_all = prelude.engine.finish_all
     made: list[bool] = []
 
     def watched(*given: Any) -> Any:
         made.append(threading.current_thread() is threading.main_thread())
-        return finish_call(*given)
+        return finish_all(*given)
 
-    monkeypatch.setattr(prelude.engine, "finish_call", watched)
+    monkeypatch.setattr(prelude.engine, "finish_all", watched)
 
     async def main() -> None:
         async with open_engine(checkpoint) as engine:

@@ -221,18 +221,18 @@ def test_classification_head(tmp_path: Path, make_engine: Make, family: str) -> 
 def test_the_class_is_decided_before_the_executor_is_called(make_engine: Make) -> None:
     engine = make_engine()
     seen: list[str] = []
-    submit, request = engine._core.executor.submit, engine._core.request
+    submit, requests = engine._core.executor.submit, engine._core.requests
 
     def admitting(*args):  # type: ignore[no-untyped-def]
-        made = request(*args)
-        seen.append(made.execution_class.value)
+        made = requests(*args)
+        seen.extend(request.execution_class.value for request in made)
         return made
 
     def submitting(batch):  # type: ignore[no-untyped-def]
         seen.append(type(batch).__name__)
         return submit(batch)
 
-    engine._core.request, engine._core.executor.submit = admitting, submitting
+    engine._core.requests, engine._core.executor.submit = admitting, submitting
     tasks = [
         (Decide(STATE, QUESTIONS), "oneshot"),
         (Embed(STATE, pooling="mean"), "oneshot"),

@@ -23,7 +23,7 @@ def test_every_public_name_survives_bad_and_missing_state(module: str) -> None:
 
 
 def test_what_needs_parts_is_not_made_without_them() -> None:
-    for kind in (core.Maker, core.AtOnce, core.Settling, core.Wording, core.Ticket, core.KvPool,
+    for kind in (core.Maker, core.KvPool,
                  core.PrefixTrie, core.BlockAllocator, core.CostFit, core.Inbox, cpu.Attention, cpu.PagedRows,
                  tokenizer.CoreTokenizer, tokenizer.CoreStream, tokenizer.QuickFrame):  # fmt: skip
         with pytest.raises(TypeError):
@@ -36,8 +36,6 @@ def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
     assert lease.shared.tolist() == [] and lease.table().tolist() == []  # nothing is copied from nowhere
     with pytest.raises((TypeError, AttributeError)):
         core.pack_running([record], 4)
-    with pytest.raises((TypeError, AttributeError)):
-        core.waiting_alike([None])
     with pytest.raises((TypeError, AttributeError)):
         core.requests_of([core.OneShotRow.__new__(core.OneShotRow), None])
     with pytest.raises(ValueError, match="2 ends for 0 readouts"):
@@ -65,12 +63,15 @@ def test_arrays_that_are_not_aligned_are_copied() -> None:
     assert not generations.flags.aligned and pool.num_used == 0
 
 
-def test_ids_of_lists_that_change_while_they_are_copied_stay_in_bounds() -> None:
-    """Lists of every length beside each other: each result is its own list's, whatever room the others were given."""
-    sizes = [0, 1, 5000, 3, 20_000, 1, 0, 7]
-    lists = [list(range(size)) for size in sizes]
-    found = core.all_ids_below(lists, 1 << 20, 20_000)
-    assert [None if ids is None else len(ids) for ids in found] == [size or None for size in sizes]
-    for ids, given in zip(found, lists):
-        assert ids is None or ids.tolist() == given
-    assert core.all_ids_below(lists, 1 << 20, 4999)[2] is None
+def test_a_tree_grows_only_from_arrays_that_belong_together() -> None:
+    state, tail = np.arange(3, dtype=np.int32), np.array([7, 8], np.int32)
+    ids, positions, starts = core.grow_tree(state, tail, np.array([0, 0]), np.array([0, 0, 1, 2]))
+    assert ids.tolist() == [0, 1, 2, 7, 8] and positions.tolist() == [0, 1, 2, 3, 3]
+    assert starts.tolist() == [0, 3, 4, 5]
+    assert core.grow_tree([], tail, [0, 1], [0, 2])[1].tolist() == [0, 1]
+    for positions, starts in (([0], [0, 1]), ([0, 0], [0])):
+        with pytest.raises(ValueError, match="for 2 tokens"):
+            core.grow_tree(state, tail, positions, starts)
+    assert core.join_ids(state, [], tail).tolist() == [0, 1, 2, 7, 8] and core.join_ids().tolist() == []
+    with pytest.raises(TypeError):
+        core.join_ids(state, None)

@@ -3,16 +3,15 @@ is taken for before it is settled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from prelude._native.core import Ends, Maker, Outcome, RequestStats, finish_all
+from prelude._native.core import Ends, Maker, Outcome, RequestStats
 
-from prelude.admission.prepared import finished, make_completion
 from prelude.batch import (
     LogprobOutput,
     LogprobRows,
@@ -22,8 +21,10 @@ from prelude.batch import (
     SampleRows,
     StepResult,
 )
-from prelude.errors import ExecutionError
-from prelude.results import Completion
+from prelude.call import Call
+from prelude.calls import finish_all
+from prelude.errors import ExecutionError, InvalidRequest
+from prelude.options import RequestOptions
 from prelude.scheduling.check import check_result
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.request import Request
@@ -38,10 +39,6 @@ def requests(count: int) -> list[Request]:
 def outcome(*ids: int) -> Outcome:
     stats = RequestStats(finish_reason="length")
     return Outcome(None, ids, stats)
-
-
-def alike(word: Callable[[int], str] | None = lambda token_id: f"<{token_id}>") -> Any:
-    return SimpleNamespace(word=word, finish=lambda outcome: ("long", outcome.token_ids))
 
 
 def test_ends_are_found_by_id_and_counted_once_however_they_come() -> None:
@@ -61,39 +58,41 @@ def test_ends_are_found_by_id_and_counted_once_however_they_come() -> None:
         ends[0]
 
 
+def admitted(made: Any = lambda outcome: ("made", outcome.token_ids)) -> Any:
+    return SimpleNamespace(finish=made)
+
+
+CALL = Call(RequestOptions(), math.inf, None)
+
+
 def test_results_are_those_of_the_requests_in_whatever_order_they_ended() -> None:
-    some = requests(4)
+    some: list[Any] = list(requests(4))
     outcomes = [outcome(at) for at in range(4)]
-    expected = [Completion(f"<{at}>", (at,), "length", outcomes[at].stats) for at in range(4)]
+    expected = [("made", (at,)) for at in range(4)]
     straight, turned, single = Ends(), Ends(), Ends()
     straight.put_all(some, outcomes)
     turned.put_all(some[::-1], outcomes[::-1])
     for request, one in zip(some, outcomes):
         single.put(request, one, None)
+    items, calls = [admitted()] * 4, [CALL] * 4
     for ends in (straight, turned, single):
-        assert finish_all(alike(), some, ends, make_completion, finished) == expected
-    assert finish_all(alike(), some[2:], straight, make_completion, finished) == expected[2:]
+        assert finish_all(items, calls, some, ends) == expected
+    assert finish_all(items[2:], calls[2:], some[2:], straight) == expected[2:]
 
 
-def test_a_result_that_is_more_than_a_word_is_made_the_long_way_and_errors_are_values() -> None:
-    asked: list[int] = []
+def test_a_result_that_cannot_be_made_and_errors_are_values() -> None:
+    def refuse(outcome: Outcome) -> Any:
+        raise ValueError("no text")
 
-    def word(token_id: int) -> str:
-        asked.append(token_id)
-        if token_id == 3:
-            raise ValueError("no text")
-        return str(token_id)
-
-    some = requests(6)
-    ends = Ends()
-    ends.put_all(some[:5], [outcome(7), outcome(), outcome(3), outcome(7), outcome(1, 2)])
-    error = RuntimeError("failed")
-    ends.put(some[5], None, error)
-    seven, none, bad, again, two, failed = finish_all(alike(word), some, ends, make_completion, finished)
-    assert (seven.text, again.text) == ("7", "7") and asked == [7, 3], "a text is asked for once a call"
-    assert none == ("long", ()) and two == ("long", (1, 2))
-    assert isinstance(bad, ValueError) and failed is error
-    assert finish_all(alike(None), some[:1], ends, make_completion, finished) == [("long", (7,))]
+    some: list[Any] = list(requests(3))
+    ends, failed = Ends(), RuntimeError("failed")
+    ends.put_all(some[:2], [outcome(7), outcome(3)])
+    ends.put(some[2], None, failed)
+    refused = InvalidRequest("never admitted")
+    items = [admitted(), admitted(refuse), admitted(), refused]
+    good, bad, broken, never = finish_all(items, [CALL] * 4, [*some, refused], ends)
+    assert good == ("made", (7,)) and isinstance(bad, ValueError)
+    assert broken is failed and never is refused
 
 
 def test_a_maker_refuses_what_has_no_slots() -> None:

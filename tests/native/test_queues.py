@@ -45,7 +45,6 @@ def test_places_and_tokens_are_exact_and_given_back_once() -> None:
     inbox = Inbox(3, 10)
     with inbox.reserve(5) as places:
         assert places.left == 3 and inbox.rejected == {"queued_requests": 2}
-        assert inbox.reserve_all(1) is None and inbox.rejected == {"queued_requests": 2}
         one, two, three = request(4), request(4), request(4)
         places.take(one)
         assert not places.take_all([two, three]) and inbox.tokens == 4, "both or none"

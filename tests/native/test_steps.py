@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, replace
 
 import numpy as np
 import pytest
-from prelude._native.core import Maker, all_ids_below, ids_below
+from prelude._native.core import Maker, ids_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,6 @@ def test_ids_are_copied_and_every_one_of_them_is_checked(kind: object) -> None:
 def test_what_is_no_plain_int_or_too_large_is_not_taken(wrong: object) -> None:
     assert ids_below([1, 2, wrong, 3], 1 << 40) is None
     assert ids_below([1, 2, (1 << 31) - 1], 1 << 40) is not None
-
-
-def test_prompts_together_are_each_as_alone_whatever_their_size() -> None:
-    rng = np.random.default_rng(0)
-    for size in (3, 20_000):  # below and above what is kept in recycled memory
-        prompts = [rng.integers(0, 1000, size), rng.integers(0, 1000, size).astype(np.int32)]
-        prompts[0] = prompts[0].tolist()
-        wrong = [*prompts, [1, 2000], "text", [], np.zeros((2, 2), np.int32), [5] * (size + 1), (1, 2, 3)]
-        found = all_ids_below(wrong, 1000, size)
-        assert [None if ids is None else ids.tolist() for ids in found] == [
-            prompts[0],
-            prompts[1].tolist(),
-            *[None] * 5,
-            [1, 2, 3],
-        ]
-        assert not np.shares_memory(found[1], prompts[1])
 
 
 def test_large_arrays_are_their_holders_until_the_last_view_is_gone() -> None:

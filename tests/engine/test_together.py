@@ -1,4 +1,4 @@
-"""Prompts that differ in their token ids alone are made requests together: the same as one by one."""
+"""Tasks of one call go through the engine together: each result is that of its task alone."""
 
 from __future__ import annotations
 
@@ -32,13 +32,8 @@ def told(completion: Any) -> tuple[Any, ...]:
 
 
 def alone(engine: Engine, tasks: list[Generate]) -> list[Any]:
-    """Each as it is when it has no company: by a preparer that finds nothing alike."""
-    preparer = engine._preparer
-    preparer.alike, found = lambda tasks: None, preparer.alike  # type: ignore[method-assign]
-    try:
-        return engine.run_many(tasks)
-    finally:
-        preparer.alike = found  # type: ignore[method-assign]
+    """Each in a call of its own."""
+    return [engine.run(task) for task in tasks]
 
 
 @pytest.mark.parametrize("params", [ONE, replace(ONE, logprobs=2), replace(ONE, stop="a", include_stop=True)])
@@ -48,7 +43,6 @@ def test_together_is_the_same_as_one_by_one(make_engine: Callable[..., Engine], 
     expected = alone(engine, [Generate(ids, params) for ids in given])
     for kind in (list, tuple, np.array, lambda ids: np.array(ids, np.int32)):
         tasks = [Generate(kind(ids), params) for ids in given]
-        assert engine._preparer.alike(tasks) is not None
         assert list(map(told, engine.run_many(tasks))) == list(map(told, expected))
     stop = replace(params, stop_token_ids=tuple({e.token_ids[0] for e in expected if e.token_ids}))
     tasks = [Generate(ids, stop) for ids in given]
@@ -56,14 +50,16 @@ def test_together_is_the_same_as_one_by_one(make_engine: Callable[..., Engine], 
     assert list(map(told, engine.run_many(tasks))) == list(map(told, alone(engine, tasks)))
 
 
-def test_what_is_not_alike_goes_one_by_one(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine()
-    first = Generate([5, 6, 7], ONE)
-    others: list[Any] = [
+def test_tasks_of_all_kinds_in_one_call_are_each_as_alone(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(deterministic=True)
+    given: list[Any] = [
+        Generate([5, 6], ONE),
         Generate([5, 6], replace(ONE)),
         Generate([5, 6], ONE, salt="a"),
         Generate([5, 6], ONE, cache="never"),
-        Generate("text", ONE),
+        Generate([5, 6, 7], replace(ONE, logit_bias={1: 2.0})),
+        Generate([5, 6, 7], replace(ONE, stop=["a"])),
+        Generate([5, 6, 7], replace(ONE, max_tokens=3)),
         Generate([], ONE),
         Generate([5, -1], ONE),
         Generate([True], ONE),
@@ -71,21 +67,28 @@ def test_what_is_not_alike_goes_one_by_one(make_engine: Callable[..., Engine]) -
         Generate([5, 6], ONE, cache=["auto"]),  # type: ignore[arg-type]
         "no task",
     ]
-    assert engine._preparer.alike([first, first]) is not None
-    for other in others:
-        assert engine._preparer.alike([first, other]) is None
-    for params in (
-        SamplingParams(max_tokens=1),
-        SamplingParams(),
-        replace(ONE, logit_bias={1: 2.0}),
-        replace(ONE, stop=["a"]),
-    ):
-        assert engine._preparer.alike([Generate([5], params)]) is None
-    good, negative, long = engine.run_many(
-        [first, Generate([5, -1], ONE), Generate([5] * 5000, ONE)], return_exceptions=True
-    )
-    assert good.token_ids == engine.run(first).token_ids
+    results = engine.run_many(given, return_exceptions=True)
+    for task, result in zip(given, results):
+        try:
+            assert told(engine.run(task))[:4] == told(result)[:4]
+        except Exception as error:
+            assert type(error) is type(result) and str(error) == str(result)
+    assert [isinstance(result, Exception) for result in results] == [False] * 7 + [True] * 6
+    negative, long = results[8], results[10]
     assert type(negative) is InvalidRequest and negative.field == "prompt[1]" and isinstance(long, PromptTooLong)
+
+
+def test_settings_that_the_caller_may_change_are_looked_at_again(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(deterministic=True)
+    first = engine.run(Generate([5, 6, 7], ONE)).token_ids[0]
+    stops = [first + 1]
+    params = replace(ONE, stop_token_ids=stops)
+    assert engine.run(Generate([5, 6, 7], params)).finish_reason == "length"
+    stops[0] = first
+    assert engine.run(Generate([5, 6, 7], params)).finish_reason == "stop"
+    hot = SamplingParams(max_tokens=1, temperature=5.0)
+    seeds = {engine._preparer.prepare(Generate([5], hot)).prepared.sampling.seed for _ in range(4)}  # type: ignore[union-attr]
+    assert len(seeds) == 4, "without a seed each task draws its own"
 
 
 def test_a_full_queue_refuses_as_many_as_it_says(make_engine: Callable[..., Engine]) -> None:

@@ -1,0 +1,274 @@
+"""What decisions that ask the same questions have in common: worked out once, kept, and put behind each state.
+
+several questions                        one question
+segment 0  state (trunk)                 segment 0  state and question (trunk)
+segment 1    ├─ question 1                 └─ label pieces, if any
+segment 2    │    └─ label piece
+segment 3    └─ question 2               length_norm="unconditional" adds
+                                         segment k  question without the state: a second root, with its
+                                                      own label pieces
+
+Everything but the state is the same for all of them: its tokens are the ``tail``, whose places count from the end of
+the state. The readout's rows count from there as well, so that one readout serves all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prelude._native.core import grow_tree, join_ids
+from prelude.admission import checks
+from prelude.admission.chat import PLAIN, Frame
+from prelude.admission.facts import Facts
+from prelude.admission.prepared import TokenTree, make_tree
+from prelude.admission.prompts import TRUNCATIONS
+from prelude.admission.questions import QuestionPlan, plan_questions, strip_start, warn_of_lengths
+from prelude.admission.template import DecisionTemplate
+from prelude.admission.tokenization import Piece, Use
+from prelude.batch import I32, LogprobRows
+from prelude.errors import RequestTooLarge, TemplateError, shown
+from prelude.tasks import Choice, Decide, Score, YesNo
+
+LENGTH_NORMS = ("none", "token", "unconditional")
+
+
+@dataclass(frozen=True, slots=True)
+class StateFrame:
+    """The template around a state. Text of a state is encoded between ``before`` and ``after``, as one run; the ids
+    of ``head`` stand before it, those of ``foot`` after it. ``start``: the ids of a prompt before any state."""
+
+    template: DecisionTemplate
+    frame: Frame
+    start: I32
+    head: tuple[I32, ...]
+    before: str
+    after: str
+    foot: tuple[I32, ...]
+    strips: bool  # white space at the beginning of the state
+
+    def pieces(self, content: Any) -> list[Piece]:
+        pieces = self.template.state_pieces([(content, False)])
+        if not self.template.chat:
+            return [(self.start, True), *pieces]
+        return [(self.frame.before, True), *(strip_start(pieces) if self.frame.strips else pieces)]
+
+    def encode(self, use: Use, content: Any) -> I32:
+        """The ids of a state, text or ids, with its frame."""
+        text = content.lstrip() if self.strips and isinstance(content, str) else content
+        if not isinstance(text, str) or not text:
+            return use.encode_pieces(self.pieces(content))
+        ids = use.encode(f"{self.before}{text}{self.after}")
+        return join_ids(*self.head, ids, *self.foot) if self.head or self.foot else ids
+
+
+def state_frame(facts: Facts, use: Use, template: DecisionTemplate) -> StateFrame:
+    frame = facts.frame() if template.chat else PLAIN
+    (before, _), _, (after, _) = template.state_pieces([("", False)])
+    opening: list[Piece] = [(frame.before, True)] if template.chat else [(use.encoder.prefix, True)]
+    strips = template.chat and frame.strips
+    written = before.lstrip() if strips else before  # type: ignore[union-attr]
+    runs = use.runs([*opening, (written, True)])
+    head, text_before = _ids_and_text(use, runs, last=True)
+    foot, text_after = _ids_and_text(use, use.runs([(after, True)]), last=False)
+    start = use.encode_pieces([(frame.before, True)]) if template.chat else use.encoder.prefix
+    return StateFrame(template, frame, start, head, text_before, text_after, foot, strips and not written)
+
+
+def _ids_and_text(use: Use, runs: list[Any], *, last: bool) -> tuple[tuple[I32, ...], str]:
+    """Fixed runs as ids, but for the one beside the state, which is encoded together with it."""
+    text = ""
+    if runs and isinstance(runs[-1 if last else 0], list):
+        text = "".join([part for part, _ in runs.pop(-1 if last else 0)])
+    fixed = [
+        use.encoder.fixed(use, "".join([part for part, _ in run])) if isinstance(run, list) else run for run in runs
+    ]
+    return tuple([ids for ids in fixed if len(ids)]), text
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``tail`` and its places, from the end of the state on; ``starts`` of its segments, of which the first is part
+    of the state's where ``joined``. Of "unconditional" the tail is empty, and the tree is built for each state."""
+
+    plans: tuple[QuestionPlan, ...]
+    frame: StateFrame
+    norm: str
+    mass: bool
+    deepest: int  # tokens of the longest question with its label
+    asked: int  # tokens of all of it but the state
+    least: int  # tokens that a state has at least
+    tail: I32
+    positions: I32
+    starts: I32
+    parents: I32
+    readout: LogprobRows
+    nbytes: int
+
+    def room(self, facts: Facts) -> int:
+        """Tokens that a state may have."""
+        return min(facts.max_length - self.deepest, facts.step_tokens - self.asked)
+
+    def tree(self, state: I32) -> TokenTree:
+        if len(self.parents) == 1:
+            return TokenTree.single(join_ids(state, self.tail))
+        if self.norm == "unconditional":
+            return self._built(state)
+        tree: TokenTree = make_tree(*grow_tree(state, self.tail, self.positions, self.starts), self.parents)
+        return tree
+
+    def _built(self, state: I32) -> TokenTree:
+        segments = state_segments(self.plans, state)
+        hang(segments, self.plans, -1, self.frame.start)
+        return TokenTree.build(segments)
+
+
+def state_segments(plans: Sequence[QuestionPlan], state: I32) -> list[tuple[int, I32]]:
+    segments: list[tuple[int, I32]] = []
+    if len(plans) == 1:
+        hang(segments, plans, -1, state)
+    else:
+        segments.append((-1, state))
+        hang(segments, plans, 0)
+    return segments
+
+
+def hang(
+    segments: list[tuple[int, I32]], plans: Sequence[QuestionPlan], parent: int, start: I32 | None = None
+) -> list[int]:
+    """Append each question and its label pieces; returns the token index of each question's last token."""
+    bases = []
+    count = sum(len(ids) for _, ids in segments)
+    for plan in plans:
+        own = len(segments)
+        ids = plan.token_ids if start is None else np.concatenate([start, plan.token_ids])
+        segments.append((parent, ids))
+        bases.append(count + len(ids) - 1)
+        segments += [(own if above < 0 else own + 1 + above, piece) for above, piece in plan.trie.segments]
+        count += len(ids) + plan.tokens - len(plan.token_ids)
+    return bases
+
+
+def assembled(plans: Sequence[QuestionPlan], frame: StateFrame, norm: str, mass: bool) -> Decision:
+    """The tree behind an empty state, from whose end places count."""
+    none: I32 = np.zeros(0, dtype=np.int32)
+    unconditional = norm == "unconditional"
+    segments: list[tuple[int, I32]] = []
+    if len(plans) == 1:
+        bases = hang(segments, plans, -1, none)
+    else:
+        segments.append((-1, none))
+        bases = hang(segments, plans, 0)
+    asked = sum(plan.tokens for plan in plans)
+    read = list(plans)
+    if unconditional:
+        bases += hang(segments, plans, -1, frame.start)
+        asked = 2 * asked + len(frame.start) * len(plans)
+        read += plans
+    tree = TokenTree.build(segments)
+    raw = not mass and all(plan.trie.depth == 0 for plan in plans)  # labels of more tokens need their normalisers
+    return Decision(
+        tuple(plans),
+        frame,
+        norm,
+        mass,
+        max(plan.depth for plan in plans),
+        asked,
+        1 if len(plans) > 1 else 0,  # several questions hang from a token: an empty state begins with one
+        tree.token_ids,
+        tree.positions,
+        tree.starts,
+        tree.parents,
+        read_rows(read, bases, raw),
+        1024 + sum(plan.nbytes for plan in plans),
+    )
+
+
+def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) -> LogprobRows:
+    """Every edge of every trie, once."""
+    rows, target_rows, before = [], [], 0
+    for plan, base in zip(plans, bases):
+        rows.append(plan.trie.rows + np.int32(base))
+        target_rows.append(plan.trie.target_rows + np.int32(before))
+        before += len(plan.trie.rows)
+    return LogprobRows(
+        np.concatenate(rows),
+        np.concatenate(target_rows),
+        np.concatenate([plan.trie.targets for plan in plans]),
+        raw=raw,
+    )
+
+
+# ------------------------------------------------------------------ made once, and kept
+
+
+def decision_of(facts: Facts, use: Use, task: Decide) -> Decision:
+    """Of a task: found where the same was asked before, with the same salt; else made."""
+    key = None if use.alone else decision_key(task, use.salt)
+    known: Decision | None = None if key is None else facts.decisions.get(key)
+    if known is not None:
+        return known
+    norm = checks.one_of(task.length_norm, "length_norm", LENGTH_NORMS)
+    mass = checks.flag(task.mass, "mass")
+    checks.one_of(task.truncation, "truncation", TRUNCATIONS)
+    template = template_of(facts, task)
+    frame = state_frame(facts, use, template)
+    plans = plan_questions(facts, use, task.questions, template, frame.frame, task.truncation)
+    if norm == "none":
+        for plan in plans:
+            if plan.uneven:
+                warn_of_lengths(plan.labels, plan.label_ids)
+    made = assembled(plans, frame, norm, mass)
+    if made.asked >= facts.step_tokens:
+        fit = len(plans) * facts.step_tokens // made.asked
+        raise RequestTooLarge(
+            f"the {len(plans)} questions have {made.asked} tokens; state and questions together are one step of at "
+            f"most {facts.step_tokens} (from EngineConfig.max_step_tokens): about {fit} of these "
+            "questions at a time; ask them in several calls or raise the limit",
+            field="questions",
+        )
+    if key is not None:
+        facts.decisions.put(key, made)
+    return made
+
+
+def decision_key(task: Decide, salt: str | None) -> tuple[Any, ...] | None:
+    """Equal for tasks that ask the same; ``None`` where a value is of a type that is equal to others (``True`` and 1,
+    a string of an enumeration) or may change."""
+    asked = task.questions
+    if type(asked) is not tuple and type(asked) is not list:
+        return None
+    if type(task.mass) is not bool or type(task.length_norm) is not str or type(task.truncation) is not str:
+        return None
+    if task.template is not None and type(task.template) is not DecisionTemplate:
+        return None
+    parts: list[Any] = []
+    for question in asked:
+        kind = type(question)
+        if kind is Choice:
+            labels = question.labels
+            if type(labels) is list:
+                labels = tuple(labels)
+            if type(labels) is not tuple or type(question.question) is not str or set(map(type, labels)) != _STR:
+                return None
+            parts.append((question.question, labels))
+        elif kind is YesNo and type(question.question) is str:
+            parts.append(question.question)
+        elif kind is Score and type(question.question) is str and type(question.levels) is int:
+            parts.append((question.question, question.levels))
+        else:
+            return None
+    return tuple(parts), task.template, task.length_norm, task.mass, task.truncation, salt
+
+
+_STR = {str}
+
+
+def template_of(facts: Facts, task: Decide) -> DecisionTemplate:
+    template = facts.template if task.template is None else task.template
+    if not isinstance(template, DecisionTemplate):
+        raise TemplateError(f"{shown(template)} is not a DecisionTemplate", field="template")
+    return template

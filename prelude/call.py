@@ -1,0 +1,46 @@
+"""What a caller said of a request: its options, the moment of its deadline, its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from prelude.errors import InvalidRequest
+from prelude.options import RequestOptions, merge_options
+from prelude.timeline import Timeline
+
+Options: TypeAlias = RequestOptions | Sequence[RequestOptions] | None
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    options: RequestOptions
+    expires: float  # on the monotonic clock
+    timeline: Timeline | None
+
+    def mark(self, name: str) -> None:
+        if self.timeline is not None:
+            self.timeline.mark(name)
+
+
+def mark_all(calls: Iterable[Call], name: str) -> None:
+    """The same moment in the timeline of every call that has one."""
+    for call in calls:
+        if call.timeline is not None:
+            call.timeline.mark(name)
+
+
+def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> list[Call]:
+    """One a task: the same options for all, or one for each. Tasks with the same options share a call, unless each
+    has a timeline."""
+    if isinstance(options, Sequence):
+        if keywords or len(options) != count:
+            raise InvalidRequest(f"{len(options)} for {count} tasks; give one for all or one each", field="options")
+        return [_call(merge_options(one, {}, f"options[{at}]")) for at, one in enumerate(options)]
+    one = merge_options(options, keywords)
+    return [_call(one) for _ in range(count)] if one.trace else [_call(one)] * count
+
+
+def _call(options: RequestOptions) -> Call:
+    return Call(options, options.expires(), Timeline() if options.trace else None)
