@@ -39,6 +39,8 @@ def snapshot(task: T) -> T:
 def copy_prompt(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
+    if type(value) is tuple and all(type(part) is str for part in value):
+        return value  # a pair of texts
     if isinstance(value, list | tuple):
         return copy_messages(value) if value and isinstance(value[0], Mapping) else list(value)
     return value  # immutable, or refused

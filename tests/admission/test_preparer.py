@@ -217,3 +217,7 @@ def test_one_decision_is_prepared_in_microseconds(preparer: Preparer) -> None:
     timer = timeit.Timer(lambda: preparer.prepare(task), timer=time.thread_time)
     assert shown(lambda: timer.timeit(200) / 200 < 150e-6)
     assert preparer.tokenizer_calls == before
+
+
+def test_a_pair_of_texts_stays_a_pair_when_a_task_is_copied() -> None:
+    assert snapshot(Classify(("a text", "another"))).prompt == ("a text", "another")
