@@ -1,11 +1,16 @@
-"""The package on every Python that is here: python -m tests.matrix   (--ends: the oldest and the newest alone)
+"""The package on every Python that is here.
+
+    python -m tests.matrix                  everything
+    python -m tests.matrix --ends           the oldest and the newest interpreter alone, one compiler
+    python -m tests.matrix --quick          these two with the newest numpy and the tokenizer's tests alone
 
 For each interpreter from 3.10 on that is found (on PATH, and in pyenv's folder) one wheel is built by g++; for the
 newest of them a second one by clang++, where both compilers are here. Each wheel is installed in a fresh environment
 with the newest numpy, and in another with the oldest that is allowed. There the tokenizer encodes, ``prelude
 --version`` and ``prelude simulate`` run, and some tests of the tokenizer and the native parts. With ``--torch SPEC``
 (a requirement such as torch==2.13.0) the engine's extra is installed as well, and the demo and some tests of the
-engine run. Prints a line for each environment; exits with 1 where anything failed.
+engine run. ``--quick`` leaves out the interpreter that runs this script, whose tests run without it, and says so where
+there is no other. Prints a line for each environment; exits with 1 where anything failed.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ NEWEST_OF_OLDEST = 12  # the last minor version of Python that it has wheels for
 TESTS = ["tests/native", "tests/tokenizer/test_surface.py", "tests/tokenizer/test_encode.py", "tests/test_tables.py"]
 TESTS += ["--ignore=tests/native/test_cpp.py"]  # has no Python in it
 WITHOUT_TORCH = ["--ignore=tests/native/test_paged.py"]
+QUICK_TESTS = ["tests/tokenizer/test_surface.py", "tests/tokenizer/test_encode.py", "tests/test_tables.py"]
 ENGINE_TESTS = ["tests/engine/test_limits.py"]
 TOOLS = ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "tokenizers==0.23.3", "regex", "jinja2>=3.1.6"]
 
@@ -38,6 +44,7 @@ class Leg:
     python: str
     compiler: str  # of C++
     numpys: tuple[str, ...]  # requirements: one environment each, from the same wheel
+    tests: tuple[str, ...] = tuple(TESTS)  # what pytest is given, beside what depends on torch
 
 
 def interpreters() -> dict[int, str]:
@@ -53,6 +60,13 @@ def interpreters() -> dict[int, str]:
                 found[minor] = path
                 break
     return found
+
+
+def quick_legs() -> list[Leg]:
+    """The oldest and the newest interpreter without this one."""
+    found = interpreters()
+    ends = sorted({min(found, default=0), max(found, default=0)} - {sys.version_info[1], 0})
+    return [Leg(minor, found[minor], "g++", ("numpy",), tuple(QUICK_TESTS)) for minor in ends]
 
 
 def legs(ends: bool, only: list[int], compiler: str | None) -> list[Leg]:
@@ -111,7 +125,7 @@ def build(leg: Leg, folder: Path) -> Path:
     return wheel
 
 
-def try_out(python: str, numpy: str, wheel: Path, torch: str | None, folder: Path) -> list[str]:
+def try_out(leg: Leg, numpy: str, wheel: Path, torch: str | None, folder: Path) -> list[str]:
     """What ran in a fresh environment, in ``folder``, with the tests copied away from the sources."""
     bin_folder = folder / "venv" / "bin"
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
@@ -124,7 +138,7 @@ def try_out(python: str, numpy: str, wheel: Path, torch: str | None, folder: Pat
     shutil.copytree(ROOT / "tests", checkout / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", checkout)
 
-    step("environment", python, "-m", "venv", folder / "venv")
+    step("environment", leg.python, "-m", "venv", folder / "venv")
     requirements = [numpy, *([torch, f"prelude-engine[engine] @ {wheel.as_uri()}"] if torch else [wheel])]
     step("install", inside, "-m", "pip", "install", "-q", *requirements)
     versions = step("versions", inside, "-c", "import numpy; print(numpy.__version__)").strip()
@@ -135,7 +149,7 @@ def try_out(python: str, numpy: str, wheel: Path, torch: str | None, folder: Pat
     if torch:
         step(f"{torch} demo", "prelude", "demo", cwd=folder)
     step("test tools", inside, "-m", "pip", "install", "-q", *TOOLS)
-    tests = [*TESTS, *(ENGINE_TESTS if torch else WITHOUT_TORCH)]
+    tests = [*leg.tests, *(ENGINE_TESTS if torch else WITHOUT_TORCH)]
     passed = step("tests", inside, "-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=checkout)
     step.done[-1] = passed.strip().splitlines()[-1].strip("= ")
     return step.done
@@ -151,7 +165,7 @@ def run(leg: Leg, torch: str | None) -> int:
             place.mkdir()
             try:
                 wheel = next(Path(folder).glob("*.whl"), None) or build(leg, Path(folder))
-                done = try_out(leg.python, numpy, wheel, torch, place)
+                done = try_out(leg, numpy, wheel, torch, place)
                 print(f"{head} ok      {'; '.join(done)}", flush=True)
             except subprocess.CalledProcessError as error:
                 failed += 1
@@ -167,8 +181,15 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="*", default=[], metavar="MINOR", help="these minor versions alone")
     parser.add_argument("--compiler", choices=COMPILERS, help="this compiler alone")
     parser.add_argument("--torch", metavar="SPEC", help="install the engine with this torch, and run the demo")
+    parser.add_argument("--quick", action="store_true", help="fewer tests, on the oldest and the newest")
     chosen = parser.parse_args()
-    failed = sum(run(leg, chosen.torch) for leg in legs(chosen.ends, chosen.only, chosen.compiler))
+    if chosen.quick:
+        wanted = quick_legs()
+        if not wanted:
+            print(f"tests.matrix: no interpreter but 3.{sys.version_info[1]} is here: nothing to run")
+    else:
+        wanted = legs(chosen.ends, chosen.only, chosen.compiler)
+    failed = sum(run(leg, chosen.torch) for leg in wanted)
     return 1 if failed else 0
 
 
