@@ -9,8 +9,8 @@ newest of them a second one by clang++, where both compilers are here. Each whee
 with the newest numpy, and in another with the oldest that is allowed. There the tokenizer encodes, ``prelude
 --version`` and ``prelude simulate`` run, and some tests of the tokenizer and the native parts. With ``--torch SPEC``
 (a requirement such as torch==2.13.0) the engine's extra is installed as well, and the demo and some tests of the
-engine run. ``--quick`` leaves out the interpreter that runs this script, whose tests run without it, and says so where
-there is no other. Prints a line for each environment; exits with 1 where anything failed.
+engine run. ``--quick`` leaves out the interpreter that runs this script, whose tests run without it, and says so
+where there is no other. Prints a line for each environment; exits with 1 where anything failed.
 """
 
 from __future__ import annotations
