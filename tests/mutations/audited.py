@@ -7,13 +7,12 @@ from tests.mutations.edit import edit
 STEPPER = "prelude/runtime/stepper.py"
 PLANNER = "prelude/scheduling/planner.py"
 REQUEST = "prelude/scheduling/request.py"
+RECORDS = "_native/records.pxi"
 CPU = "prelude/execution/cpu.py"
 _CAME = '            self.stats.requests["oneshot"] += len(came)\n            self.queues.add_all(came)'
 _FORWARD = "        hidden = self._forward(step, rows)\n"
 _HOST = """        self.stats.host_seconds += time.perf_counter() - began - self._blocked
         self._flush()"""
-_HOST_AT_ONCE = """                self.stats.host_seconds += time.perf_counter() - began - self._blocked
-                if self.on_step_end"""
 
 EDITS = (
     edit(
@@ -93,7 +92,6 @@ EDITS = (
         "host_time_fake",
         "A25",
         (STEPPER, _HOST, _HOST.replace("time.perf_counter() - began - self._blocked", "1e-9")),
-        (STEPPER, _HOST_AT_ONCE, _HOST_AT_ONCE.replace("time.perf_counter() - began - self._blocked", "1e-9")),
     ),
     edit(
         "host_time_tenth",
@@ -102,13 +100,6 @@ EDITS = (
             STEPPER,
             _HOST,
             _HOST.replace(
-                "time.perf_counter() - began - self._blocked", "(time.perf_counter() - began - self._blocked) / 10"
-            ),
-        ),
-        (
-            STEPPER,
-            _HOST_AT_ONCE,
-            _HOST_AT_ONCE.replace(
                 "time.perf_counter() - began - self._blocked", "(time.perf_counter() - began - self._blocked) / 10"
             ),
         ),
@@ -159,11 +150,11 @@ EDITS = (
         "embed_not_cached",
         "B9",
         (
-            REQUEST,
-            "        unread = trunk - 1 if read < 0 else min(trunk, read)\n",
-            "        unread = trunk - 1 if read < 0 else min(trunk, read)\n"
-            '        if type(readout).__name__ in ("PooledRows", "HeadRows"):\n'
-            "            unread = 0\n",
+            RECORDS,
+            "    unread = trunk - 1 if read < 0 else min(trunk, read)\n",
+            "    unread = trunk - 1 if read < 0 else min(trunk, read)\n"
+            '    if type(readout).__name__ in ("PooledRows", "HeadRows"):\n'
+            "        unread = 0\n",
         ),
     ),
     edit(
@@ -184,7 +175,7 @@ EDITS = (
     edit(
         "prepare_on_loop",
         "J8 G14 5",
-        ("prelude/engine.py", "        if sum(sizes) <= INLINE_CHARS and not any(", "        if not any("),
+        ("prelude/engine.py", "            if sum(sizes) > INLINE_CHARS or any(", "            if any("),
     ),
     edit("range_unbounded", "37", ("tokenizer/_sandbox.py", "ACTIVE.get().bounds.max_range", "10**12")),
     edit(
