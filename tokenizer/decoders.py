@@ -5,6 +5,8 @@ A stream belongs to one sequence and one thread; all its state is here, none in 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import operator
 from collections import abc
 from typing import TYPE_CHECKING, Any
@@ -63,9 +65,10 @@ class DecodeStream(StreamEntry):
 
     def _over(self, tokenizer: Tokenizer) -> Any:
         if self._stream is not None and self._tokenizer is not None:
-            if tokenizer._core is not self._tokenizer._core:
+            if tokenizer._core is not self._tokenizer._core and _digest(tokenizer) != _digest(self._tokenizer):
                 raise TokenizerError(
-                    "a DecodeStream serves the tokenizer of its first step and copies of it, not one loaded again"
+                    "a DecodeStream serves the tokenizer of its first step, copies of it, and the same file loaded "
+                    "again, not another tokenizer"
                 )
             self._tokenizer = tokenizer
             self._settle_entry(tokenizer, self._stream)
@@ -83,6 +86,15 @@ class DecodeStream(StreamEntry):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DecodeStream:
         return self.__copy__()
+
+
+def _digest(tokenizer: Tokenizer) -> bytes:
+    """Of all that decodes; kept by ``tokenizer``. Another thread may make the same meanwhile."""
+    if tokenizer._digest is None:
+        whole = tokenizer._whole()
+        decodes = {name: whole[name] for name in ("added_tokens", "normalizer", "decoder", "model")}
+        tokenizer._digest = hashlib.blake2b(json.dumps(decodes).encode()).digest()
+    return tokenizer._digest
 
 
 def _stream(tokenizer: Tokenizer, ids: list[int], skip: bool) -> Any:

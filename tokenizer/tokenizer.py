@@ -138,6 +138,7 @@ class Tokenizer(ArrayMethods):
         self._literal = LiteralText(core)
         self._control = ControlTokens(core, self._literal)
         self._sequences = Sequences(core)
+        self._digest: bytes | None = None  # see decoders._digest
         self._model_alone: Tokenizer | None = None  # see models.Model
         self._model_settings: dict[str, Any] | None = None  # see components._settings_of
         self._whole_calls = WholeCalls.served(core, self._processor)

@@ -288,16 +288,18 @@ def test_a_tokenizer_of_transformers_over_ours(pair_of: Pair) -> None:
         transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<new>")
 
 
-def test_a_stream_goes_on_with_a_copy_of_its_tokenizer(pair_of: Pair) -> None:
+def test_a_stream_goes_on_with_a_copy_of_its_tokenizer_and_with_the_file_loaded_again(pair_of: Pair) -> None:
     tokenizer, other = pair_of("byte-level")
     ids = other.encode("Hello 你好, you").ids
+    again = pickle.loads(pickle.dumps(tokenizer))
+    again.enable_padding(length=3)
     mine, reference = DecodeStream(), theirs.decoders.DecodeStream()
     texts = []
     for i, id in enumerate(ids):
-        texts.append(mine.step(copy.copy(tokenizer) if i % 2 else tokenizer, id))
+        texts.append(mine.step((tokenizer, copy.copy(tokenizer), again)[i % 3], id))
         assert texts[-1] == reference.step(other, id)
-    with pytest.raises(TokenizerError, match="not one loaded again"):
-        mine.step(pickle.loads(pickle.dumps(tokenizer)), ids[0])
+    with pytest.raises(TokenizerError, match="not another tokenizer"):
+        mine.step(pair_of("template")[0], ids[0])
 
 
 @pytest.mark.parametrize(
