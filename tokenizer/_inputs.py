@@ -45,8 +45,9 @@ def _batch_input(item: Any, is_pretokenized: bool) -> EncodeInput:
         item = item.tolist()
     if not is_pretokenized and isinstance(item, str):
         return EncodeInput(item, None)
-    if is_pretokenized and _is_words(item):
-        return EncodeInput(_words(item), None)
+    words = _list_of_words(item) if is_pretokenized else None
+    if words is not None:
+        return EncodeInput(words, None)
     if isinstance(item, Sequence) and not isinstance(item, (str, bytes)) and len(item) == 2:
         take = _words if is_pretokenized else _text
         return EncodeInput(take(item[0]), take(item[1]))
@@ -62,13 +63,19 @@ def _text(value: Any) -> str:
 
 
 def _words(value: Any) -> list[str]:
-    if _is_words(value):
-        return [str(word) for word in value]
-    raise TypeError(f"PreTokenizedInputSequence must be Union[List[str], Tuple[str]], not {_described(value)}")
+    words = _list_of_words(value)
+    if words is None:
+        raise TypeError(f"PreTokenizedInputSequence must be Union[List[str], Tuple[str]], not {_described(value)}")
+    return words
 
 
-def _is_words(value: Any) -> bool:
-    return isinstance(value, (list, tuple, np.ndarray)) and all(isinstance(word, str) for word in value)
+def _list_of_words(value: Any) -> list[str] | None:
+    """None where it is not words."""
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return None
+    if set(map(type, value)) <= {str}:  # without a line of Python for each word
+        return list(value)
+    return [str(word) for word in value] if all(isinstance(word, str) for word in value) else None
 
 
 def _described(value: Any) -> str:

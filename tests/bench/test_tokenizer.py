@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bench.blocks import Times, blocks, means
 from bench.common import Report
+from bench.tokenizer_reference import CALLS, measured
 from bench.tokenizer_sides import HF, KINDS, OURS
 from bench.tokenizer_table import Table
 from bench.tokenizer_texts import EXTRA, inputs, made, texts_of, unseen
@@ -263,3 +264,29 @@ def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: 
     of_one = {row["measure"]: row["value"] for row in rows if row["load"].startswith("medium_prose")}
     assert set(of_one) == {"one thread", "python", "boundary", "2 threads"}
     assert of_one["one thread"] > 0 and of_one["2 threads"] > 0
+
+
+@pytest.mark.slow
+def test_the_bench_of_the_reference_backend(tokenizer_file: str, tmp_path: Path) -> None:
+    """Rows for each call, and none where a result is not HF's."""
+    state = json.loads(Path(tokenizer_file).read_text(encoding="utf-8"))
+    pieces = [["<unk>", 0.0], *([character, -2.0] for character in dict.fromkeys(CHARACTERS))]
+    state["model"] = {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False}
+    state["added_tokens"], state["pre_tokenizer"] = [], {"type": "WhitespaceSplit"}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(state), encoding="utf-8")
+    command = [sys.executable, "-m", "bench.tokenizer_reference", "--tokenizer", str(file), "--quick"]
+    done = subprocess.run([*command, "--json", str(tmp_path / "rows.json")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "backend reference" in done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert len(rows) == len(CALLS) and all(row["value"] > 0 for row in rows)
+
+
+def test_the_bench_of_the_reference_backend_compares_first(
+    tokenizer_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, *rest: self.encode_batch_fast(["another text"])[0])
+    report = Report("")
+    assert not measured(Table(report), Path(tokenizer_file), 1, 0.001)
+    assert not report.rows and "nothing is timed" in capsys.readouterr().err
