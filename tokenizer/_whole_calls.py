@@ -67,8 +67,10 @@ class WholeCalls:
         if self._processor is not None and add_special_tokens:
             added = max(self._processor.added(False), self._processor.added(True))
         limit = rule.max_length - added
-        if rule.stride == 0 or limit <= rule.stride:
-            return limit > 0 and limit > rule.stride
+        if limit <= rule.stride:
+            return False
+        if rule.stride == 0:
+            return True
         return inputs is not None and _size(inputs) * limit // (limit - rule.stride) <= _MOST_OVERLAPPING
 
     def _engine(self, settings: Settings) -> Any:
