@@ -1,4 +1,4 @@
-"""docs/BACKGROUND.md names tests, files and counters: they are there."""
+"""docs/BACKGROUND.md names tests and counters: they are there. ``test_docs`` looks for its files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ WORDS = (
 )
 
 
-def test_every_file_and_test_that_the_page_names_exists() -> None:
-    paths = re.findall(r"`((?:tests|bench|prelude|docs)/[\w./-]+)`", PAGE) + re.findall(r"\]\((\w+\.md)\)", PAGE)
-    assert len(paths) > 10
-    missing = [path for path in paths if not (ROOT / path).exists() and not (ROOT / "docs" / path).exists()]
-    assert not missing
+def test_every_test_that_the_page_names_exists() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     named = re.findall(r"`(test_\w+)`", PAGE)
     assert named and not [name for name in named if f"def {name}(" not in sources]
