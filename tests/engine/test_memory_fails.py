@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -30,6 +32,31 @@ def test_a_call_ends_and_the_next_is_served(verb: str, numbers: range, checkpoin
 def test_a_dozen_failures_in_a_row(checkpoint: Path) -> None:
     report = no_memory.run(checkpoint, "complete", list(range(100, 380, 56)), width=12)
     assert not report.faults, "\n".join(report.faults)
+
+
+SHAPE = """
+import faulthandler, sys
+import _testcapi, torch
+faulthandler.enable()
+tensor, n = torch.empty(1000, 2000), int(sys.argv[1])
+_testcapi.set_nomemory(n, n + 1)
+tensor.shape[0]
+_testcapi.remove_mem_hooks()
+"""
+
+
+def test_a_crash_on_an_item_of_torchs_shapes_is_not_the_engines(tmp_path: Path) -> None:
+    script = tmp_path / "shape.py"
+    script.write_text(SHAPE)
+    for n in range(4):
+        done = subprocess.run([sys.executable, script, str(n)], capture_output=True, text=True)
+        if done.returncode < 0:
+            break
+    else:
+        pytest.skip("this torch raises where the integers of a shape find no memory")
+    frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]
+    assert no_memory.takes_from_a_shape(frames[0])
+    assert not no_memory.takes_from_a_shape(f'  File "{script}", line 5 in <module>')
 
 
 class Forgetful(ById):
