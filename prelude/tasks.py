@@ -203,7 +203,8 @@ class Decide(TaskOf[Answers]):
 @strict_keywords
 @dataclass(frozen=True, slots=True, repr=False)
 class Classify(TaskOf[Classification]):
-    """Logits of the model's own classification head, read at one token: the last one, or an encoder's first one.
+    """Logits of the model's own classification head, read where it was trained: at the last token, and of encoders
+    at the first one or at the mean of all.
 
     ``prompt`` may be a pair of texts, a tuple such as ``(query, passage)``: they are joined as the model's tokenizer
     joins pairs, with the token types that it gives them. Truncation cuts the second text.

@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
 }
 DISTILBERT = {"vocab_size": 211, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 100}
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert"}
-CLASSES |= {"electra": "Electra"}
+CLASSES |= {"electra": "Electra", "modernbert": "ModernBert"}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "bert": {"family": "bert"},
@@ -39,12 +39,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "distilbert": {"family": "distilbert"},
     "electra": {"family": "electra"},
     "electra-narrow-embeddings": {"family": "electra", "embedding_size": 20},
+    "modernbert": {"family": "modernbert"},
+    "modernbert-biases": {"family": "modernbert", "attention_bias": True, "mlp_bias": True, "norm_bias": True},
+    "modernbert-all-global": {"family": "modernbert", "global_attn_every_n_layers": 1, "hidden_activation": "relu"},
+    "modernbert-wide-window": {"family": "modernbert", "local_attention": 90, "num_hidden_layers": 5},
 }
 
 
 def write_encoder(path: Path, *, family: str, kind: str = "Model", seed: int = 0, **changes: Any) -> Path:
     """A random checkpoint: gains around one, biases around zero, weights large enough that answers differ."""
     sizes = {**DISTILBERT, "max_position_embeddings": 140} if family == "distilbert" else SIZES
+    if family == "modernbert":
+        sizes = {"local_attention": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **sizes}
+        sizes |= {"cls_token_id": 1, "sep_token_id": 2}
     if family == "electra":
         sizes = {"embedding_size": 48, **sizes}
     config = getattr(transformers, f"{CLASSES[family]}Config")(**{**sizes, **changes})
@@ -56,6 +63,12 @@ def write_encoder(path: Path, *, family: str, kind: str = "Model", seed: int = 0
             weight.copy_((1.0 if gain else 0.0) + (0.2 if weight.ndim == 1 else 0.15) * torch.randn(weight.shape))
     model.save_pretrained(path)
     return path
+
+
+def run_encoder(path: Path, **options: Any) -> CpuExecutor:
+    config = ModelConfig.from_dir(path)
+    with Checkpoint.open(path, config) as checkpoint:
+        return CpuExecutor(config, checkpoint, num_blocks=1, **options)
 
 
 @dataclass
@@ -72,8 +85,7 @@ class Encoder:
         self.oracle = loader.from_pretrained(self.path, dtype=torch.float32).eval()
 
     def executor(self, **options: Any) -> CpuExecutor:
-        with Checkpoint.open(self.path, self.config) as checkpoint:
-            return CpuExecutor(self.config, checkpoint, num_blocks=1, **options)
+        return run_encoder(self.path, **options)
 
     def run(self, ids: np.ndarray, second: int | None = None) -> Any:
         """transformers' output for one prompt, whose tokens from ``second`` on are of a second text."""

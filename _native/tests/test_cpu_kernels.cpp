@@ -15,8 +15,10 @@
 #include "prelude/cpu/product.hpp"
 
 namespace prelude::cpu::portable {
-#include "prelude/cpu/body_rows.hpp"
+// clang-format off: the order matters
 #include "prelude/cpu/lanes_portable.hpp"
+#include "prelude/cpu/body_rows.hpp"
+// clang-format on
 }  // namespace prelude::cpu::portable
 
 using namespace prelude::cpu;

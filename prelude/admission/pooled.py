@@ -105,9 +105,7 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
     skip_pad = checks.flag(task.skip_pad, "skip_pad")
     labels = facts.labels if len(facts.labels) == count else tuple(f"LABEL_{i}" for i in range(count))
     tree, truncated = _tree(facts, use, task)
-    # A decoder's last token has seen all others. An encoder's head was trained on the first one.
-    row = 0 if facts.limits.bidirectional else last_row(tree.token_ids, facts.pad_id if skip_pad else None)
-    readout = HeadRows(np.array([row], dtype=np.int32))
+    readout = _head_readout(facts, tree.token_ids, facts.pad_id if skip_pad else None)
 
     def finish(outcome: Outcome) -> Classification:
         output = outcome.output
@@ -118,6 +116,17 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
         return Classification(logits, activate(logits, activation), labels, best, outcome.stats)
 
     return admitted(facts, use, task, tree, readout, finish, truncated=truncated)
+
+
+def _head_readout(facts: Facts, ids: I32, pad_id: int | None) -> HeadRows:
+    """The tokens that the head was trained to read."""
+    match facts.limits.head_pooling:
+        case "mean":
+            return HeadRows(np.arange(len(ids), dtype=np.int32), np.array([0, len(ids)], dtype=np.int32))
+        case "first":
+            return HeadRows(np.zeros(1, dtype=np.int32))
+        case _:
+            return HeadRows(np.array([last_row(ids, pad_id)], dtype=np.int32))
 
 
 def _tree(facts: Facts, use: Use, task: Classify) -> tuple[TokenTree, int]:

@@ -127,6 +127,7 @@ class CpuExecutor:
 
     def limits(self) -> ExecutorLimits:
         config, head = self.config, self.weights.classifier
+        classifier = config.spec.classifier
         return ExecutorLimits(
             vocab_size=config.vocab_size,
             max_positions=config.max_positions,
@@ -140,6 +141,7 @@ class CpuExecutor:
             device="cpu",
             dtype=str(self.dtype).removeprefix("torch."),
             lm_head=self.weights.lm_head is not None,
+            head_pooling="last" if classifier is None else classifier.pooling,
             bidirectional=config.spec.bidirectional,
         )
 

@@ -87,7 +87,9 @@ def check_supported(spec: ModelSpec) -> None:
             "embeddings other than those of tokens": (
                 spec.embeddings.places is not None or spec.embeddings.norm is not None
             ),
-            "a classification head of more than one projection": head is not None and head.dense is not None,
+            "a classification head other than one projection of the last token": (
+                head is not None and (head.dense is not None or head.pooling != "last")
+            ),
             "norms behind the residual sum": not layer.norm_first,
             "a layer without a norm before attention": layer.mixer_norm is None,
             "an MLP other than gated SiLU": not layer.mlp.gated or layer.mlp.activation != "silu",

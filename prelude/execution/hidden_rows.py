@@ -55,6 +55,10 @@ class HiddenRows:
         found: F32 = self.decoder.scores(self.normed(tokens)).numpy()
         return found
 
+    def scores_of(self, vectors: F32) -> F32:
+        found: F32 = self.decoder.scores(torch.from_numpy(vectors)).numpy()
+        return found
+
     def logits_of(self, tokens: I32, rows: I32, targets: I32) -> F64:
         pairs = len(targets)
         logits = np.empty(pairs, np.float64)

@@ -27,6 +27,7 @@ Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 HeadActivation: TypeAlias = Activation | Literal["tanh"]
+HeadPooling = Literal["first", "last", "mean"]
 LmHead = Literal["own", "tied"]
 
 
@@ -190,9 +191,11 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """``out(norm(activation(dense row)))`` of one row of hidden states; ``out`` alone where there is no ``dense``."""
+    """``out(norm(activation(dense row)))``, or ``out row`` where there is no ``dense``. The row is the hidden
+    state of the first or last token, or the mean of all."""
 
     out: Projection
+    pooling: HeadPooling = "last"
     dense: Projection | None = None
     activation: HeadActivation | None = None
     norm: Norm | None = None

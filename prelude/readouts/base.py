@@ -62,6 +62,9 @@ class Rows(Protocol):
     def scores(self, tokens: I32) -> F32:
         """[n, labels]: raw logits of the classification head."""
 
+    def scores_of(self, vectors: F32) -> F32:
+        """[n, labels]: the same of vectors [n, hidden]."""
+
     def logits_of(self, tokens: I32, rows: I32, targets: I32) -> F64:
         """The logit of each (row, target) pair, where a row is an index into ``tokens``."""
 

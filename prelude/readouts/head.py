@@ -21,33 +21,48 @@ class HeadOutput(Output):
 
 @dataclass(frozen=True, slots=True)
 class HeadRows(Readout, RequestReadout):
-    """Raw logits of the model's classification head at the given rows, float32."""
+    """Raw logits of the model's classification head, float32: at the given rows or, with ``indptr``, of the mean of
+    rows ``rows[indptr[i]:indptr[i+1]]`` for item i."""
 
-    rows: I32  # [N]
+    rows: I32  # [R]
+    indptr: I32 | None = None  # [N + 1]
 
-    # ---- of a request, which has one row
+    # ---- of a request, which has one item
 
     @property
     def key(self) -> Key:
-        return ("head",)
+        return ("head", self.indptr is not None)
 
     def describe(self) -> str:
-        return f"head at {counted_rows(len(self.rows))}"
+        return f"head at {'' if self.indptr is None else 'the mean of '}{counted_rows(len(self.rows))}"
 
     def join(self, readouts: Sequence[HeadRows], rows: I32, row_ends: I32) -> Joined:
-        return Joined(HeadRows(rows), None, None)
+        if self.indptr is None:
+            return Joined(HeadRows(rows), None, None)
+        indptr = np.zeros(len(row_ends) + 1, np.int32)
+        indptr[1:] = row_ends
+        return Joined(HeadRows(rows, indptr), None, None)
 
     # ---- of a batch
 
+    @property
+    def items(self) -> int:
+        return len(self.rows) if self.indptr is None else len(self.indptr) - 1
+
     def run(self, rows: Rows) -> tuple[HeadOutput, I32]:
-        logits = rows.scores(self.rows)
+        if self.indptr is None:
+            logits = rows.scores(self.rows)
+        else:
+            edges = zip(self.indptr[:-1].tolist(), self.indptr[1:].tolist())
+            means = np.stack([rows.mean(self.rows[start:stop]) for start, stop in edges])
+            logits = rows.scores_of(means.astype(np.float32))
         return HeadOutput(logits), bad_rows(np.isfinite(logits).all(axis=1))
 
     def answers(self, output: object) -> bool:
-        return isinstance(output, HeadOutput) and output.logits.ndim == 2 and len(output.logits) == len(self.rows)
+        return isinstance(output, HeadOutput) and output.logits.ndim == 2 and len(output.logits) == self.items
 
     def not_finite(self, output: HeadOutput) -> I32:
         return bad_rows(np.isfinite(output.logits).all(axis=1))
 
     def blank(self) -> HeadOutput:
-        return HeadOutput(np.zeros((len(self.rows), 1), np.float32))
+        return HeadOutput(np.zeros((self.items, 1), np.float32))

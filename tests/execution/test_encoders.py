@@ -105,6 +105,19 @@ def test_classification_heads(name: str, tmp_path: Path) -> None:
     assert np.array_equal(alone.logits[0], output.logits[1])
 
 
+def test_a_head_over_the_mean(tmp_path: Path) -> None:
+    options = {"kind": "ForSequenceClassification", "num_labels": 3, "classifier_pooling": "mean"}
+    model = Encoder(write_encoder(tmp_path, family="modernbert", **options))
+    batch = [ids_of(n, n) for n in (3, 50, 1)]
+    theirs = np.concatenate([model.run(ids).logits.numpy() for ids in batch])
+    s, executor = prompts(*batch), model.executor(deterministic=True)
+    assert executor.limits().head_pooling == "mean"
+    output = run(executor, OneShotBatch(s, HeadRows(i32(np.arange(54)), s.starts))).outputs[0]
+    assert np.abs(output.logits - theirs).max() < 2e-5
+    alone = run(executor, OneShotBatch(prompts(batch[1]), HeadRows(i32(np.arange(50)), i32([0, 50])))).outputs[0]
+    assert np.array_equal(alone.logits[0], output.logits[1])
+
+
 def test_pooling(family: Encoder) -> None:
     batch = [ids_of(n, n) for n in (9, 1, 30)]
     states = [family.states(ids) for ids in batch]
@@ -134,3 +147,17 @@ def test_positions_past_the_last_are_refused(family: Encoder) -> None:
 def test_the_causal_backend_is_refused_by_name(family: Encoder) -> None:
     with pytest.raises(ConfigError, match="attention='cascade' cannot serve here: it is causal"):
         family.executor(attention="cascade")
+
+
+def test_a_window_hides_what_is_far_away(tmp_path: Path) -> None:
+    """Two local layers of 8 tokens to each side: a token 17 away changes nothing."""
+    path = write_encoder(tmp_path, family="modernbert", layer_types=["sliding_attention"] * 2, num_hidden_layers=2)
+    executor = Encoder(path).executor(deterministic=True)
+    ids = ids_of(3, 100)
+    changed = ids.copy()
+    changed[50] += 1
+    before, after = (hidden(executor, prompts(x), np.arange(100)) for x in (ids, changed))
+    differs = np.flatnonzero((before != after).any(axis=1))
+    assert differs.min() == 34 and differs.max() == 66
+    rows = [0, 40, 66, 67]
+    assert np.array_equal(hidden(executor, prompts(ids), rows), before[rows])

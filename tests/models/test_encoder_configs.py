@@ -39,7 +39,9 @@ DISTILBERT: dict[str, Any] = {
     "hidden_dim": 48,
     "max_position_embeddings": 40,
 }
-CONFIGS = {"bert": BERT, "roberta": ROBERTA, "electra": ELECTRA, "distilbert": DISTILBERT}
+MODERNBERT = {**SMALL, "architectures": ["ModernBertModel"], "model_type": "modernbert"}
+MODERN = ("rope_parameters", "layer_types", "local_attention", "norm_eps", "norm_bias", "global_rope_theta")
+CONFIGS = {"modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "electra": ELECTRA, "distilbert": DISTILBERT}
 
 
 @pytest.mark.parametrize("kind", ["Model", "ForSequenceClassification"])
@@ -145,7 +147,7 @@ def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
     """Nothing but a ModelError, of bounded length, wherever a value stands; and a config that is read can be used."""
     base = {**CONFIGS[name], "layer_norm_eps": 1e-5, "pad_token_id": 1, "type_vocab_size": 2}
     count = 0
-    for key in (*base, "hidden_act", "activation", "is_decoder", "position_embedding_type", "id2label"):
+    for key in (*base, "hidden_act", "activation", "is_decoder", "position_embedding_type", "id2label", *MODERN):
         for value in HOSTILE:
             try:
                 config = ModelConfig.from_dict({**base, key: value})
@@ -164,3 +166,36 @@ def test_a_config_written_by_transformers_is_read_as_it_stands(tmp_path: Path) -
     assert raw["model_type"] == config.model_type == "roberta"
     assert (config.labels, config.activation) == (("LABEL_0", "LABEL_1", "LABEL_2"), "softmax")
     assert config.spec.bidirectional and config.spec.final_norm is None and config.spec.lm_head is None
+
+
+def _ropes(config: ModelConfig) -> list[float]:
+    return [layer.mixer.rope.theta for layer in config.spec.layers if layer.mixer.rope is not None]
+
+
+def test_rotary_bases_of_modernbert_in_either_spelling() -> None:
+    thetas = {"full_attention": 7e4, "sliding_attention": 3e3}
+    new = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}
+    yarn = {**new, "full_attention": {"rope_type": "yarn", "rope_theta": 1.0}}
+    old = {"global_rope_theta": 7e4, "local_rope_theta": 3e3}
+    assert _ropes(ModelConfig.from_dict({**MODERNBERT, **old})) == [7e4, 3e3]
+    assert _ropes(ModelConfig.from_dict({**MODERNBERT, "rope_parameters": new})) == [7e4, 3e3]
+    assert _ropes(ModelConfig.from_dict({**MODERNBERT, "local_rope_theta": None})) == [16e4, 16e4]
+    assert _ropes(ModelConfig.from_dict(MODERNBERT)) == [16e4, 1e4]
+    for change, said in (
+        ({"rope_parameters": new, "global_rope_theta": 1e4}, "global_rope_theta is 10000.0, and rope_parameters say"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "an object for sliding_attention"),
+        (
+            {"rope_parameters": yarn},
+            "rope_type 'yarn'",
+        ),
+        ({"layer_types": ["full_attention"]}, "layer_types is .* a list of 2 names"),
+        ({"layer_types": ["full_attention", "linear"]}, "layer_types is"),
+        ({"num_attention_heads": 32}, "heads of 1 values"),
+        ({"local_attention": 0}, "local_attention is 0"),
+        ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            ModelConfig.from_dict({**MODERNBERT, **change})
+    head = {**MODERNBERT, "architectures": ["ModernBertForSequenceClassification"], "classifier_pooling": "max"}
+    with pytest.raises(UnsupportedModel, match="classifier_pooling 'max'"):
+        ModelConfig.from_dict(head)

@@ -6,6 +6,7 @@ from prelude.models.families import bert
 from prelude.models.families.base import Asked, Family, Head
 from prelude.models.families.bert import encoder
 from prelude.models.families.decoder import decoder
+from prelude.models.families.modernbert import MODERNBERT
 
 _FIRST_LLAMA = {"num_key_value_heads": None, "head_dim": None, "rope_theta": 10000.0}
 
@@ -35,7 +36,7 @@ XLM_ROBERTA = encoder("xlm-roberta", "XLMRoberta", bert.ROBERTA, _ROBERTA)
 DISTILBERT = encoder("distilbert", "DistilBert", bert.DISTILBERT, {"layer_norm_eps": 1e-12})
 ELECTRA = encoder("electra", "Electra", bert.ELECTRA, {"layer_norm_eps": 1e-12, "type_vocab_size": 2})
 
-_ALL = (QWEN3, QWEN2, LLAMA, MISTRAL, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA)
+_ALL = (QWEN3, QWEN2, LLAMA, MISTRAL, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT)
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By ``model_type``."""

@@ -135,6 +135,7 @@ def _build(kind: Kind, fields: Fields, asked: Asked) -> ModelSpec:
     if asked.labels:
         classifier = Classifier(
             Projection((kind.out,), (asked.labels,), hidden, bias=True),
+            "first",
             Projection((kind.dense,), (hidden,), hidden, bias=True),
             kind.dense_activation,
         )

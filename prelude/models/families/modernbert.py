@@ -1,0 +1,162 @@
+"""ModernBERT and mmBERT: LayerNorm before attention and MLP, rotary positions, a gated MLP, local and global layers.
+
+Every ``global_attn_every_n_layers``-th layer sees the whole prompt, the others ``local_attention`` tokens around each
+one, with another rotary base. Norms have ``norm_eps``; the ``layer_norm_eps`` that some files have is not read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prelude.errors import ModelError, UnsupportedModel, shown
+from prelude.models.families.base import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+    Asked,
+    Family,
+    head_width,
+    is_one_of,
+    one_of,
+)
+from prelude.models.families.bert import ACTIVATIONS
+from prelude.models.fields import Fields
+from prelude.models.rope import MAX_POSITIONS
+from prelude.models.spec import (
+    Attention,
+    Classifier,
+    Embeddings,
+    HeadPooling,
+    Layer,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Projection,
+    Rope,
+)
+
+_PREFIX = "model."
+_POOLINGS: dict[str, HeadPooling] = {"cls": "first", "mean": "mean"}
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+_OLD_THETA = {_FULL: "global_rope_theta", _LOCAL: "local_rope_theta"}
+
+
+def _build(fields: Fields, asked: Asked) -> ModelSpec:
+    if not is_one_of(fields.get("is_causal", None), (None, False)):
+        raise UnsupportedModel(f"{fields.where}: unsupported: is_causal ({shown(fields.get('is_causal'))})")
+    hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
+    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
+    width = head_width(fields, hidden, heads)
+    if width % 2:
+        raise ModelError(f"{fields.where}: heads of {width} values, rotary embeddings need an even number")
+    inner = fields.integer("intermediate_size", 1, MAX_WIDTH)
+    eps = fields.number("norm_eps", 0.0, 0.1)
+    activation = one_of(fields, "hidden_activation", ACTIVATIONS)
+    norm_bias, bias, mlp_bias = (fields.boolean(f"{part}_bias") for part in ("norm", "attention", "mlp"))
+    window = fields.integer("local_attention", 1, MAX_POSITIONS) // 2
+
+    def norm(name: str) -> Norm:
+        return Norm(name, "layer", hidden, eps, norm_bias)
+
+    def linear(name: str, rows: int, columns: int, biased: bool) -> Projection:
+        return Projection((name,), (rows,), columns, biased)
+
+    def layer(index: int, kind: str) -> Layer:
+        at = f"{_PREFIX}layers.{index}"
+        mixer = Attention(
+            heads,
+            heads,
+            width,
+            linear(f"{at}.attn.Wqkv", 3 * hidden, hidden, bias),
+            linear(f"{at}.attn.Wo", hidden, hidden, bias),
+            Rope(_theta(fields, kind), width),
+            causal=False,
+            window=window if kind == _LOCAL else None,
+        )
+        mlp = Mlp(
+            inner,
+            linear(f"{at}.mlp.Wi", 2 * inner, hidden, mlp_bias),
+            linear(f"{at}.mlp.Wo", hidden, inner, mlp_bias),
+            activation,
+            gated=True,
+        )
+        return Layer(mixer, mlp, norm(f"{at}.attn_norm") if index else None, norm(f"{at}.mlp_norm"))
+
+    vocab = fields.integer("vocab_size", 1, MAX_VOCABULARY)
+    return ModelSpec(
+        prefix=_PREFIX,
+        hidden=hidden,
+        max_positions=fields.integer("max_position_embeddings", 1, MAX_POSITIONS),
+        embeddings=Embeddings(
+            f"{_PREFIX}embeddings.tok_embeddings", vocab, hidden, norm=norm(f"{_PREFIX}embeddings.norm")
+        ),
+        layers=tuple(layer(index, kind) for index, kind in enumerate(_kinds(fields))),
+        final_norm=norm(f"{_PREFIX}final_norm"),
+        classifier=_classifier(fields, asked.labels, hidden, norm("head.norm")) if asked.labels else None,
+    )
+
+
+def _classifier(fields: Fields, labels: int, hidden: int, norm: Norm) -> Classifier:
+    return Classifier(
+        Projection(("classifier",), (labels,), hidden, bias=True),
+        one_of(fields, "classifier_pooling", _POOLINGS),
+        Projection(("head.dense",), (hidden,), hidden, fields.boolean("classifier_bias")),
+        one_of(fields, "classifier_activation", ACTIVATIONS),
+        norm,
+    )
+
+
+def _kinds(fields: Fields) -> list[str]:
+    """The kind of each layer."""
+    count = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    every = fields.integer("global_attn_every_n_layers", 1, MAX_LAYERS)
+    kinds = fields.get("layer_types", None)
+    if kinds is None:
+        return [_LOCAL if index % every else _FULL for index in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in (_FULL, _LOCAL) for kind in kinds):
+        raise fields.wrong("layer_types", f"a list of {count} names, {_FULL} or {_LOCAL}, is needed")
+    return kinds
+
+
+def _theta(fields: Fields, kind: str) -> float:
+    """The rotary base of a kind of layer, in the spelling of transformers 5 or 4."""
+    old = _OLD_THETA[kind]
+    ropes = fields.get("rope_parameters", None)
+    if ropes is None:
+        if kind == _LOCAL and fields.get(old) is None:
+            return _theta(fields, _FULL)
+        return fields.number(old, 1.0, 1e15)
+    if not isinstance(ropes, dict) or not isinstance(ropes.get(kind), dict):
+        raise fields.wrong("rope_parameters", f"an object with an object for {kind} is needed")
+    rope = Fields(ropes[kind], f"{fields.where}: rope_parameters of {kind}")
+    form = rope.text("rope_type", "default")
+    if form != "default":
+        raise UnsupportedModel(f"{fields.where}: unsupported: rope_type {shown(form)}; supported: default")
+    theta = rope.number("rope_theta", 1.0, 1e15)
+    said: Any = fields.values.get(old)
+    if said is not None and said != theta:
+        raise ModelError(f"{fields.where}: {old} is {shown(said)}, and rope_parameters say {theta:g} for {kind}")
+    return theta
+
+
+MODERNBERT = Family(
+    "modernbert",
+    {"ModernBertModel": "none", "ModernBertForMaskedLM": "none", "ModernBertForSequenceClassification": "classifier"},
+    _build,
+    {
+        "hidden_activation": "gelu",
+        "classifier_activation": "gelu",
+        "norm_eps": 1e-5,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "classifier_bias": False,
+        "classifier_pooling": "cls",
+        "local_attention": 128,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "max_position_embeddings": 8192,
+    },
+)

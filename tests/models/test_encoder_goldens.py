@@ -1,0 +1,66 @@
+"""Encoders against recorded numbers of transformers, with weights from a formula."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from prelude.batch import HeadRows, OneShotBatch
+from tests.encoders import run_encoder
+from tests.execution.helpers import hidden, i32, prompts, run
+
+
+def _formula(folder: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hashweights", folder / "hashweights.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hashweights"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write(path: Path, folder: Path, case: dict[str, Any], config: dict[str, Any], prefix: str = "") -> None:
+    formula = _formula(folder)
+    tensors = {}
+    for name, shape in case["tensors"].items():
+        gain = next((gain for part, gain in case["gains"] if part in name), 1.0)
+        full = name if name.startswith(("head.", "classifier.")) else prefix + name
+        tensors[full] = torch.from_numpy(formula.tensor(full, shape, gain))
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def test_modernbert(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "decision"
+    recorded = json.loads((folder / "arch_tiny.json").read_text())
+    case = recorded["modernbert"]
+    config = {**case["config"], "architectures": ["ModernBertModel"], "model_type": "modernbert"}
+    _write(tmp_path, folder, case, config)
+    executor = run_encoder(tmp_path)
+    ids = i32(case["ids"])
+    states = hidden(executor, prompts(ids), np.arange(len(ids)))
+    for row, values in case["last_hidden_state"]["rows"].items():
+        assert np.abs(states[int(row), : len(values)] - values).max() < 1e-4
+    assert abs(float(np.abs(states).mean()) - case["last_hidden_state"]["abs_mean"]) < 1e-4
+
+
+def test_modernbert_with_a_head(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "decision"
+    recorded = json.loads((folder / "arch_tiny.json").read_text())
+    body, case = recorded["modernbert"], recorded["modernbert_seqcls_mean"]
+    case["tensors"] = {**body["tensors"], **case["tensors_added"]}
+    config = {**body["config"], "architectures": ["ModernBertForSequenceClassification"], "model_type": "modernbert"}
+    _write(tmp_path, folder, case, {**config, "num_labels": 3, "classifier_pooling": "mean"}, "model.")
+    executor = run_encoder(tmp_path)
+    ids = i32(case["ids"])
+    rows = np.arange(len(ids), dtype=np.int32)
+    output = run(executor, OneShotBatch(prompts(ids), HeadRows(rows, i32([0, len(ids)])))).outputs[0]
+    assert np.abs(output.logits - case["logits"]).max() < 1e-4
