@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from prelude.tokenizer import Encoding, LoneSurrogateError, Tokenizer, TokenizerError
+from prelude.tokenizer._reference import ReferenceCore
 from prelude.tokenizer._reference_encoding import ReferenceEncoding
 from prelude.tokenizer._whole_calls import WholeCalls
 
@@ -179,3 +181,16 @@ def test_many_threads_with_settings_of_their_own(pair: Any, special: bool) -> No
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(run, list(wanted) * 2))
+
+
+def test_offsets_in_bytes_where_those_of_hf_lie_past_the_text() -> None:
+    """Bytes that stand for the suffix of a word: HF counts on past the end of the text."""
+    vocab = {"Ġ": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
+    model = {"type": "BPE", "byte_fallback": True, "end_of_word_suffix": "</w>", "vocab": vocab, "merges": []}
+    split = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "model": model}
+    core = ReferenceCore(json.dumps(whole).encode(), "a test")
+    assert core.encode_full("a")[1].max() > 1
+    for text in ("ab", "a", "a b", "éa", ""):
+        ids, spans, _ = core.encode_full(text, True, "byte")
+        assert len(spans) == len(ids) and (not len(spans) or spans.max() == len(text.encode()))
