@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import prelude.tokenizer as ours
@@ -286,6 +287,31 @@ def test_a_tokenizer_of_transformers_over_ours(pair_of: Pair) -> None:
             assert call(mine) == call(expected)
     with pytest.raises(TokenizersMutationError, match="from_str"):
         transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<new>")
+
+
+@pytest.mark.parametrize("name", ["template", "byte-level", "sentence pieces"])
+def test_copies_of_a_tokenizer_of_transformers_over_ours(pair_of: Pair, tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    mine, expected = (
+        transformers.PreTrainedTokenizerFast(tokenizer_object=one, pad_token="[PAD]", unk_token="[UNK]")
+        if name == "template"
+        else transformers.PreTrainedTokenizerFast(tokenizer_object=one)
+        for one in pair_of(name)
+    )
+    wanted = expected(TEXTS, return_offsets_mapping=True)
+    mine.save_pretrained(tmp_path)
+    for made in (
+        copy.copy(mine),
+        copy.deepcopy(mine),
+        pickle.loads(pickle.dumps(mine)),
+        transformers.AutoTokenizer.from_pretrained(tmp_path),
+    ):
+        assert dict(made(TEXTS, return_offsets_mapping=True)) == dict(wanted)
+        assert made.get_vocab() == expected.get_vocab()
+        assert [made(TEXTS[0]).word_ids(), made.decode([5, 6])] == [
+            expected(TEXTS[0]).word_ids(),
+            expected.decode([5, 6]),
+        ]
 
 
 def test_a_stream_goes_on_with_a_copy_of_its_tokenizer_and_with_the_file_loaded_again(pair_of: Pair) -> None:
