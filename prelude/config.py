@@ -1,4 +1,4 @@
-"""EngineConfig: every limit in one frozen value, checked for consistency when it is made."""
+"""EngineConfig: all limits of an engine in one frozen value, checked for consistency when it is constructed."""
 
 from __future__ import annotations
 
@@ -12,56 +12,75 @@ from prelude.execution.backends import NAMES as ATTENTION
 from prelude.scheduling.policies import Policy, policy_named
 from prelude.tasks import CacheMode, strict_keywords
 
-CPU_KV_BYTES = 256 << 20  # of a CPU's default pool where the system does not say how much memory is free
-MAX_BLOCK_SIZE = 4096  # of the pool's allocator
+CPU_KV_BYTES = 256 << 20  # the default pool of a CPU where the system does not report its free memory
+MAX_BLOCK_SIZE = 4096  # limit of the pool's allocator
 
 
 @strict_keywords
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits and switches. Tokens unless said otherwise; ``None`` means "from the model".
+    """Limits and switches of an engine. Numbers are tokens unless another unit is named; ``None`` takes the model's
+    value. A value that is out of range, or contradicts another, raises ``ConfigError``.
 
-    ``max_length``            longest sequence, prompt and output together; lowered to what ``max_step_tokens`` leaves
-                              beside ``max_running`` rows
-    ``max_step_tokens``       tokens one step computes at most (all classes together)
-    ``group_tokens``          decisions behind the first of a step bring so many at most: a short decision does not
-                              wait for a long one beside it. What keeps the device busy is enough
-    ``max_step_requests``     requests one step admits at most
-    ``max_running``           Decode requests that hold a row at the same time
-    ``chunk_tokens``          most tokens of one Decode prompt a step prefills beside running rows
-    ``logits_bytes``          temporary memory for vocabulary-wide rows in one step
-    ``kv_blocks``             blocks of the KV pool; by default as many as ``kv_bytes`` hold
-    ``kv_bytes``              size of the KV pool where ``kv_blocks`` is not given. The default on a CPU: a quarter of
-                              the memory that the weights leave, up to a half where one sequence of ``max_length``
-                              needs it, and no more than ``max_running`` such sequences fill (or 256 MiB). A page
-                              takes memory from the first write to it on. The default on a GPU: what the weights and a
-                              step of full size leave
-    ``prefix_cache``, ``fold``  switches for reuse across steps and within one; models with recurrent layers have no
-                              prefix cache
-    ``defer_steps``           steps a request waits at most for another that is computing the prefix they share, where
-                              they cannot run together; 0: it never waits
-    ``defer_tokens``          a shorter shared prefix is not waited for
-    ``overlap``               plan, pack and submit the next step while the executor runs this one; ``None``: on CUDA.
-                              On a CPU steps then run in a thread of their own
-    ``attention``             the backend by name: runs or cascade on a CPU, flashinfer or keys on CUDA; auto: the
-                              environment's PRELUDE_ATTENTION, else the fastest that serves
-    ``deterministic``         the bits of a row do not depend on its company
-    ``max_prompt_chars``      refused before tokenising; ``None``: 16 characters per token of ``max_length``
-    ``max_questions``         of one decision; ``None``: as many as fit one step, with all of their tokens
-    ``max_labels``            of one question
+    Sizes
+
+    ``max_length``            the longest sequence, prompt and output together; at most ``max_step_tokens`` less
+                              ``max_running``
+    ``max_step_tokens``       the most tokens of one step, all classes together
+    ``group_tokens``          the most tokens that OneShot requests behind the first one bring to a step, so that a
+                              short request does not wait for a long one beside it
+    ``max_step_requests``     the most requests of one step
+    ``max_running``           the most Decode requests that hold a row at the same time
+    ``chunk_tokens``          the most tokens of one Decode prompt in a step beside running rows
+    ``logits_bytes``          temporary memory of a step for rows over the vocabulary
+    ``block_size``            tokens of one KV block
+    ``kv_blocks``             blocks of the KV pool; ``None``: as many as ``kv_bytes`` hold
+    ``kv_bytes``              bytes of the KV pool where ``kv_blocks`` is ``None``. The default on a CPU is a quarter
+                              of the memory that the weights leave, or up to a half where one sequence of
+                              ``max_length`` needs it, but no more than ``max_running`` such sequences fill (256 MiB
+                              where the free memory is not known). A page takes memory from its first write on. The
+                              default on a GPU is the memory that the weights and a step of full size leave
+
+    Prefixes
+
+    ``prefix_cache``, ``fold``  switches for reuse across steps and within a step; models with recurrent layers have
+                              no prefix cache
+    ``defer_steps``           the most steps that a request waits for another one that computes their common prefix,
+                              where the two cannot run in one step; 0: it never waits
+    ``defer_tokens``          the shortest common prefix that a request waits for
+    ``default_cache``         the mode that ``cache="auto"`` of a task stands for: "auto", "always" or "never"
+
+    Execution
+
+    ``overlap``               plan, pack and submit the next step while the executor runs this one; ``None``: on CUDA
+                              alone. On a CPU steps then run in a thread of their own
+    ``attention``             a backend by name: runs or cascade on a CPU, flashinfer or keys on CUDA. auto: the
+                              environment's PRELUDE_ATTENTION, else the fastest backend that serves the model
+    ``deterministic``         the bits of a row do not depend on the other rows
+
+    Requests
+
+    ``max_prompt_chars``      a longer text is refused before it is tokenised; ``None``: 16 for each token of
+                              ``max_length``
+    ``max_questions``         questions of one decision; ``None``: as many as fit one step with all their tokens
+    ``max_labels``            labels of one question
     ``max_top``               alternatives of one token
-    ``question_plan_bytes``   bytes of prepared questions that are kept for when they are asked again; 0: none
-    ``prepare_threads``       threads for tokenising long prompts off the caller's loop
-    ``template_process``      the model's chat template is rendered in a process of its own, which the operating
-                              system bounds and the engine ends: for files that are not trusted, see docs/SERVICES.md
-    ``max_queued_requests``, ``max_queued_tokens``  what may wait; beyond it ``QueueFull``, at once
-    ``oneshot_share``         of a step's time beside running chats, the share that decisions may take, in (0, 1]:
-                              at 0.2 a chat's time per token is 1/(1 - 0.2) = 1.25 of what it is alone
-    ``policy``                which decision goes first where not all fit a step, ``decode_policy`` which chat:
-                              a name or a Policy object, see docs/PLANNING.md
-    ``cost_model``            file of a fitted cost model (``engine.cost_model.save``) to start from
-    ``unhealthy_after``       failed steps in a row until the engine is unhealthy and everybody who waits is told
-    ``hang_seconds``          a step that takes longer is reported by ``health()``, and everybody who waits is told
+    ``question_plan_bytes``   bytes of prepared questions that are kept for later decisions; 0: none
+    ``prepare_threads``       threads that prepare long prompts off the caller's event loop
+    ``template_process``      render the model's chat template in a process of its own, for files that are not
+                              trusted; see docs/SERVICES.md
+    ``max_queued_requests``, ``max_queued_tokens``  bounds of the queue; ``QueueFull`` beyond them, at once
+
+    Order and faults
+
+    ``oneshot_share``         the share of a step's time, in (0, 1], that OneShot requests may take beside running
+                              rows. At 0.2 a chat's time per token is 1/(1 - 0.2) = 1.25 of its time alone
+    ``policy``, ``decode_policy``  the order of OneShot requests, and of the prompts of Decode requests: a name or a
+                              Policy object; see docs/PLANNING.md
+    ``cost_model``            the file of a cost model to start from, written by ``engine.cost_model.save``
+    ``unhealthy_after``       after so many failed steps in a row the engine is unhealthy and all waiting requests
+                              fail
+    ``hang_seconds``          after a step of so many seconds ``health()`` reports it and all waiting requests fail
     """
 
     max_length: int | None = None
@@ -130,21 +149,21 @@ class EngineConfig:
                 "request has a row in each step; lower it or raise that"
             )
 
-    # Where to start from; any field can be given as well.
+    # Presets; any field can be given as well.
 
     @classmethod
     def chat(cls, **limits: Any) -> EngineConfig:
-        """For people who wait for text: small batches and small chunks, so that nobody's next token is far away."""
+        """For interactive text: small batches and small chunks, so that the next token of each text comes soon."""
         return cls(**{"max_running": 32, "chunk_tokens": 128, "oneshot_share": 0.1, **limits})
 
     @classmethod
     def bulk(cls, **limits: Any) -> EngineConfig:
-        """For work that nobody watches: large batches, prompts in few chunks, half of the time for decisions."""
+        """For offline work: large batches, prompts in few chunks, half of the time for decisions."""
         return cls(
             **{"max_running": 256, "max_step_requests": 1024, "chunk_tokens": 4096, "oneshot_share": 0.5, **limits}
         )
 
-    # What the limits come to for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
+    # The limits for a model of ``max_positions``. ``ConfigError`` where they contradict each other.
 
     def resolved_length(self, max_positions: int) -> int:
         """The longest sequence, prompt and output together."""
@@ -168,7 +187,7 @@ class EngineConfig:
         return max(8192, longest + self.max_running) if self.max_step_tokens is None else self.max_step_tokens
 
     def oneshot_tokens(self, max_positions: int) -> int:
-        """The most tokens a OneShot request may bring: what a step leaves beside a full set of running rows."""
+        """The most tokens of a OneShot request: a step less a full set of running rows."""
         return self.resolved_step(max_positions) - self.max_running
 
 

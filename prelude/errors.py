@@ -1,16 +1,16 @@
-"""Every error a caller can meet, by who has to act.
+"""The errors that Prelude raises on purpose, grouped by their cause.
 
 ``PreludeError``
-├── ``InvalidRequest`` (also a ``ValueError``): the request; raised at admission, before it holds anything
+├── ``InvalidRequest`` (also a ``ValueError``): the request; raised at admission, before the request holds anything
 │   ├── ``PromptTooLong``
-│   ├── ``RequestTooLarge``      could never fit this engine's budgets or pool
+│   ├── ``RequestTooLarge``      can never fit this engine's budgets or pool
 │   ├── ``UnknownParameter``     (also a ``TypeError``): a misspelt or refused keyword
 │   └── ``TemplateError``        chat or decision template: missing, malformed, over its bounds
 ├── ``ConfigError`` (also a ``ValueError``): an ``EngineConfig`` that contradicts itself or the model
-├── ``DeviceUnavailable`` (also a ``RuntimeError``): the device asked for cannot be used here; says what is missing
+├── ``DeviceUnavailable`` (also a ``RuntimeError``): the device cannot be used; lists the missing parts
 ├── ``ModelError`` (also a ``ValueError``): the model directory; raised while loading
-│   ├── ``UnsupportedModel``     a feature we do not have, named
-│   ├── ``CheckpointError``      a weight file or index that is not what it says
+│   ├── ``UnsupportedModel``     a feature that is not implemented, named
+│   ├── ``CheckpointError``      a weight file or index that is malformed
 │   └── ``InsufficientMemory``   needed and available bytes, before anything is allocated
 ├── ``TraceError`` (also a ``ValueError``): a trace that cannot be simulated; names the line and the field
 ├── ``Overloaded``: the queue; try later
@@ -18,13 +18,13 @@
 ├── ``DeadlineExceeded`` (also a ``TimeoutError``)
 ├── ``EngineClosed``: submit after close, or closed while waiting
 │   └── ``EngineForked``         used in a process that was forked after the engine was made
-├── ``TokenizerError`` (also a ``ValueError``): a tokenizer file, or what it makes of a text; its subclasses are in
+├── ``TokenizerError`` (also a ``ValueError``): a tokenizer file, or its use; its subclasses are in
 │   ``prelude.tokenizer.errors``
-├── ``RequestCancelled``: cancelled by its caller, told to whoever else waits for it
-└── ``ExecutionError``: a step failed; carries its cause, fails its own rows only
+├── ``RequestCancelled``: the caller cancelled the request; other waiters of its result get this error
+└── ``ExecutionError``: a step failed; it has the cause, and fails the rows of that step only
 
-Messages name the field, the value seen, the limit and the way out. No validation is an ``assert``:
-everything here still raises under ``python -O``.
+Messages name the field, the value, the limit and the way out. No validation is an ``assert``, so all of them are
+raised under ``python -O`` too.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _SHOWN = 80
 
 
 def shown(value: Any) -> str:
-    """``value`` for a message: its repr, cut so that a hostile input cannot flood a log."""
+    """The repr of ``value`` for a message, cut to 80 characters so that input cannot fill a log."""
     try:
         text = repr(value[:_SHOWN]) if isinstance(value, (str, bytes, list, tuple)) else repr(value)
-    except Exception:  # a repr is user code too
+    except Exception:  # a repr may be the caller's code
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 class InvalidRequest(PreludeError, ValueError):
-    """A request that cannot be served as it is.
+    """A request that cannot be served as it stands.
 
     ``field`` is the dotted path of the argument (``"sampling.temperature"``, ``"questions[2].labels"``).
     """
@@ -66,11 +66,11 @@ class PromptTooLong(InvalidRequest):
 
 
 class RequestTooLarge(InvalidRequest):
-    """The request could never be planned: a need exceeds a whole budget of this engine."""
+    """The request can never be planned: it needs more than a whole budget of this engine."""
 
 
 class UnknownParameter(InvalidRequest, TypeError):
-    """A keyword that does not exist here; the message names the nearest one, or what to do instead."""
+    """A keyword that does not exist; the message names the nearest one, or the alternative."""
 
 
 class TemplateError(InvalidRequest):
@@ -86,7 +86,7 @@ class TraceError(PreludeError, ValueError):
 
 
 class DeviceUnavailable(PreludeError, RuntimeError):
-    """The device asked for cannot be used here. ``missing`` lists what is not there, each with the way out."""
+    """The device cannot be used. ``missing`` lists each missing part with the way out."""
 
     def __init__(self, message: str, *, missing: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -106,7 +106,7 @@ class CheckpointError(ModelError):
 
 
 class InsufficientMemory(ModelError):
-    """Weights or pool would not fit. ``needed`` and ``available`` are bytes."""
+    """Weights or pool do not fit into memory. ``needed`` and ``available`` are bytes."""
 
     def __init__(self, message: str, *, needed: int, available: int) -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ class InsufficientMemory(ModelError):
 
 
 class Overloaded(PreludeError):
-    """The engine refuses work for now; nothing of the request was kept."""
+    """The engine refuses the request because of its load; the request holds nothing."""
 
 
 class QueueFull(Overloaded):
@@ -131,7 +131,7 @@ class EngineClosed(PreludeError):
 
 
 class EngineForked(EngineClosed):
-    """This process was forked from the one that has the engine: its threads and locks did not come along."""
+    """The process was forked from the one with the engine, whose threads and locks a fork does not copy."""
 
 
 class RequestCancelled(PreludeError):

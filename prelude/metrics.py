@@ -1,9 +1,9 @@
-"""An engine seen by a service's own tools: a Prometheus registry, and logs as JSON lines.
+"""Metrics and logs of an engine: a Prometheus collector, and logs as JSON lines.
 
     metrics = PrometheusMetrics(engine)            needs prometheus_client: pip install 'prelude-engine[metrics]'
     logging.getLogger("prelude").addHandler(json_handler())
 
-The library opens no port: serving ``metrics.registry`` is the service's.
+The library opens no port; the service serves ``metrics.registry``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from prelude.base import Health
 from prelude.results import RequestStats
 from prelude.runtime.events import Event, Listener
 
-# What each number of ``stats()`` is, to Prometheus.
+# Help texts for Prometheus, by the names of ``stats()``.
 _COUNTERS = {
     "finished": "requests that were answered",
     "failed": "requests that ended with an error",
     "cancelled": "requests that their callers cancelled",
     "expired": "requests whose deadline passed",
     "failed_steps": "steps that raised",
-    "discarded_rows": "decode rows run before it was known that their request had ended",
+    "discarded_rows": "decode rows of requests that had ended",
     "replays": "rows that ran again after a failed step",
     "hangs": "steps that passed the watchdog's limit",
     "prefill_tokens": "prompt tokens computed",
@@ -34,7 +34,7 @@ _COUNTERS = {
     "folded_tokens": "prompt tokens shared within a step",
     "lm_head_rows": "rows that met the vocabulary",
     "preemptions": "chats that gave their blocks back to be computed again",
-    "evictions": "cached blocks that gave way",
+    "evictions": "cached blocks that were evicted",
     "forward_seconds": "seconds in forwards",
     "host_seconds": "seconds of steps outside forwards",
     "tokenizer_calls": "encode calls",
@@ -45,7 +45,7 @@ _GAUGES = {
     "queued_requests": "requests that wait",
     "queued_tokens": "tokens that wait",
     "running_requests": "chats that hold a row",
-    "live_futures": "requests whose end somebody waits for",
+    "live_futures": "requests whose result a caller awaits",
     "live_streams": "streams under way",
     "blocks_free": "free KV blocks",
     "blocks_used": "KV blocks that requests hold",
@@ -60,7 +60,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Observed(Protocol):
-    """Either engine."""
+    """``Engine`` or ``AsyncEngine``."""
 
     def stats(self) -> dict[str, Any]: ...
 
@@ -116,7 +116,7 @@ class PrometheusMetrics:
             self._per_token.labels(kind).observe((stats.total_ms - stats.ttft_ms) / 1e3 / (tokens - 1))
 
     def describe(self) -> Iterator[Any]:
-        return iter(())  # nothing is computed to be registered
+        return iter(())  # registering computes no statistics
 
     def collect(self) -> Iterator[Any]:
         """Called by the registry at each scrape."""
@@ -138,7 +138,7 @@ class PrometheusMetrics:
             f"{self._prefix}_gc_pause_seconds", "seconds of garbage collections", value=pauses["total_ms"] / 1e3
         )
         healthy = GaugeMetricFamily(
-            f"{self._prefix}_healthy", "1 while the engine is", value=self._engine.health().ok
+            f"{self._prefix}_healthy", "1 while the engine is healthy", value=self._engine.health().ok
         )
         yield healthy
 
@@ -171,8 +171,8 @@ def json_handler(stream: TextIO | None = None) -> logging.Handler:
 
 
 def log_requests(engine: Observed, logger: logging.Logger | None = None) -> Any:
-    """Logs every end of a request: its label and counters in the message, and as extra fields for ``json_handler``.
-    Returns what stops it."""
+    """Logs the end of every request: its label and counters in the message, and as extra fields for ``json_handler``.
+    Returns a function that stops it."""
     logger = logger or logging.getLogger("prelude.requests")
 
     def heard(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""RequestOptions: what a caller may say about one request beside its task. Labels and limits; never a cache key."""
+"""RequestOptions: labels and limits of one request, beside its task. None of them is part of a cache key."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ MAX_DEADLINE = 1e9  # seconds: thirty years
 @strict_keywords
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """``priority``    higher goes first, strictly; within one priority tenants share, then first come, first served
-    ``deadline``    seconds from the call until the caller has no more use for the answer; then the request ends with
-                    ``DeadlineExceeded``, wherever it is. Looked at between steps. ``None``: no limit
+    """Options of one request. A value that is out of range raises ``InvalidRequest``.
+
+    ``priority``    a higher one goes strictly first; within one priority tenants share, then the policy orders
+    ``deadline``    seconds from the call after which the request ends with ``DeadlineExceeded``, in every state. It
+                    is checked between steps. ``None``: no limit
     ``request_id``  a label for statistics, events and logs: 1 to 256 printable characters. Two requests may have the
-                    same one; nothing is ever looked up by it
-    ``tenant``      whose request this is: within a priority, tenants that wait are served equal numbers of tokens
+                    same label; it is never a key
+    ``tenant``      a label of 1 to 256 printable characters: within a priority, waiting tenants are served equal
+                    numbers of tokens
     ``trace``       record the request's timeline (``stats.timeline``)
     """
 
@@ -50,7 +53,7 @@ class RequestOptions:
         return math.inf if self.deadline is None else time.monotonic() + self.deadline
 
     def after(self, seconds: float) -> RequestOptions:
-        """The same, said so much later."""
+        """The same options as of a call ``seconds`` later: the deadline is that much nearer."""
         return self if self.deadline is None else replace(self, deadline=max(0.0, self.deadline - seconds))
 
 
@@ -69,7 +72,7 @@ NO_OPTIONS = RequestOptions()
 
 
 def merge_options(options: Any, keywords: Mapping[str, Any], field: str = "options") -> RequestOptions:
-    """``options`` or the keywords of ``RequestOptions``, not both."""
+    """``options``, or ``RequestOptions`` of the keywords. ``InvalidRequest`` where both are given."""
     if keywords:
         if options is not None:
             raise InvalidRequest("give either options= or single keywords, not both", field=field)

@@ -1,4 +1,4 @@
-"""What comes back: one public type per task, each with the counters of its request."""
+"""Results: one public type for each task, with the statistics of its request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ I32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question's answer. ``probabilities`` are over the labels and sum to 1; ``logprobs`` are the joint
-    logprobs of each label's tokens, before ``length_norm``; ``mass`` is the probability that the model gave to all
-    the labels together, of all that it could have said. Near 0, the question did not fit the model. Near 1, the model
-    would have said one of the labels, which does not mean that it understood the question or that the answer is
-    right. NaN: not asked for, and then ``logprobs`` are relative to the labels."""
+    """The answer to one question. ``probabilities`` are over the labels and sum to 1. ``logprobs`` are the joint
+    logprobs of each label's tokens, before ``length_norm``. ``mass`` is the probability that the model gave to all
+    labels together, among all continuations. Near 0, the question did not fit the model. Near 1, the model would have
+    answered with one of the labels; the answer may still be wrong. With ``Decide(mass=False)`` it is NaN, and
+    ``logprobs`` are relative to the labels."""
 
     label: str
     index: int
@@ -96,7 +96,7 @@ class LoglikelihoodResult:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One prompt token. The first token of a prompt has nothing before it: its numbers are ``None``."""
+    """One prompt token. The first token of a prompt follows no other token: its numbers are ``None``."""
 
     token_id: int
     logprob: float | None
@@ -131,8 +131,9 @@ class SampledLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """``finish_reason``: "stop" (an end-of-sequence token, a stop id or a stop string), "length" (``max_tokens`` or
-    the context). ``token_ids`` are the tokens drawn, those of a stop string with them; ``text`` is cut before it."""
+    """Generated text. ``finish_reason`` is "stop" (an end-of-sequence token, a stop id or a stop string) or "length"
+    (``max_tokens`` or the context). ``token_ids`` are all drawn tokens, including those of a stop string; ``text``
+    ends before the stop string, unless ``include_stop`` is set."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -144,11 +145,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Text that has become certain since the chunk before, and the tokens drawn meanwhile.
+    """Text that became final since the chunk before, and the tokens drawn meanwhile.
 
-    ``text`` begins ``offset`` code points into the whole text. Text may lag behind the tokens (an open character, a
-    stop string that may yet complete), so a chunk's tokens need not spell its text; all chunks' tokens and all
-    chunks' text are those of the ``Completion``. The last chunk has ``finish_reason`` and ``stats``, and no other.
+    ``text`` begins ``offset`` code points into the whole text. Text may lag behind the tokens (an incomplete
+    character, a possible stop string), so a chunk's tokens need not spell its text. The tokens and the text of all
+    chunks together are those of the ``Completion``. The last chunk has ``finish_reason`` and ``stats``; no other
+    chunk has them.
     """
 
     text: str
@@ -161,7 +163,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What would run: the final text, the ids, the rows that are read and what they are read for."""
+    """The work of a task that was not run: the final text, the ids, the rows that are read and their readout."""
 
     text: str
     token_ids: I32  # flattened tree
