@@ -49,7 +49,7 @@ class Facts:
     decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(init=False)  # of questions that were asked before
     decisions: Memo[Any, Any] = field(init=False)  # what decisions that ask the same have in common
-    samplings: Memo[int, Any] = field(default_factory=lambda: Memo(64))  # by id: settings that were resolved before
+    settings: Memo[Any, Any] = field(default_factory=lambda: Memo(64))  # of texts, that were checked before
     words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 12))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
 
@@ -67,7 +67,7 @@ class Facts:
 
 
 _CACHE_MODES = get_args(CacheMode)
-_make_prepared, _make_admitted = Maker(Prepared), Maker(Admitted)
+make_prepared, make_admitted = Maker(Prepared), Maker(Admitted)
 
 
 def admitted(
@@ -91,7 +91,7 @@ def admitted(
             "this model is an encoder, and keeps nothing of a prompt for later ones; embed or classify reads it",
             field=type(task).__name__,
         )
-    prepared = _make_prepared(
+    prepared = make_prepared(
         tree,
         readout,
         max_new_tokens,
@@ -102,7 +102,7 @@ def admitted(
         use.close(),
         first,
     )
-    ready: Admitted = _make_admitted(prepared, finish)
+    ready: Admitted = make_admitted(prepared, finish)
     return ready
 
 

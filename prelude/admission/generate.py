@@ -3,34 +3,98 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
+
+from prelude._native.core import ids_below
 from prelude.admission import checks
-from prelude.admission.facts import Facts, admitted, require_lm_head
+from prelude.admission.facts import (
+    Facts,
+    admitted,
+    cache_of,
+    make_admitted,
+    make_prepared,
+    require_lm_head,
+    salt_of,
+)
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.reading import TextReader, sampled_logprob
 from prelude.admission.sampling import resolve
-from prelude.admission.tokenization import Use
+from prelude.admission.tokenization import Use, len_of
 from prelude.batch import SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.sampling import History, Sampling, SamplingState
 from prelude.results import Completion
-from prelude.tasks import Generate, SamplingParams
+from prelude.tasks import CacheMode, Generate, SamplingParams
 
 MAX_TOKENS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a task says beside its prompt, checked. ``state`` samples after the last token of any prompt."""
+
+    params: SamplingParams
+    wanted: int
+    sampling: Sampling
+    state: SamplingState
+    cache: CacheMode
+    salt: int
+    finish: Callable[[Outcome], Completion]
 
 
 def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
     """``max_tokens`` is cut to what the context leaves after the prompt. With ``truncation`` other than "error" the
     prompt is cut so that the output has its ``max_tokens``, or half the context if that is less."""
-    params = task.params
+    settings = settings_of(facts, task)
+    if settings is None:
+        return prepare_prompt_only(facts, use, task, task.params)
+    prompt, truncated = task.prompt, 0
+    ids = None
+    if isinstance(prompt, list | np.ndarray) and 0 < len_of(prompt) <= min(facts.max_length - 1, facts.max_chars):
+        ids = ids_below(prompt, facts.encoder.id_limit)
+    if ids is None or len(ids) + min(settings.wanted, max(1, facts.max_length // 2)) > facts.max_length:
+        encoded = encode_generate(facts, use, task, settings.wanted)
+        ids, truncated = encoded.token_ids, encoded.truncated
+    n = len(ids)
+    budget = min(settings.wanted, facts.max_length - n)
+    sampling, state = settings.sampling, settings.state
+    if budget > 1:
+        check_pool(facts, n, budget)
+    elif sampling.edits is not None and sampling.edits.weighs:
+        state = SamplingState(0, sampling, 0, History.of(sampling.edits, ids))
+    tree, ms = TokenTree.single(ids), use.close()
+    prepared = make_prepared(tree, state, budget, sampling, settings.cache, settings.salt, truncated, ms, n - 1)
+    if budget == 1:
+        ready: Admitted = make_admitted(prepared, settings.finish)
+        return ready
+    return Admitted(
+        prepared,
+        settings.finish,
+        lambda hold_words: TextReader(facts.texts, sampling, hold_words),
+        sampling.stops is not None or sampling.logprobs is not None,
+    )
+
+
+def settings_of(facts: Facts, task: Generate) -> Settings | None:
+    """Checked once for tasks that say the same with one object of params. Not kept are params that draw a fresh seed,
+    and those that hold what the caller may change. ``None``: no token is asked for."""
+    params, key = task.params, None
+    if type(task.truncation) is str and type(task.cache) is str and (task.salt is None or type(task.salt) is str):
+        key = (id(params), task.truncation, task.cache, task.salt)
+        known: Settings | None = facts.settings.get(key)
+        if known is not None and known.params is params:
+            return known
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(f"{shown(params)} is not SamplingParams", field="params")
     wanted = checks.integer(params.max_tokens, "params.max_tokens", 0, MAX_TOKENS)
     if wanted == 0:
-        return prepare_prompt_only(facts, use, task, params)
+        return None
     if params.prompt_logprobs is not None:
         raise InvalidRequest(
             f"prompt_logprobs={shown(params.prompt_logprobs)} needs max_tokens=0; ask for both in two requests "
@@ -38,52 +102,17 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
             field="params.prompt_logprobs",
         )
     require_lm_head(facts, task)
-    sampling = resolved(facts, params, wanted)
-    prompt = encode_generate(facts, use, task, wanted)
-    n = len(prompt.token_ids)
-    budget = min(wanted, facts.max_length - n)
-    check_pool(facts, n, budget)
-    history = None
-    if budget == 1 and sampling.edits is not None and sampling.edits.weighs:
-        history = History.of(sampling.edits, prompt.token_ids)
-    ready = admitted(
-        facts,
-        use,
-        task,
-        TokenTree.single(prompt.token_ids),
-        SamplingState(n - 1, sampling, 0, history),
-        lambda outcome: complete(facts, sampling, outcome),
-        truncated=prompt.truncated,
-        max_new_tokens=budget,
-        sampling=sampling,
-    )
-    if budget == 1:
-        return ready
-    return replace(
-        ready,
-        reader=lambda hold_words: TextReader(facts.texts, sampling, hold_words),
-        watched=sampling.stops is not None or sampling.logprobs is not None,
-    )
-
-
-def resolved(facts: Facts, params: SamplingParams, wanted: int) -> Sampling:
-    """``resolve``, done once for settings that many tasks share. Not kept are settings that draw a fresh seed,
-    and those that hold what the caller may change."""
-    known = facts.samplings.get(id(params))
-    if known is not None and known[0] is params:
-        sampling: Sampling = known[1]
-        return sampling
+    checks.one_of(task.truncation, "truncation", TRUNCATIONS)
     sampling = resolve(facts, params, wanted)
+    state = SamplingState(0, sampling)
+    finish = partial(complete, facts, sampling)
+    made = Settings(params, wanted, sampling, state, cache_of(facts, task), salt_of(task), finish)
     lists = (params.stop, params.stop_token_ids, params.banned_token_ids)
-    fixed = all(type(value) in (str, tuple) for value in lists) and params.logit_bias is None
-    if (
-        fixed
-        and sampling.edits is None
-        and params.allowed_token_ids is None
-        and (params.seed is not None or sampling.temperature == 0)
-    ):
-        facts.samplings.put(id(params), (params, sampling))
-    return sampling
+    fixed = all(type(value) in (str, tuple) for value in lists) and params.allowed_token_ids is None
+    drawn = params.seed is None and sampling.temperature > 0
+    if key is not None and fixed and not drawn and sampling.edits is None and params.logit_bias is None:
+        facts.settings.put(key, made)
+    return made
 
 
 def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Encoded:
