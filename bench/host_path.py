@@ -1,4 +1,4 @@
-"""What the host does for a one-token request, with no model: submit, match, allocate, plan, pack, finish, free.
+"""What the host does for a request of one step, with no model: submit, match, allocate, plan, pack, finish, free.
 
     python -m bench.host_path [--json FILE] [--quick]
 
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from bench.common import Report, machine_facts, part_of_planning
-from prelude import AsyncEngine, Engine, EngineConfig, Generate, SamplingParams
-from prelude.batch import ForwardBatch, OneShotBatch, SampleOutput, SampleRows, StepResult
+from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, Generate, SamplingParams
+from prelude.batch import ForwardBatch, LogprobRows, OneShotBatch, Readout, StepResult
 from prelude.execution.executor import ExecutorLimits
 from prelude.loading import load
 from prelude.options import NO_OPTIONS
@@ -32,30 +32,37 @@ from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.lease import KvPool
 
 BLOCK = 16
+LONGEST = 2048  # positions of the packaged model
 PARAMS = SamplingParams(max_tokens=1, temperature=0)
+QUESTIONS = (Choice("Which is it?", ("good", "bad", "new", "old")),)
+TEXT = """the of and to in is that for it as was with be by on not he his but at are this have from or had an they
+which one you were all her she there would their we him been has when who will no more if out so up said its about
+than into them can only other time new some could these two may first then do any like my now over such our man me"""
 
 
 class Answering:
-    """An executor that samples token 5 for everybody, at once."""
+    """An executor that answers every OneShot step at once, with numbers that mean nothing."""
 
     def __init__(self, limits: ExecutorLimits) -> None:
         self._limits = limits
         self._none = np.zeros(0, np.int32)
-        self._answers: dict[int, StepResult] = {}
+        self._answers: dict[tuple[type, int], StepResult] = {}
 
     def limits(self) -> ExecutorLimits:
         return self._limits
 
-    def submit(self, batch: ForwardBatch) -> int:
-        if not isinstance(batch, OneShotBatch) or not isinstance(batch.readout, SampleRows):
-            raise TypeError("this bench sends OneShot steps that sample")
-        return len(batch.readout.rows)
+    def submit(self, batch: ForwardBatch) -> Readout:
+        if not isinstance(batch, OneShotBatch):
+            raise TypeError("this bench sends OneShot steps")
+        return batch.readout
 
-    def wait(self, handle: int) -> StepResult:
-        if handle not in self._answers:
-            ids = np.full(handle, 5, np.int32)
-            self._answers[handle] = StepResult((SampleOutput(ids),), (self._none,), 1e-6)
-        return self._answers[handle]
+    def wait(self, handle: Readout) -> StepResult:
+        size = len(handle.targets) if isinstance(handle, LogprobRows) else len(handle.rows)
+        found = self._answers.get((type(handle), size))
+        if found is None:
+            found = StepResult((handle.blank(),), (self._none,), 1e-6)
+            self._answers[type(handle), size] = found
+        return found
 
     def close(self) -> None:
         pass
@@ -67,8 +74,11 @@ class Bench:
         self.rng = np.random.default_rng(0)
         self.report = Report("The host's path of a one-token request", facts=machine_facts())
         self.us: dict[str, float] = {}
+        self.decide_us: dict[str, float] = {}
         # The preparer and the budgets of a real engine; its core is replaced by one without a model.
-        parts = load(None, device="cpu", dtype="auto", config=EngineConfig(max_length=2048, max_step_tokens=4096))
+        parts = load(
+            None, device="cpu", dtype="auto", config=EngineConfig(max_length=LONGEST, max_step_tokens=2 * LONGEST)
+        )
         self.parts, self.limits, self.budgets = parts, parts.core.limits, parts.core.budgets
         parts.core.close()
 
@@ -153,6 +163,41 @@ class Bench:
         self.add(key, f"{tokens} tokens, batch {rows}", "engine", self.repeat(rows, make, engine.run_many), None)
         engine.close()
 
+    def decisions(self, rows: int, kind: str) -> list[Decide]:
+        """``rows`` new states of about 128 tokens with one question of four labels; ``kind``: text or messages."""
+        found = []
+        for _ in range(rows):
+            words = self.rng.choice(TEXT.split(), 96).tolist()
+            half = [{"role": role, "content": " ".join(part)} for role, part in
+                    (("user", words[:48]), ("assistant", words[48:]))]  # fmt: skip
+            found.append(Decide(" ".join(words) if kind == "text" else half, QUESTIONS))
+        return found
+
+    def decide(self, rows: int, kind: str, key: str, reach: float | None, *, listener: bool = False) -> None:
+        engine = self.engine(rows, 256)
+        if listener:
+            engine.on_event(lambda event: None)
+        name = f"one question, batch {rows}, {kind}" + (", a listener" if listener else "")
+        costs = self.repeat(rows, lambda: self.decisions(rows, kind), engine.run_many)
+        self.add(f"decide_{key}", name, "decide", costs, reach)
+        self.decide_us[key] = self.us[f"decide_{key}"]
+        engine.close()
+
+    async def deciding_tasks(self, rows: int) -> None:
+        """All threads' CPU time of ``rows`` tasks that await ``run`` at the same time."""
+        engine = self.engine(rows, 256)
+        outer = AsyncEngine(engine)
+        costs: list[float] = []
+        until = time.perf_counter() + self.seconds
+        while time.perf_counter() < until or len(costs) < 20:
+            tasks = self.decisions(rows, "text")
+            began = time.process_time_ns()
+            await asyncio.gather(*(outer.run(task) for task in tasks))
+            costs.append((time.process_time_ns() - began) / rows / 1000)
+        self.add(f"decide_tasks{rows}", f"one question, {rows} tasks, text", "decide", costs[5:], 20)
+        self.decide_us[f"tasks{rows}"] = self.us[f"decide_tasks{rows}"]
+        await outer.aclose()
+
     async def loops(self, rows: int, tokens: int) -> None:
         """All threads' CPU time, since the step runs beside the loop."""
         engine = self.engine(rows, tokens)
@@ -187,11 +232,17 @@ def measured(quick: bool) -> Bench:
     bench.core(1, 128, "b1_l128", reach=10)
     bench.core(64, 512, "b64_l512", reach=6)
     bench.core(64, 512, "b64_l512_int32", array=True, reach=2.5)
-    bench.core(64, 4096, "b64_l4096", reach=35)
-    bench.core(64, 4096, "b64_l4096_int32", array=True, reach=12)
+    bench.core(64, 2000, "b64_l2000", reach=17)
+    bench.core(64, 2000, "b64_l2000_int32", array=True, reach=6)
     bench.front(1, 128, "engine_b1_l128")
     bench.front(64, 128, "engine_b64_l128")
     asyncio.run(bench.loops(64, 128))
+    bench.decide(64, "text", "b64", 15)
+    bench.decide(1, "text", "b1", 35)
+    bench.decide(64, "messages", "messages_b64", 20)
+    bench.decide(1, "messages", "messages_b1", 45)
+    bench.decide(64, "text", "listener_b64", None, listener=True)
+    asyncio.run(bench.deciding_tasks(64))
     return bench
 
 

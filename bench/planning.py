@@ -230,6 +230,7 @@ def main() -> None:
             "native_us": bench.us,
             "host_path": asdict(path.report)["rows"],
             "host_path_us": path.us,
+            "decide_host_us": path.decide_us,
             "end_to_end": asdict(end_to_end.report)["rows"],
             "end_to_end_us": end_to_end.us,
         }
