@@ -16,7 +16,7 @@ from prelude.options import merge_options
 from prelude.runtime.core import EngineCore
 from prelude.runtime.inbox import Places
 from prelude.scheduling.request import Request, Sink
-from prelude.streaming.chunks import timed_finish, watching
+from prelude.streams import timed_finish, watching
 from prelude.tasks import Task
 
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.

@@ -53,7 +53,7 @@ from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import Group, Outbox
 from prelude.runtime.events import Listener
 from prelude.scheduling.request import Request
-from prelude.streaming.chunks import AsyncTextStream
+from prelude.streams import AsyncTextStream
 from prelude.sync import Engine, stream_task
 from prelude.tasks import (
     Classify,

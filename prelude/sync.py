@@ -23,7 +23,7 @@ from prelude.results import (
 )
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.request import Request
-from prelude.streaming.chunks import TextStream
+from prelude.streams import TextStream
 from prelude.tasks import (
     Classify,
     Continuation,

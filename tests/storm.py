@@ -13,7 +13,7 @@ import numpy as np
 
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
-from prelude.streaming.chunks import watching
+from prelude.streams import watching
 from tests import toy
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt, tree_request
 from tests.service import is_empty, service_core

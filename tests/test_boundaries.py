@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent
 FORBIDDEN = {
     "_native": ("prelude", "torch"),
     "tokenizer": ("prelude", "torch"),
+    "prelude/readouts": (
+        "torch",
+        "prelude.execution",
+        "prelude.models",
+        "prelude.engine",
+        "prelude.runtime",
+        "prelude.scheduling",
+        "prelude.admission",
+    ),
     "prelude/scheduling": ("torch", "prelude.execution", "prelude.engine", "prelude.runtime", "prelude.models"),
     "prelude/admission": ("torch", "prelude.models", "prelude.engine", "prelude.runtime", "prelude.scheduling"),
     "prelude/execution": ("prelude.scheduling", "prelude.engine", "prelude.runtime", "prelude.admission"),
@@ -29,7 +39,12 @@ ALLOWED = {
 }
 
 
+CYTHON_IMPORT = re.compile(r"^\s*(?:c?import|from)\s+([A-Za-z_][\w.]*)", re.MULTILINE)
+
+
 def imported(path: Path) -> set[str]:
+    if path.suffix in (".pyx", ".pxi"):
+        return set(CYTHON_IMPORT.findall(path.read_text(encoding="utf-8")))
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -48,11 +63,74 @@ def under(name: str, prefixes: tuple[str, ...]) -> bool:
 def test_a_folder_imports_only_what_it_may(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for path in (ROOT / folder).rglob("*.py")
+        for kind in ("*.py", "*.pyx", "*.pxi")
+        for path in (ROOT / folder).rglob(kind)
         for name in imported(path)
         if under(name, FORBIDDEN[folder]) and not under(name, ALLOWED.get(folder, ()))
     ]
     assert not wrong
+
+
+# Headers of C++ that read Python's objects where they lie; no other one includes Python.
+READS_PYTHON = {"ndarray.hpp", "pylong.hpp", "slots.hpp"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+def includes(path: Path) -> list[str]:
+    return INCLUDE.findall(path.read_text(encoding="utf-8"))
+
+
+def test_the_native_core_includes_its_own_headers_and_no_python() -> None:
+    wrong = []
+    for path in [*(ROOT / "_native").rglob("*.hpp"), *(ROOT / "_native").rglob("*.cpp")]:
+        for name in includes(path):
+            python = "Python.h" in name or name.startswith(("numpy/", "structmember", "pythread"))
+            if (python and path.name not in READS_PYTHON) or name.startswith(("fasttoken", "tokenizer")):
+                wrong.append(f"{path.relative_to(ROOT)} includes {name}")
+    assert not wrong
+
+
+# A folder imports from folders that stand before it, never from later ones, nor from one that shares its entry.
+ORDER = ("readouts", "models streaming", "execution", "admission", "scheduling", "runtime")
+
+
+@pytest.mark.parametrize("at", range(len(ORDER)))
+def test_folders_import_in_one_direction(at: int) -> None:
+    later = {name for line in ORDER[at:] for name in line.split()}
+    wrong = []
+    for folder in ORDER[at].split():
+        for path in (ROOT / "prelude" / folder).rglob("*.py"):
+            for name in imported_at_run_time(path):
+                part = name.split(".")
+                if part[0] == "prelude" and len(part) > 1 and part[1] in later - {folder}:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def imported_at_run_time(path: Path) -> set[str]:
+    """Without what is imported for types alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in list(ast.walk(tree)):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+    return names
+
+
+def test_no_two_files_of_the_package_import_each_other() -> None:
+    files = {}
+    for path in (ROOT / "prelude").rglob("*.py"):
+        if "default_model" not in path.parts:
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = imported_at_run_time(path)
+    circles = [f"{one} and {other}" for one, names in files.items() for other in names
+               if one < other and other in files and one in files[other]]  # fmt: skip
+    assert not circles
 
 
 def fresh(code: str) -> str:

@@ -67,14 +67,14 @@ SAID = {
     6: 'Revealed type is "prelude.results.Answers"',
     7: 'Revealed type is "prelude.results.Answers"',
     8: 'Revealed type is "prelude.results.Embedding"',
-    9: 'Revealed type is "prelude.streaming.chunks.TextStream"',
+    9: 'Revealed type is "prelude.streams.TextStream"',
     10: 'Unexpected keyword argument "priorty" for "decide"',
     11: 'Argument "pooling" to "embed"',
     12: 'Unexpected keyword argument "priorty" for "run"',
     13: 'Unexpected keyword argument "temperature" for "complete"',
     17: 'Revealed type is "prelude.results.Answers"',
     18: 'Revealed type is "prelude.results.Completion"',
-    19: 'Revealed type is "prelude.streaming.chunks.AsyncTextStream"',
+    19: 'Revealed type is "prelude.streams.AsyncTextStream"',
     20: 'Unexpected keyword argument "priorty" for "decide"',
 }
 
