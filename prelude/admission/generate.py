@@ -84,7 +84,8 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
 def settings_of(facts: Facts, task: Generate) -> Settings | None:
     """Checked once for tasks that say the same with one object of params. Not kept are params that draw a fresh seed,
     and those that hold what the caller may change. ``None``: no token is asked for."""
-    params, key = task.params, None
+    params = task.params
+    key: tuple[object, ...] | None = None
     if type(task.truncation) is str and type(task.cache) is str and (task.salt is None or type(task.salt) is str):
         key = (id(params), task.truncation, task.cache, task.salt)
         known: Settings | None = facts.settings.get(key)
