@@ -591,8 +591,11 @@ cdef class CoreTokenizer:
 
     def has_shadowed_tokens(self):
         cdef size_t i
+        cdef uint32_t id
+        cdef string_view content
         for i in range(self.core.added().size()):
-            if self.core.model_token(self.core.added()[i].id) != string_view(self.core.added()[i].content):
+            id, content = self.core.added()[i].id, string_view(self.core.added()[i].content)
+            if self.core.model_token(id) != content or self.core.token(id) != content:
                 return True
         return False
 

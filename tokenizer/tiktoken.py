@@ -20,6 +20,8 @@ from pathlib import Path
 from ._reference import BYTE_CHARS
 from .errors import TokenizerError
 
+_MOST_COMPARED = 1 << 30
+"""Bytes that are compared to find the merges of all tokens: a token of n bytes takes n * n. cl100k_base has 8 MB."""
 _ATOM = r"(?:\\[pP]\{[^}]*\}|\\.|\[(?:\\.|\[:\w+:\]|[^\]\\])*\]|[^\\\[\](){}*+?|^$])"
 _COUNTED_POSSESSIVE = re.compile(rf"({_ATOM})(\{{\d*,?\d*\}})\+")
 
@@ -118,6 +120,13 @@ def parse_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    compared = sum(len(token) ** 2 for token in ranks)
+    if compared > _MOST_COMPARED:
+        longest = max(ranks, key=len)
+        raise TokenizerError(
+            f"line of rank {ranks[longest]}: a token of {len(longest):,} bytes; the squares of all tokens' lengths "
+            f"add up to {compared:,}, and {_MOST_COMPARED:,} is the limit"
+        )
     merges: list[tuple[bytes, bytes]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         splits = ((token[:i], token[i:]) for i in range(1, len(token)))

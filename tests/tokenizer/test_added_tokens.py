@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from typing import Any
 
 import pytest
 import tokenizers
@@ -68,3 +70,58 @@ def test_every_combination_of_flags_equals_hf(values: tuple[bool, ...], lowercas
         assert (a.ids, a.offsets, a.tokens) == (b.ids, b.offsets, b.tokens), text
         for skip in (False, True):
             assert ours.decode(a.ids, skip_special_tokens=skip) == theirs.decode(b.ids, skip_special_tokens=skip)
+
+
+def added(content: str, **flags: bool) -> dict[str, Any]:
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"id": 0, "content": content, **dict.fromkeys(names, False), **flags}
+
+
+def assert_like_hf(tokens: list[dict[str, Any]], vocab: dict[str, int], normalizer: dict[str, Any] | None) -> None:
+    whole = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": tokens,
+        "normalizer": normalizer,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordPiece",
+            "vocab": vocab,
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+    }
+    theirs, ours = tokenizers.Tokenizer.from_str(json.dumps(whole)), Tokenizer.from_str(json.dumps(whole))
+    assert ours.backend == "native"
+    assert str(ours.get_added_tokens_decoder()) == str(dict(sorted(theirs.get_added_tokens_decoder().items())))
+    assert ours.get_vocab() == theirs.get_vocab()
+    for control in (False, True):
+        ours.encode_special_tokens = theirs.encode_special_tokens = control
+        for text in ("a", "ba", "b a b", " a ", "aab", "xaby A", "Ġa"):
+            one, two = ours.encode(text), theirs.encode(text)
+            assert (one.ids, one.tokens, one.offsets) == (two.ids, two.tokens, two.offsets), text
+            for skip in (False, True):
+                assert ours.decode(one.ids, skip) == theirs.decode(one.ids, skip), text
+
+
+FLAGS = [dict(zip(("normalized", "special", "lstrip"), v)) for v in itertools.product([False, True], repeat=3)]
+
+
+@pytest.mark.fault(28)
+@pytest.mark.parametrize("second", FLAGS, ids=lambda f: "".join("01"[x] for x in f.values()))
+@pytest.mark.parametrize("first", FLAGS, ids=lambda f: "".join("01"[x] for x in f.values()))
+def test_of_a_token_that_is_declared_twice_the_last_counts(first: dict[str, bool], second: dict[str, bool]) -> None:
+    vocab = {"[UNK]": 0, "a": 1, "b": 2, "Ġa": 3}
+    assert_like_hf([added("a", **first), added("a", **second)], vocab, {"type": "Prepend", "prepend": "Ġ"})
+
+
+@pytest.mark.fault(28)
+@pytest.mark.parametrize("names", ["axy", "xay", "xy", "axxy", "yabx"])
+@pytest.mark.parametrize("hole", [3, 4, 50])
+def test_ids_of_added_tokens_beside_a_vocabulary_with_holes(names: str, hole: int) -> None:
+    """HF counts on from the number of tokens, past ids that the vocabulary has."""
+    assert_like_hf([added(name) for name in names], {"[UNK]": 0, "b": 1, "a": hole}, None)

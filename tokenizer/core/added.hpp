@@ -33,7 +33,7 @@ class AddedMatcher {
     int32_t token;  // index of the AddedToken
   };
 
-  // Contents in order of preference; the value is the index to report.
+  // Of two equal contents the first counts; the value is the index to report.
   void build(const std::vector<std::pair<std::string, int32_t>>& contents) {
     struct Branch {
       std::map<unsigned char, uint32_t> next;
@@ -251,7 +251,7 @@ void split_added(std::string_view text, const AddedMatcher& matcher, const std::
       if (hit.token < 0) break;
       at = hit.end;
       const AddedToken& t = tokens[static_cast<size_t>(hit.token)];
-      if (t.special && !parse_special) continue;
+      if (t.once_special && !parse_special) continue;
       if (t.single_word && (word_before(hit.begin) || word_after(hit.end))) continue;
       uint32_t begin = hit.begin, end = hit.end;
       if (t.lstrip) {

@@ -26,6 +26,7 @@ struct AddedToken {
   uint32_t id;
   std::string content;
   bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
+  bool once_special = false;  // it, or a token of the same content that stood before it in the file
 };
 
 }  // namespace fasttoken

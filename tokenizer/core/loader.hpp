@@ -243,16 +243,18 @@ class ModelReader {
   const bool tables_known_;
 };
 
-// The added tokens, with the ids HF gives them: what the file says is only a wish.
+// The added tokens, with the ids HF gives them: what the file says is only a wish. Of tokens with one id the last
+// in the file counts.
 class AddedReader {
  public:
-  std::vector<AddedToken> tokens;                             // one for each id, in the order first added
-  std::unordered_map<std::string, uint32_t> ids;              // content -> id
-  std::unordered_map<uint32_t, size_t> by_id;                 // id -> index in tokens
-  std::unordered_map<std::string, bool> special;              // contents skipped when decoding
-  std::vector<std::pair<size_t, bool>> special_order, order;  // (index, normalized), for the automata
+  std::vector<AddedToken> tokens;                              // one for each id, in the order first added
+  std::unordered_map<std::string, uint32_t> ids;               // content -> id
+  std::unordered_map<uint32_t, size_t> by_id;                  // id -> index in tokens
+  std::unordered_map<std::string, bool> special;               // contents skipped when decoding
+  std::vector<std::pair<uint32_t, std::string>> to_normalize;  // id and content, also of tokens replaced since
 
   void read(const Json& json, const Vocab& vocab) {
+    next_ = static_cast<uint32_t>(vocab.size());
     json.each([&](const Json& one) {
       AddedToken t;
       t.id = 0;
@@ -265,8 +267,7 @@ class AddedReader {
       t.special = one.need("special").boolean();
       add(std::move(t), vocab);
     });
-    // HF makes its automata from the special tokens first, then from the others.
-    special_order.insert(special_order.end(), order.begin(), order.end());
+    for (AddedToken& t : tokens) t.once_special = special.count(t.content) != 0;
   }
 
  private:
@@ -277,40 +278,25 @@ class AddedReader {
 
   void add(AddedToken t, const Vocab& vocab) {
     if (t.content.empty()) return;
-    bool new_special = t.special && special.try_emplace(t.content, true).second;
     if (auto known = ids.find(t.content); known != ids.end()) {
-      AddedToken& old = tokens[by_id[known->second]];
-      if (same(old, t)) return;
-    }
-    uint32_t id;
-    if (auto known = ids.find(t.content); known != ids.end()) {
-      id = known->second;
+      t.id = known->second;
+      if (same(tokens[by_id[t.id]], t)) return;
     } else if (auto found = vocab.find(t.content)) {
-      id = *found;
+      t.id = *found;
     } else {
-      uint32_t size = static_cast<uint32_t>(vocab.size());
-      id = any_ && (max_ >= size || size == 0) ? max_ + 1 : size;
+      t.id = next_++;  // may be another token's, where the vocabulary has holes; HF asks no further
     }
-    t.id = id;
-    ids[t.content] = id;
-    if (!any_ || id > max_) max_ = id;
-    any_ = true;
-    size_t index = tokens.size();
-    if (auto at = by_id.find(id); at != by_id.end()) {
-      index = at->second;
-      tokens[index] = t;
-    } else {
-      by_id[id] = index;
-      tokens.push_back(t);
-    }
-    if (new_special)
-      special_order.push_back({index, t.normalized});
-    else if (!special.count(t.content))
-      order.push_back({index, t.normalized});
+    ids[t.content] = t.id;
+    if (t.special) special.try_emplace(t.content, true);
+    if (t.normalized) to_normalize.push_back({t.id, t.content});
+    auto [at, is_new] = by_id.try_emplace(t.id, tokens.size());
+    if (is_new)
+      tokens.push_back(std::move(t));
+    else
+      tokens[at->second] = std::move(t);
   }
 
-  uint32_t max_ = 0;
-  bool any_ = false;
+  uint32_t next_ = 0;  // the id of the next token that the vocabulary does not have
 };
 
 }  // namespace fasttoken

@@ -124,18 +124,19 @@ void Tokenizer::index_added() {
       throw FileError("added_tokens", "contents of more than " + std::to_string(most_added) + " bytes in all");
     room -= content.size();
   };
-  for (auto [index, is_normalized] : added_.special_order) {
-    const AddedToken& t = added_.tokens[index];
-    take(t.content);
-    if (!is_normalized) {
-      raw.push_back({t.content, static_cast<int32_t>(index)});
-      continue;
-    }
-    std::string content = normalize(t.content, s);
-    if (content.empty()) throw Unsupported("an added token that normalizes to nothing: " + t.content, "added_tokens");
+  for (auto& [id, content] : added_.to_normalize) {
     take(content);
-    normalized.push_back({content, static_cast<int32_t>(index)});
-    shown_[t.id] = content;
+    std::string made = normalize(content, s);
+    take(made);
+    if (made != content) shown_[id] = std::move(made);
+  }
+  for (size_t index = 0; index < added_.tokens.size(); ++index) {
+    const AddedToken& t = added_.tokens[index];
+    auto made = shown_.find(t.id);
+    const std::string& content = t.normalized && made != shown_.end() ? made->second : t.content;
+    if (content.empty()) throw Unsupported("an added token that normalizes to nothing: " + t.content, "added_tokens");
+    if (!t.normalized) take(content);
+    (t.normalized ? normalized : raw).push_back({content, static_cast<int32_t>(index)});
   }
   raw_.build(raw);
   normalized_.build(normalized);
