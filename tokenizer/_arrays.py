@@ -18,14 +18,14 @@ from ._trusted import ControlTokens
 from .config import FileConfig
 
 if TYPE_CHECKING:
-    from ._core import EncodeEntry
+    from ._core import EncodeEntry, MatcherUse
     from ._post_processing import Frame, Processor
     from ._rungs import Core
     from ._sequences import Sequences
     from .params import Padding, Truncation
 else:
     try:
-        from ._core import EncodeEntry
+        from ._core import EncodeEntry, MatcherUse
     except ImportError:  # the native extension is not built
         from ._plain_entry import EncodeEntry
 
@@ -54,7 +54,12 @@ class ArrayMethods(EncodeEntry):
     # frame comes here.
 
     def _array_general(self, text: str | bytes, add_special_tokens: bool, parse_special: bool) -> Int32:
-        ids = self._core.encode_array(text, True) if parse_special else self._literal.ids(text)
+        return self._array(text, add_special_tokens, parse_special, None)
+
+    def _array(
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, used: MatcherUse | None
+    ) -> Int32:
+        ids = self._core.encode_array(text, True, used) if parse_special else self._literal.ids(text, used)
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def encode_segments(self, segments: Sequence[tuple[str, bool]], add_special_tokens: bool = False) -> Int32:
@@ -66,12 +71,22 @@ class ArrayMethods(EncodeEntry):
     def _offsets_general(
         self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets
     ) -> tuple[Int32, Int32]:
+        return self._with_offsets(text, add_special_tokens, parse_special, offsets, None)
+
+    def _with_offsets(
+        self,
+        text: str | bytes,
+        add_special_tokens: bool,
+        parse_special: bool,
+        offsets: Offsets,
+        used: MatcherUse | None,
+    ) -> tuple[Int32, Int32]:
         if parse_special and offsets == "char":
-            ids, spans = self._core.encode_spans(text, True)
+            ids, spans = self._core.encode_spans(text, True, used)
         elif parse_special:
-            ids, spans, _ = self._core.encode_full(text, True, offsets, True)
+            ids, spans, _ = self._core.encode_full(text, True, offsets, True, used)
         else:
-            ids, spans = self._literal.encode(text, offsets)
+            ids, spans = self._literal.encode(text, offsets, used)
             for add_prefix_space in self._core.trim_passes:
                 spans = self._core.trim_offsets(ids, spans, add_prefix_space)
         if not add_special_tokens:
@@ -95,12 +110,10 @@ class ArrayMethods(EncodeEntry):
             frame = self._frame()
             rows = [frame.ids(ids[a:b]) for a, b in pairwise(starts.tolist())]
             return _rows(rows, None)
+        used = self._core.matcher_use()
         if offsets is None:
-            return _rows([self.encode_array(t, add_special_tokens, parse_special=parse_special) for t in texts], None)
-        pairs = [
-            self.encode_with_offsets(t, add_special_tokens, parse_special=parse_special, offsets=offsets)
-            for t in texts
-        ]
+            return _rows([self._array(t, add_special_tokens, parse_special, used) for t in texts], None)
+        pairs = [self._with_offsets(t, add_special_tokens, parse_special, offsets, used) for t in texts]
         return _rows([p[0] for p in pairs], [p[1] for p in pairs])
 
     def token_bytes(self, id: int) -> bytes:

@@ -46,6 +46,10 @@ def digest(data: bytes, key: bytes) -> bytes:
 def digest_file(file: int, key: bytes) -> bytes:
     """The same of an open file, from where it stands to its end."""
 
+class MatcherUse:
+    """What the matchers have taken of the time of one call of the API: 2 seconds of the thread's time and 5 us for
+    each byte. A call that encodes or decodes several texts one by one passes the same to each."""
+
 class CoreTokenizer:
     @staticmethod
     def from_json(
@@ -83,13 +87,15 @@ class CoreTokenizer:
     # ---- encoding; no special tokens are added here, that is the post-processor's work
     # parse_special=False treats the text of special tokens as ordinary text.
     def encode_ids(self, text: Text, parse_special: bool = True) -> list[int]: ...
-    def encode_array(self, text: Text, parse_special: bool = True) -> Int32: ...
+    def matcher_use(self) -> MatcherUse: ...
+    def encode_array(self, text: Text, parse_special: bool = True, used: MatcherUse | None = None) -> Int32: ...
     def encode_full(
         self,
         text: Text,
         parse_special: bool = True,
         offsets: Offsets = "char",
         trim: bool = True,
+        used: MatcherUse | None = None,
     ) -> tuple[Int32, Int32, Int32]:
         """(ids [n], offsets [n, 2], word numbers [n]).
 
@@ -106,7 +112,9 @@ class CoreTokenizer:
         """The offsets, trimmed and in characters, of all ids of a text that nothing rewrote; None: ``encode_full``
         has to say. Only for ids of which an encoding said so: for others the offsets are wrong, or None."""
 
-    def encode_spans(self, text: Text, parse_special: bool = True) -> tuple[Int32, Int32]:
+    def encode_spans(
+        self, text: Text, parse_special: bool = True, used: MatcherUse | None = None
+    ) -> tuple[Int32, Int32]:
         """The first two of ``encode_full``, often at little more than the cost of the ids."""
 
     def trim_offsets(
@@ -170,7 +178,9 @@ class CoreTokenizer:
         """The model as JSON in HF's layout (vocabulary by id, merges as pairs), rebuilt from the tables."""
 
     # ---- decoding
-    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str: ...
+    def decode(
+        self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True, used: MatcherUse | None = None
+    ) -> str: ...
     def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]: ...
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         """The decoder alone over token strings (HF: ``decoder.decode(tokens)``)."""

@@ -106,10 +106,14 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
     cppclass Added "fasttoken::Encoded::Added":
         uint32_t index
         string text
+    cppclass ExternalUse:
+        double seconds
+        size_t bytes
     cppclass Encoded:
         vector[int32_t] ids, words
         vector[Align] offsets
         vector[Added] added
+        ExternalUse use
     cppclass AddedToken:
         uint32_t id
         string content
@@ -118,9 +122,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         const int32_t* data() const
         size_t size() const
         string_view utf8(const void*, size_t, int) except +raise_core
-    cppclass ExternalUse:
-        double seconds
-        size_t bytes
+        ExternalUse use
     ctypedef int (*ExternalCall "fasttoken::Core::ExternalCall")(
         void*, size_t, const char*, size_t, Matches*, ExternalUse*
     )
@@ -142,7 +144,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         void trim(const vector[int32_t]&, const vector[string]*, cbool, vector[Align]&) except +raise_core
         string normalize(string_view) except +raise_core nogil
         void pre_tokenize(string_view, vector[string]&, vector[Align]&) except +raise_core
-        string decode(const vector[uint32_t]&, cbool) except +raise_core nogil
+        string decode(const vector[uint32_t]&, cbool, ExternalUse&) except +raise_core nogil
         string decode_tokens(vector[string]&) except +raise_core
         string token_bytes(uint32_t) except +raise_core
         cbool decodes_bytes()
@@ -234,7 +236,7 @@ include "_ints.pxi"
 include "_decode.pxi"
 
 
-# The thread's time that a matcher may take for one call: what any call may, and what each byte adds. A pattern that
+# The thread's time that the matchers may take for one call of the API, however many texts it has: what any call may, and what each byte adds. A pattern that
 # takes longer backtracks without bound; one that does not reads ten times as many bytes a second.
 cdef double _matching_seconds = 2.0, _matching_seconds_a_byte = 5e-6
 
@@ -293,6 +295,13 @@ def digest_file(int file, bytes key):
     with nogil:
         out = file_digest(file, raw)
     return PyBytes_FromStringAndSize(out.data(), out.size())
+
+
+@cython.final
+cdef class MatcherUse:
+    """What the matchers have taken of one call's time. A call of the API that makes several calls of the core gives
+    all of them the same."""
+    cdef ExternalUse use
 
 
 cdef object _MAKING = object()  # what CoreTokenizer's own constructors pass: an object without a core is never seen
@@ -369,6 +378,9 @@ cdef class CoreTokenizer:
         cdef const vector[string]* patterns = &self.core.external_patterns()
         return [to_str(patterns[0][i]) for i in range(patterns.size())]
 
+    def matcher_use(self):
+        return MatcherUse()
+
     cdef list list_of(self, const int32_t* ids, Py_ssize_t n):
         return list_of_shared(self._int_items, self._int_count, ids, n)
 
@@ -397,9 +409,13 @@ cdef class CoreTokenizer:
         self.ids_into(text, parse_special, ids)
         return self.list_of(ids.data(), ids.size())
 
-    def encode_array(self, text, bint parse_special=True):
+    def encode_array(self, text, bint parse_special=True, MatcherUse used=None):
         cdef CallIds ids
+        if used is not None:
+            ids.use = used.use
         self.ids_into(text, parse_special, ids)
+        if used is not None:
+            used.use = ids.use
         return int32_array(ids.data(), ids.size())
 
     cdef int full_into(self, object text, cbool special, object offsets, cbool trim, Encoded& out) except -1:
@@ -414,9 +430,13 @@ cdef class CoreTokenizer:
                 self.core.encode(view, special, chars, trim, out)
         return 0
 
-    def encode_full(self, text, bint parse_special=True, offsets="char", bint trim=True):
+    def encode_full(self, text, bint parse_special=True, offsets="char", bint trim=True, MatcherUse used=None):
         cdef Encoded e
+        if used is not None:
+            e.use = used.use
         self.full_into(text, parse_special, offsets, trim, e)
+        if used is not None:
+            used.use = e.use
         return (
             int32_array(e.ids.data(), e.ids.size()),
             pair_array(e.offsets),
@@ -443,13 +463,18 @@ cdef class CoreTokenizer:
             raise IndexError("an id that is no token's")
         return self.spans_of(<const int32_t*> cnp.PyArray_DATA(ids), ids.size, text)
 
-    def encode_spans(self, text, bint parse_special=True):
+    def encode_spans(self, text, bint parse_special=True, MatcherUse used=None):
         cdef CallIds ids
-        if self.ids_into(text, parse_special, ids):
+        if used is None:
+            used = MatcherUse()
+        ids.use = used.use
+        cdef bint placed = self.ids_into(text, parse_special, ids)
+        used.use = ids.use
+        if placed:
             spans = self.spans_of(ids.data(), ids.size(), text)
             if spans is not None:
                 return int32_array(ids.data(), ids.size()), spans
-        return self.encode_full(text, parse_special)[:2]
+        return self.encode_full(text, parse_special, "char", True, used)[:2]
 
     def encode_tokens(self, text, bint parse_special=True):
         cdef Encoded e
@@ -613,22 +638,28 @@ cdef class CoreTokenizer:
     def model_json(self):
         return to_str(self.core.model_json())
 
-    def decode(self, ids, bint skip_special_tokens=True):
+    def decode(self, ids, bint skip_special_tokens=True, MatcherUse used=None):
         cdef vector[uint32_t] column
+        cdef ExternalUse use
         cdef string out
         cdef cbool skip = skip_special_tokens
         ids_of(ids, column)
         if self.core.decodes_bytes():
             return text_of_bytes(self.core[0], column, skip)
+        if used is not None:
+            use = used.use
         if column.size() < RELEASE_AT // 8:
-            out = self.core.decode(column, skip)
+            out = self.core.decode(column, skip, use)
         else:
             with nogil:
-                out = self.core.decode(column, skip)
+                out = self.core.decode(column, skip, use)
+        if used is not None:
+            used.use = use
         return to_str(out)
 
     def decode_batch(self, rows, bint skip_special_tokens=True):
-        return [self.decode(row, skip_special_tokens) for row in rows]
+        cdef MatcherUse used = MatcherUse()
+        return [self.decode(row, skip_special_tokens, used) for row in rows]
 
     def decode_tokens(self, tokens):
         cdef vector[string] texts

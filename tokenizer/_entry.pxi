@@ -220,9 +220,11 @@ cdef class EncodeEntry:
             return None
         return self.special if special else self.plain
 
-    cdef FreshEncoding fresh(self, QuickFrame frame, object text, cbool parse_special, bint bare):
+    cdef FreshEncoding fresh(self, QuickFrame frame, object text, cbool parse_special, bint bare, ExternalUse* use):
         cdef CallIds ids
+        ids.use = use[0]
         cdef bint placed = self.native.ids_into(text, parse_special, ids)
+        use[0] = ids.use
         cdef FreshEncoding made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
         made.count = frame.around(ids.size())
         made.raw = <int32_t*> PyMem_Malloc(made.count * 4 + 4)
@@ -235,13 +237,14 @@ cdef class EncodeEntry:
 
     def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
+        cdef ExternalUse use
         cdef QuickFrame frame = self.frame_for(add_special_tokens)
         if pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
             return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
         if frame is None:
             made = self.by_theirs(sequence, add_special_tokens)
             return self._encode_general(sequence, None, False, add_special_tokens) if made is None else made
-        return self.fresh(frame, sequence, self._encode_special is False, False)
+        return self.fresh(frame, sequence, self._encode_special is False, False, &use)
 
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):
         """None where a text is not a plain string, or settings want more than a frame around it."""
@@ -255,8 +258,9 @@ cdef class EncodeEntry:
             if not PyUnicode_CheckExact(text):
                 return None
         cdef Py_ssize_t since = 0
+        cdef ExternalUse use
         for text in texts:
-            out.append(self.fresh(frame, text, parse_special, bare))
+            out.append(self.fresh(frame, text, parse_special, bare, &use))
             since += PyUnicode_GET_LENGTH(text)
             if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C
                 since = 0

@@ -74,11 +74,19 @@ class ReferenceCore:
         ids: list[int] = asked(self._engine(parse_special).encode, checked_text(text), add_special_tokens=False).ids
         return ids
 
-    def encode_array(self, text: str | bytes, parse_special: bool = True) -> Int32:
+    def matcher_use(self) -> None:
+        """HF's patterns are not matched here, and not bounded."""
+
+    def encode_array(self, text: str | bytes, parse_special: bool = True, used: None = None) -> Int32:
         return np.array(self.encode_ids(text, parse_special), np.int32)
 
     def encode_full(
-        self, text: str | bytes, parse_special: bool = True, offsets: str = "char", trim: bool = True
+        self,
+        text: str | bytes,
+        parse_special: bool = True,
+        offsets: str = "char",
+        trim: bool = True,
+        used: None = None,
     ) -> tuple[Int32, Int32, Int32]:
         ids, spans, words, tokens = self.encode_found(text, parse_special)
         if trim:
@@ -92,7 +100,7 @@ class ReferenceCore:
     def char_spans(self, ids: Int32, text: str | bytes) -> Int32 | None:
         return None
 
-    def encode_spans(self, text: str | bytes, parse_special: bool = True) -> tuple[Int32, Int32]:
+    def encode_spans(self, text: str | bytes, parse_special: bool = True, used: None = None) -> tuple[Int32, Int32]:
         return self.encode_full(text, parse_special)[:2]
 
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
@@ -225,7 +233,7 @@ class ReferenceCore:
 
     # ---- decoding
 
-    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True, used: None = None) -> str:
         return str(asked(self._hf.decode, _plain(ids), skip_special_tokens))
 
     def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]:

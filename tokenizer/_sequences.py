@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -76,23 +76,36 @@ class Sequences:
         words = np.repeat(np.arange(len(given), dtype=np.int32), lengths)
         return Encoding._make(ids, offsets, words, self._tokens(ids, given, parse_special), type_id)
 
-    def encode_many(self, texts: Sequence[str], type_id: int, parse_special: bool, trim: bool) -> list[Encoding]:
-        """Many texts in one call of the core."""
+    def encode_many(
+        self, given: Sequence[Given], type_ids: Sequence[int], parse_special: bool, trim: bool
+    ) -> list[Encoding]:
+        """Many sequences, each with its type id, in one call of the core."""
         core = self._core
         if isinstance(core, ReferenceCore):
-            return [_encoding(*row, type_id) for row in core.encode_batch_found(texts, parse_special)]
-        ids, offsets, words, starts = core.encode_batch_full(texts, parse_special, "char", trim)
+            if not all(isinstance(one, str) for one in given):
+                return [self._by_reference(core, one, t, parse_special) for one, t in zip(given, type_ids)]
+            rows = core.encode_batch_found(cast(Sequence[str], given), parse_special)
+            return [_encoding(*row, t) for row, t in zip(rows, type_ids)]
+        flat, sizes = _flattened(given)
+        ids, offsets, words, starts = core.encode_batch_full(flat, parse_special, "char", trim)
         bounds = starts.tolist()
-        return [
-            Encoding._make(ids[a:b], offsets[a:b], words[a:b], self._tokens(ids[a:b], [text], parse_special), type_id)
-            for text, a, b in zip(texts, bounds, bounds[1:])
-        ]
+        out, at = [], 0
+        for one, size, type_id in zip(given, sizes, type_ids):
+            a, b = bounds[at], bounds[at + size]
+            texts = flat[at : at + size]
+            if isinstance(one, str):
+                numbers = words[a:b]
+            else:
+                numbers = np.repeat(np.arange(size, dtype=np.int32), np.diff(starts[at : at + size + 1]))
+            tokens = self._tokens(ids[a:b], texts, parse_special)
+            out.append(Encoding._make(ids[a:b], offsets[a:b], numbers, tokens, type_id))
+            at += size
+        return out
 
     def encode_fast(self, given: Sequence[Given], parse_special: bool) -> list[Encoding]:
         """Ids alone: HF's fast encodings have no offsets, word numbers or type ids, and empty token strings."""
-        flat = [text for one in given for text in ([one] if isinstance(one, str) else one)]
+        flat, counts = _flattened(given)
         ids, starts = self._core.encode_batch_array(flat, parse_special)
-        counts = [1 if isinstance(one, str) else len(one) for one in given]
         bounds = starts[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])].tolist()
         return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
 
@@ -134,6 +147,12 @@ class Sequences:
         offsets = np.concatenate([row[1] for row in rows]) if rows else np.empty((0, 2), np.int32)
         words = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row[0]) for row in rows])
         return Encoding._make(ids, offsets, words, [t for row in rows for t in row[3]], type_id)
+
+
+def _flattened(given: Sequence[Given]) -> tuple[list[str], list[int]]:
+    """(all texts, how many each sequence has)."""
+    flat = [text for one in given for text in ([one] if isinstance(one, str) else one)]
+    return flat, [1 if isinstance(one, str) else len(one) for one in given]
 
 
 def _encoding(ids: Int32, offsets: Int32, words: Int32, tokens: list[str], type_id: int) -> Encoding:

@@ -18,13 +18,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import TokenizerError, TokenizersMutationError
 from .tokenizer import Cache, Tokenizer
+
+if TYPE_CHECKING:
+    from ._core import MatcherUse
 
 Special = Literal["all"] | Collection[str]
 Refused = Special | None  # None: no token
@@ -98,11 +101,11 @@ class TiktokenEncoding:
         if self.special_tokens_set <= allowed:
             return self._tokenizer.encode_array(text)
         # tiktoken looks for the allowed ones alone, whatever a refused one may cover
-        pieces, at = [], 0
+        pieces, at, used = [], 0, self._tokenizer._core.matcher_use()
         for match in self._pattern(allowed & self.special_tokens_set).finditer(text):
-            pieces += [self._ordinary(text[at : match.start()]), np.array([self._special_tokens[match[0]]], np.int32)]
+            pieces += [self._ordinary(text[at : match.start()], used), np.array([self._special_tokens[match[0]]], np.int32)]
             at = match.end()
-        rest = self._ordinary(text[at:])
+        rest = self._ordinary(text[at:], used)
         return np.concatenate([*pieces, rest]) if pieces else rest
 
     def encode_batch(
@@ -210,8 +213,8 @@ class TiktokenEncoding:
             return all
         return frozenset(given)
 
-    def _ordinary(self, text: str) -> npt.NDArray[np.int32]:
-        return self._tokenizer.encode_array(text, parse_special=False)
+    def _ordinary(self, text: str, used: MatcherUse | None) -> npt.NDArray[np.int32]:
+        return self._tokenizer._array(text, False, False, used)
 
     def _pattern(self, tokens: Collection[str]) -> re.Pattern[str]:
         known = self._patterns.get(frozenset(tokens))

@@ -13,7 +13,7 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from . import _post_processing, components
 from ._arrays import ArrayMethods
@@ -262,22 +262,20 @@ class Tokenizer(ArrayMethods):
         sequences = self._sequences
         # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
         trim = truncation is None and sequences.may_trim and not any(given.has_words for given in inputs)
-        columns: list[list[Encoding]] = []
-        sides: list[list[str | list[str] | None]] = [[g.first for g in inputs], [g.second for g in inputs]]
-        for type_id, side in enumerate(sides):
-            present = [one for one in side if one is not None]
-            if fast:
-                columns.append(sequences.encode_fast(present, parse_special))
-            elif len(present) > 1 and all(isinstance(one, str) for one in present):
-                texts = cast(list[str], present)
-                columns.append(sequences.encode_many(texts, type_id, parse_special, trim))
-            else:
-                columns.append([sequences.encode(one, type_id, parse_special, trim) for one in present])
-        pairs = iter(columns[1])
+        # All in one call of the core: what bounds a call bounds the batch.
+        given = [g.first for g in inputs] + [g.second for g in inputs if g.second is not None]
+        if fast:
+            made = sequences.encode_fast(given, parse_special)
+        elif len(given) == 1:
+            made = [sequences.encode(given[0], 0, parse_special, trim)]
+        else:
+            type_ids = [0] * len(inputs) + [1] * (len(given) - len(inputs))
+            made = sequences.encode_many(given, type_ids, parse_special, trim)
+        pairs = iter(made[len(inputs) :])
         processor = self._untrimmed if trim else self._processor
         encodings = [
             _finished(first, None if g.second is None else next(pairs), add_special_tokens, truncation, processor)
-            for g, first in zip(inputs, columns[0])
+            for g, first in zip(inputs, made)
         ]
         if padding is not None:
             padding.apply(encodings)

@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,59 @@ def test_the_time_of_a_pattern_is_the_texts_not_a_matchs(pattern: str) -> None:
     with pytest.raises(TokenizerError, match="takes too long on this text"):
         ours.encode("a" * 4000)
     assert time.thread_time() - began < 8
+
+
+def encoded_one_by_one(t: Tokenizer, texts: list[str]) -> dict[str, Any]:
+    """Calls of the API, each over many texts, by name."""
+    ids = t.encode("ab").ids
+    return {
+        "encode_batch": lambda: t.encode_batch(texts),
+        "encode_batch, pairs": lambda: t.encode_batch([(text, text) for text in texts]),
+        "encode_batch, words": lambda: t.encode_batch([[text] for text in texts], is_pretokenized=True),
+        "encode_batch_fast": lambda: t.encode_batch_fast(texts),
+        "encode_batch_array": lambda: t.encode_batch_array(texts),
+        "encode_batch_array, text alone": lambda: t.encode_batch_array(texts, parse_special=False),
+        "encode_batch_array, offsets": lambda: t.encode_batch_array(texts, offsets="char"),
+        "encode_segments": lambda: t.encode_segments([s for x in texts for s in ((x, False), ("<x>", True))] * 2),
+        "decode_batch": lambda: t.decode_batch([ids] * len(texts)),
+    }
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("call", list(encoded_one_by_one(Tokenizer.from_str(file()), [])))
+def test_the_time_of_a_pattern_is_the_batchs_not_a_texts(call: str) -> None:
+    from prelude.tokenizer import _core, _splitter
+    from prelude.tokenizer.config import FileConfig
+
+    compiled, left, burnt = _splitter.matcher(_core), [], 0.004
+
+    def slow(pattern: str) -> Any:
+        matches = compiled(pattern)
+
+        def matched(text: str, seconds: float) -> Any:
+            left.append(seconds)
+            until = time.thread_time() + burnt
+            while time.thread_time() < until:
+                pass
+            return matches(text, seconds)
+
+        return matched
+
+    pattern = {"Regex": r"(a)\1?|."}
+    made = (
+        by_pattern("pre_tokenizer", pattern["Regex"])
+        if call != "decode_batch"
+        else file(decoder={"type": "Replace", "pattern": pattern, "content": "b"})
+    )
+    word = {"content": "<x>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    whole = {**json.loads(made), "added_tokens": [{**word, "id": 3, "special": True}]}
+    ours = Tokenizer.__new__(Tokenizer)
+    ours._assemble(_core.CoreTokenizer.from_json(json.dumps(whole).encode(), slow), "native+regex", FileConfig())
+    encode = encoded_one_by_one(ours, ["ab", "a<x>b", "aab"] * 4)[call]
+    left.clear()
+    encode()
+    assert len(left) >= 12
+    assert all(b <= a - burnt + 1e-3 for a, b in pairwise(left)), left
 
 
 @pytest.mark.fault(30)

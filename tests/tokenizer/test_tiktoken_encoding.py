@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prelude.tokenizer import TiktokenEncoding, TokenizersMutationError
+from prelude.tokenizer import TiktokenEncoding, TokenizerError, TokenizersMutationError
 from prelude.tokenizer import tiktoken as conversion
 
 PATTERN = r"'(?i:[sdmt])|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s+(?!\S)|\s"
@@ -32,6 +32,16 @@ def small_ranks() -> dict[bytes, int]:
     for token in (b"th", b" t", b"the", b" th", b" the", b"he", b"er", b"en", b"other", b"ot", b"oth", b"\xf0\x9f"):
         ranks[token] = len(ranks)
     return ranks
+
+
+@pytest.mark.fault(30)
+def test_a_rank_file_whose_tokens_take_too_long_to_split_is_refused() -> None:
+    """Each token is split in every place; one of 300,000 bytes took 16 seconds, one of a megabyte minutes."""
+    for tokens in ([b"ab" * 150_000], [b"ab" * n for n in range(6000, 6300)]):
+        ranks = small_ranks()
+        ranks.update((token, 1000 + i) for i, token in enumerate(tokens))
+        with pytest.raises(TokenizerError, match="squares of all tokens' lengths"):
+            TiktokenEncoding("long", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={}, cache=False)
 
 
 @pytest.fixture(scope="module")

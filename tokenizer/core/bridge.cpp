@@ -16,11 +16,15 @@ struct CallerRaised {};
 // The caller's scratch: one a thread, but a fresh one where the caller's code may run in the middle.
 class ScratchFor {
  public:
-  explicit ScratchFor(const Tokenizer& t, size_t text = 0)
-      : own_(t.externals().patterns.empty() ? nullptr : new Scratch), text_(text) {}
+  // use: what the caller's matcher has taken of the call so far; it is counted on. Null: the call begins here.
+  explicit ScratchFor(const Tokenizer& t, size_t text = 0, ExternalUse* use = nullptr)
+      : own_(t.externals().patterns.empty() ? nullptr : new Scratch), use_(use), text_(text) {
+    if (own_ && use_) own_->regex().external = *use_;
+  }
   ScratchFor(const ScratchFor&) = delete;
   // What a very long text made it take, up to a hundred times its size, is given back.
   ~ScratchFor() {
+    if (own_ && use_) *use_ = own_->regex().external;
     if (!own_ && text_ > long_text) Tokenizer::scratch() = Scratch();
   }
   Scratch& get() { return own_ ? *own_ : Tokenizer::scratch(); }
@@ -28,6 +32,7 @@ class ScratchFor {
  private:
   static constexpr size_t long_text = size_t{1} << 18;
   std::unique_ptr<Scratch> own_;
+  ExternalUse* use_;
   size_t text_;
 };
 
@@ -105,7 +110,7 @@ size_t Core::table_bytes() const { return tokenizer_->table_bytes(); }
 size_t Core::cache_bytes() const { return tokenizer_->cache_bytes(); }
 
 bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii) const {
-  ScratchFor s(*tokenizer_, text.size());
+  ScratchFor s(*tokenizer_, text.size(), &call.use);
   return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii);
 }
 bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
@@ -115,7 +120,7 @@ void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool par
                             std::vector<int64_t>& starts) const {
   size_t longest = 0;
   for (std::string_view text : texts) longest = std::max(longest, text.size());
-  ScratchFor s(*tokenizer_, longest);
+  ScratchFor s(*tokenizer_, longest, &call.use);
   starts.push_back(0);
   for (std::string_view text : texts) {
     tokenizer_->encode_ids(text, parse_special, s.get(), call.ids);
@@ -123,7 +128,7 @@ void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool par
   }
 }
 void Core::encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const {
-  ScratchFor s(*tokenizer_, text.size());
+  ScratchFor s(*tokenizer_, text.size(), &out.use);
   tokenizer_->encode(text, parse_special, s.get(), out);
   if (chars) Tokenizer::to_characters(text, out.offsets);
   if (trim) tokenizer_->trim(out);
@@ -161,8 +166,8 @@ void Core::pre_tokenize(std::string_view text, std::vector<std::string>& pieces,
   Tokenizer::to_characters(text, offsets);
 }
 
-std::string Core::decode(const std::vector<uint32_t>& ids, bool skip_special) const {
-  ScratchFor s(*tokenizer_);
+std::string Core::decode(const std::vector<uint32_t>& ids, bool skip_special, ExternalUse& use) const {
+  ScratchFor s(*tokenizer_, 0, &use);
   return tokenizer_->decode(ids, skip_special, s.get());
 }
 std::string Core::decode_tokens(std::vector<std::string>& tokens) const {

@@ -50,6 +50,7 @@ class CallIds {
   std::string_view utf8(const void* characters, size_t n, int width);
 
   IdBuffer ids;
+  ExternalUse use;  // what the caller's matcher has taken of the call; it is counted on
 
  private:
   ScratchVector<char> text_;
@@ -89,7 +90,7 @@ class Core {
   std::string normalize(std::string_view text) const;
   void pre_tokenize(std::string_view text, std::vector<std::string>& pieces, std::vector<Align>& offsets) const;
 
-  std::string decode(const std::vector<uint32_t>& ids, bool skip_special) const;
+  std::string decode(const std::vector<uint32_t>& ids, bool skip_special, ExternalUse& use) const;
   std::string decode_tokens(std::vector<std::string>& tokens) const;
   std::string token_bytes(uint32_t id) const;
   // Whether ids are just bytes, and then how many and which; out has room for just as many.

@@ -5,13 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "external_use.hpp"
+
 namespace fasttoken {
 
 struct Align {
   uint32_t begin, end;
 };
 
-// One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for.
+// One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for. use: what the
+// caller's matcher has taken of the call that the text is part of; it is counted on.
 struct Encoded {
   struct Added {
     uint32_t index;
@@ -20,6 +23,7 @@ struct Encoded {
   std::vector<int32_t> ids, words;
   std::vector<Align> offsets;
   std::vector<Added> added;
+  ExternalUse use;
 };
 
 struct AddedToken {

@@ -175,7 +175,7 @@ void Tokenizer::index_bytes() {
     bytes.clear();
     if (apart && t.data()) {
       try {
-        std::tie(bytes, raw) = decoder_.piece(t, s.regex);
+        std::tie(bytes, raw) = decoder_.piece(t, s.regex());
       } catch (const TextError&) {
         return token_bytes_.forget();  // it is said where the token is decoded
       }

@@ -29,8 +29,8 @@ struct Scratch {
   PreTokenizer::Scratch pre;
   BpeScratch bpe;
   std::vector<Token> tokens;
-  RegexScratch regex;
-  ScratchVector<char> utf8;  // of the text
+  RegexScratch& regex() { return pre.normalizer.regex; }  // one for all of a call: it counts what matchers take
+  ScratchVector<char> utf8;                               // of the text
   IdBuffer ids;
   PromptCache::Marks marks;
   std::string first_word;
@@ -272,7 +272,7 @@ class Tokenizer {
       if (!skip_special || !is_special(id)) out = token_bytes_.put(id, out, end);
   }
   std::string token_bytes(uint32_t id, Scratch& s) const {
-    return decodes_bytes() ? std::string(bytes(id)) : decoder_.alone(token(id), s.regex);
+    return decodes_bytes() ? std::string(bytes(id)) : decoder_.alone(token(id), s.regex());
   }
 
   template <class Ids>
@@ -301,7 +301,7 @@ class Tokenizer {
   }
 
   std::string decode_tokens(Decoder::Tokens tokens, Scratch& s) const {
-    decoder_.apply(tokens, s.regex);
+    decoder_.apply(tokens, s.regex());
     std::string out;
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (i && !decoder_.present()) out += ' ';
