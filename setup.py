@@ -42,7 +42,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
         "-O3", "-fno-tree-loop-vectorize", "-fno-unswitch-loops", "-fno-split-loops", "-fno-ipa-cp-clone"
     ]  # fmt: skip
 SANITIZED_LEVEL = "-O1"
-"""How every source is compiled for a sanitizer, whose checks multiply what -O3 takes: half an hour becomes minutes."""
+"""How every source is compiled for a sanitizer: at -O3 its checks multiply the time that compiling takes."""
 HARDENING = [] if SANITIZE else ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
 """For every source: an array on the stack, or one passed to libc, that is written past its end ends the process. A
 sanitizer checks the same, and needs libc's own functions."""
@@ -136,7 +136,8 @@ class ParallelBuildExt(build_ext):
 
     def _known_flags(self) -> set[str]:
         """The flags of sources that the compiler takes; ``CompileError`` where it cannot compile C++20."""
-        wanted = {GLUE_LEVEL, SANITIZED_LEVEL, "-O3", *HARDENING, *(flag for level in LEVELS.values() for flag in level)}
+        levels = {flag for level in LEVELS.values() for flag in level}
+        wanted = {GLUE_LEVEL, SANITIZED_LEVEL, "-O3", *HARDENING, *levels}
         if not self._compiles([]):
             words = getattr(self.compiler, "compiler_cxx", None) or ["c++"]
             command = " ".join(words[: next((i for i, word in enumerate(words) if word.startswith("-")), None)])

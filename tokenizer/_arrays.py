@@ -53,11 +53,8 @@ class ArrayMethods(EncodeEntry):
     # encode_array() and encode_with_offsets() are EncodeEntry's: what is more than one text between the tokens of a
     # frame comes here.
 
-    def _array_general(self, text: str | bytes, add_special_tokens: bool, parse_special: bool) -> Int32:
-        return self._array(text, add_special_tokens, parse_special, None)
-
-    def _array(
-        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, used: MatcherUse | None
+    def _array_general(
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, used: MatcherUse | None = None
     ) -> Int32:
         ids = self._core.encode_array(text, True, used) if parse_special else self._literal.ids(text, used)
         return self._frame().ids(ids) if add_special_tokens else ids
@@ -69,19 +66,15 @@ class ArrayMethods(EncodeEntry):
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def _offsets_general(
-        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets
-    ) -> tuple[Int32, Int32]:
-        return self._with_offsets(text, add_special_tokens, parse_special, offsets, None)
-
-    def _with_offsets(
         self,
         text: str | bytes,
         add_special_tokens: bool,
         parse_special: bool,
         offsets: Offsets,
-        used: MatcherUse | None,
+        remember: bool = True,
+        used: MatcherUse | None = None,
     ) -> tuple[Int32, Int32]:
-        if parse_special and offsets == "char":
+        if parse_special and offsets == "char" and remember:
             ids, spans = self._core.encode_spans(text, True, used)
         elif parse_special:
             ids, spans, _ = self._core.encode_full(text, True, offsets, True, used)
@@ -112,8 +105,8 @@ class ArrayMethods(EncodeEntry):
             return _rows(rows, None)
         used = self._core.matcher_use()
         if offsets is None:
-            return _rows([self._array(t, add_special_tokens, parse_special, used) for t in texts], None)
-        pairs = [self._with_offsets(t, add_special_tokens, parse_special, offsets, used) for t in texts]
+            return _rows([self._array_general(t, add_special_tokens, parse_special, used) for t in texts], None)
+        pairs = [self._offsets_general(t, add_special_tokens, parse_special, offsets, used=used) for t in texts]
         return _rows([p[0] for p in pairs], [p[1] for p in pairs])
 
     def token_bytes(self, id: int) -> bytes:

@@ -81,6 +81,10 @@ class CoreTokenizer:
         """What the cache of words can grow to; it is asked for as a whole, and given by the page."""
 
     @property
+    def remembered_prompts(self) -> int:
+        """How many whole texts the memory of prompts has now."""
+
+    @property
     def external_patterns(self) -> list[str]:
         """The patterns served by ``matcher``; empty on the native rung."""
 
@@ -271,10 +275,20 @@ class EncodeEntry:
         """``encode_batch`` for the ids: offsets are all (0, 0), words None, tokens empty, as in HF."""
 
     def encode_with_offsets(
-        self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True, offsets: Offsets = "char"
+        self,
+        text: Text,
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        offsets: Offsets = "char",
+        remember: bool = True,
     ) -> tuple[Int32, Int32]:
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8; ``remember`` as
+        for ``encode_array``."""
 
-    def encode_array(self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True) -> Int32:
+    def encode_array(
+        self, text: Text, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
+    ) -> Int32:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
-        special token, nor of another added token that is more than white space, comes out of ``text``."""
+        special token, nor of another added token that is more than white space, comes out of ``text``. With
+        ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""

@@ -123,6 +123,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         size_t size() const
         string_view utf8(const void*, size_t, int) except +raise_core
         ExternalUse use
+        cbool remember
     ctypedef int (*ExternalCall "fasttoken::Core::ExternalCall")(
         void*, size_t, const char*, size_t, Matches*, ExternalUse*
     )
@@ -134,6 +135,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         string tables(const char*, const char*) except +raise_core
         size_t table_bytes()
         size_t cache_bytes()
+        size_t remembered_prompts()
         cbool encode_ids(string_view, cbool, CallIds&, cbool) except +raise_core nogil
         cbool char_spans(const int32_t*, size_t, size_t, Align*)
         void encode_ids_batch(const vector[string_view]&, cbool, CallIds&, vector[int64_t]&) except +raise_core nogil
@@ -368,6 +370,10 @@ cdef class CoreTokenizer:
     @property
     def cache_bytes(self):
         return self.core.cache_bytes()
+
+    @property
+    def remembered_prompts(self):
+        return self.core.remembered_prompts()
 
     def __reduce__(self):
         raise TypeError("a CoreTokenizer is not pickled: pickle the JSON it was loaded from")

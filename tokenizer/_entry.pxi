@@ -279,33 +279,39 @@ cdef class EncodeEntry:
         made = self.fresh_batch(input, is_pretokenized, add_special_tokens, True)
         return self._batch_general(input, is_pretokenized, add_special_tokens, True) if made is None else made
 
-    def encode_array(self, text, add_special_tokens=True, *, parse_special=True):
+    def encode_array(self, text, add_special_tokens=True, *, parse_special=True, remember=True):
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
-        special token, nor of another added token that is more than white space, comes out of ``text``."""
+        special token, nor of another added token that is more than white space, comes out of ``text``. With
+        ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
         cdef QuickFrame frame = self.special if add_special_tokens else self.plain
         if frame is None or not parse_special:
             return self._array_general(text, add_special_tokens, parse_special)
         cdef CallIds ids
+        ids.remember = remember
         self.native.ids_into(text, True, ids)
         return frame.array(ids)
 
-    def encode_with_offsets(self, text, add_special_tokens=True, *, parse_special=True, offsets="char"):
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
+    def encode_with_offsets(
+        self, text, add_special_tokens=True, *, parse_special=True, offsets="char", remember=True
+    ):
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8; ``remember`` as
+        for ``encode_array``."""
         cdef QuickFrame frame = self.special if add_special_tokens else self.plain
         cdef cnp.npy_intp[2] shape
         cdef cnp.ndarray rows
         cdef Align* out
         cdef size_t before, n, characters
         cdef CallIds ids
+        ids.remember = remember
         if frame is None or not parse_special or offsets != "char" or not self.native.ids_into(text, True, ids):
-            return self._offsets_general(text, add_special_tokens, parse_special, offsets)
+            return self._offsets_general(text, add_special_tokens, parse_special, offsets, remember)
         before, n = frame.before.size(), ids.size()
         shape[0], shape[1] = frame.around(n), 2
         rows = cnp.new_array(2, shape, cnp.NPY_INT32)
         out = <Align*> cnp.PyArray_DATA(rows)
         characters = PyUnicode_GET_LENGTH(text) if isinstance(text, str) else characters_of(view_of(text))
         if not self.native.core.char_spans(ids.data(), n, characters, out + before):
-            return self._offsets_general(text, add_special_tokens, parse_special, offsets)
+            return self._offsets_general(text, add_special_tokens, parse_special, offsets, remember)
         memset(out, 0, before * sizeof(Align))
         memset(out + before + n, 0, frame.after.size() * sizeof(Align))
         return frame.array(ids), rows

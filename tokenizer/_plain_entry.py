@@ -94,7 +94,7 @@ class EncodeEntry:
         raise NotImplementedError
 
     def _offsets_general(
-        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, offsets: Offsets, remember: bool
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         raise NotImplementedError
 
@@ -127,13 +127,21 @@ class EncodeEntry:
         *,
         parse_special: bool = True,
         offsets: Offsets = "char",
+        remember: bool = True,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8."""
-        return self._offsets_general(text, add_special_tokens, parse_special, offsets)
+        """(ids, offsets): in code points of ``text`` as HF gives them, or in bytes of its UTF-8; ``remember`` as
+        for ``encode_array``."""
+        return self._offsets_general(text, add_special_tokens, parse_special, offsets, remember)
 
     def encode_array(
-        self, text: str | bytes, add_special_tokens: bool = True, *, parse_special: bool = True
+        self,
+        text: str | bytes,
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        remember: bool = True,
     ) -> npt.NDArray[np.int32]:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
-        special token, nor of another added token that is more than white space, comes out of ``text``."""
+        special token, nor of another added token that is more than white space, comes out of ``text``. With
+        ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
         return self._array_general(text, add_special_tokens, parse_special)

@@ -103,7 +103,8 @@ class TiktokenEncoding:
         # tiktoken looks for the allowed ones alone, whatever a refused one may cover
         pieces, at, used = [], 0, self._tokenizer._core.matcher_use()
         for match in self._pattern(allowed & self.special_tokens_set).finditer(text):
-            pieces += [self._ordinary(text[at : match.start()], used), np.array([self._special_tokens[match[0]]], np.int32)]
+            control = np.array([self._special_tokens[match[0]]], np.int32)
+            pieces += [self._ordinary(text[at : match.start()], used), control]
             at = match.end()
         rest = self._ordinary(text[at:], used)
         return np.concatenate([*pieces, rest]) if pieces else rest
@@ -214,7 +215,7 @@ class TiktokenEncoding:
         return frozenset(given)
 
     def _ordinary(self, text: str, used: MatcherUse | None) -> npt.NDArray[np.int32]:
-        return self._tokenizer._array(text, False, False, used)
+        return self._tokenizer._array_general(text, False, False, used)
 
     def _pattern(self, tokens: Collection[str]) -> re.Pattern[str]:
         known = self._patterns.get(frozenset(tokens))

@@ -35,10 +35,12 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 class TokenizerLike(Protocol):
     """What is used of ``prelude.tokenizer.Tokenizer``. Ids are int32; offsets are code points, ``[n, 2]``."""
 
-    def encode_array(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> I32: ...
+    def encode_array(
+        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
+    ) -> I32: ...
 
     def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True
+        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
     ) -> tuple[I32, I32]: ...
 
     def encode(self, sequence: Any, pair: Any = None) -> Any: ...
@@ -120,7 +122,7 @@ class Encoder:
 class Use:
     """One request's use of the tokenizer: what it called and how long that took."""
 
-    __slots__ = ("alone", "calls", "encoder", "salt", "seconds")
+    __slots__ = ("alone", "calls", "encoder", "remember", "salt", "seconds")
 
     def __init__(self, encoder: Encoder, default_cache: str = "auto", task: Any = None) -> None:
         """``task`` says whose text it is: with a ``salt`` or ``cache="never"`` it is neither kept in the tokenizer's
@@ -130,6 +132,7 @@ class Use:
         self.salt = salt if isinstance(salt, str) else None
         never = (cache if isinstance(cache, str) else default_cache) == "never"
         self.alone = never  # nothing is kept, for this tenant either
+        self.remember = not never and self.salt is None
         self.calls = 0
         self.seconds = 0.0
 
@@ -137,11 +140,9 @@ class Use:
         """``int32[n]``; the text was checked before."""
         started = time.perf_counter()
         try:
-            if parse_special and (self.alone or self.salt is not None):  # offsets in bytes: not by that memory
-                whole: Any = self.encoder.tokenizer
-                ids: I32 = whole.encode_with_offsets(text, special, parse_special=True, offsets="byte")[0]
-            else:
-                ids = self.encoder.tokenizer.encode_array(text, special, parse_special=parse_special)
+            ids = self.encoder.tokenizer.encode_array(
+                text, special, parse_special=parse_special, remember=self.remember
+            )
         except (ValueError, TypeError) as error:
             raise refused(text, error) from error
         self.seconds += time.perf_counter() - started
@@ -155,7 +156,9 @@ class Use:
         """``int32[n]`` and code point offsets ``int32[n, 2]``."""
         started = time.perf_counter()
         try:
-            ids, offsets = self.encoder.tokenizer.encode_with_offsets(text, special, parse_special=parse_special)
+            ids, offsets = self.encoder.tokenizer.encode_with_offsets(
+                text, special, parse_special=parse_special, remember=self.remember
+            )
         except (ValueError, TypeError) as error:
             raise refused(text, error) from error
         self.seconds += time.perf_counter() - started

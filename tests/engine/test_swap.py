@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,25 +80,7 @@ def test_tokenizer_and_engine_are_used_while_the_interpreter_leaves(threads: int
 @pytest.mark.fault(65)
 def test_a_salted_tenant_shares_no_memory_of_prompts_or_questions(checkpoint: Path) -> None:
     with Engine.from_pretrained(checkpoint) as engine:
-        core = engine._preparer._facts.encoder.tokenizer._core
         plans = engine._preparer._facts.plans
-        encoded: list[str] = []
-        tokenizer = engine._preparer._facts.encoder.tokenizer
-        inner = type(tokenizer).encode_array
-
-        class Watched(type(tokenizer)):  # type: ignore[misc]
-            def encode_array(self, text, *given, **named):  # type: ignore[no-untyped-def]
-                encoded.append(text)
-                return inner(self, text, *given, **named)
-
-        tokenizer.__class__ = Watched
-        text = "Two boats lay at the quay. " * 20
-        want = engine.complete(text, PARAMS).token_ids
-        assert text in encoded
-        encoded.clear()
-        assert engine.complete(text, PARAMS, salt="a").token_ids == want
-        assert engine.complete(text, PARAMS, cache="never").token_ids == want
-        assert text not in encoded and core is not None  # encode_array is what reads the memory of prompts
         question = [YesNo("Is it so?")]
         engine.decide("x", question, salt="a")
         kept = len(plans)
@@ -107,6 +90,33 @@ def test_a_salted_tenant_shares_no_memory_of_prompts_or_questions(checkpoint: Pa
         assert len(plans) == kept + 1  # its own: whether a asked before does not show
         engine.decide("x", [YesNo("Is it never so?")], cache="never")
         assert len(plans) == kept + 1
+
+
+@pytest.mark.fault(65)
+@pytest.mark.parametrize("apart", [{"salt": "a"}, {"cache": "never"}], ids=str)
+@pytest.mark.parametrize("verb", ["complete", "loglikelihood", "truncated"])
+def test_the_memory_of_prompts_is_for_requests_that_are_not_apart(
+    checkpoint: Path, apart: dict[str, Any], verb: str
+) -> None:
+    control = "<|im_start|>"
+
+    def ask(engine: Engine, text: str, **given: Any) -> None:
+        if verb == "loglikelihood":
+            engine.loglikelihood(text, " so", **given)
+        else:
+            cut: Any = {"truncation": "tail"} if verb == "truncated" else {}
+            engine.complete(text, PARAMS, **cut, **given)
+
+    with Engine.from_pretrained(checkpoint) as engine:
+        tokenizer: Any = engine._preparer._facts.encoder.tokenizer
+        assert len(tokenizer.encode(control).ids) == 1, "a control token of this tokenizer"
+        text = (20 * control + "user\n") * (30 if verb == "truncated" else 10)  # most bytes for a token
+        for _ in range(3):
+            ask(engine, text, **apart)
+        assert tokenizer._core.remembered_prompts == 0
+        for _ in range(3):
+            ask(engine, text)
+        assert tokenizer._core.remembered_prompts == 1
 
 
 def test_prepared_questions_are_bounded_by_a_setting(checkpoint: Path) -> None:

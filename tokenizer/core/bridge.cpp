@@ -108,10 +108,11 @@ std::string Core::tables(const char* key, const char* source) const {
 }
 size_t Core::table_bytes() const { return tokenizer_->table_bytes(); }
 size_t Core::cache_bytes() const { return tokenizer_->cache_bytes(); }
+size_t Core::remembered_prompts() const { return tokenizer_->prompts().count(); }
 
 bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii) const {
   ScratchFor s(*tokenizer_, text.size(), &call.use);
-  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii);
+  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii, call.remember);
 }
 bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, Align* out) const {
   return tokenizer_->char_spans(ids, n, characters, out);
@@ -123,7 +124,7 @@ void Core::encode_ids_batch(const std::vector<std::string_view>& texts, bool par
   ScratchFor s(*tokenizer_, longest, &call.use);
   starts.push_back(0);
   for (std::string_view text : texts) {
-    tokenizer_->encode_ids(text, parse_special, s.get(), call.ids);
+    tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, false, call.remember);
     starts.push_back(static_cast<int64_t>(call.size()));
   }
 }

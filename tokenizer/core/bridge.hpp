@@ -50,7 +50,8 @@ class CallIds {
   std::string_view utf8(const void* characters, size_t n, int width);
 
   IdBuffer ids;
-  ExternalUse use;  // what the caller's matcher has taken of the call; it is counted on
+  ExternalUse use;       // what the caller's matcher has taken of the call; it is counted on
+  bool remember = true;  // whether the memory of prompts may be used
 
  private:
   ScratchVector<char> text_;
@@ -73,6 +74,7 @@ class Core {
   std::string tables(const char* key, const char* source) const;
   size_t table_bytes() const;
   size_t cache_bytes() const;
+  size_t remembered_prompts() const;  // how many whole texts are kept now
 
   // Whether the ids say where they lie: char_spans() may be asked. ascii: it is known that the text is no more.
   bool encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii = false) const;

@@ -84,12 +84,14 @@ class Tokenizer {
   // ---- encoding
 
   // Appends the ids; whether char_spans() may be asked about them. ascii: the caller knows that the text is no more.
-  bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out, bool ascii = false) const {
+  // remember: the text may be looked for in the memory of prompts, and kept there.
+  bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out, bool ascii = false,
+                  bool remember = true) const {
     check(text);
     s.ascii = ascii;
     s.rewritten = !spans_.known();
     s.readable = text.data() + text.size();
-    if (parse_special && text.size() >= PromptCache::least && !raw_.empty()) {
+    if (parse_special && remember && text.size() >= PromptCache::least && !raw_.empty()) {
       encode_on(text, prompts_.find(text), s, out);
     } else {
       Ids sink{out};
