@@ -278,6 +278,10 @@ def _dictsort(value: Any, case_sensitive: bool = False, by: Any = "key", reverse
 
 
 def _unique(value: Any, case_sensitive: bool = False, attribute: Any = None) -> Iterator[Any]:
+    return ACTIVE.get().layered(_first_seen(value, case_sensitive, attribute), value)
+
+
+def _first_seen(value: Any, case_sensitive: bool, attribute: Any) -> Iterator[Any]:
     key_of = None if attribute is None else _getter(attribute)
     seen: set[Any] = set()
     rendering = ACTIVE.get()
@@ -295,7 +299,8 @@ def _unique(value: Any, case_sensitive: bool = False, attribute: Any = None) -> 
 def _batch(value: Any, linecount: int, fill_with: Any = None) -> Iterator[Any]:
     linecount = number(linecount, "the size of batch", ACTIVE.get().bounds.max_range)
     ACTIVE.get().take_items(abs(linecount))
-    return counted(jinja2.filters.do_batch(counted(value), linecount, fill_with))
+    made = counted(jinja2.filters.do_batch(counted(value), linecount, fill_with))
+    return ACTIVE.get().layered(made, value)
 
 
 def _slice(value: Any, slices: int, fill_with: Any = None) -> Iterator[Any]:
@@ -309,7 +314,7 @@ def _lazy(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in (*args, *kwargs.values()):
             check_name(name)
         items = counted(value) if value else ()
-        return counted(function(context, items, *args, **kwargs))
+        return ACTIVE.get().layered(counted(function(context, items, *args, **kwargs)), value)
 
     return lazy
 

@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from .errors import ChatTemplateError
 
 STRIDE = 50_000  # units of work between two looks at the clock
 MAX_BITS = 1 << 16  # of a number
+MOST_LAYERS = 50  # of iterators over iterators; real templates have up to 4
 MAX_DEPTH = 400  # of a value that is printed, compared or made to JSON
 CALL = 12  # units of work: a call of a function, a filter or a test
 NAMED_CALL = 60  # units of work more where jinja2 looks the filter or test up while rendering (``map``, ``select``)
@@ -47,7 +51,7 @@ class Bounds:
 class Rendering:
     """What a rendering in progress has left; one thread's own."""
 
-    __slots__ = ("bounds", "look", "memory", "started", "work")
+    __slots__ = ("bounds", "lazy", "look", "memory", "started", "work")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -55,6 +59,21 @@ class Rendering:
         self.memory = bounds.max_memory
         self.look = max(self.work - STRIDE, 0)
         self.started = time.thread_time()
+        self.lazy: WeakKeyDictionary[Iterator[Any], int] | None = None  # how many layers an iterator has
+
+    def layered(self, iterator: Iterator[Any], source: Any) -> Iterator[Any]:
+        """``iterator``, which reads ``source`` when it is read itself. What reads, or frees, iterators over iterators
+        takes C stack for each of them, so there may be ``MOST_LAYERS``."""
+        if self.lazy is None:
+            self.lazy = WeakKeyDictionary()
+        layers = 1 + (self.lazy.get(source, 0) if isinstance(source, GeneratorType) else 0)
+        if layers > MOST_LAYERS:
+            raise ChatTemplateError(
+                f"the chat template puts more than {MOST_LAYERS} filters such as map and select over one another "
+                "before any of them is read: put `list` between them"
+            )
+        self.lazy[iterator] = layers
+        return iterator
 
     def spend(self, units: int) -> None:
         """Charge for an operation about to run."""

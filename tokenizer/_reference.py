@@ -77,7 +77,7 @@ class ReferenceCore:
     def matcher_use(self) -> None:
         """HF's patterns are not matched here, and not bounded."""
 
-    def encode_array(self, text: str | bytes, parse_special: bool = True, used: None = None) -> Int32:
+    def encode_array(self, text: str | bytes, parse_special: bool = True, used: Any = None) -> Int32:
         return np.array(self.encode_ids(text, parse_special), np.int32)
 
     def encode_full(
@@ -86,7 +86,7 @@ class ReferenceCore:
         parse_special: bool = True,
         offsets: str = "char",
         trim: bool = True,
-        used: None = None,
+        used: Any = None,
     ) -> tuple[Int32, Int32, Int32]:
         ids, spans, words, tokens = self.encode_found(text, parse_special)
         if trim:
@@ -100,7 +100,7 @@ class ReferenceCore:
     def char_spans(self, ids: Int32, text: str | bytes) -> Int32 | None:
         return None
 
-    def encode_spans(self, text: str | bytes, parse_special: bool = True, used: None = None) -> tuple[Int32, Int32]:
+    def encode_spans(self, text: str | bytes, parse_special: bool = True, used: Any = None) -> tuple[Int32, Int32]:
         return self.encode_full(text, parse_special)[:2]
 
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
@@ -233,7 +233,7 @@ class ReferenceCore:
 
     # ---- decoding
 
-    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True, used: None = None) -> str:
+    def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True, used: Any = None) -> str:
         return str(asked(self._hf.decode, _plain(ids), skip_special_tokens))
 
     def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -34,6 +35,8 @@ Tokens = list[str] | Callable[[], list[str]]
 Pending = Callable[[], Int32] | None  # makes a column, until it is asked for
 
 _MOST_PART_TOKENS = 1 << 26  # of all overflowing parts of one encoding
+_PART = 64  # tokens that take about as much memory as a part itself
+_MERGED_PART = 640  # and tokens that take about as much time as merging two parts
 _MOST_INT32 = (1 << 31) - 1
 _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
@@ -235,10 +238,10 @@ class Encoding(FreshEncoding):
         if stride >= limit:
             raise ValueError(f"stride {stride} must be below max_length {limit}")
         parts = (total - stride) // (limit - stride) + 1
-        if parts * limit > _MOST_PART_TOKENS:
+        if parts * (limit + _PART) > _MOST_PART_TOKENS:
             raise TokenizerError(
                 f"{total} tokens in parts of {limit} that overlap by {stride} are {parts} parts, and all of them may "
-                f"have {_MOST_PART_TOKENS} tokens; a smaller stride makes fewer"
+                f"have {_MOST_PART_TOKENS} tokens, {_PART} for each part among them; a smaller stride makes fewer"
             )
         spans = _part_spans(total, limit, limit - stride, direction)
         first, *rest = (_sliced(self, start, stop) for start, stop in spans)
@@ -301,18 +304,25 @@ class Encoding(FreshEncoding):
 
 def merge(encodings: Iterable[Encoding], growing_offsets: bool = False) -> Encoding:
     """One encoding after the other; each overflowing part is combined with each of the others, as in HF."""
-    merged = Encoding()
+    merged, room = Encoding(), [_MOST_PART_TOKENS]
     for encoding in encodings:
-        merged = _merged(merged, encoding, growing_offsets)
+        merged = _merged(merged, encoding, growing_offsets, room)
     return merged
 
 
-def _merged(left: Encoding, right: Encoding, growing: bool) -> Encoding:
+def _merged(left: Encoding, right: Encoding, growing: bool, room: list[int]) -> Encoding:
+    """``room``: tokens that all parts of the call may still have."""
     parts = []
-    for part in left._overflowing:
-        parts.append(_merged(part, right, growing))
-        parts.extend(_merged(part, other, growing) for other in right._overflowing)
-    parts.extend(_merged(left, other, growing) for other in right._overflowing)
+    if left._overflowing or right._overflowing:
+        pairs = ((a, b) for a in left._overflowing for b in (right, *right._overflowing))
+        for one, other in chain(pairs, ((left, other) for other in right._overflowing)):
+            room[0] -= len(one) + len(other) + _MERGED_PART
+            if room[0] < 0:
+                raise TokenizerError(
+                    "the post_processor combines each overflowing part with each of the others, and all of them may "
+                    f"have {_MOST_PART_TOKENS} tokens, {_MERGED_PART} for each part among them; truncate less"
+                )
+            parts.append(_merged(one, other, growing, room))
     shift = left._offset(len(left) - 1)[1] if growing and len(left) else 0
     joined = _joined(left, right, shift)
     n = len(left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 _PAIRS = "{% set ns = namespace(v=('x',)) %}{% for i in range(40) %}{% set ns.v = (ns.v, ns.v) %}{% endfor %}"
 _LISTS = "{% set ns = namespace(v=['x']) %}{% for i in range(40) %}{% set ns.v = [ns.v, ns.v] %}{% endfor %}"
+_LAYERS = "{{% set ns = namespace(g=[1]) %}}{{% for i in range(100000) %}}{{% set ns.g = ns.g|{} %}}{{% endfor %}}"
 _TWICE = _LISTS + _LISTS.replace("ns", "nt")
 _BIG = "{% set big = 'a' * 8000000 %}"
 _A, _B = "{% set a = 'a' * 7999999 ~ 'b' %}", "{% set b = 'a' * 7999999 ~ 'c' %}"
@@ -32,6 +33,10 @@ ATTACKS = {
     "lex_digits": "{{ " + "9" * 190000 + " }}",
     "lex_hex": "{{ 0x" + "f" * 190000 + " * 2 }}",
     "unique": _PAIRS + "{{ [ns.v]|unique|list }}",
+    "layers_read": _LAYERS.format("map('string')") + "{{ ns.g|list }}",
+    "layers_freed": _LAYERS.format("select"),
+    "layers_batch": _LAYERS.format("batch(2)") + "{{ ns.g|first }}",
+    "layers_unique": _LAYERS.format("unique") + "{{ ns.g|list }}",
     "index": _LISTS + "{{ [1].index(ns.v) }}",
     "index_eq": _TWICE + "{{ [ns.v].index(nt.v) }}",
     "count": _TWICE + "{{ [ns.v].count(nt.v) }}",

@@ -134,6 +134,24 @@ def test_the_time_of_a_pattern_is_the_texts_not_a_matchs(pattern: str) -> None:
     assert time.thread_time() - began < 8
 
 
+@pytest.mark.fault(30)
+def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
+    """Each part is combined with each of the others: a template that names a text four times makes n ** 4 of n."""
+    piece = {"Sequence": {"id": "A", "type_id": 0}}
+    whole = template(single=[piece] * 4)
+    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    ours, theirs = (t.from_str(file(post_processor=whole, truncation=cut)) for t in (Tokenizer, tokenizers.Tokenizer))
+    found, wanted = ours.encode("a" * 12), theirs.encode("a" * 12)
+    assert [e.ids for e in found.overflowing] == [e.ids for e in wanted.overflowing]
+    began = time.thread_time()
+    with pytest.raises(TokenizerError, match="combines each overflowing part with each of the others"):
+        ours.encode("a" * 800)
+    assert time.thread_time() - began < 30
+    ours.enable_truncation(1)
+    with pytest.raises(TokenizerError, match="a smaller stride makes fewer"):
+        ours.encode("a" * 2_000_000, add_special_tokens=False)
+
+
 def encoded_one_by_one(t: Tokenizer, texts: list[str]) -> dict[str, Any]:
     """Calls of the API, each over many texts, by name."""
     ids = t.encode("ab").ids
