@@ -29,6 +29,9 @@ _BLANKS = (
     "\u2028\u2029\u202f\u205f\u3000" + _SPACE
 )
 
+_MOST_PIECES = 64  # of a template, and processors of a Sequence; each copies what was put together before it
+_MOST_ADDED = 1 << 16  # special ids that a template puts around a text
+
 
 class Processor(Protocol):
     def added(self, is_pair: bool) -> int: ...
@@ -413,11 +416,21 @@ def _template(member: Any, path: str) -> Processor:
         side: tuple(piece(p, f"{path}.{side}[{i}]") for i, p in enumerate(_list(member, side, path)))
         for side in ("single", "pair")
     }
-    return TemplateProcessing(sides["single"], sides["pair"])
+    made = TemplateProcessing(sides["single"], sides["pair"])
+    for side, is_pair in (("single", False), ("pair", True)):
+        if len(sides[side]) > _MOST_PIECES:
+            raise TokenizerFileError(f"{path}.{side}", f"{len(sides[side])} pieces; the limit is {_MOST_PIECES}")
+        if made.added(is_pair) > _MOST_ADDED:
+            raise TokenizerFileError(
+                f"{path}.{side}", f"{made.added(is_pair)} special ids; the limit is {_MOST_ADDED}"
+            )
+    return made
 
 
 def _sequence(member: Any, path: str) -> Processor:
     items = _list(member, "processors", path)
+    if len(items) > _MOST_PIECES:
+        raise TokenizerFileError(f"{path}.processors", f"{len(items)} processors; the limit is {_MOST_PIECES}")
     parsed = (parse(item, f"{path}.processors[{i}]") for i, item in enumerate(items))
     return Sequenced(tuple(p for p in parsed if p is not None))
 

@@ -54,6 +54,10 @@ def post_processors(id: int) -> list[dict[str, Any]]:
     return [bert, roberta, template, {"type": "Sequence", "processors": [bert]}]
 
 
+def template(**changes: Any) -> dict[str, Any]:
+    return {**post_processors(1)[2], **changes}
+
+
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("id", [3, 4, 257, 60_000, 1 << 20, (1 << 31) - 1])
 def test_a_post_processor_may_name_ids_that_the_vocabulary_does_not_have(id: int) -> None:
@@ -152,6 +156,28 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
         ours.encode("a" * 2_000_000, add_special_tokens=False)
 
 
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    ("processor", "says"),
+    [
+        (template(single=[{"Sequence": {"id": "A", "type_id": 0}}] * 100_000), "100000 pieces"),
+        (template(pair=[{"Sequence": {"id": "B", "type_id": 0}}] * 65), "65 pieces"),
+        (
+            template(
+                single=[{"SpecialToken": {"id": "X", "type_id": 0}}] * 60,
+                special_tokens={"X": {"id": "X", "ids": [1] * 2000, "tokens": ["x"] * 2000}},
+            ),
+            "120000 special ids",
+        ),
+        ({"type": "Sequence", "processors": [post_processors(1)[0]] * 65}, "65 processors"),
+    ],
+    ids=["pieces", "pieces of a pair", "special ids", "processors"],
+)
+def test_what_a_post_processor_puts_together_is_bounded(processor: dict[str, Any], says: str) -> None:
+    with pytest.raises(TokenizerFileError, match=says):
+        Tokenizer.from_str(file(post_processor=processor))
+
+
 def encoded_one_by_one(t: Tokenizer, texts: list[str]) -> dict[str, Any]:
     """Calls of the API, each over many texts, by name."""
     ids = t.encode("ab").ids
@@ -215,10 +241,6 @@ def test_ids_that_the_core_does_not_take_are_the_references(vocab: dict[str, int
     assert ours.backend == "reference"
     for text in ("ab", "bba", ""):
         assert ours.encode(text).ids == theirs.encode(text).ids
-
-
-def template(**changes: Any) -> dict[str, Any]:
-    return {**post_processors(1)[2], **changes}
 
 
 @pytest.mark.fault(30)
