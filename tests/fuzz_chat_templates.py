@@ -303,6 +303,8 @@ def fault(found: dict[str, Any]) -> str | None:
     if found.get("theirs") == "differs":
         return "text"
     named = _PYTHON_ERROR.match(message)
+    if "slice indices must be integers" in message:
+        return None  # jinja2 raises it as well, but where all is constant: there it makes nothing of it
     if found.get("theirs") == "text" and named and (named[2] + named[3]) not in _LAX:
         return "refused"
     return None

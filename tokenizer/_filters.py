@@ -88,7 +88,7 @@ def _wordcount(s: Any) -> int:
 def _truncate(
     environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: Any = None
 ) -> str:
-    value, end = text(s), text(end)
+    value, end = s if isinstance(s, Undefined) else text(s), text(end)
     leeway = environment.policies["truncate.leeway"] if leeway is None else leeway
     if length < len(end) or leeway < 0:
         raise ChatTemplateError("truncate: the length is below that of the end, or the leeway is below 0")

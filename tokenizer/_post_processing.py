@@ -30,7 +30,7 @@ _BLANKS = (
 )
 
 _MOST_PIECES = 64  # of a template, and processors of a Sequence; each copies what was put together before it
-_MOST_ADDED = 1 << 16  # special ids that a template puts around a text
+_MOST_SPECIAL = 1 << 10  # ids of one piece of a template
 
 
 class Processor(Protocol):
@@ -404,6 +404,8 @@ def _template(member: Any, path: str) -> Processor:
         described = specials[name]
         at = f"{path}.special_tokens[{name!r}]"
         ids, tokens = _list(described, "ids", at), _list(described, "tokens", at)
+        if max(len(ids), len(tokens)) > _MOST_SPECIAL:
+            raise TokenizerFileError(at, f"more than {_MOST_SPECIAL} ids or tokens")
         for i, id in enumerate(ids):
             if not _is_id(id):
                 raise TokenizerFileError(f"{at}.ids[{i}]", f"{id!r:.60} is not an id")
@@ -412,19 +414,13 @@ def _template(member: Any, path: str) -> Processor:
                 raise TokenizerFileError(f"{at}.tokens[{i}]", f"{token!r:.60} is not a string")
         return Special(tuple(ids), tuple(tokens), type_id)
 
-    sides = {
-        side: tuple(piece(p, f"{path}.{side}[{i}]") for i, p in enumerate(_list(member, side, path)))
-        for side in ("single", "pair")
-    }
-    made = TemplateProcessing(sides["single"], sides["pair"])
-    for side, is_pair in (("single", False), ("pair", True)):
-        if len(sides[side]) > _MOST_PIECES:
-            raise TokenizerFileError(f"{path}.{side}", f"{len(sides[side])} pieces; the limit is {_MOST_PIECES}")
-        if made.added(is_pair) > _MOST_ADDED:
-            raise TokenizerFileError(
-                f"{path}.{side}", f"{made.added(is_pair)} special ids; the limit is {_MOST_ADDED}"
-            )
-    return made
+    def pieces(side: str) -> tuple[Special | Slot, ...]:
+        items = _list(member, side, path)
+        if len(items) > _MOST_PIECES:
+            raise TokenizerFileError(f"{path}.{side}", f"{len(items)} pieces; the limit is {_MOST_PIECES}")
+        return tuple(piece(item, f"{path}.{side}[{i}]") for i, item in enumerate(items))
+
+    return TemplateProcessing(pieces("single"), pieces("pair"))
 
 
 def _sequence(member: Any, path: str) -> Processor:

@@ -127,13 +127,13 @@ def listed(value: Any) -> list[Any]:
 def counted(values: Iterable[Any]) -> Iterator[Any]:
     """The items of ``values``, each charged for."""
     iterator = iter(values)
-    return _counted(iterator)
+    return _counted(iterator, PIECE if isinstance(values, str) else OBJECT)
 
 
-def _counted(iterator: Iterator[Any]) -> Iterator[Any]:
+def _counted(iterator: Iterator[Any], size: int) -> Iterator[Any]:
     rendering = ACTIVE.get()
     for item in iterator:
-        rendering.take(OBJECT)
+        rendering.take(size)
         yield item
 
 

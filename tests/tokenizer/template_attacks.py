@@ -81,6 +81,8 @@ ATTACKS = {
     "list_chars": "{{ (messages[0].content * 1000000)|list|length }}",
     "iter_keep": "{% set ns = namespace(l=[]) %}{% for c in messages[0].content * 1000000 %}{% set ns.l = [ns.l, c] %}{% endfor %}",
     "map_keep": "{{ (messages[0].content * 1000000)|map('upper')|list|length }}",
+    "join_chars": "{{ (messages[0].content * 1000000)|join|length }}",
+    "join_chars_sep": "{{ ','.join(messages[0].content * 1000000)|length }}",
     "title": _BIG + "{{ (big ~ 'é').title()|length }}",
     "strs_keep": "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}{% set ns.l = [ns.l, 'é' * 10000 ~ i] %}{% endfor %}",
     "sum_lists": "{{ ([[1]*100]*100000)|sum(start=[])|length }}",

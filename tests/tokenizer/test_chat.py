@@ -250,3 +250,7 @@ def test_callers_type() -> None:
     assert issubclass(ChatTemplateError, ValueError)
     checked: Callable[..., str] = apply_chat_template
     assert checked(HELLO, CHATML)
+
+
+def test_what_is_undefined_stays_so_where_it_is_not_truncated() -> None:
+    assert render("{{ dict([[(nothing | truncate(9, true)), 1]]) }}") == "{Undefined: 1}"  # jinja2's own text

@@ -167,7 +167,7 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
                 single=[{"SpecialToken": {"id": "X", "type_id": 0}}] * 60,
                 special_tokens={"X": {"id": "X", "ids": [1] * 2000, "tokens": ["x"] * 2000}},
             ),
-            "120000 special ids",
+            "more than 1024 ids or tokens",
         ),
         ({"type": "Sequence", "processors": [post_processors(1)[0]] * 65}, "65 processors"),
     ],
