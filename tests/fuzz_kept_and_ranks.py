@@ -61,7 +61,7 @@ def results(tokenizer: Any, texts: list[str]) -> list[Any]:
 
 def damage(rng: random.Random, folder: Path) -> str:
     """One change of the files in ``folder``; gives its name. A tokenizer that is not native keeps no tables."""
-    kept = [p for p in folder.iterdir() if p.name not in ("key", "tokenizer.json") and p.is_file()]
+    kept = [p for p in folder.iterdir() if p.name not in ("key", "tokenizer.json", "elsewhere") and p.is_file()]
     path = rng.choice([*kept, *kept, folder / "key"])
     if not path.is_file() or path.is_symlink():
         return "nothing to change"

@@ -87,7 +87,7 @@ def _wordcount(s: Any) -> int:
 @pass_environment
 def _truncate(
     environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: Any = None
-) -> str:
+) -> Any:
     value, end = s if isinstance(s, Undefined) else text(s), text(end)
     leeway = environment.policies["truncate.leeway"] if leeway is None else leeway
     if length < len(end) or leeway < 0:

@@ -438,3 +438,15 @@ def test_what_this_package_raises_on_purpose_is_a_prelude_error(error: Tokenizer
     assert isinstance(error, PreludeError) and isinstance(error, ValueError)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) and str(again) == str(error)
+
+
+def test_offsets_of_hf_that_lie_behind_the_text_are_its_end_in_bytes() -> None:
+    """HF counts the characters of an end-of-word suffix that falls back to bytes."""
+    from prelude.tokenizer._reference import ReferenceCore
+
+    vocab = {f"<0x{b:02X}>": b for b in range(256)}
+    model = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True, "end_of_word_suffix": "</w>"}
+    core = ReferenceCore(file(model=model).encode(), "a test")
+    _, offsets, _ = core.encode_full("é", True, "byte")
+    _, characters, _ = core.encode_full("é", True, "char")
+    assert characters.max() > 1 and offsets.max() == 2
