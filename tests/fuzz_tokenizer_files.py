@@ -414,14 +414,21 @@ def same_as_hf(data: bytes, ours: Any, texts: list[str]) -> str | None:
             mine = ours.encode(text)  # first: what is too large for ours may be too large for the machine
             wanted = theirs.encode(text)
             decoded = theirs.decode(wanted.ids)
-            if mine.ids != wanted.ids:
+            if mine.ids != wanted.ids and not by_chance(data, text, mine.ids):
                 return f"ids of {text!r}: {mine.ids[:20]}, HF's are {wanted.ids[:20]}"
-            if ours.decode(mine.ids) != decoded:
+            if mine.ids == wanted.ids and ours.decode(mine.ids) != decoded:
                 return f"decoded {text!r}: {ours.decode(mine.ids)[:60]!r}, HF's is {decoded[:60]!r}"
         except BaseException as error:
             if not accepted(error) and not panics(error) and type(error) is not Exception:
                 raise
     return None
+
+
+def by_chance(data: bytes, text: str, ids: list[int]) -> bool:
+    """Whether HF gives these ids at other loads: of added tokens that normalize alike it takes any."""
+    import tokenizers
+
+    return any(tokenizers.Tokenizer.from_str(data.decode()).encode(text).ids == ids for _ in range(30))
 
 
 def has_one_text_an_id(data: bytes) -> bool:
