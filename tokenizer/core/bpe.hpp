@@ -9,14 +9,15 @@
 //   characters      words beyond ASCII are guessed from their characters (guesses.hpp); where that does not hold,
 //                   they are merged from their bytes
 //
-//   words           those that come out as one token are looked up whole (word_table.hpp). Where no merge of the
-//                   file ever joins something to a following U+2581, long pieces are cut before it first
+//   words           those that come out as one token are looked up whole (word_table.hpp). A piece of characters is
+//                   cut first where no merge can reach across (joins.hpp)
 //
 //   invariants      what HF does with characters it does not know, in its order: bytes if the file falls back
 //                   to bytes and has them all; else the unknown token, fused or not; else nothing at all,
 //                   and then the character counts in no offset
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -26,6 +27,7 @@
 #include "bytelevel.hpp"
 #include "character_ids.hpp"
 #include "guesses.hpp"
+#include "joins.hpp"
 #include "merge_batch.hpp"
 #include "merging.hpp"
 #include "utf8.hpp"
@@ -78,12 +80,13 @@ class Bpe {
             vocab.find(dressed(text, variant)).value_or(none);
       }
     }
+    falls_back_ = config.byte_fallback && std::find(fallback_.begin(), fallback_.end(), none) == fallback_.end();
     plain_ = config.prefix.empty() && config.suffix.empty();
     complete_ = bytes;
     for (auto& table : byte_ids_)
       for (uint32_t id : table) complete_ &= id != none;
     if (!bytes) index_characters(vocab);
-    cuts_ = !bytes && plain_ && !config.ignore_merges && may_cut(vocab);
+    if (!bytes && plain_ && !config.ignore_merges) find_joins(vocab);
     if (complete_ && plain_) guesses_.build(merges, in_order, vocab, byte_ids_[0]);
     index_words(vocab);
     in_order = {};
@@ -104,7 +107,7 @@ class Bpe {
   size_t cache_bytes() const { return guesses_.cache_bytes(); }
   size_t bytes() const {
     return merges.bytes() + characters_.bytes() + guesses_.bytes() + words_.bytes() + short_words_.bytes() +
-           spaced_words_.bytes();
+           spaced_words_.bytes() + joins_.bytes();
   }
   // What settle() and the reading of merges make; the configuration is read again from the file's own words.
   template <class Self, class Io>
@@ -118,15 +121,17 @@ class Bpe {
     Vocab::tables(self.words_, io);
     WordTable::tables(self.short_words_, io);
     WordTable::tables(self.spaced_words_, io);
-    for (auto* flag : {&self.bytes_, &self.plain_, &self.complete_, &self.cuts_}) io.value(*flag);
+    Joins::tables(self.joins_, io);
+    for (auto* flag : {&self.bytes_, &self.plain_, &self.complete_, &self.falls_back_}) io.value(*flag);
   }
 
   bool reads_bytes() const { return bytes_; }
   // Whether a word is read as bytes that each have a token, whatever stands beside it.
   bool plain_bytes() const { return complete_ && plain_; }
   const WordTable& words() const { return short_words_; }
-  // Whether words are cut before U+2581; spaced_words() then has those of words() with a space in its place.
-  bool cuts() const { return cuts_; }
+  // Where pieces are cut before merging, if built(); spaced_words() then has the words of one token, with a space in
+  // the place of U+2581.
+  const Joins& joins() const { return joins_; }
   const WordTable& spaced_words() const { return spaced_words_; }
   static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
   // Whether the tokens of a word that is none by itself are guessed (guesses.hpp), so that several words may be
@@ -134,9 +139,28 @@ class Bpe {
   bool guesses(std::string_view piece) const { return guesses_.built() && !is_ascii(piece) && !long_token(piece); }
   // Whether such a word may be merged together with others: add_to() a batch, which a batch_merger() then merges.
   bool merges_bytes(std::string_view piece) const {
-    return plain_bytes() && !cuts_ && piece.size() <= MergeBatch::longest && !long_token(piece);
+    return plain_bytes() && piece.size() <= MergeBatch::longest && !long_token(piece);
   }
   void add_to(MergeBatch& batch, std::string_view piece) const { batch.add(piece, byte_ids_[0].data()); }
+  // The same of a part of a piece between cuts, whose spaces stand for U+2581. False: it is too long, or has a
+  // character that is unknown, and was not added.
+  bool add_spaced(MergeBatch& batch, std::string_view part) const {
+    uint32_t ids[MergeBatch::longest];
+    size_t n = 0;
+    for (const char *p = part.data(), *end = p + part.size(); p < end;) {
+      const char* const from = p;
+      const uint32_t c = utf8_next(p), id = characters_.find(c == ' ' ? Joins::mark : c);
+      const bool known = id != none;
+      const std::string_view bytes = c == ' ' ? mark : std::string_view(from, static_cast<size_t>(p - from));
+      if (n + (known ? 1 : bytes.size()) > MergeBatch::longest || !(known || falls_back_)) return false;
+      if (known)
+        ids[n++] = id;
+      else
+        for (unsigned char b : bytes) ids[n++] = fallback_[b];
+    }
+    batch.add(n, [&](size_t i) { return ids[i]; });
+    return true;
+  }
   void read_guess(std::string_view piece, BpeScratch& s) const { guesses_.read(piece, byte_ids_[0], s.together); }
   void guess(BpeScratch& s) const {
     guesses_.guess(Merger(merges, ranks), byte_ids_[0], &short_words_, s.together, s.merging);
@@ -151,9 +175,9 @@ class Bpe {
   template <class Out>
   void encode(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
     if (auto id = long_token(piece)) return out(*id, static_cast<uint32_t>(piece.size()));
-    if (!cuts_) return encode_word(vocab, piece, s, out);
+    if (!joins_.built()) return encode_word(vocab, piece, s, out);
     while (!piece.empty()) {
-      size_t end = next_cut(piece);
+      size_t end = joins_.first_cut(piece, false);
       encode_word(vocab, piece.substr(0, end), s, out);
       piece.remove_prefix(end);
     }
@@ -214,21 +238,21 @@ class Bpe {
     }
   }
 
-  // Whether no merge ever joins the mark to something else before it.
-  bool may_cut(const Vocab& vocab) const {
-    if (!vocab.find(mark)) return false;
+  void find_joins(const Vocab& vocab) {
+    const bool everywhere = falls_back_;
+    if (!everywhere && !vocab.find(mark)) return;  // a space may be unknown itself
+    std::vector<bool> made(vocab.end()), apart(vocab.end());
+    for (uint32_t id : fallback_)
+      if (id != none) apart[id] = true;
+    if (config.unknown) apart[*config.unknown] = true;
     for (const Merge& m : in_order) {
-      std::string_view t = vocab.text(m.id);
-      for (size_t i = t.find(mark, 1); i != std::string_view::npos; i = t.find(mark, i + 1))
-        if (i < mark.size() || t.substr(i - mark.size(), mark.size()) != mark) return false;
+      if (apart[m.a] || apart[m.b]) return;
+      made[m.id] = true;
     }
-    return true;
-  }
-  // Past the first part of the piece: up to a mark that follows something else.
-  static size_t next_cut(std::string_view piece) {
-    for (size_t i = piece.find(mark, 1); i != std::string_view::npos; i = piece.find(mark, i + 1))
-      if (i < mark.size() || piece.substr(i - mark.size(), mark.size()) != mark) return i;
-    return piece.size();
+    joins_.build(everywhere, [&](auto&& token) {
+      for (uint32_t id = 0; id < vocab.end(); ++id)
+        if (made[id]) token(vocab.text(id));
+    });
   }
 
   // Variant bit 0: not the first character; bit 1: the last.
@@ -252,7 +276,8 @@ class Bpe {
 
   void index_words(const Vocab& vocab) {
     short_words_.reserve(vocab.size(), vocab.end());
-    if (cuts_) spaced_words_.reserve(vocab.size(), vocab.end());
+    const bool cuts = joins_.built();
+    if (cuts) spaced_words_.reserve(vocab.size(), vocab.end());
     if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
     WordTable::Filler short_words(short_words_), spaced_words(spaced_words_);
     std::string bytes, text;
@@ -274,8 +299,10 @@ class Bpe {
         if (word.merged != known && batch[word.merged].size() != 1) continue;
         uint32_t only = word.merged == known ? word.id : batch[word.merged][0].id;
         std::string_view t = std::string_view(text).substr(word.from, word.size);
-        short_words.add(t, only);
-        if (cuts_ && t.find(' ') == std::string_view::npos) spaced_words.add(spaced(t), only);
+        if (t.size() <= WordTable::longest) short_words.add(t, only);
+        if (!cuts || t.find(' ') != std::string_view::npos) continue;
+        const std::string with_spaces = spaced(t);
+        if (with_spaces.size() <= WordTable::longest) spaced_words.add(with_spaces, only);
       }
       words.clear();
       text.clear();
@@ -297,7 +324,8 @@ class Bpe {
           words_.add(t, id);
         continue;
       }
-      if (t.size() > WordTable::longest || (cuts_ && next_cut(t) != t.size())) continue;
+      if ((cuts ? spaced(t) : std::string(t)).size() > WordTable::longest) continue;
+      if (cuts && joins_.first_cut(t, false) != t.size()) continue;
       if (config.wants_unknown && !config.unknown) continue;
       Word word{text.size(), t.size(), id, known};
       if (!guesses_.known(id)) {
@@ -399,7 +427,9 @@ class Bpe {
   Guesses guesses_;
   Vocab words_;  // of more than 16 bytes, if merges are ignored for words of the vocabulary
   WordTable short_words_, spaced_words_;
-  bool bytes_ = false, plain_ = true, complete_ = false, cuts_ = false;
+  Joins joins_;
+  bool bytes_ = false, plain_ = true, complete_ = false;
+  bool falls_back_ = false;  // to bytes, which all have tokens
 };
 
 }  // namespace fasttoken

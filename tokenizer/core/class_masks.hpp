@@ -28,6 +28,26 @@ static inline Leads leads_of(const char* p, const ClassTable& t) {
   return {with(lead_two), three, three & with(lead_upper), three & with(lead_special)};
 }
 
+// What says of neighbours within ASCII whether they join, and the bytes that join the one before them; of the first
+// nothing is said. 65 bytes can be read.
+struct AsciiJoins {
+  __m512i left[2], right[2];
+  explicit AsciiJoins(const Joins& joins) {
+    for (int half = 0; half < 2; ++half) {
+      left[half] = _mm512_loadu_si512(joins.lefts().data() + 64 * half);
+      right[half] = _mm512_loadu_si512(joins.rights().data() + 64 * half);
+    }
+  }
+};
+static inline uint64_t high_bytes(const char* p) { return _mm512_movepi8_mask(_mm512_loadu_si512(p)); }
+
+static inline uint64_t joined_ascii(const char* p, const AsciiJoins& t) {
+  const __m512i bytes = _mm512_loadu_si512(p), next = _mm512_loadu_si512(p + 1);
+  const __m512i left = _mm512_maskz_permutex2var_epi8(~_mm512_movepi8_mask(bytes), t.left[0], bytes, t.left[1]);
+  const __m512i right = _mm512_maskz_permutex2var_epi8(~_mm512_movepi8_mask(next), t.right[0], next, t.right[1]);
+  return static_cast<uint64_t>(_mm512_test_epi8_mask(left, right)) << 1;
+}
+
 static inline uint64_t mask_of(const char* p, char c) {
   return _mm512_cmpeq_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(c));
 }
@@ -332,6 +352,50 @@ static inline size_t not_found(const FoundWords& f, uint32_t* out) {
 }
 
 #endif
+
+#if FASTTOKEN_LEVEL < 2
+struct AsciiJoins {
+  const Joins& joins;
+  explicit AsciiJoins(const Joins& j) : joins(j) {}
+};
+static inline uint64_t high_bytes(const char* p) {
+  uint64_t out = 0;
+  for (int i = 0; i < 64; ++i) out |= uint64_t{static_cast<unsigned char>(p[i]) >= 128} << i;
+  return out;
+}
+static inline uint64_t joined_ascii(const char* p, const AsciiJoins& t) {
+  uint64_t out = 0;
+  auto known = [](char c) { return static_cast<unsigned char>(c) < 128; };
+  for (int i = 1; i < 64; ++i) {
+    const bool both = known(p[i - 1]) & known(p[i]);
+    const unsigned char a = p[i - 1] & 127, b = p[i] & 127;
+    out |= uint64_t{both && (t.joins.left(a) & t.joins.right(b))} << i;
+  }
+  return out;
+}
+#endif
+
+// Which of 64 bytes belong to a word with the byte before them: the first begins a character. high: those beyond
+// ASCII.
+static inline uint64_t joined(const char* p, const Joins& joins, const AsciiJoins& ascii, uint64_t high) {
+  uint64_t out = joined_ascii(p, ascii);
+  uint32_t before = 0;
+  size_t end = 64;  // of the character before
+  while (high) {
+    const size_t i = static_cast<size_t>(std::countr_zero(high));
+    const char* to = p + i;
+    const uint32_t c = utf8_next(to);
+    if (i > 0) out |= uint64_t{joins.join(i == end ? before : static_cast<unsigned char>(p[i - 1]), c)} << i;
+    end = static_cast<size_t>(to - p);
+    out |= ((uint64_t{1} << (end - i - 1)) - 1) << i << 1;
+    before = c;
+    if (end >= 64) break;
+    const unsigned char next = static_cast<unsigned char>(p[end]);
+    if (next < 128) out |= uint64_t{joins.join(c, next)} << end;
+    high = high >> end << end;
+  }
+  return out;
+}
 
 // The characters beyond ASCII that begin in these 64 bytes; the last may end behind them.
 static inline void add_others(const char* p, const ClassTable& t, uint64_t valid, Masks& m) {

@@ -85,10 +85,6 @@ static inline unsigned contraction(const char* p, bool folded) {
 template <SplitFamily family>
 static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, const Masks& m, uint64_t valid,
                              uint64_t& starts, uint64_t& runs) {
-  if constexpr (family == SplitFamily::spaced) {
-    runs = starts = (m.blank & ~(m.blank << 1) & valid) | 1;
-    return true;
-  }
   const uint64_t inside = m.inside, letter = m.letter, number = m.number, space = m.space;
   constexpr bool scripted = family == SplitFamily::scripted;
   const uint64_t script = scripted ? m.upper : 0, script_letter = script & ~m.special,
@@ -181,10 +177,7 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
   if (plan.table) {
     n = plan.table->match({p, static_cast<size_t>(end - p)}, 0, looked);
   } else {  // spaced
-    const char* to = p;
-    while (to < end && *to == ' ') ++to;
-    const void* space = std::memchr(to, ' ', static_cast<size_t>(end - to));
-    n = static_cast<size_t>((space ? static_cast<const char*>(space) : end) - p);
+    n = plan.first_word({p, static_cast<size_t>(end - p)});
   }
   out.any(p, n);
   return p + n;
@@ -198,6 +191,7 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
   found.at[n] = static_cast<uint32_t>(end - base);
   place_words(found, table);
   find_words(found, table);
+  found.put_stops();
   out.room(found.at[n] - found.at[0]);
   size_t done = 0;
   auto put_known = [&](size_t until) {
@@ -265,10 +259,47 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
   found.count = 0;
 }
 
+// What finds the starts of words in 64 bytes.
 template <SplitFamily family>
-static void cut(const SplitPlan& plan, std::string_view text, const char* readable, WordWriter& out) {
-  const char *p = text.data(), *end = p + text.size();
-  const AsciiClasses ascii(plan.classes);
+class Starts {
+ public:
+  explicit Starts(const SplitPlan& plan) : plan_(plan), ascii_(plan.classes) {}
+  // high: of the bytes beyond ASCII. False: ask the table.
+  bool find(const char* p, size_t left, uint64_t valid, uint64_t& starts, uint64_t& runs, uint64_t& high) const {
+    Masks m{};
+    masks_of(p, ascii_, m);
+    if (left < 64) m.only(valid);
+    high = m.high & valid;
+    if (high) add_others(p, plan_.classes, valid, m);
+    return starts_of<family>(p, left, plan_, m, valid, starts, runs);
+  }
+
+ private:
+  const SplitPlan& plan_;
+  const AsciiClasses ascii_;
+};
+template <>
+class Starts<SplitFamily::spaced> {
+ public:
+  explicit Starts(const SplitPlan& plan) : plan_(plan), ascii_(*plan.joins) {}
+  bool find(const char* p, size_t, uint64_t valid, uint64_t& starts, uint64_t& runs, uint64_t& high) const {
+    high = high_bytes(p) & valid;
+    starts = ~joined(p, *plan_.joins, ascii_, high) & valid;
+    if (plan_.each_space) starts |= mask_of(p, ' ') & valid;
+    runs = starts |= 1;
+    return true;
+  }
+
+ private:
+  const SplitPlan& plan_;
+  const AsciiJoins ascii_;
+};
+
+template <SplitFamily family>
+static void cut(const SplitPlan& plan, std::string_view text, const char* readable, std::span<const Stop> stops,
+                WordWriter& out) {
+  const char *p = text.data(), *all_end = p + text.size();
+  const Starts<family> finder(plan);
   const WordTable::Probe table = out.table.probe();
   FoundWords found;
   found.base = p;
@@ -278,65 +309,87 @@ static void cut(const SplitPlan& plan, std::string_view text, const char* readab
   constexpr size_t block = 64, margin = 16;
   char copy[block + 2 * margin + block];
   bool copied = false;
-  while (p < end) {
-    size_t left = static_cast<size_t>(end - p);
-    if (left < block + margin && static_cast<size_t>(readable - p) < block + margin &&
-        !copied) {  // from here on in a copy, so that reading goes past its end
-      put_found();
-      std::memset(copy, 0, sizeof copy);  // of a constant size: a few stores
-      std::memcpy(copy, p, left);
-      found.base = p = copy;
-      end = copy + left;
-      readable = copy + sizeof copy;
-      copied = true;
-    }
-    bool last = left <= block;
-    uint64_t valid = left >= block ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
-    Masks m{};
-    masks_of(p, ascii, m);
-    if (left < block) m.only(valid);
-    if (family != SplitFamily::spaced && (m.high & valid)) add_others(p, plan.classes, valid, m);
-    uint64_t starts, runs;
-    if (!starts_of<family>(p, left, plan, m, valid, starts, runs)) {
-      put_found();
-      out.room(left);
-      for (const char* until = p + std::min(left, block); p < until;) p = one_by_table(plan, p, end, out);
-      continue;
-    }
-    starts |= 1;
-    const char* next = end;
-    if (!last) {
-      starts &= (uint64_t{2} << (63 - std::countl_zero(runs))) - 1;
-      const int from = 63 - std::countl_zero(starts);  // the next block
-      if (from == 0) {
+  size_t before = 0;  // how much of the text lies before found.base
+  auto place_of = [&](uint32_t at) { return found.base + (at - before); };
+  const Stop* stop = stops.data();
+  const char* end;  // of the text before the next stop
+  auto set_end = [&] { end = stop != stops.data() + stops.size() ? place_of(stop->begin) : all_end; };
+  // Near the end of what can be read, from p on in a copy, so that reading goes past it.
+  auto keep_readable = [&] {
+    if (static_cast<size_t>(readable - p) >= block + margin || copied) return;
+    put_found();
+    const size_t rest = static_cast<size_t>(all_end - p);
+    before += static_cast<size_t>(p - found.base);
+    std::memset(copy, 0, sizeof copy);  // of a constant size: a few stores
+    std::memcpy(copy, p, rest);
+    found.base = p = copy;
+    all_end = copy + rest;
+    readable = copy + sizeof copy;
+    copied = true;
+    set_end();
+  };
+  for (;; ++stop) {
+    set_end();
+    while (p < end) {
+      keep_readable();
+      size_t left = static_cast<size_t>(end - p);
+      bool last = left <= block;
+      uint64_t valid = left >= block ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
+      uint64_t starts, runs, high;
+      if (!finder.find(p, left, valid, starts, runs, high)) {
         put_found();
-        p = one_by_table(plan, p, end, out);
+        out.room(left);
+        for (const char* until = p + std::min(left, block); p < until;) p = one_by_table(plan, p, end, out);
         continue;
       }
-      starts ^= uint64_t{1} << from;
-      next = p + from;
+      starts |= 1;
+      const char* next = end;
+      if (!last) {
+        starts &= (uint64_t{2} << (63 - std::countl_zero(runs))) - 1;
+        const int from = 63 - std::countl_zero(starts);  // the next block
+        if (from == 0) {
+          put_found();
+          p = one_by_table(plan, p, end, out);
+          continue;
+        }
+        starts ^= uint64_t{1} << from;
+        next = p + from;
+      }
+      put_places(starts, static_cast<uint32_t>(p - found.base), found.at + found.count);
+      found.count += static_cast<size_t>(std::popcount(starts));
+      p = next;
+      const bool wide = std::popcount(high) > 24;
+      if (found.count >= (wide ? FoundWords::enough_wide : FoundWords::enough)) put_found();
     }
-    put_places(starts, static_cast<uint32_t>(p - found.base), found.at + found.count);
-    found.count += static_cast<size_t>(std::popcount(starts));
-    p = next;
-    const bool wide = std::popcount(m.high & valid) > 24;
-    if (found.count >= (wide ? FoundWords::enough_wide : FoundWords::enough)) put_found();
+    if (stop == stops.data() + stops.size()) break;
+    keep_readable();
+    const char* const past = place_of(stop->end);
+    if (static_cast<size_t>(readable - past) < margin) {  // put_found() reads so many bytes behind the last word
+      put_found();
+      out.room(1);
+      *out.out++ = stop->id;
+    } else {
+      found.add_stop(static_cast<uint32_t>(p - found.base), stop->id);
+    }
+    p = past;
+    if (found.count >= FoundWords::enough) put_found();
   }
   put_found();
 }
 
-static void cut_any(const SplitPlan& plan, std::string_view text, const char* readable, WordWriter& out) {
+static void cut_any(const SplitPlan& plan, std::string_view text, const char* readable, std::span<const Stop> stops,
+                    WordWriter& out) {
   switch (plan.family) {
     case SplitFamily::gpt2:
-      return cut<SplitFamily::gpt2>(plan, text, readable, out);
+      return cut<SplitFamily::gpt2>(plan, text, readable, stops, out);
     case SplitFamily::spaced:
-      return cut<SplitFamily::spaced>(plan, text, readable, out);
+      return cut<SplitFamily::spaced>(plan, text, readable, stops, out);
     case SplitFamily::prefixed:
-      return cut<SplitFamily::prefixed>(plan, text, readable, out);
+      return cut<SplitFamily::prefixed>(plan, text, readable, stops, out);
     case SplitFamily::scripted:
-      return cut<SplitFamily::scripted>(plan, text, readable, out);
+      return cut<SplitFamily::scripted>(plan, text, readable, stops, out);
     default:
-      return cut<SplitFamily::cased>(plan, text, readable, out);
+      return cut<SplitFamily::cased>(plan, text, readable, stops, out);
   }
 }
 

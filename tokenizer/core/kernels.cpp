@@ -41,7 +41,20 @@ struct FoundWords {
   int32_t ids[most + 16];                       // -1: not in its first line
   uint32_t narrow[most + 16], wide[most + 16];  // the numbers of the words of at most 7, of at most 15 bytes
   size_t narrow_count, wide_count;
+  // Of those that are added tokens, the numbers and the ids.
+  size_t stop_count = 0;
+  uint32_t stop_at[most];
+  int32_t stop_ids[most];
 
+  void add_stop(uint32_t where, int32_t id) {
+    stop_at[stop_count] = static_cast<uint32_t>(count);
+    stop_ids[stop_count++] = id;
+    at[count++] = where;
+  }
+  void put_stops() {
+    for (size_t i = 0; i < stop_count; ++i) ids[stop_at[i]] = stop_ids[i];
+    stop_count = 0;
+  }
   size_t size(size_t i) const { return at[i + 1] - at[i]; }
 };
 

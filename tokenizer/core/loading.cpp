@@ -91,9 +91,8 @@ void Tokenizer::settle() {
 // How ids alone are made, if the file is of a kind that a kernel knows.
 void Tokenizer::plan() {
   if (model_.kind != ModelKind::bpe) return;
-  spaced_ = normalized_.empty() && pre_.empty() && !pre_.bytes_ready() && model_.bpe.cuts() &&
-            normalizer_.only_marks_spaces(Bpe::mark);
-  if (spaced_) plan_ = PlanReader::spaced();
+  if (normalized_.empty() && !pre_.bytes_ready() && model_.bpe.joins().built()) marks_ = read_marks();
+  if (marks_) plan_ = PlanReader::spaced(model_.bpe.joins(), marks_->each_space);
   if (model_.bpe.plain_bytes()) {
     std::vector<const Regex*> patterns = pre_.only_patterns();
     if (patterns.size() == 1) plan_ = PlanReader::read(*patterns[0]);
@@ -101,8 +100,16 @@ void Tokenizer::plan() {
   }
   if (!plan_) return;
   cut_ = cutter(best_isa());
-  plain_ascii_ = !spaced_ && normalized_.empty() && normalizer_.keeps_ascii();
+  plain_ascii_ = !marks_ && normalized_.empty() && normalizer_.keeps_ascii();
   caches_.reserve();
+}
+
+// Nothing where more than marks is made of a text before the model.
+std::optional<SpaceMarks> Tokenizer::read_marks() const {
+  if (normalizer_.empty()) return pre_.only_marks_spaces(Bpe::mark);
+  std::optional<bool> marks = normalizer_.only_marks_spaces(Bpe::mark);
+  if (!marks || !pre_.only_splits_at(" ")) return std::nullopt;
+  return SpaceMarks{*marks ? SpaceMarks::Prefix::each : SpaceMarks::Prefix::none, false};
 }
 
 void Tokenizer::read_post(const Json& json) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,10 +36,14 @@ class Normalizer {
       return step.kind == Kind::nfc || step.kind == Kind::nfd || step.kind == Kind::nfk;
     });
   }
-  // Whether all that is done is to put a mark before the text and in the place of each space.
-  bool only_marks_spaces(std::string_view mark) const {
-    return steps_.size() == 2 && steps_[0].kind == Kind::prepend && steps_[0].content == mark &&
-           steps_[1].kind == Kind::replace && steps_[1].content == mark && steps_[1].pattern.is_text(" ");
+  // Whether a mark is put before the text, where all that is done besides is to put one in the place of each space;
+  // nothing where more or less is done.
+  std::optional<bool> only_marks_spaces(std::string_view mark) const {
+    const bool before = steps_.size() == 2 && steps_[0].kind == Kind::prepend && steps_[0].content == mark;
+    if (steps_.size() != (before ? 2u : 1u)) return std::nullopt;
+    const Step& spaces = steps_.back();
+    if (spaces.kind != Kind::replace || spaces.content != mark || !spaces.pattern.is_text(" ")) return std::nullopt;
+    return before;
   }
   // Where the first character is that composing may change or join; the length of the text if there is none.
   static size_t first_dirty(std::string_view v) {

@@ -8,11 +8,13 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "normalizers.hpp"
+#include "space_marks.hpp"
 #include "splitting.hpp"
 
 namespace fasttoken {
@@ -55,6 +57,22 @@ class PreTokenizer {
       all.push_back(step.pattern.regex());
     }
     return all;
+  }
+
+  // Whether a text without `text` in it stays whole.
+  bool only_splits_at(std::string_view text) const {
+    return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) {
+      return step.kind == Kind::split && !step.invert && step.pattern.is_text(text);
+    });
+  }
+  // How spaces are marked, where that is all that is done.
+  std::optional<SpaceMarks> only_marks_spaces(std::string_view mark) const {
+    if (steps_.size() != 1 || steps_[0].kind != Kind::metaspace || steps_[0].content != mark) return std::nullopt;
+    using Prefix = SpaceMarks::Prefix;
+    const Prefix prefix = steps_[0].prepend == Prepend::never   ? Prefix::none
+                          : steps_[0].prepend == Prepend::first ? Prefix::first
+                                                                : Prefix::each_without;
+    return SpaceMarks{prefix, steps_[0].split};
   }
 
   // pieces holds the pieces to begin with and then the result; none is empty.

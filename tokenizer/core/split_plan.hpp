@@ -7,7 +7,8 @@
 //   scripted N{1,3}, then C+, then of what is left A[a-zA-Z]+|[^\r\nLO]?L+| ?O+[\r\n]*|\s*[\r\n]+|...
 //                                                                                       DeepSeek-V3
 //
-//   spaced   no pattern: words begin at a space behind something else      Llama 2, Mistral 7B, Phi-3
+//   spaced   no pattern: words begin where no merge reaches across (joins.hpp)    Llama 2, Mistral 7B, Phi-3, Gemma,
+//   Yi
 //
 //   L, N any sets that share nothing with each other and with \s; O what is in none of the three. scripted: O is a
 //   set of its own, A what ASCII has of it, C any set, and joined_splits.hpp makes one pattern of the three.
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "joined_splits.hpp"
+#include "joins.hpp"
 #include "regex.hpp"
 #include "regex_shapes.hpp"
 
@@ -107,6 +109,14 @@ struct SplitPlan {
   const Dfa* table = nullptr;  // the whole pattern, for what the kernel leaves
   ClassTable classes;
   std::unique_ptr<Regex> joined{};  // whose table it is, where a file has several patterns
+  const Joins* joins = nullptr;     // spaced: where words end
+  bool each_space = false;          // spaced: a word begins at each space, also behind another
+
+  // spaced: past the first word of a text.
+  size_t first_word(std::string_view text) const {
+    const size_t cut = joins->first_cut(text, true);
+    return each_space ? std::min(cut, text.find(' ', 1)) : cut;
+  }
 };
 
 class PlanReader : private Shapes {
@@ -145,12 +155,12 @@ class PlanReader : private Shapes {
     return plan;
   }
 
-  static std::unique_ptr<SplitPlan> spaced() {
+  // joins outlives the plan.
+  static std::unique_ptr<SplitPlan> spaced(const Joins& joins, bool each_space) {
     auto plan = std::make_unique<SplitPlan>();
     plan->family = SplitFamily::spaced;
-    std::vector<uint8_t> flat(code_points);
-    flat[' '] = class_blank;
-    plan->classes.fill(flat);
+    plan->joins = &joins;
+    plan->each_space = each_space;
     return plan;
   }
 

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "loader.hpp"
 #include "pretokenizers.hpp"
 #include "prompt_cache.hpp"
+#include "space_marks.hpp"
 #include "tables_file.hpp"
 #include "token_bytes.hpp"
 
@@ -33,6 +36,7 @@ struct Scratch {
   ScratchVector<char> utf8;                               // of the text
   IdBuffer ids;
   PromptCache::Marks marks;
+  std::vector<Stop> stops;
   std::string first_word;
   const char* readable = nullptr;  // the end of the text whose parts are encoded
   bool ascii = false;              // whether the text is known to be no more
@@ -383,6 +387,9 @@ class Tokenizer {
   template <class Sink, class Passed = Unseen>
   void run(std::string_view text, bool parse_special, Scratch& s, bool align, Sink& sink, uint32_t from = 0,
            Passed&& passed = {}) const {
+    if constexpr (std::is_same_v<Sink, Ids>)
+      if (marks_ && marks_->only_at_start() && text.find(Bpe::mark) == std::string_view::npos)
+        return stretches(text, parse_special, s, sink, from, passed);
     split_added(
         text, raw_, added_.tokens, parse_special,
         [&](uint32_t begin, uint32_t end) {
@@ -400,9 +407,35 @@ class Tokenizer {
         from);
   }
 
+  // The same of a file that marks spaces, where at most what begins the text has a mark put before it, and of a text
+  // without marks: it is cut by the kernel up to the next control token, together with all other added tokens, of
+  // which such files have many (each end of line, say).
+  template <class Passed>
+  void stretches(std::string_view text, bool parse_special, Scratch& s, Ids& sink, uint32_t from,
+                 Passed&& passed) const {
+    s.stops.clear();
+    auto put = [&](uint32_t end) {
+      if (from < end) spaced_words(text.substr(from, end - from), from, s.stops, s, sink.out);
+      s.stops.clear();
+    };
+    split_added(
+        text, raw_, added_.tokens, parse_special, [](uint32_t, uint32_t) {},
+        [&](uint32_t begin, uint32_t end, int32_t token) {
+          const AddedToken& added = added_.tokens[static_cast<size_t>(token)];
+          if (!added.special) return s.stops.push_back({begin - from, end - from, static_cast<int32_t>(added.id)});
+          put(begin);
+          sink.added(nullptr, begin, end, text.substr(begin, end - begin), added.id);
+          passed(end, added);
+          from = end;
+        },
+        from);
+    put(static_cast<uint32_t>(text.size()));
+  }
+
   // Whether a stretch between control tokens may be in a cache: its ids are then a matter of its bytes alone.
   bool may_know(std::string_view part) const {
-    return plan_ && normalized_.empty() && part.size() <= ClauseCache::longest;
+    return plan_ && normalized_.empty() && part.size() <= ClauseCache::longest &&
+           !(marks_ && marks_->prefix == SpaceMarks::Prefix::first);
   }
   void known_segment(std::string_view part, bool parse_special, Scratch& s, bool align, Ids& sink) const {
     if (part.size() <= WordCache::longest) return known_in(caches_.roles, part, parse_special, s, align, sink);
@@ -429,7 +462,8 @@ class Tokenizer {
   template <class Sink>
   void segment(std::string_view bytes, uint32_t base, bool parse_special, Scratch& s, bool align, Sink& sink) const {
     if constexpr (std::is_same_v<Sink, Ids>) {
-      if (spaced_ && bytes.find(Bpe::mark) == std::string_view::npos) return spaced_words(bytes, s, sink.out);
+      if (marks_ && bytes.find(Bpe::mark) == std::string_view::npos)
+        return spaced_words(bytes, base, {}, s, sink.out);
       if (plain_ascii_ && (s.ascii || is_ascii(bytes))) return planned(bytes, s, sink.out, s.readable);
     }
     s.text.start(bytes, base, align);
@@ -439,7 +473,7 @@ class Tokenizer {
     if (n == 0) return;
     if (normalized_.empty() || AddedMatcher::Search(normalized_, s.text.view()).next(0).token < 0) {
       if constexpr (std::is_same_v<Sink, Ids>)
-        if (plan_ && !spaced_) return planned(s.text.view(), s, sink.out, s.text.touched() ? nullptr : s.readable);
+        if (plan_ && !marks_) return planned(s.text.view(), s, sink.out, s.text.touched() ? nullptr : s.readable);
       s.pre.pieces.assign(1, s.text.slice(0, n, base));
       return pieces(s.text, s, sink);
     }
@@ -459,26 +493,32 @@ class Tokenizer {
   // readable: the end of what can be read; null: the text's.
   void planned(std::string_view text, Scratch& s, IdBuffer& out, const char* readable = nullptr) const {
     WordWriter words(model_.bpe, model_.vocab, caches_, s.bpe, out, false);
-    cut_(*plan_, text, readable ? readable : text.data() + text.size(), words);
+    cut_(*plan_, text, readable ? readable : text.data() + text.size(), {}, words);
     words.finish();
   }
 
-  // A text without marks, read as if it had one before it and in the place of each space.
-  void spaced_words(std::string_view bytes, Scratch& s, IdBuffer& out) const {
+  // A text without marks, read as if it had one in the place of each space, and before it where the file says so.
+  // base: where it begins in the caller's text. stops: places in this text, in order.
+  void spaced_words(std::string_view bytes, uint32_t base, std::span<Stop> stops, Scratch& s, IdBuffer& out) const {
     WordWriter words(model_.bpe, model_.vocab, caches_, s.bpe, out, true);
-    size_t end = 0;
-    while (end < bytes.size() && bytes[end] == ' ') ++end;
-    end = std::min(bytes.find(' ', end), bytes.size());
-    s.first_word.assign(1, ' ').append(bytes.substr(0, end));
-    words.any(s.first_word.data(), s.first_word.size());
-    if (end < bytes.size()) cut_(*plan_, bytes.substr(end), bytes.data() + bytes.size(), words);
+    const std::string_view before_stops = stops.empty() ? bytes : bytes.substr(0, stops[0].begin);
+    size_t done = 0;
+    if (!before_stops.empty() && marks_->puts_before(before_stops, base)) {
+      done = plan_->first_word(before_stops);
+      s.first_word.assign(1, ' ').append(before_stops.substr(0, done));
+      const size_t first = plan_->first_word(s.first_word);  // all of it, or the space alone
+      words.any(s.first_word.data(), first);
+      if (first == 1) words.any(s.first_word.data() + 1, done);
+      for (Stop& stop : stops) stop.begin -= done, stop.end -= done;
+    }
+    if (done < bytes.size()) cut_(*plan_, bytes.substr(done), bytes.data() + bytes.size(), stops, words);
     words.finish();
   }
 
   template <class Sink>
   void pieces(Text& text, Scratch& s, Sink& sink) const {
     if constexpr (std::is_same_v<Sink, Ids>) {
-      if (plan_ && !spaced_) return planned(text.view(), s, sink.out);
+      if (plan_ && !marks_) return planned(text.view(), s, sink.out);
     }
     pre_.apply(text, s.pre);
     s.rewritten |= text.touched();
@@ -506,6 +546,7 @@ class Tokenizer {
   template <class Self, class Io>
   static void tables(Self& self, Io& io);
   void plan();
+  std::optional<SpaceMarks> read_marks() const;
   void read_post(const Json& json);
   // Bytes of all added tokens, as the file has them and as they are normalized: their automaton takes a hundred times
   // as many while it is made.
@@ -534,8 +575,8 @@ class Tokenizer {
   bool needs_align_ = false, tables_known_ = false;
   std::unique_ptr<SplitPlan> plan_;
   CutWords cut_ = nullptr;
-  bool spaced_ = false;
-  bool plain_ascii_ = false;  // whether ASCII is cut as it is
+  std::optional<SpaceMarks> marks_;  // where the kernel cuts such a text
+  bool plain_ascii_ = false;         // whether ASCII is cut as it is
   WordCaches caches_;
   PromptCache prompts_;
   CharSpans spans_;

@@ -101,7 +101,7 @@ class WordWriter {
         return Way::alone;
       }
     }
-    if (spaced_) return Way::alone;
+    if (spaced_) return bpe_.add_spaced(scratch_.batch, {p, n}) ? Way::merged : Way::alone;
     if (!is_wide(p, n) && bpe_.merges_bytes({p, n})) {
       bpe_.add_to(scratch_.batch, {p, n});
       return Way::merged;
@@ -222,8 +222,12 @@ class WordWriter {
     if (spaced_) {
       std::string& text = scratch_.spaced;
       text.clear();
-      for (; n > 0 && *p == ' '; ++p, --n) text += Bpe::mark;
-      word = text.append(p, n);
+      for (char c : word)
+        if (c == ' ')
+          text += Bpe::mark;
+        else
+          text += c;
+      word = text;
     }
     bpe_.encode(vocab_, word, scratch_, [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); });
   }
