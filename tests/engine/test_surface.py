@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import prelude
-from prelude import AsyncEngine, DecisionTemplate, Engine, Generate, SamplingParams, YesNo
+from prelude import AsyncEngine, DecisionTemplate, Engine, Generate, SamplingParams, YesNo, errors, results
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, UnknownParameter
 
 
@@ -29,6 +30,17 @@ def test_both_engines_say_what_their_model_is(make_engine: Callable[..., Engine]
     twin = AsyncEngine(engine)
     assert twin.model_info == info and twin.tokenizer is engine.tokenizer
     assert (twin.max_length, twin.eos_token_ids) == (300, (0,))
+
+
+def test_errors_and_results_are_public() -> None:
+    made = {
+        name: value for module in (errors, results) for name, value in vars(module).items() if inspect.isclass(value)
+    }
+    own = {name: value for name, value in made.items() if value.__module__.startswith("prelude")}
+    assert {"PreludeError", "QueueFull", "RequestStats", "Answer"} <= own.keys()
+    assert {name for name, value in own.items() if getattr(prelude, name, None) is not value} == set()
+    assert own.keys() <= set(prelude.__all__)
+    assert all(hasattr(prelude, name) for name in prelude.__all__)
 
 
 def test_the_decision_template_is_public(make_engine: Callable[..., Engine]) -> None:
