@@ -62,11 +62,15 @@ _shown: dict[str, dict[str, Any]] = {}
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome = yield
-    report = outcome.get_result()  # type: ignore[attr-defined]
-    marks = marks_of(item)
+    outcome.get_result().user_properties += [("shows", mark) for mark in marks_of(item)]  # type: ignore[attr-defined]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Runs in the process that reports, which with ``-n`` has the tests of all workers."""
+    marks = list(dict.fromkeys(tuple(mark) for name, mark in report.user_properties if name == "shows"))
     if not marks:
         return
-    entry = _shown.setdefault(item.nodeid, {"marks": marks, "passed": False, "failed": False})
+    entry = _shown.setdefault(report.nodeid, {"marks": marks, "passed": False, "failed": False})
     if report.when == "call":
         entry["passed"] = report.passed
     if report.failed:
@@ -74,7 +78,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.getoption("collectonly", False):
+    if session.config.getoption("collectonly", False) or hasattr(session.config, "workerinput"):
         return
     try:
         RECORD.parent.mkdir(exist_ok=True)

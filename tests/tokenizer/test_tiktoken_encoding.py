@@ -69,7 +69,7 @@ def result(call: Any, *args: Any, **options: Any) -> Any:
         return "refused"
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: str({key: sorted(options[key]) for key in options}))
 def test_encode_and_its_refusals(pair: Any, options: dict[str, Any]) -> None:
     ours, theirs = pair
     for text in TEXTS:
