@@ -130,7 +130,8 @@ class Use:
         self.encoder = encoder
         salt, cache = getattr(task, "salt", None), getattr(task, "cache", None)  # not checked yet: any objects
         self.salt = salt if isinstance(salt, str) else None
-        never = (cache if isinstance(cache, str) else default_cache) == "never"
+        own = isinstance(cache, str) and cache != "auto"  # "auto" stands for the engine's default
+        never = (cache if own else default_cache) == "never"
         self.alone = never  # nothing is kept, for this tenant either
         self.remember = not never and self.salt is None
         self.calls = 0

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from prelude import Engine, EngineConfig, SamplingParams, YesNo
+from prelude import Engine, EngineConfig, Generate, SamplingParams, YesNo
+from prelude.admission.tokenization import Use
 from prelude.errors import ConfigError, EngineClosed
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0)
@@ -117,6 +118,18 @@ def test_the_memory_of_prompts_is_for_requests_that_are_not_apart(
         for _ in range(3):
             ask(engine, text)
         assert tokenizer._core.remembered_prompts == 1
+
+
+@pytest.mark.parametrize(
+    ("default", "cache", "kept"), [("auto", "auto", True), ("never", "auto", False), ("never", "always", True)]
+)
+def test_the_engines_default_of_the_cache_counts_for_the_memory_of_prompts(
+    default: Any, cache: Any, kept: bool, checkpoint: Path
+) -> None:
+    with Engine.from_pretrained(checkpoint, config=EngineConfig(default_cache=default)) as engine:
+        facts = engine._preparer._facts
+        use = Use(facts.encoder, facts.config.default_cache, Generate("x", PARAMS, cache=cache))
+        assert use.remember is kept and use.alone is not kept
 
 
 def test_prepared_questions_are_bounded_by_a_setting(checkpoint: Path) -> None:
