@@ -21,13 +21,15 @@ class BigArray {
 
  public:
   BigArray() = default;
-  explicit BigArray(size_t n) : size_(n) {
+  // huge_pages: a page is cleared when it is touched first, so that an array of which little is used at first comes
+  // sooner from small ones.
+  explicit BigArray(size_t n, bool huge_pages = true) : size_(n) {
     size_t bytes = n * sizeof(T), align = bytes >= huge ? huge : 128;
     memory_ = memory(bytes + align);
     uintptr_t at = (reinterpret_cast<uintptr_t>(memory_.get()) + align - 1) / align * align;
     data_ = reinterpret_cast<T*>(at);
 #ifdef MADV_HUGEPAGE
-    if (bytes >= huge) (void)madvise(data_, bytes / huge * huge, MADV_HUGEPAGE);
+    if (huge_pages && bytes >= huge) (void)madvise(data_, bytes / huge * huge, MADV_HUGEPAGE);
 #endif
   }
 

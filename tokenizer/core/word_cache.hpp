@@ -62,8 +62,8 @@ class CacheOfWords {
   };
 
   // bytes: a power of two, at least that of two lines.
-  void reserve(size_t bytes = usual_bytes, size_t at_first = size_t{1} << 21) {
-    memory_ = BigArray<Line>(bytes / sizeof(Line));
+  void reserve(size_t bytes = usual_bytes, size_t at_first = size_t{1} << 21, bool huge_pages = true) {
+    memory_ = BigArray<Line>(bytes / sizeof(Line), huge_pages);
     lines_ = memory_.data();
     most_ = memory_.size() - 2;
     mask_ = std::min(most_, at_first / sizeof(Line) - 2);
@@ -211,7 +211,8 @@ struct WordCaches {
     short_words.touch();
     words.touch();
     // All of it at once: fewer of them come in, and merging the ones that growing loses costs more than the memory.
-    clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes);
+    // Small pages: the first 40 KB of Chinese touch a few lines of each part of it.
+    clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes, false);
     roles.reserve(size_t{1} << 16, size_t{1} << 16);
     segments.reserve(size_t{1} << 21);
     met.reserve();
