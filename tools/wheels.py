@@ -5,7 +5,7 @@ Python from 3.10 on that ``tests.matrix`` finds, and for x86_64 and aarch64, a w
 given its manylinux tag by auditwheel, and looked at by twine and check-wheel-contents. The wheel of this machine's
 own processor is installed in a fresh environment, where the tokenizer encodes and the simulator runs. A wheel for
 another processor is compiled with this machine's Python headers: on Linux those of x86_64 and aarch64 have the same
-sizes of types. This script is new: none of its builds has been run to the end yet.
+sizes of types. docs/INSTALL.md lists the wheels that it has built.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def build(tool: Path, python: str, minor: int, architecture: str, out: Path) -> 
         (wheel,) = Path(raw).glob("*.whl")
         tag = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
         path = f"{tool}:{os.environ['PATH']}"
-        run(tool / "auditwheel", "repair", "--plat", tag, "-w", out, wheel, PATH=path)
+        run(tool / "auditwheel", "repair", "--strip", "--plat", tag, "-w", out, wheel, PATH=path)
     (made,) = out.glob(f"*-cp3{minor}-*{architecture}.whl")
     return made
 
@@ -81,7 +81,7 @@ def try_out(python: str, wheel: Path) -> None:
         run(place / "venv/bin/pip", "install", "-q", wheel)
         script = shutil.copy(ROOT / "tests" / "installed.py", place)  # beside the checkout it would import that
         run(place / "venv/bin/python", script)
-        run(place / "venv/bin/prelude", "simulate", "mixed", "--option", "scale=0.05")
+        run(place / "venv/bin/prelude", "simulate", "rubrics", "--option", "requests=200")
 
 
 def main() -> None:
