@@ -192,8 +192,8 @@ cdef cbool norm(const NormArgs& args, int64_t rows, cbool centred, int threads) 
 
 def norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int64_t out_stride, bint half,
               int64_t rows, int64_t width, float eps, int threads, bint centred=False, uintptr_t bias=0):
-    """``out = x / sqrt(mean(x ** 2) + eps) * gain``; ``gain`` may be 0, ``half``: out is bfloat16. ``centred``: the same
-    of x minus its mean, plus ``bias``, which may be 0."""
+    """``out = x / sqrt(mean(x ** 2) + eps) * gain``; ``gain`` may be 0, ``half``: out is bfloat16. ``centred``: the
+    same of x minus its mean, plus ``bias``, which may be 0."""
     cdef NormArgs args
     cdef cbool done
     args.x = <const float*> x
@@ -317,8 +317,8 @@ cdef class Attention:
 
     Item i has queries ``query_starts[i]:query_starts[i + 1]`` and the keys of runs
     ``run_starts[i]:run_starts[i + 1]``, in order; query q sees the first ``visible[q]`` of them. A run is
-    ``run_length`` keys from ``run_from`` on, of the pool where ``run_pool`` is not 0, else of the step. Where ``hidden``
-    is given, query q does not see the first ``hidden[q]`` keys.
+    ``run_length`` keys from ``run_from`` on, of the pool where ``run_pool`` is not 0, else of the step. Where
+    ``hidden`` is given, query q does not see the first ``hidden[q]`` keys.
     """
 
     cdef AttentionPlan plan

@@ -167,7 +167,8 @@ def begin_request(Record r not None, prepared, sink, options, execution_class, s
     r.sampling, r.max_new_tokens = prepared.sampling, most
     r.expires, r.queued_tokens, r.arrived, r.num_known = INFINITY, -1, now, _len(tokens)
     stats = r.stats = RequestStats.__new__(RequestStats)
-    stats.execution_class, stats.prompt_tokens, stats.request_id = execution_class.value, r.num_known, options.request_id
+    stats.execution_class, stats.request_id = execution_class.value, options.request_id
+    stats.prompt_tokens = r.num_known
     stats.truncated_tokens, stats.tokenize_ms = prepared.truncated_tokens, prepared.tokenize_ms
 
 
