@@ -238,9 +238,9 @@ include "_ints.pxi"
 include "_decode.pxi"
 
 
-# The thread's time that the matchers may take for one call of the API, however many texts it has: what any call may,
-# and what each byte adds. A pattern that takes longer backtracks without bound; one that does not reads ten times as many
-# bytes a second.
+# The thread's time that the matchers may take for one call of the API, however many texts it has: a part that every
+# call has, and a part for each byte. A pattern that takes longer backtracks without bound; one that does not reads ten
+# times as many bytes a second.
 cdef double _matching_seconds = 2.0, _matching_seconds_a_byte = 5e-6
 
 
