@@ -25,7 +25,15 @@ BYTES = 4.3e12
 
 
 def qwen3(
-    hidden: int, layers: int, heads: int, inner: int, *, vocab: int = 151_936, positions: int = 8192
+    hidden: int,
+    layers: int,
+    heads: int,
+    inner: int,
+    *,
+    head_dim: int = 128,
+    vocab: int = 151_936,
+    positions: int = 8192,
+    eps: float = 1e-6,
 ) -> ModelConfig:
     return ModelConfig.from_dict(
         {
@@ -37,9 +45,9 @@ def qwen3(
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": 8,
-            "head_dim": 128,
+            "head_dim": head_dim,
             "max_position_embeddings": positions,
-            "rms_norm_eps": 1e-6,
+            "rms_norm_eps": eps,
             "rope_theta": 1_000_000.0,
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",

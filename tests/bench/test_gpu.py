@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
 from bench import gpu, gpu_clients, gpu_exactness, gpu_loads
-from bench.gpu_models import MODELS, Floor, RandomSource, Reference, causal
+from bench.gpu_models import MODELS, Floor, RandomSource, Reference, causal, qwen3
 from prelude import AsyncEngine, EngineConfig
 from prelude.models.config import ModelConfig
 from tests.cuda import twins
@@ -34,8 +33,8 @@ def test_floors_are_those_that_were_reckoned() -> None:
     assert small.decode(4, 256) * 1e3 == pytest.approx(0.305, abs=0.001)
 
 
-def small_model() -> ModelConfig:
-    return replace(MODELS["tiny"], hidden_size=64, num_heads=8, head_dim=16, num_layers=2, vocab_size=300)
+def small_model(layers: int = 2, vocab: int = 300, eps: float = 1e-6) -> ModelConfig:
+    return qwen3(64, layers, 8, 512, head_dim=16, vocab=vocab, eps=eps)
 
 
 def executor(source: RandomSource, positions: int = 1024, graphs: bool = True) -> CudaExecutor:
@@ -97,7 +96,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 def test_parts_run_and_name_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every way of a part in turn, over a small model on a simulated device; what is short is the time of a load."""
-    config, made = replace(small_model(), vocab_size=4096, num_layers=1), list[dict[str, Any]]()
+    config, made = small_model(layers=1, vocab=4096), list[dict[str, Any]]()
     monkeypatch.setitem(gpu_loads.MODELS, "06b", config)
     monkeypatch.setitem(gpu_loads.MODELS, "4b", config)
     saturated, chats = gpu_clients.saturated, gpu_clients.chats
@@ -180,7 +179,7 @@ def test_parts_of_several_calls_gather_in_the_file_of_the_day(
 
 def test_an_engine_over_the_executor() -> None:
     """The engine that the loads use, on a simulated device: a chat and decisions in one engine, steps replayed."""
-    source = RandomSource(replace(small_model(), vocab_size=4096), "cpu", torch.bfloat16)
+    source = RandomSource(small_model(vocab=4096), "cpu", torch.bfloat16)
     on_device = executor(source, positions=4096)
     engine = gpu_loads.Bench(1).engine(on_device)
 
@@ -198,7 +197,7 @@ def test_an_engine_over_the_executor() -> None:
 def test_the_reference_and_transformers_have_the_same_weights() -> None:
     """Both are what correctness is judged by: bfloat16 rounding is all that is between them."""
     assert gpu_exactness.transformers_error(small_model(), "cpu") < 8
-    wrong = replace(small_model(), rms_eps=0.5)
+    wrong = small_model(eps=0.1)
     source = RandomSource(small_model(), "cpu", torch.bfloat16)
     ids = torch.arange(40, 140)
     right = Reference(source).logprobs(ids)

@@ -171,7 +171,7 @@ def test_a_row_that_is_not_a_number_fails_alone(tmp_path: Path, make_engine: Mak
     bad = 77
     clean = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, banned_token_ids=[bad])
     want = engine.complete(STATE, clean)
-    embedding = engine._core.executor.weights.embeddings  # type: ignore[attr-defined]
+    embedding = engine._core.executor.weights.embeddings.tokens  # type: ignore[attr-defined]
     embedding[bad] = float("nan")
     forced = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, allowed_token_ids=[bad])
     tasks = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -111,7 +112,7 @@ def test_a_poisoned_block_fails_its_own_rows(model: Model, deterministic: bool) 
 
 def test_a_poisoned_token_fails_its_own_readouts(model: Model) -> None:
     executor = model.executor()
-    executor.weights.embeddings[7] = float("nan")  # untied: the head is another weight
+    executor.weights.embeddings.tokens[7] = float("nan")  # untied: the head is another weight
     s = prompts(i32([1, 2, 3]), i32([4, 7, 5]), i32([5, 6]))
     assert run(executor, OneShotBatch(s, PooledRows(ends(s), i32([0, 1, 2, 3])))).bad_rows[0].tolist() == [1]
     assert run(executor, OneShotBatch(s, sampling(ends(s), 1.0))).bad_rows[0].tolist() == [1]
@@ -181,9 +182,9 @@ def test_ranks_and_greedy_under_ties(model: Model) -> None:
 @pytest.mark.fault(77)
 def test_denormal_and_signed_zero_weights(model: Model) -> None:
     executor, clean = model.executor(deterministic=True), model.executor(deterministic=True)
-    executor.weights.embeddings[3] = -0.0
-    clean.weights.embeddings[3] = 0.0
-    executor.weights.embeddings[4] = 1e-42
+    executor.weights.embeddings.tokens[3] = -0.0
+    clean.weights.embeddings.tokens[3] = 0.0
+    executor.weights.embeddings.tokens[4] = 1e-42
     s = prompts(i32([3, 5, 3]), i32([4, 5]))
     rows = hidden(executor, s, np.arange(5))
     assert np.isfinite(rows).all()
@@ -239,8 +240,10 @@ class WithScore:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_classification_head(model: Model, dtype: str) -> None:
     score = torch.randn(3, 64)
+    head = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 3}
+    config = ModelConfig.from_dict(json.loads((model.path / "config.json").read_text()) | head)
     with Checkpoint.open(model.path, model.config) as checkpoint:
-        executor = CpuExecutor(model.config, WithScore(checkpoint, score), num_blocks=1, dtype=dtype)
+        executor = CpuExecutor(config, WithScore(checkpoint, score), num_blocks=1, dtype=dtype)
     assert executor.limits().num_labels == 3
     s = prompts(random_ids(0, 9), random_ids(1, 4))
     logits = run(executor, OneShotBatch(s, HeadRows(ends(s)))).outputs[0].logits
