@@ -16,6 +16,7 @@ from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
 from prelude.progress import Progress
 from prelude.runtime.core import EngineCore
+from prelude.runtime.events import INTERRUPTS
 from prelude.runtime.stepper import LoopFlush
 from prelude.scheduling.request import Request
 
@@ -153,7 +154,7 @@ class Outbox(LoopFlush):
             except BaseException as error:  # closed meanwhile, in a forked child, interrupted
                 if not group.future.done():
                     group.future.set_exception(error)
-                if isinstance(error, KeyboardInterrupt | SystemExit):
+                if isinstance(error, INTERRUPTS):
                     interrupt = error
                 continue
             if not group.requests and not group.future.done():

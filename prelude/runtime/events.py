@@ -36,11 +36,12 @@ class Event:
 
 Listener = Callable[[Event], None]
 _make_event = Maker(Event)
+INTERRUPTS = (KeyboardInterrupt, SystemExit)  # made once: ``A | B`` in a handler needs memory each time
 
 
-def in_main_thread() -> bool:
-    """Where Ctrl-C arrives."""
-    return threading.current_thread() is threading.main_thread()
+def is_interrupt(error: BaseException) -> bool:
+    """Whether ``error`` is Ctrl-C, or an exit, in the main thread: it is not the fault of the code that it ended."""
+    return isinstance(error, INTERRUPTS) and threading.current_thread() is threading.main_thread()
 
 
 class Listeners:
@@ -102,7 +103,7 @@ class Listeners:
             try:
                 listener(event)
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt | SystemExit) and in_main_thread():
+                if is_interrupt(error):
                     if not self._inside():
                         raise
                     self.interrupt = error

@@ -21,7 +21,7 @@ from prelude.admission.prepared import Outcome
 from prelude.batch import StepResult
 from prelude.errors import DeadlineExceeded, EngineClosed, ExecutionError, RequestCancelled
 from prelude.execution.executor import Executor
-from prelude.runtime.events import Listeners, in_main_thread
+from prelude.runtime.events import Listeners, is_interrupt
 from prelude.runtime.flight import Flight, Flights, make_flight
 from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox
@@ -133,12 +133,14 @@ class Stepper(Forkable):
                 self._abandon(self._broken)
             went_on = self._step()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit) and in_main_thread():  # Ctrl-C, not our fault
-                if not self._withdrawn:  # between two instructions of ours: no account can be trusted
-                    self._abandon(error)
-                self._withdrawn = False
+            self._broken = error  # first: where memory is missing for the lines below, the next turn abandons
+            interrupted = is_interrupt(error)
+            if interrupted and self._withdrawn:  # the executor was at work: every account is whole
+                self._broken, self._withdrawn = None, False
                 raise
             self._abandon(error)
+            if interrupted:
+                raise
             _log_failure("the engine's own step failed", error)
             went_on = not self.inbox.empty  # what was posted meanwhile has not been looked at
         if self.events.interrupt is not None:  # Ctrl-C that came to a listener
@@ -398,7 +400,7 @@ class Stepper(Forkable):
     def _interrupted(self, error: BaseException) -> None:
         """Ctrl-C while the executor was at work: everybody in flight again, and those of a step that was being
         submitted. The latest step first."""
-        if isinstance(error, KeyboardInterrupt | SystemExit) and in_main_thread():
+        if is_interrupt(error):
             self.step_began = 0.0
             if self._unsent is not None:
                 withdraw_all(self._unsent, self.queues, self.pool)
@@ -496,7 +498,7 @@ class Stepper(Forkable):
     def _abandon(self, error: BaseException) -> None:
         """Our own fault, or an interrupt in the middle of our own accounts: everybody is told, and what they hold
         goes back. Where memory is missing for some of it, it raises, and goes on from there when called again."""
-        self._broken = self.last_error = error
+        self.last_error = error
         self.failures_in_a_row = self.unhealthy_after
         self._limit = None
         while self._flights:

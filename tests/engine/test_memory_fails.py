@@ -98,6 +98,33 @@ def test_an_end_that_could_not_be_told_is_told_later_and_counted_once(times: int
     core.audit()
 
 
+def test_a_step_that_finds_no_memory_at_all_is_abandoned_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the failure in the step on every allocation fails, those of the step's own handler among them. The request
+    has left the inbox and is in no queue then: the next step ends it with an error."""
+    import _testcapi
+
+    core, sink = service_core(), ById()
+    request = post(core, chat(prompt(6, 1), 3), sink)
+
+    def add(request: object) -> None:
+        _testcapi.set_nomemory(0, 0)
+        raise MemoryError
+
+    monkeypatch.setattr(core.queues, "add", add)
+    try:
+        with pytest.raises(MemoryError):
+            core.step()
+    finally:
+        _testcapi.remove_mem_hooks()
+    assert request.id in core.live and core.inbox.empty
+    run_steps(core)
+    assert not core.live and isinstance(sink.ends[request.id][1], ExecutionError)
+    after = post(core, chat(prompt(6, 9), 3), sink)
+    run_steps(core)
+    assert text(sink, after) == generated(9, 3)
+    core.audit()
+
+
 def test_the_engine_thread_outlives_a_lack_of_memory() -> None:
     """Callers that wait are told, though the thread that has to tell them found no memory three times."""
     core = service_core()
