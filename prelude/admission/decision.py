@@ -121,19 +121,18 @@ class Decision:
         return tree
 
     def _built(self, state: I32) -> TokenTree:
-        segments = state_segments(self.plans, state)
+        segments, _ = state_segments(self.plans, state)
         hang(segments, self.plans, -1, self.frame.start)
         return TokenTree.build(segments)
 
 
-def state_segments(plans: Sequence[QuestionPlan], state: I32) -> list[tuple[int, I32]]:
-    segments: list[tuple[int, I32]] = []
+def state_segments(plans: Sequence[QuestionPlan], state: I32) -> tuple[list[tuple[int, I32]], list[int]]:
+    """The segments of a state and its questions, and the token index of each question's last token."""
     if len(plans) == 1:
-        hang(segments, plans, -1, state)
-    else:
-        segments.append((-1, state))
-        hang(segments, plans, 0)
-    return segments
+        segments: list[tuple[int, I32]] = []
+        return segments, hang(segments, plans, -1, state)
+    segments = [(-1, state)]
+    return segments, hang(segments, plans, 0)
 
 
 def hang(
@@ -156,12 +155,7 @@ def assembled(plans: Sequence[QuestionPlan], frame: StateFrame, norm: str, mass:
     """The tree behind an empty state, from whose end places count."""
     none: I32 = np.zeros(0, dtype=np.int32)
     unconditional = norm == "unconditional"
-    segments: list[tuple[int, I32]] = []
-    if len(plans) == 1:
-        bases = hang(segments, plans, -1, none)
-    else:
-        segments.append((-1, none))
-        bases = hang(segments, plans, 0)
+    segments, bases = state_segments(plans, none)
     asked = sum(plan.tokens for plan in plans)
     read = list(plans)
     if unconditional:

@@ -85,7 +85,7 @@ def check_supported(spec: ModelSpec) -> None:
                 final is None or final.kind != "rms" or final.eps != layer.mlp_norm.eps
             ),
             "embeddings other than those of tokens": (
-                spec.embeddings.places is not None or spec.embeddings.norm is not None
+                spec.embeddings.positions is not None or spec.embeddings.norm is not None
             ),
             "a classification head other than one projection of the last token": (
                 head is not None and (head.dense is not None or head.pooling != "last")

@@ -155,7 +155,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PositionEmbeddings:
     """Learned positions: row ``first + i`` of ``name`` [rows, width] belongs to position i."""
 
     name: str
@@ -165,14 +165,14 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """``norm(tokens + places + types)``, then ``projection`` where the layers are wider. Tokens are rows of ``name``
-    [vocab, width]. The type of a token counts the segments above its own, up to ``num_types - 1``: 0 for a prompt and
-    for the first text of a pair, 1 for the second text."""
+    """``norm(tokens + positions + types)``, then ``projection`` where the layers are wider. Tokens are rows of
+    ``name`` [vocab, width]. The type of a token counts the segments above its own, up to ``num_types - 1``: 0 for a
+    prompt and for the first text of a pair, 1 for the second text."""
 
     name: str
     vocab: int
     width: int
-    places: Places | None = None
+    positions: PositionEmbeddings | None = None
     types: str | None = None
     num_types: int = 0
     norm: Norm | None = None
@@ -180,8 +180,8 @@ class Embeddings:
 
     def tensors(self) -> Shapes:
         yield f"{self.name}.weight", (self.vocab, self.width)
-        if self.places is not None:
-            yield f"{self.places.name}.weight", (self.places.rows, self.width)
+        if self.positions is not None:
+            yield f"{self.positions.name}.weight", (self.positions.rows, self.width)
         if self.types is not None:
             yield f"{self.types}.weight", (self.num_types, self.width)
         for part in (self.norm, self.projection):

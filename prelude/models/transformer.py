@@ -121,11 +121,11 @@ class Transformer:
     def _embed(self, ids: Tensor, positions: Tensor, highest: int, types: Tensor | None) -> Tensor:
         weights = self.weights.embeddings
         x = weights.tokens.index_select(0, ids).to(torch.float32)
-        if weights.places is not None:
+        if weights.positions is not None:
             if highest >= self.spec.max_positions:
                 raise IndexError(f"position {highest} is past the model's last, {self.spec.max_positions - 1}")
-            places = positions if types is None else positions + types * self.spec.max_positions
-            x.add_(weights.places.index_select(0, places))
+            at = positions if types is None else positions + types * self.spec.max_positions
+            x.add_(weights.positions.index_select(0, at))
         if weights.norm is not None:
             weights.norm(x, torch.float32, x)
         if weights.projection is not None:

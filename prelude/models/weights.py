@@ -59,13 +59,13 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True)
 class EmbeddingWeights:
     tokens: Tensor  # [vocab, width]
-    places: Tensor | None = None  # [types * positions, width] float32: position and type together
+    positions: Tensor | None = None  # [types * positions, width] float32: position and type together
     norm: RowNorm | None = None
     projection: Linear | None = None
 
     def tensors(self) -> list[Tensor]:
         parts = [part.tensors() for part in (self.norm, self.projection) if part is not None]
-        return [self.tokens, *([] if self.places is None else [self.places]), *chain(*parts)]
+        return [self.tokens, *([] if self.positions is None else [self.positions]), *chain(*parts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +160,18 @@ class _Reader:
             qk_gain=self._qk_gain(mixer),
         )
 
-    def embeddings(self, spec: Embeddings, positions: int) -> EmbeddingWeights:
+    def embeddings(self, spec: Embeddings, count: int) -> EmbeddingWeights:
         tokens = self.source.finite(f"{spec.name}.weight").to(self.dtype, copy=True)
-        places: Tensor | None = None
-        if spec.places is not None:
-            first = spec.places.first
-            places = self.vector(f"{spec.places.name}.weight")[first : first + positions]
+        table: Tensor | None = None
+        if spec.positions is not None:
+            first = spec.positions.first
+            table = self.vector(f"{spec.positions.name}.weight")[first : first + count]
             if spec.types is not None:
                 types = self.vector(f"{spec.types}.weight")
-                places = (places[None] + types[:, None]).view(-1, spec.width)
+                table = (table[None] + types[:, None]).view(-1, spec.width)
         return EmbeddingWeights(
             tokens,
-            None if places is None else places.contiguous(),
+            None if table is None else table.contiguous(),
             None if spec.norm is None else self.norm(spec.norm),
             None if spec.projection is None else self.linear(spec.projection),
         )

@@ -176,6 +176,22 @@ def counted_rows(count: int) -> str:
     return f"{count} row{'s' * (count != 1)}"
 
 
+def indptr_of(ends: I32) -> I32:
+    """[N + 1] of N items that end at ``ends``."""
+    indptr = np.zeros(len(ends) + 1, np.int32)
+    indptr[1:] = ends
+    return indptr
+
+
+def means(rows: Rows, tokens: I32, indptr: I32) -> F32:
+    """[N, hidden]: the mean of each item's ``tokens[indptr[i]:indptr[i+1]]`` after the final norm. Item by item: the
+    order of a sum must not depend on the neighbours."""
+    found = np.empty((len(indptr) - 1, rows.hidden_size), np.float32)
+    for i, (start, stop) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist())):
+        found[i] = rows.mean(tokens[start:stop])
+    return found
+
+
 def bad_rows(finite: Any) -> I32:
     """``finite``: a flag a row (item)."""
     return np.flatnonzero(~finite).astype(np.int32)

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from prelude.arrays import F32, I32
-from prelude.readouts.base import Joined, Key, Output, Readout, RequestReadout, Rows, bad_rows, counted_rows
+from prelude.readouts.base import (
+    Joined,
+    Key,
+    Output,
+    Readout,
+    RequestReadout,
+    Rows,
+    bad_rows,
+    counted_rows,
+    indptr_of,
+    means,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +50,7 @@ class HeadRows(Readout, RequestReadout):
     def join(self, readouts: Sequence[HeadRows], rows: I32, row_ends: I32) -> Joined:
         if self.indptr is None:
             return Joined(HeadRows(rows), None, None)
-        indptr = np.zeros(len(row_ends) + 1, np.int32)
-        indptr[1:] = row_ends
-        return Joined(HeadRows(rows, indptr), None, None)
+        return Joined(HeadRows(rows, indptr_of(row_ends)), None, None)
 
     # ---- of a batch
 
@@ -53,9 +62,7 @@ class HeadRows(Readout, RequestReadout):
         if self.indptr is None:
             logits = rows.scores(self.rows)
         else:
-            edges = zip(self.indptr[:-1].tolist(), self.indptr[1:].tolist())
-            means = np.stack([rows.mean(self.rows[start:stop]) for start, stop in edges])
-            logits = rows.scores_of(means.astype(np.float32))
+            logits = rows.scores_of(means(rows, self.rows, self.indptr))
         return HeadOutput(logits), bad_rows(np.isfinite(logits).all(axis=1))
 
     def answers(self, output: object) -> bool:

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from prelude.arrays import F32, I32
-from prelude.readouts.base import Joined, Key, Output, Readout, RequestReadout, Rows, bad_rows, counted_rows
+from prelude.readouts.base import (
+    Joined,
+    Key,
+    Output,
+    Readout,
+    RequestReadout,
+    Rows,
+    bad_rows,
+    counted_rows,
+    indptr_of,
+    means,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +51,7 @@ class PooledRows(Readout, RequestReadout):
         return f"hidden states of {counted_rows(len(self.rows))}, pooling {self.pooling}"
 
     def join(self, readouts: Sequence[PooledRows], rows: I32, row_ends: I32) -> Joined:
-        indptr = np.zeros(len(row_ends) + 1, np.int32)
-        indptr[1:] = row_ends
-        return Joined(PooledRows(rows, indptr, self.pooling), None, None)
+        return Joined(PooledRows(rows, indptr_of(row_ends), self.pooling), None, None)
 
     # ---- of a batch
 
@@ -59,10 +68,7 @@ class PooledRows(Readout, RequestReadout):
         if self.pooling != "mean" or (lengths == 1).all():
             vectors = rows.vectors(self.rows[self.indptr[:-1] if self.pooling != "last" else self.indptr[1:] - 1])
         else:
-            vectors = np.empty((len(lengths), rows.hidden_size), np.float32)
-            for i, (start, stop) in enumerate(zip(self.indptr[:-1].tolist(), self.indptr[1:].tolist())):
-                # Item by item: the order of the sum must not depend on the neighbours.
-                vectors[i] = rows.mean(self.rows[start:stop])
+            vectors = means(rows, self.rows, self.indptr)
         return PooledOutput(vectors), bad_rows(np.isfinite(vectors).all(axis=1))
 
     def answers(self, output: object) -> bool:

@@ -61,6 +61,13 @@ def one_of(fields: Fields, key: str, supported: Mapping[str, T]) -> T:
     return supported[name]
 
 
+def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """``UnsupportedModel`` for a key with another value than those with which it changes nothing."""
+    for key, allowed in neutral.items():
+        if not is_one_of(fields.get(key, None), allowed):
+            raise UnsupportedModel(f"{fields.where}: unsupported: {key} ({shown(fields.get(key))})")
+
+
 def is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
     """Whether a raw value of a config is one of ``allowed``; 0 and False are not told apart."""
     return any(value is item or (item is not None and value == item) for item in allowed)

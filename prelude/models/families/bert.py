@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prelude.errors import UnsupportedModel, shown
 from prelude.models.families.base import (
     MAX_HEADS,
     MAX_LAYERS,
@@ -21,8 +20,8 @@ from prelude.models.families.base import (
     Family,
     Head,
     head_width,
-    is_one_of,
     one_of,
+    refuse_other_values,
 )
 from prelude.models.fields import Fields
 from prelude.models.rope import MAX_POSITIONS
@@ -36,7 +35,7 @@ from prelude.models.spec import (
     Mlp,
     ModelSpec,
     Norm,
-    Places,
+    PositionEmbeddings,
     Projection,
 )
 
@@ -119,9 +118,7 @@ def encoder(model_type: str, begins: str, kind: Kind, defaults: Mapping[str, Any
 
 
 def _build(kind: Kind, fields: Fields, asked: Asked) -> ModelSpec:
-    for key, neutral in _NEUTRAL.items():
-        if not is_one_of(fields.get(key, None), neutral):
-            raise UnsupportedModel(f"{fields.where}: unsupported: {key} ({shown(fields.get(key))})")
+    refuse_other_values(fields, _NEUTRAL)
     keys = kind.keys
     hidden = fields.integer(keys.hidden, 1, MAX_WIDTH)
     heads = fields.integer(keys.heads, 1, MAX_HEADS)
@@ -189,7 +186,7 @@ def _embeddings(kind: Kind, fields: Fields, hidden: int, eps: float) -> tuple[Em
         f"{at}.word_embeddings",
         fields.integer("vocab_size", 1, MAX_VOCABULARY),
         width,
-        Places(f"{at}.position_embeddings", rows, first),
+        PositionEmbeddings(f"{at}.position_embeddings", rows, first),
         f"{at}.token_type_embeddings" if types else None,
         types,
         Norm(f"{at}.LayerNorm", "layer", width, eps, bias=True),

@@ -22,6 +22,7 @@ from prelude.models.families.base import (
     head_width,
     is_one_of,
     one_of,
+    refuse_other_values,
 )
 from prelude.models.fields import Fields
 from prelude.models.rope import MAX_POSITIONS, parse_rope, stretched_positions
@@ -41,6 +42,8 @@ from prelude.models.spec import (
 log = logging.getLogger("prelude.models.config")
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu"}
+
+_CAUSAL = {"is_causal": (None, True), "use_bidirectional_attention": (None, False)}
 
 # Keys of other families, which transformers' classes of these families do not read: a file that has them means the
 # same without them.
@@ -90,7 +93,7 @@ def decoder(model_type: str, begins: str, defaults: Mapping[str, Any], **switche
 
 
 def _build(switches: Switches, fields: Fields, asked: Asked) -> ModelSpec:
-    _refuse_causal_off(fields)
+    refuse_other_values(fields, _CAUSAL)
     _say_ignored(fields, switches, asked.model_type)
     vocab = fields.integer("vocab_size", 1, MAX_VOCABULARY)
     count = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
@@ -147,12 +150,6 @@ def _build(switches: Switches, fields: Fields, asked: Asked) -> ModelSpec:
         lm_head=("tied" if tied else "own") if asked.head == "lm" else None,
         classifier=Classifier(Projection(("score",), (asked.labels,), hidden)) if asked.labels else None,
     )
-
-
-def _refuse_causal_off(fields: Fields) -> None:
-    for key, neutral in (("is_causal", (None, True)), ("use_bidirectional_attention", (None, False))):
-        if not is_one_of(fields.get(key, None), neutral):
-            raise UnsupportedModel(f"{fields.where}: unsupported: {key} ({shown(fields.get(key))})")
 
 
 def _say_ignored(fields: Fields, switches: Switches, model_type: str) -> None:

@@ -17,8 +17,8 @@ from prelude.models.families.base import (
     Asked,
     Family,
     head_width,
-    is_one_of,
     one_of,
+    refuse_other_values,
 )
 from prelude.models.families.bert import ACTIVATIONS
 from prelude.models.fields import Fields
@@ -43,8 +43,7 @@ _OLD_THETA = {_FULL: "global_rope_theta", _LOCAL: "local_rope_theta"}
 
 
 def _build(fields: Fields, asked: Asked) -> ModelSpec:
-    if not is_one_of(fields.get("is_causal", None), (None, False)):
-        raise UnsupportedModel(f"{fields.where}: unsupported: is_causal ({shown(fields.get('is_causal'))})")
+    refuse_other_values(fields, {"is_causal": (None, False)})
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     width = head_width(fields, hidden, heads)
