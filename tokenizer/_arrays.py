@@ -59,6 +59,11 @@ class ArrayMethods(EncodeEntry):
         ids = self._core.encode_array(text, True, used) if parse_special else self._literal.ids(text, used)
         return self._frame().ids(ids) if add_special_tokens else ids
 
+    def _array_spelled(self, text: str | bytes, add_special_tokens: bool, used: MatcherUse) -> Int32:
+        """Of a text out of which control tokens came: they are spelled out."""
+        ids = self._literal.encode(text, "char", used)[0]
+        return self._frame().ids(ids) if add_special_tokens else ids
+
     def encode_segments(self, segments: Sequence[tuple[str, bool]], add_special_tokens: bool = False) -> Int32:
         """The ids of (text, trusted) pieces, one after the other: as of the whole string, but that control
         tokens come out of trusted text alone. See ``chat.render_segments``."""

@@ -250,7 +250,9 @@ class EncodeEntry:
     _truncation: Any
     _padding: Any
     _encode_special: bool
-    def _settle_entry(self, core: Any, plain: QuickFrame | None, special: QuickFrame | None) -> None: ...
+    def _settle_entry(
+        self, core: Any, plain: QuickFrame | None, special: QuickFrame | None, control: bytes
+    ) -> None: ...
     def _settle_theirs(
         self, truncation: Any, padding: Any, encode_special: Any, encode: Any, type: type[FreshEncoding]
     ) -> None: ...
@@ -292,3 +294,13 @@ class EncodeEntry:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
         special token, nor of another added token that is more than white space, comes out of ``text``. With
         ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
+
+    def encode_arrays(
+        self,
+        texts: list[Text],
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        remember: bool = True,
+    ) -> list[Int32]:
+        """``encode_array`` of each text: a list of arrays. Each text is a call of its own in what it may cost."""

@@ -40,6 +40,14 @@ cdef extern from *:
       return list;
     }
 
+    // Whether mask[id] is set for one of the ids; ids from `end` on have no mark.
+    inline bool any_marked(const char* mask, uint32_t end, const int32_t* ids, Py_ssize_t n) {
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        if (static_cast<uint32_t>(ids[i]) < end && mask[ids[i]]) return true;
+      }
+      return false;
+    }
+
     inline PyObject* new_of(PyObject* type, PyObject* no_arguments) {
       auto* t = reinterpret_cast<PyTypeObject*>(type);
       return t->tp_new(t, no_arguments, nullptr);
@@ -48,6 +56,7 @@ cdef extern from *:
     }  // namespace
     """
     object list_of_shared(PyObject** items, uint32_t end, const int32_t* ids, Py_ssize_t n)
+    bint any_marked(const char* mask, uint32_t end, const int32_t* ids, Py_ssize_t n)
     object new_of(PyObject* type, PyObject* no_arguments)
 
 cdef extern from "scratch_vector.hpp" namespace "fasttoken":
@@ -183,14 +192,16 @@ cdef class EncodeEntry:
     cdef CoreTokenizer native  # None on the reference rung
     cdef tuple theirs  # reference rung: the settings last in use, HF's encode() under them, the type of encodings
     cdef QuickFrame plain, special
+    cdef bytes control  # by id: 1 for a control token, which must not come out of untrusted text
     cdef public object _truncation, _padding, _encode_special
 
-    def _settle_entry(self, core, plain, special):
+    def _settle_entry(self, core, plain, special, bytes control not None):
         """core: None where texts are not encoded here; a frame is None where encode() does more."""
-        self.native, self.plain, self.special = core, plain, special
+        self.native, self.plain, self.special, self.control = core, plain, special, control
 
     def _copy_entry(self, EncodeEntry other not None):
         self.native, self.plain, self.special, self.theirs = other.native, other.plain, other.special, other.theirs
+        self.control = other.control
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
@@ -283,12 +294,35 @@ cdef class EncodeEntry:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
         special token, nor of another added token that is more than white space, comes out of ``text``. With
         ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
-        cdef QuickFrame frame = self.special if add_special_tokens else self.plain
-        if frame is None or not parse_special:
-            return self._array_general(text, add_special_tokens, parse_special)
+        return self.array_of(text, add_special_tokens, parse_special, remember)
+
+    def encode_arrays(self, list texts not None, add_special_tokens=True, *, parse_special=True, remember=True):
+        """``encode_array`` of each text: a list of arrays. Each text is a call of its own in what it may cost."""
+        cdef cbool special = add_special_tokens, control = parse_special, kept = remember
+        cdef Py_ssize_t since = 0
+        cdef list out = []
+        for text in texts:
+            out.append(self.array_of(text, special, control, kept))
+            since += len(text)
+            if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C
+                since = 0
+                PyErr_CheckSignals()
+                with nogil:
+                    pass
+        return out
+
+    cdef object array_of(self, object text, cbool special, cbool parse_special, cbool remember):
+        cdef QuickFrame frame = self.special if special else self.plain
         cdef CallIds ids
+        cdef MatcherUse used
+        if frame is None:
+            return self._array_general(text, special, parse_special)
         ids.remember = remember
-        self.native.ids_into(text, True, ids)
+        self.native.ids_into(text, parse_special, ids)
+        if not parse_special and any_marked(self.control, len(self.control), ids.data(), ids.size()):
+            used = MatcherUse()
+            used.use = ids.use
+            return self._array_spelled(text, special, used)
         return frame.array(ids)
 
     def encode_with_offsets(

@@ -36,6 +36,8 @@ class LiteralText:
         self.control_ids = frozenset(control)
         self._is_control = np.zeros(max(control, default=-1) + 2, np.bool_)
         self._is_control[control] = True
+        if 0 <= self._unknown < len(self._is_control):
+            self._is_control[self._unknown] = False  # an unknown word is not a control token
         decoder = core.section("decoder")
         self._kinds = _kinds(json.loads(decoder) if decoder else None)
 
@@ -69,11 +71,13 @@ class LiteralText:
                 start += width
         return np.array(out_ids, np.int32), np.array(out_spans, np.int32).reshape(-1, 2)
 
+    @property
+    def mask(self) -> bytes:
+        """By id: 1 for a control token, 0 for other tokens. Ids past the end are of other tokens."""
+        return self._is_control.tobytes()
+
     def _marked(self, ids: Int32) -> npt.NDArray[np.bool_]:
-        marked = self._is_control.take(ids, mode="clip")
-        if marked.any():
-            marked &= ids != self._unknown  # an unknown word is not a control token
-        return marked
+        return self._is_control.take(ids, mode="clip")
 
     def _spelled(self, char: str) -> list[int]:
         core = self._core

@@ -70,7 +70,7 @@ class EncodeEntry:
     _padding: Any
     _encode_special: bool
 
-    def _settle_entry(self, core: None, plain: None, special: None) -> None:
+    def _settle_entry(self, core: None, plain: None, special: None, control: bytes) -> None:
         pass
 
     def _settle_theirs(self, truncation: Any, padding: Any, encode_special: Any, encode: Any, type: Any) -> None:
@@ -145,3 +145,14 @@ class EncodeEntry:
         special token, nor of another added token that is more than white space, comes out of ``text``. With
         ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
         return self._array_general(text, add_special_tokens, parse_special)
+
+    def encode_arrays(
+        self,
+        texts: list[str | bytes],
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        remember: bool = True,
+    ) -> list[npt.NDArray[np.int32]]:
+        """``encode_array`` of each text: a list of arrays. Each text is a call of its own in what it may cost."""
+        return [self._array_general(text, add_special_tokens, parse_special) for text in texts]

@@ -142,7 +142,7 @@ class Tokenizer(ArrayMethods):
         self._model_alone: Tokenizer | None = None  # see models.Model
         self._model_settings: dict[str, Any] | None = None  # see components._settings_of
         self._whole_calls = WholeCalls.served(core, self._processor)
-        self._settle_entry(*self._sequences.entry(self._frames))
+        self._settle_entry(*self._sequences.entry(self._frames), self._literal.mask)
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
         Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")

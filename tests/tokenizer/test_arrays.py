@@ -120,6 +120,20 @@ def test_ordinary_text_is_the_same_either_way(name: str, pair_of: Pair) -> None:
         assert ours.encode_array(text, parse_special=False).tolist() == ours.encode_array(text).tolist()
 
 
+@pytest.mark.fault(25)
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_many_texts_are_encoded_as_each_alone(name: str, pair_of: Pair, special: bool, parse_special: bool) -> None:
+    ours, _ = pair_of(name)
+    texts = [*ATTACKS, "", "two words", "你好 🙂 naïve", "x" * 70_000, *ATTACKS]
+    one_call = ours.encode_arrays(list(texts), special, parse_special=parse_special)
+    alone = [ours.encode_array(text, special, parse_special=parse_special) for text in texts]
+    assert [ids.tolist() for ids in one_call] == [ids.tolist() for ids in alone]
+    assert all(ids.dtype == np.int32 for ids in one_call)
+    with pytest.raises(TypeError):
+        ours.encode_arrays(["good", 3])  # type: ignore[list-item]
+
+
 # ---- what stands beside the file
 
 
