@@ -153,16 +153,20 @@ def text_size(task: Any) -> int:
     for name in PROMPT_FIELDS:
         size += _size(getattr(task, name, None))
     questions = getattr(task, "questions", None)
+    if isinstance(questions, Mapping):
+        questions = tuple(questions.values())
     for question in questions if isinstance(questions, list | tuple) else ():
         labels = getattr(question, "labels", None)
-        size += QUESTION_CHARS + _length(getattr(question, "question", None)) + LABEL_CHARS * _length(labels)
+        size += QUESTION_CHARS + _size(getattr(question, "question", None)) + LABEL_CHARS * _length(labels)
+        for described in (labels, getattr(question, "criteria", None), getattr(question, "levels", None)):
+            if isinstance(described, Mapping) or (described is not labels and described is not None):
+                size += _size(described)
     return size
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
-        return rough_size(value, JOB_CHARS)
-    return _length(value)
+    listed = isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple | str)
+    return rough_size(value, JOB_CHARS) if listed or isinstance(value, Mapping) else _length(value)
 
 
 def _length(value: Any) -> int:

@@ -65,11 +65,12 @@ from prelude.tasks import (
     Pair,
     Prompt,
     PromptLogprobs,
-    Question,
+    Questions,
     R,
     SamplingParams,
     Task,
     TaskOf,
+    Text,
 )
 from prelude.verbs import (
     ClassifyKeywords,
@@ -315,9 +316,7 @@ class AsyncEngine(EngineFacts):
     # -------------------------------------------------------------- the verbs
 
     @with_signature(Decide)
-    async def decide(
-        self, state: Prompt, questions: Sequence[Question], **keywords: Unpack[DecideKeywords]
-    ) -> Answers:
+    async def decide(self, state: Prompt | Text, questions: Questions, **keywords: Unpack[DecideKeywords]) -> Answers:
         """Answers every question about ``state`` in one forward pass; the state is computed once."""
         own, options = split_options(keywords, Decide)
         return await self.run(Decide(state, questions, **own), options)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from prelude import confidence
 from prelude._native.core import RequestStats as RequestStats
 
 F32 = npt.NDArray[np.float32]
@@ -30,22 +31,46 @@ class Answer:
     probabilities: Mapping[str, float]
     logprobs: Mapping[str, float]
     mass: float
-    probability: float  # of yes for YesNo, of the chosen label otherwise
+    probability: float  # of yes for a Noul, of the chosen label otherwise
     expected: float | None = None  # mean level, for Score
+    kind: str = "choice"  # "choice", "noul" or "score"
+
+    @property
+    def confidence(self) -> float | None:
+        """The confidence of the System One reference, from 0 to 1, as ``prelude.confidence`` defines it; ``None`` of
+        a ``Noul``. It says how far the labels are apart, and nothing of ``mass``."""
+        return confidence.of(self.kind, list(self.probabilities.values()))
 
 
 class Answers(tuple[Answer, ...]):
-    """The answers in the order of the questions, with ``.stats``."""
+    """The answers in the order of the questions, with ``.stats``. Where the questions were a mapping, ``.names`` are
+    its keys, and ``answers["name"]`` and ``.named`` find an answer by them."""
 
     stats: RequestStats
+    names: tuple[str, ...] | None
 
-    def __new__(cls, answers: Iterable[Answer], stats: RequestStats) -> Answers:
+    def __new__(cls, answers: Iterable[Answer], stats: RequestStats, names: tuple[str, ...] | None = None) -> Answers:
         self = super().__new__(cls, answers)
         self.stats = stats
+        self.names = names
         return self
 
+    @property
+    def named(self) -> dict[str, Answer]:
+        """The answers by their names; ``TypeError`` where the questions had none."""
+        if self.names is None:
+            raise TypeError("the questions of these answers had no names: give decide() a mapping of questions")
+        return dict(zip(self.names, self))
+
+    @overload
+    def __getitem__(self, at: SupportsIndex | str) -> Answer: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Answer, ...]: ...
+    def __getitem__(self, at: Any) -> Any:
+        return self.named[at] if isinstance(at, str) else super().__getitem__(at)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (tuple(self), self.stats)
+        return type(self), (tuple(self), self.stats, self.names)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{super().__repr__()}"

@@ -34,10 +34,11 @@ from prelude.tasks import (
     Pair,
     Prompt,
     PromptLogprobs,
-    Question,
+    Questions,
     R,
     SamplingParams,
     TaskOf,
+    Text,
 )
 from prelude.verbs import (
     ClassifyKeywords,
@@ -151,7 +152,7 @@ class Engine(EngineBase):
         return finish_all(admitted, calls, requests, sink.ends)
 
     @with_signature(Decide)
-    def decide(self, state: Prompt, questions: Sequence[Question], **keywords: Unpack[DecideKeywords]) -> Answers:
+    def decide(self, state: Prompt | Text, questions: Questions, **keywords: Unpack[DecideKeywords]) -> Answers:
         """Answers every question about ``state`` in one forward pass; the state is computed once."""
         own, options = split_options(keywords, Decide)
         return self.run(Decide(state, questions, **own), options)

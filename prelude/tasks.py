@@ -73,42 +73,6 @@ def unknown_keyword(owner: str, name: str, known: Sequence[str]) -> str:
     return f"{owner} has no parameter {name[:60]!r}{hint} It takes: {', '.join(known)}"
 
 
-# ------------------------------------------------------------------ questions
-
-
-@strict_keywords
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which of ``labels``? Labels may have any number of tokens and share prefixes."""
-
-    question: str
-    labels: Sequence[str]
-
-
-@strict_keywords
-@dataclass(frozen=True, slots=True)
-class YesNo:
-    """Yes or no? ``answer.probability`` is the probability of yes."""
-
-    question: str
-
-
-@strict_keywords
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A level from 1 to ``levels`` (2 to 10); ``answer.expected`` is the mean level."""
-
-    question: str
-    levels: int = 5
-
-
-Question: TypeAlias = Choice | YesNo | Score
-
-# ------------------------------------------------------------------ tasks
-
-R = TypeVar("R", covariant=True)
-
-
 class Brief:
     """A ``repr`` of the dataclass fields that differ from their defaults, long values shortened."""
 
@@ -119,6 +83,56 @@ class Brief:
         values = [(name, getattr(self, name), field.default) for name, field in fields.items()]
         said = [f"{name}={shown(value)}" for name, value, default in values if value is not default]
         return f"{type(self).__name__}({', '.join(said)})"
+
+
+# ------------------------------------------------------------------ questions
+
+
+# A JSON value that the model reads: text as it is, an object or an array in its canonical form (docs/DECISIONS.md).
+Text: TypeAlias = str | Mapping[str, Any] | Sequence[Any]
+# How the options of a question are shown: "given" and "sorted" once, a number or "all" in so many cyclic shifts.
+Orders: TypeAlias = Literal["given", "sorted", "all"] | int | range
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True, repr=False)
+class Noul(Brief):
+    """Is it true? ``answer.probability`` is the probability of yes. ``criteria`` may say when the answer is "true"
+    and when it is "false"; ``question`` may be left out where one of them is there."""
+
+    question: Text | None = None
+    criteria: Mapping[str, Text | None] | None = None
+
+
+YesNo = Noul  # the same type by its plain name
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True, repr=False)
+class Choice(Brief):
+    """Which of ``labels``? Labels may have any number of tokens and share prefixes. A mapping gives each label a
+    description, or ``None``. The model answers with a label, never with a description."""
+
+    question: Text | None
+    labels: Sequence[str] | Mapping[str, Text | None]
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True, repr=False)
+class Score(Brief):
+    """Which level? ``levels`` is a number from 2 to 10 (levels 1 to ``levels``), or a description of each level,
+    lowest first (levels 0 to n - 1). ``answer.expected`` is the mean level."""
+
+    question: Text | None
+    levels: int | Sequence[Text] = 5
+
+
+Question: TypeAlias = Noul | Choice | Score
+Questions: TypeAlias = Sequence[Question] | Mapping[str, Question]
+
+# ------------------------------------------------------------------ tasks
+
+R = TypeVar("R", covariant=True)
 
 
 class TaskOf(Brief, Generic[R]):
@@ -188,10 +202,13 @@ class Decide(TaskOf[Answers]):
     ``mass=False``: the labels are compared with each other alone. Where every label of every question is one token
     the LM head is then read for the labels only, and not for the whole vocabulary; ``answer.mass`` is NaN, and
     ``answer.logprobs`` are the logarithms of ``answer.probabilities``, which are the same either way.
+
+    ``questions`` may be a mapping: its keys name the answers, and the model does not see them. ``state`` may be any
+    JSON object or array.
     """
 
-    state: Prompt
-    questions: Sequence[Question]
+    state: Prompt | Text
+    questions: Questions
     length_norm: LengthNorm = "none"
     template: Any = None  # a DecisionTemplate; None takes the model's
     truncation: Truncation = "error"

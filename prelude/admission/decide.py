@@ -17,11 +17,12 @@ from prelude.admission.messages import check_messages, content_text, shorten_mes
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import beginning, is_messages, kept, shorten
 from prelude.admission.questions import QuestionPlan, cut_question
+from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.admission.tokenization import Use, token_ids
 from prelude.batch import I32
-from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge
+from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
 from prelude.results import Answer, Answers
-from prelude.tasks import Decide, Score, YesNo
+from prelude.tasks import Decide
 
 _make_answer = Maker(Answer)
 _FEW_EDGES = 64  # a path's sum is taken number by number up to here; numpy's fixed cost is a microsecond
@@ -37,8 +38,9 @@ class Layout:
 
 
 def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layout]:
-    decision = decision_of(facts, use, task)
-    content = state_content(facts, task.state, task.truncation)
+    questions, names = named(task.questions)
+    decision = decision_of(facts, use, task, questions)
+    content, dropped = state_content(facts, task.state, task.truncation)
     state = decision.frame.encode(use, content)
     cut = truncated = 0
     if task.truncation != "error":
@@ -54,14 +56,24 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
         task,
         tree,
         decision.readout,
-        lambda outcome: answers(decision, outcome),
-        truncated=truncated + cut,
+        lambda outcome: answers(decision, outcome, names),
+        truncated=truncated + cut or int(dropped + decision.dropped > 0),
         first=len(state),
     )
     return ready, Layout(tree, decision.plans)
 
 
-def answers(decision: Decision, outcome: Outcome) -> Answers:
+def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
+    """The questions as a list, and the names of a mapping's. The names reach neither the model nor a cache."""
+    if type(questions) is list or type(questions) is tuple or not isinstance(questions, Mapping):
+        return questions, None
+    for name in questions:
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"the name {shown(name)} is not a string of 1 or more characters", field="questions")
+    return tuple(questions.values()), tuple([str.__str__(name) for name in questions])
+
+
+def answers(decision: Decision, outcome: Outcome, names: tuple[str, ...] | None = None) -> Answers:
     logprobs = outcome.pairs()
     found, at = [], 0
     for plan in decision.plans:
@@ -76,7 +88,7 @@ def answers(decision: Decision, outcome: Outcome) -> Answers:
             scores = [value - other for value, other in zip(joint, alone)]
         found.append(answer(plan, joint, scores, relative=not decision.mass))
         at += count
-    return Answers(found, outcome.stats)
+    return Answers(found, outcome.stats, names)
 
 
 def joint_of(plan: QuestionPlan, edges: list[float]) -> list[float]:
@@ -104,8 +116,9 @@ def answer(plan: QuestionPlan, joint: list[float], scores: list[float], *, relat
     else:
         mass = min(1.0, math.fsum([exp(joint[i]) for i in plan.trie.counted]))
     expected = None
-    if isinstance(plan.question, Score):
-        expected = math.fsum([level * share for level, share in enumerate(shares, start=1)])
+    kind = plan.asked.kind
+    if kind == "score":
+        expected = math.fsum([level * share for level, share in enumerate(shares, start=plan.asked.first)])
     found: Answer = _make_answer(
         labels[index],
         index,
@@ -113,8 +126,9 @@ def answer(plan: QuestionPlan, joint: list[float], scores: list[float], *, relat
         dict(zip(labels, shares)),
         dict(zip(labels, joint)),
         mass,
-        shares[0 if isinstance(plan.question, YesNo) else index],
+        shares[0 if kind == "noul" else index],
         expected,
+        kind,
     )
     return found
 
@@ -136,7 +150,7 @@ def cut_questions(facts: Facts, use: Use, decision: Decision, state: int, trunca
         for at, plan in enumerate(decision.plans)
     ]
     cut = sum(plan.tokens for plan in decision.plans) - sum(plan.tokens for plan in found)
-    return assembled(found, decision.frame, decision.norm, decision.mass), cut
+    return assembled(found, decision.frame, decision.norm, decision.mass, decision.dropped), cut
 
 
 def fit_state(
@@ -174,16 +188,31 @@ def state_too_long(facts: Facts, state: int, deepest: int, asked: int) -> Invali
     )
 
 
-def state_content(facts: Facts, state: Any, truncation: str) -> str | I32:
-    """Text and ids as they are. Messages are written out as "role: content" paragraphs: they are what the question
-    is about, so none of them speaks to the model."""
+def state_content(facts: Facts, state: Any, truncation: str) -> tuple[str | I32, int]:
+    """Text and ids as they are, and how many characters were cut. Messages are written out as "role: content"
+    paragraphs: they are what the question is about, so none of them speaks to the model. Other objects and arrays
+    become their canonical text."""
+    if is_data(state):
+        state = text_of(state, "state", MAX_TEXT)
     if isinstance(state, str):
-        return checks.text(shorten(state, facts.max_chars, truncation)[0], "state", facts.max_chars)
+        text, _, dropped = shorten(state, facts.max_chars, truncation)
+        return checks.text(text, "state", facts.max_chars), dropped
     if not is_messages(state, "state"):
-        return token_ids(state, "state", facts.encoder, facts.max_chars)
-    state, _ = shorten_messages(facts, state, "state", truncation)
+        return token_ids(state, "state", facts.encoder, facts.max_chars), 0
+    state, dropped = shorten_messages(facts, state, "state", truncation)
     check_messages(facts, state, "state")
-    return transcript(state)
+    return transcript(state), dropped
+
+
+def is_data(state: Any) -> bool:
+    """Whether a state is an object, or an array of strings, arrays, or objects without roles: neither text, nor
+    token ids, nor messages."""
+    if isinstance(state, Mapping):
+        return True
+    if not isinstance(state, list | tuple) or not state:
+        return False
+    first = state[0]
+    return "role" not in first if isinstance(first, Mapping) else isinstance(first, str | list | tuple)
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -31,7 +31,7 @@ from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use
 from prelude.batch import I32, LogprobRows
 from prelude.errors import RequestTooLarge, TemplateError, shown
-from prelude.tasks import Choice, Decide, Score, YesNo
+from prelude.tasks import Choice, Decide, Noul, Score
 
 LENGTH_NORMS = ("none", "token", "unconditional")
 
@@ -107,6 +107,7 @@ class Decision:
     parents: I32
     readout: LogprobRows
     nbytes: int
+    dropped: int = 0  # characters that were cut of the questions' texts before tokenising
 
     def room(self, facts: Facts) -> int:
         """Tokens that a state may have."""
@@ -151,7 +152,7 @@ def hang(
     return bases
 
 
-def assembled(plans: Sequence[QuestionPlan], frame: StateFrame, norm: str, mass: bool) -> Decision:
+def assembled(plans: Sequence[QuestionPlan], frame: StateFrame, norm: str, mass: bool, dropped: int = 0) -> Decision:
     """The tree behind an empty state, from whose end places count."""
     none: I32 = np.zeros(0, dtype=np.int32)
     unconditional = norm == "unconditional"
@@ -178,6 +179,7 @@ def assembled(plans: Sequence[QuestionPlan], frame: StateFrame, norm: str, mass:
         tree.parents,
         read_rows(read, bases, raw),
         1024 + sum(plan.nbytes for plan in plans),
+        dropped,
     )
 
 
@@ -199,9 +201,9 @@ def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) ->
 # ------------------------------------------------------------------ made once, and kept
 
 
-def decision_of(facts: Facts, use: Use, task: Decide) -> Decision:
-    """Of a task: found where the same was asked before, with the same salt; else made."""
-    key = None if use.alone else decision_key(task, use.salt)
+def decision_of(facts: Facts, use: Use, task: Decide, questions: Any) -> Decision:
+    """Of a task and its questions: found where the same was asked before, with the same salt; else made."""
+    key = None if use.alone else decision_key(facts, task, questions, use.salt)
     known: Decision | None = None if key is None else facts.decisions.get(key)
     if known is not None:
         return known
@@ -210,12 +212,12 @@ def decision_of(facts: Facts, use: Use, task: Decide) -> Decision:
     checks.one_of(task.truncation, "truncation", TRUNCATIONS)
     template = template_of(facts, task)
     frame = state_frame(facts, use, template)
-    plans = plan_questions(facts, use, task.questions, template, frame.frame, task.truncation)
+    plans, dropped = plan_questions(facts, use, questions, template, frame.frame, task.truncation)
     if norm == "none":
         for plan in plans:
             if plan.uneven:
                 warn_of_lengths(plan.labels, plan.label_ids)
-    made = assembled(plans, frame, norm, mass)
+    made = assembled(plans, frame, norm, mass, dropped)
     if made.asked >= facts.step_tokens:
         fit = len(plans) * facts.step_tokens // made.asked
         raise RequestTooLarge(
@@ -229,36 +231,49 @@ def decision_of(facts: Facts, use: Use, task: Decide) -> Decision:
     return made
 
 
-def decision_key(task: Decide, salt: str | None) -> tuple[Any, ...] | None:
+def decision_key(facts: Facts, task: Decide, asked: Any, salt: str | None) -> tuple[Any, ...] | None:
     """Equal for tasks that ask the same; ``None`` where a value is of a type that is equal to others (``True`` and 1,
     a string of an enumeration) or may change."""
-    asked = task.questions
     if type(asked) is not tuple and type(asked) is not list:
         return None
     if type(task.mass) is not bool or type(task.length_norm) is not str or type(task.truncation) is not str:
         return None
     if task.template is not None and type(task.template) is not DecisionTemplate:
         return None
-    parts: list[Any] = []
-    for question in asked:
-        kind = type(question)
-        if kind is Choice:
-            labels = question.labels
-            if type(labels) is list:
-                labels = tuple(labels)
-            if type(labels) is not tuple or type(question.question) is not str or set(map(type, labels)) != _STR:
-                return None
-            parts.append((question.question, labels))
-        elif kind is YesNo and type(question.question) is str:
-            parts.append(question.question)
-        elif kind is Score and type(question.question) is str and type(question.levels) is int:
-            parts.append((question.question, question.levels))
-        else:
-            return None
+    parts = [question_key(question) for question in asked]
+    if None in parts:
+        return None
     return tuple(parts), task.template, task.length_norm, task.mass, task.truncation, salt
 
 
-_STR = {str}
+def question_key(question: Any) -> Any:
+    """Of a question of plain strings; ``None`` of any other."""
+    kind, text = type(question), getattr(question, "question", None)
+    if text is not None and type(text) is not str:
+        return None
+    if kind is Choice:
+        labels = question.labels
+        if type(labels) is list or type(labels) is tuple:
+            return (text, tuple(labels)) if set(map(type, labels)) == _STR else None
+        if type(labels) is dict and set(map(type, labels)) == _STR:
+            notes = tuple(labels.values())
+            return (text, tuple(labels), notes) if set(map(type, notes)) <= _NOTE else None
+    elif kind is Noul:
+        sides = question.criteria
+        if sides is None:
+            return text
+        if type(sides) is dict and set(map(type, sides.values())) <= _NOTE:
+            return ("noul", text, sides.get("true"), sides.get("false")) if sides.keys() <= _SIDES else None
+    elif kind is Score:
+        levels = question.levels
+        if type(levels) is int:
+            return text, levels
+        if (type(levels) is list or type(levels) is tuple) and set(map(type, levels)) == _STR:
+            return "score", text, tuple(levels)
+    return None
+
+
+_STR, _NOTE, _SIDES = {str}, {str, type(None)}, {"true", "false"}
 
 
 def template_of(facts: Facts, task: Decide) -> DecisionTemplate:

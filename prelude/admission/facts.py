@@ -49,15 +49,20 @@ class Facts:
     decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(init=False)  # of questions that were asked before
     decisions: Memo[Any, Any] = field(init=False)  # what decisions that ask the same have in common
+    tries: Memo[Any, Any] = field(init=False)  # of labels: the same ones may answer many questions
     settings: Memo[Any, Any] = field(default_factory=lambda: Memo(64))  # of texts, that were checked before
     words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 12))  # the text of single tokens
     frames: list[Frame] = field(default_factory=list)  # at most one: what the chat template puts around a turn
 
     def __post_init__(self) -> None:
-        plans: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 2, lambda plan: plan.nbytes)
+        plans: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 8 * 3, lambda plan: plan.nbytes)
         object.__setattr__(self, "plans", plans)
         decisions: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 4, lambda decision: decision.nbytes)
         object.__setattr__(self, "decisions", decisions)
+        tries: Memo[Any, Any] = Memo(
+            self.config.question_plan_bytes // 8, lambda found: 2048 + 256 * sum(map(len, found[0]))
+        )
+        object.__setattr__(self, "tries", tries)
 
     def frame(self) -> Frame:
         """The chat template around one user turn, rendered once."""

@@ -47,6 +47,11 @@ def copy_messages(messages: Sequence[Any]) -> list[Any]:
     return copies
 
 
+def copy_value(value: Any) -> Any:
+    """A copy of an object or an array, in which ``TooLarge`` stands for what passes the bounds."""
+    return _Copies().of(value, MAX_DEPTH)
+
+
 class _Copies:
     """Of dicts and lists, as JSON has them; anything else is immutable, or is nobody's business but its owner's."""
 
@@ -70,7 +75,7 @@ def too_large(depth: int) -> TooLarge:
     return TOO_MANY if depth else TOO_DEEP
 
 
-def rough_size(messages: Sequence[Any], enough: int) -> int:
+def rough_size(messages: Any, enough: int) -> int:
     """Characters and values that preparing is going to look at; not counted on where they are ``enough``."""
     size = 0
     ahead: list[Any] = [messages]

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
-from prelude.admission import checks
+from prelude.admission.asked import Asked, asked_of, check_characters
 from prelude.admission.chat import Frame
 from prelude.admission.facts import CHARS_PER_TOKEN, Facts
 from prelude.admission.labels import LabelTrie, build_trie
@@ -16,9 +17,8 @@ from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
-from prelude.tasks import Choice, Question, Score, YesNo
+from prelude.tasks import Choice, Noul, Question, Score
 
-MAX_LEVELS = 10
 EVEN = 3
 """Tokens by which labels may differ in length before a comparison of their joint logprobs is warned about."""
 
@@ -27,7 +27,7 @@ log = logging.getLogger("prelude.engine")
 
 @dataclass(frozen=True, slots=True)
 class QuestionPlan:
-    question: Question
+    asked: Asked
     labels: tuple[str, ...]
     label_ids: tuple[tuple[int, ...], ...]
     token_ids: I32  # the question part, with what follows it in a chat template; at least one
@@ -41,10 +41,39 @@ class QuestionPlan:
 
 def plan_questions(
     facts: Facts, use: Use, questions: Sequence[Question], template: DecisionTemplate, frame: Frame, truncation: str
-) -> list[QuestionPlan]:
-    """One plan per question; ``InvalidRequest`` names the one that is wrong, ``questions[i]``."""
+) -> tuple[list[QuestionPlan], int]:
+    """One plan per question, and how many characters were cut of their texts; ``InvalidRequest`` names the question
+    that is wrong, ``questions[i]``."""
+    check_list(facts, questions)
+    plans = []
+    most = max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)
+    left, dropped = most, 0
+    for index, question in enumerate(questions):
+        here = f"questions[{index}]"
+        asked = asked_of(facts, question, here)
+        if len(asked.text) > facts.max_chars:
+            text, _, cut = shorten(asked.text, facts.max_chars, truncation)
+            asked, dropped = replace(asked, text=text), dropped + cut
+        key = (template, asked, use.salt)
+        plan: QuestionPlan | None = None if use.alone else facts.plans.get(key)
+        left -= check_characters(facts, asked, here) if plan is None else plan.chars
+        if left < 0:
+            raise RequestTooLarge(
+                f"questions and labels have more than {most} characters, checked before tokenising; ask them in "
+                "several calls",
+                field="questions",
+            )
+        if plan is None:
+            plan = make_plan(facts, use, asked, template, frame, here)
+            if not use.alone:
+                facts.plans.put(key, plan)
+        plans.append(plan)
+    return plans, dropped
+
+
+def check_list(facts: Facts, questions: Sequence[Question]) -> None:
     if type(questions) is not list and type(questions) is not tuple:
-        if isinstance(questions, Choice | YesNo | Score):
+        if isinstance(questions, Choice | Noul | Score):
             raise InvalidRequest("one question alone; give a list of questions", field="questions")
         if isinstance(questions, str | bytes) or not isinstance(questions, Sequence):
             raise InvalidRequest(f"{shown(questions)} is not a list of questions", field="questions")
@@ -58,55 +87,6 @@ def plan_questions(
             "EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
             field="questions",
         )
-    plans = []
-    left = max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)
-    for index, question in enumerate(questions):
-        given = check_question(facts, question, f"questions[{index}]")
-        if len(given.question) > facts.max_chars:
-            given = replace(given, question=shorten(given.question, facts.max_chars, truncation)[0])
-        key = (template, given, use.salt)
-        plan: QuestionPlan | None = None if use.alone else facts.plans.get(key)
-        left -= characters(facts, given, f"questions[{index}]") if plan is None else plan.chars
-        if left < 0:
-            raise RequestTooLarge(
-                f"questions and labels have more than {max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)} "
-                "characters, checked before tokenising; ask them in several calls",
-                field="questions",
-            )
-        if plan is None:
-            plan = make_plan(facts, use, given, template, frame, f"questions[{index}]")
-            if not use.alone:
-                facts.plans.put(key, plan)
-        plans.append(plan)
-    return plans
-
-
-def check_question(facts: Facts, question: Question, field: str) -> Question:
-    """What has to hold before the question may be looked up: hashable, and of bounded size."""
-    if isinstance(question, Score):
-        checks.integer(question.levels, f"{field}.levels", 2, MAX_LEVELS)
-    elif isinstance(question, Choice):
-        labels = question.labels
-        if type(labels) is not tuple and (isinstance(labels, str | bytes) or not isinstance(labels, Sequence)):
-            raise InvalidRequest(f"{shown(labels)} is not a list of labels", field=f"{field}.labels")
-        most = facts.config.max_labels
-        if not 1 <= len(labels) <= most:
-            raise InvalidRequest(
-                f"{len(labels)} labels; it takes 1 to {most} (EngineConfig.max_labels)", field=f"{field}.labels"
-            )
-        given = labels if type(labels) is tuple else tuple(labels)
-        for index, label in enumerate(given):
-            if not isinstance(label, str):
-                raise InvalidRequest(f"{shown(label)} is not a string", field=f"{field}.labels[{index}]")
-        if given is not labels or any([type(label) is not str for label in given]):
-            question = Choice(question.question, tuple([plain_str(label) for label in given]))
-    elif not isinstance(question, YesNo):
-        raise InvalidRequest(f"{shown(question)} is not a Choice, YesNo or Score", field=field)
-    if not isinstance(question.question, str):
-        raise InvalidRequest(f"{shown(question.question)} is not a string", field=f"{field}.question")
-    if type(question.question) is not str:
-        question = replace(question, question=plain_str(question.question))
-    return question
 
 
 @lru_cache(maxsize=256)
@@ -124,39 +104,19 @@ def warn_of_lengths(labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], .
     )
 
 
-def plain_str(text: str) -> str:
-    """A member of an enumeration, or another string that is more than one, as its characters alone. Plans are kept
-    and found by equality: what a caller hung on its strings must not come out for another caller."""
-    return str.__str__(text)
-
-
-def characters(facts: Facts, question: Question, field: str) -> int:
-    """Characters of question and labels, each of them checked."""
-    count = len(checks.text(question.question, f"{field}.question", facts.max_chars, empty=False))
-    if isinstance(question, Choice):
-        seen: dict[str, int] = {}
-        for index, label in enumerate(question.labels):
-            here = f"{field}.labels[{index}]"
-            count += len(checks.text(label, here, facts.max_chars, empty=False))
-            if seen.setdefault(label, index) != index:
-                raise InvalidRequest(f"{shown(label)} is given twice, first as label {seen[label]}", field=here)
-    return count
-
-
 def make_plan(
-    facts: Facts, use: Use, question: Question, template: DecisionTemplate, frame: Frame, field: str
+    facts: Facts, use: Use, asked: Asked, template: DecisionTemplate, frame: Frame, field: str
 ) -> QuestionPlan:
-    labels = template.labels_of(question)
-    token_ids = use.encode_pieces(question_pieces(question, labels, template, frame))
+    labels = template.labels_of(asked)
+    token_ids = use.encode_pieces(question_pieces(asked, labels, template, frame))
     if len(token_ids) == 0:
         raise InvalidRequest("the question tokenises to nothing", field=f"{field}.question")
-    label_ids = tuple(tuple(use.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
-    trie = build_trie(label_ids, labels, f"{field}.labels")
+    label_ids, trie = labels_of(facts, use, labels, template, f"{field}.labels")
     fed = sum(len(ids) for _, ids in trie.segments)
-    chars = len(question.question) + sum(map(len, labels))
+    chars = asked.chars
     edges = sum(map(len, label_ids))
     return QuestionPlan(
-        question=question,
+        asked=asked,
         labels=labels,
         label_ids=label_ids,
         token_ids=token_ids,
@@ -169,10 +129,23 @@ def make_plan(
     )
 
 
-def question_pieces(
-    question: Question, labels: tuple[str, ...], template: DecisionTemplate, frame: Frame
-) -> list[Piece]:
-    pieces = template.question_pieces(question, labels)
+def labels_of(
+    facts: Facts, use: Use, labels: tuple[str, ...], template: DecisionTemplate, field: str
+) -> tuple[tuple[tuple[int, ...], ...], LabelTrie]:
+    """The ids of the labels and their trie; kept, since many questions may have the same labels."""
+    key = (template, labels, use.salt)
+    found: Any = None if use.alone else facts.tries.get(key)
+    if found is None:
+        label_ids = tuple(tuple(use.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
+        found = label_ids, build_trie(label_ids, labels, field)
+        if not use.alone:
+            facts.tries.put(key, found)
+    ids, trie = found
+    return ids, trie
+
+
+def question_pieces(asked: Asked, labels: tuple[str, ...], template: DecisionTemplate, frame: Frame) -> list[Piece]:
+    pieces = template.question_pieces(asked, labels)
     return [*(strip_end(pieces) if frame.strips else pieces), (frame.after, True)]
 
 
@@ -188,8 +161,8 @@ def cut_question(
 ) -> QuestionPlan:
     """The plan with as many tokens of the question's own text left out as make it at most ``room`` deep, where that
     text has more than half of ``max_length``. Not kept."""
-    pieces = question_pieces(plan.question, plan.labels, template, frame)
-    ids, cuttable = use.encode_cuttable(pieces, fixed=template.separator.join(plan.labels))
+    pieces = question_pieces(plan.asked, plan.labels, template, frame)
+    ids, cuttable = use.encode_cuttable(pieces, fixed=template.listing(plan.asked, plan.labels))
     if 2 * int(cuttable.sum()) <= facts.max_length:
         return plan
     excess = plan.depth - room

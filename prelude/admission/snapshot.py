@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from prelude.admission.messages import copy_messages
-from prelude.tasks import Choice, SamplingParams
+from prelude.admission.messages import copy_messages, copy_value
+from prelude.tasks import Choice, Noul, SamplingParams, Score
 
 T = TypeVar("T")
 PROMPT_FIELDS = ("state", "prompt", "context", "continuation")
@@ -25,9 +25,11 @@ def snapshot(task: T) -> T:
             changes[name] = copy_prompt(value)
     questions = getattr(task, "questions", None)
     if isinstance(questions, list | tuple):
-        copied = tuple(copy_question(question) for question in questions)
+        copied = tuple([copy_question(question) for question in questions])
         if type(questions) is list or any(a is not b for a, b in zip(copied, questions)):
             changes["questions"] = copied
+    elif isinstance(questions, Mapping):
+        changes["questions"] = {name: copy_question(question) for name, question in questions.items()}
     params = getattr(task, "params", None)
     if isinstance(params, SamplingParams):
         copied_params = copy_params(params)
@@ -41,8 +43,10 @@ def copy_prompt(value: Any) -> Any:
         return value.copy()
     if type(value) is tuple and all(type(part) is str for part in value):
         return value  # a pair of texts
+    if isinstance(value, Mapping):
+        return copy_value(value)
     if isinstance(value, list | tuple):
-        return copy_messages(value) if value and isinstance(value[0], Mapping) else list(value)
+        return copy_messages(value) if value and isinstance(value[0], Mapping | list | tuple) else list(value)
     return value  # immutable, or refused
 
 
@@ -59,6 +63,20 @@ def copy_params(params: SamplingParams) -> SamplingParams:
 
 
 def copy_question(question: Any) -> Any:
-    if isinstance(question, Choice) and isinstance(question.labels, list):
-        return Choice(question.question, tuple(question.labels))
-    return question
+    """``question`` itself where it holds nothing that may change."""
+    changes: dict[str, Any] = {}
+    for name in _MUTABLE.get(type(question), ()):
+        value = getattr(question, name)
+        if type(value) is list and set(map(type, value)) <= _STR:
+            changes[name] = tuple(value)
+        elif isinstance(value, Mapping) or (isinstance(value, list | tuple) and not set(map(type, value)) <= _STR):
+            changes[name] = copy_value(value)
+    return dataclasses.replace(question, **changes) if changes else question
+
+
+_STR = {str}
+_MUTABLE: Mapping[type, tuple[str, ...]] = {
+    Choice: ("question", "labels"),
+    Noul: ("question", "criteria"),
+    Score: ("question", "levels"),
+}

@@ -4,6 +4,12 @@
     question   "Question: {question}\\nOptions: {labels}\\nAnswer:"  one branch each
     label      " {label}"                                          scored after its question
 
+Where a label has a description, each label stands in a line of its own, and the white space before ``{labels}`` is
+left out:
+
+    described    "\\n- {label}: {description}"
+    undescribed  "\\n- {label}"
+
 The three parts are tokenised apart, so that a state has the same ids whatever is asked about it, and a label the same
 ids whatever it answers. Only the placeholders above mean something; all other braces are text.
 
@@ -23,17 +29,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from prelude.admission.asked import Asked
 from prelude.admission.tokenization import Piece
 from prelude.errors import TemplateError, shown
-from prelude.tasks import Choice, Question, Score, YesNo, strict_keywords
+from prelude.tasks import strict_keywords
 from prelude.tokenizer._files import read_plain
 
 MAX_TEMPLATE_CHARS = 1 << 16
 # Of a part that one question holds once for each label: max_labels of them stay a text of a few megabytes.
 MAX_LABEL_PART_CHARS = 1 << 10
-_LABEL_PARTS = frozenset(["label", "yes", "no", "separator"])
+_LABEL_PARTS = frozenset(["label", "yes", "no", "separator", "described", "undescribed"])
 MAX_FILE_BYTES = 16 * MAX_TEMPLATE_CHARS
-_PLACEHOLDER = re.compile(r"\{(state|question|labels|label)\}")
+_PLACEHOLDER = re.compile(r"\{(state|question|labels|label|description)\}")
 # part -> (required placeholders, optional ones)
 _PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "state": (("state",), ()),
@@ -41,15 +48,20 @@ _PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "label": (("label",), ()),
     "yes_no": (("question",), ("labels",)),
     "score": (("question",), ("labels",)),
+    "described": (("label", "description"), ()),
+    "undescribed": (("label",), ()),
 }
+_OPTIONAL = ("yes_no", "score")
+_TEXTS = (*_PARTS, "yes", "no", "separator", "choose", "judge", "rate")
 
 
 @strict_keywords
 @dataclass(frozen=True, slots=True)
 class DecisionTemplate:
     """``yes_no`` and ``score`` replace ``question`` for those two kinds where they are given; ``yes`` and ``no``
-    are the labels of a ``YesNo``; ``separator`` stands between the labels of ``{labels}``. Raises
-    ``TemplateError``."""
+    are the labels of a ``Noul``; ``separator`` stands between the labels of ``{labels}`` where none has a
+    description. ``choose``, ``judge`` and ``rate`` ask for a ``Choice``, ``Noul`` and ``Score`` without a
+    text of their own. Raises ``TemplateError``."""
 
     state: str = "{state}\n\n"
     question: str = "Question: {question}\nOptions: {labels}\nAnswer:"
@@ -59,15 +71,20 @@ class DecisionTemplate:
     yes: str = "yes"
     no: str = "no"
     separator: str = ", "
+    described: str = "\n- {label}: {description}"
+    undescribed: str = "\n- {label}"
+    choose: str = "Choose the best option."
+    judge: str = "Answer yes or no."
+    rate: str = "Rate it on the given scale."
     chat: bool = False
     _parts: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.chat, bool):
             raise TemplateError(f"{shown(self.chat)} is not true or false", field="template.chat")
-        for name in ("state", "question", "label", "yes_no", "score", "yes", "no", "separator"):
+        for name in _TEXTS:
             value = getattr(self, name)
-            if value is None and name in ("yes_no", "score"):
+            if value is None and name in _OPTIONAL:
                 continue
             most = MAX_LABEL_PART_CHARS if name in _LABEL_PARTS else MAX_TEMPLATE_CHARS
             if not isinstance(value, str) or len(value) > most:
@@ -109,27 +126,50 @@ class DecisionTemplate:
             raise TemplateError(f"{path}: unknown field {shown(unknown[0])}; the fields are {', '.join(known)}")
         return cls(**found)
 
-    def labels_of(self, question: Question) -> tuple[str, ...]:
-        """A ``Choice``'s own labels, yes and no, or the levels from 1."""
-        match question:
-            case YesNo():
-                return (self.yes, self.no)
-            case Score(levels=levels):
-                return tuple(str(level) for level in range(1, levels + 1))
-            case Choice(labels=labels):
-                return tuple(labels)
+    def labels_of(self, asked: Asked) -> tuple[str, ...]:
+        """The question's labels; yes and no of a ``Noul``."""
+        return (self.yes, self.no) if asked.kind == "noul" else asked.labels
 
     def state_pieces(self, state: list[Piece]) -> list[Piece]:
         before, _, after = self._parts["state"]
         return [(before, True), *state, (after, True)]
 
-    def question_pieces(self, question: Question, labels: tuple[str, ...]) -> list[Piece]:
-        name = {YesNo: "yes_no", Score: "score"}.get(type(question), "question")
-        values = {"question": question.question, "labels": self.separator.join(labels)}
-        return _fill(self._parts.get(name, self._parts["question"]), values)
+    def question_pieces(self, asked: Asked, labels: tuple[str, ...]) -> list[Piece]:
+        parts = self._question_part(asked)
+        if asked.notes:
+            if not self.shows_labels(asked):
+                raise TemplateError(
+                    f"its part for a {asked.kind} has no {{labels}}, so that descriptions would not be shown",
+                    field="template",
+                )
+            before = 2 * parts[1::2].index("labels")
+            parts = (*parts[:before], parts[before].rstrip(), *parts[before + 1 :])
+        text = asked.text or getattr(self, _UNASKED[asked.kind])
+        return _fill(parts, {"question": text, "labels": self.listing(asked, labels)})
+
+    def listing(self, asked: Asked, labels: tuple[str, ...]) -> str:
+        """The text that ``{labels}`` stands for."""
+        if not asked.notes:
+            return self.separator.join(labels)
+        lines: list[Any] = []
+        for label, note in zip(labels, asked.notes):
+            parts = self._parts["described" if note else "undescribed"]
+            lines += [text for text, _ in _fill(parts, {"label": label, "description": note})]
+        return "".join(lines)
+
+    def shows_labels(self, asked: Asked) -> bool:
+        """Whether the part of this kind of question lists the labels."""
+        return "labels" in self._question_part(asked)[1::2]
+
+    def _question_part(self, asked: Asked) -> tuple[str, ...]:
+        return self._parts.get(_KIND_PARTS[asked.kind], self._parts["question"])
 
     def label_pieces(self, label: str) -> list[Piece]:
         return _fill(self._parts["label"], {"label": label})
+
+
+_KIND_PARTS = {"choice": "question", "noul": "yes_no", "score": "score"}
+_UNASKED = {"choice": "choose", "noul": "judge", "score": "rate"}
 
 
 def _split(name: str, text: str) -> tuple[str, ...]:

@@ -75,6 +75,8 @@ def test_what_is_not_a_prompt_is_refused_by_field(preparer: Preparer, prompt: An
         (Loglikelihood(prompt, "x"), "context"),
         (Decide(prompt, [YesNo("Well?")]), "state"),
     ):
+        if field == "state" and isinstance(prompt, dict):
+            continue  # a state may be any object
         with pytest.raises(InvalidRequest, match=rf"^{field}: ") as caught:
             preparer.prepare(task)
         assert caught.value.field == field

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import prelude
-from prelude import AsyncEngine, DecisionTemplate, Engine, Generate, SamplingParams, YesNo, errors, results
+from prelude import AsyncEngine, Decide, DecisionTemplate, Engine, Generate, SamplingParams, YesNo, errors, results
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, UnknownParameter
 
 
@@ -67,8 +67,8 @@ def test_a_list_of_strings_is_not_one_prompt(make_engine: Callable[..., Engine])
     for call in (engine.complete, lambda texts: engine.embed(texts, pooling="last"), engine.prompt_logprobs):
         with pytest.raises(InvalidRequest, match=r"prompt: a list of 2 strings .* run_many\(\)"):
             call(["a", "b"])
-    with pytest.raises(InvalidRequest, match="state: a list of 1 strings"):
-        engine.decide(["a"], [YesNo("Is it?")])
+    array, text = (engine.explain(Decide(state, [YesNo("Is it?")])).text for state in (["a", "b"], '["a", "b"]'))
+    assert array == text, "a state may be any array: it is read as JSON"
 
 
 def test_a_field_of_the_sampling_params_is_named_as_one(make_engine: Callable[..., Engine]) -> None:

@@ -131,7 +131,7 @@ def test_generate_is_a_stream_on_both_engines() -> None:
 def test_engines_tasks_and_results_say_what_they_are() -> None:
     task = Decide("x" * 4000, [YesNo("Is it?")], truncation="tail")
     assert repr(task).startswith("Decide(state='xxx") and len(repr(task)) < 300
-    assert repr(task).endswith("questions=[YesNo(question='Is it?')], truncation='tail')")
+    assert repr(task).endswith("questions=[Noul(question='Is it?')], truncation='tail')")
     assert repr(SamplingParams(max_tokens=3)) == "SamplingParams(max_tokens=3)"
     assert isinstance(task, tasks.TaskOf)
     waiting = AsyncEngine.from_pretrained("org/name")

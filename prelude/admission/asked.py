@@ -1,0 +1,129 @@
+"""A question as text: what a template shows of it, whatever form the caller gave it in.
+
+Plans of questions are kept and found by this value. It is hashable and holds plain strings only: what a caller hung
+on its strings must not come out for another caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from prelude.admission import checks
+from prelude.admission.facts import Facts
+from prelude.admission.structured import MAX_TEXT, text_of
+from prelude.errors import InvalidRequest, shown
+from prelude.tasks import Choice, Noul, Score
+
+MAX_LEVELS = 10
+Kind: TypeAlias = Literal["choice", "noul", "score"]
+_SIDES = ("true", "false")  # of a Noul, in the order of its labels
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``text`` is empty where the criteria alone ask. ``labels`` are empty for a ``Noul``, whose two labels the
+    template names. ``notes`` describe the labels in their order ("" is no description); ``()`` where none has one.
+    ``first`` is the number of the first level."""
+
+    kind: Kind
+    text: str
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    first: int = 1
+
+    @property
+    def chars(self) -> int:
+        return len(self.text) + sum(map(len, self.labels)) + sum(map(len, self.notes))
+
+    def arranged(self, order: Sequence[int]) -> Asked:
+        """The same with its labels in another order."""
+        notes = tuple([self.notes[at] for at in order]) if self.notes else ()
+        return replace(self, labels=tuple([self.labels[at] for at in order]), notes=notes)
+
+
+def asked_of(facts: Facts, question: Any, field: str) -> Asked:
+    """The question checked: its types, and the number and length of what it holds."""
+    kind = type(question)
+    if kind is Choice or isinstance(question, Choice):
+        return _choice(facts, question, field)
+    if isinstance(question, Noul):
+        return _noul(facts, question, field)
+    if isinstance(question, Score):
+        return _score(facts, question, field)
+    raise InvalidRequest(f"{shown(question)} is not a Choice, Noul (YesNo) or Score", field=field)
+
+
+def _choice(facts: Facts, question: Choice, field: str) -> Asked:
+    labels, here = question.labels, f"{field}.labels"
+    described = isinstance(labels, Mapping)
+    if not described and (isinstance(labels, str | bytes) or not isinstance(labels, Sequence)):
+        raise InvalidRequest(f"{shown(labels)} is not a list of labels, or a mapping to descriptions", field=here)
+    most = facts.config.max_labels
+    if not 1 <= len(labels) <= most:
+        raise InvalidRequest(f"{len(labels)} labels; it takes 1 to {most} (EngineConfig.max_labels)", field=here)
+    given = tuple(labels)
+    for index, label in enumerate(given):
+        if type(label) is not str and not isinstance(label, str):
+            raise InvalidRequest(f"{shown(label)} is not a string", field=f"{here}[{index}]")
+    notes: tuple[str, ...] = ()
+    if isinstance(labels, Mapping) and any(labels.values()):
+        written = [_note(facts, labels[label], f"{here}[{index}]") for index, label in enumerate(given)]
+        notes = tuple(written) if any(written) else ()
+    text = _text(question.question, field, needed=False)
+    return Asked("choice", text, tuple([str.__str__(label) for label in given]), notes)
+
+
+def _noul(facts: Facts, question: Noul, field: str) -> Asked:
+    sides, here = question.criteria, f"{field}.criteria"
+    notes: tuple[str, ...] = ()
+    if sides is not None:
+        if not isinstance(sides, Mapping) or any(key not in _SIDES for key in sides):
+            raise InvalidRequest(f'{shown(sides)} is not a mapping with "true", "false" or both', field=here)
+        written = [_note(facts, sides.get(side), f"{here}.{side}") for side in _SIDES]
+        notes = tuple(written) if any(written) else ()
+    return Asked("noul", _text(question.question, field, needed=not notes), (), notes)
+
+
+def _score(facts: Facts, question: Score, field: str) -> Asked:
+    levels, here = question.levels, f"{field}.levels"
+    if isinstance(levels, str | bytes | Mapping) or not isinstance(levels, Sequence):
+        count = checks.integer(levels, here, 2, MAX_LEVELS)
+        text = _text(question.question, field, needed=True)
+        return Asked("score", text, tuple([str(level) for level in range(1, count + 1)]))
+    if not 2 <= len(levels) <= MAX_LEVELS:
+        raise InvalidRequest(f"{len(levels)} levels; it takes 2 to {MAX_LEVELS}", field=here)
+    notes = tuple([_note(facts, level, f"{here}[{index}]", empty=False) for index, level in enumerate(levels)])
+    labels = tuple([str(level) for level in range(len(levels))])
+    return Asked("score", _text(question.question, field, needed=False), labels, notes, first=0)
+
+
+def _text(value: Any, field: str, *, needed: bool) -> str:
+    """The question's own text; longer than a prompt may be, since truncation may yet cut it."""
+    here = f"{field}.question"
+    if value is None and not needed:
+        return ""
+    if value is None:
+        raise InvalidRequest("it is None, and no criteria ask instead; give the question's text", field=here)
+    text = text_of(value, here, MAX_TEXT)
+    if not text:
+        raise InvalidRequest("it is empty; give at least one character, or None", field=here)
+    return str.__str__(text)
+
+
+def _note(facts: Facts, value: Any, field: str, *, empty: bool = True) -> str:
+    return "" if value is None and empty else str.__str__(text_of(value, field, facts.max_chars, empty=empty))
+
+
+def check_characters(facts: Facts, asked: Asked, field: str) -> int:
+    """Characters of the question and its labels, each of them checked."""
+    checks.text(asked.text, f"{field}.question", facts.max_chars)
+    if asked.kind == "choice":
+        seen: dict[str, int] = {}
+        for index, label in enumerate(asked.labels):
+            here = f"{field}.labels[{index}]"
+            checks.text(label, here, facts.max_chars, empty=False)
+            if seen.setdefault(label, index) != index:
+                raise InvalidRequest(f"{shown(label)} is given twice, first as label {seen[label]}", field=here)
+    return asked.chars

@@ -1,0 +1,84 @@
+"""Objects and arrays as text, in one form: that of ``json.dumps(value, ensure_ascii=False)``.
+
+    {"plan": "pro", "tickets": 3, "tags": ["refund", "späť"]}
+
+Keys keep the order in which they were given: a caller that puts what many requests share first lets them share a
+prefix. Keys are strings, numbers are finite. A string alone is itself, without quotation marks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from prelude.admission import checks
+from prelude.admission.messages import MAX_DEPTH, MAX_VALUES, TooLarge
+from prelude.errors import InvalidRequest, RequestTooLarge, shown
+
+MAX_TEXT = 1 << 62  # of a text that may yet be cut
+_SCALARS = frozenset([int, float, bool, type(None)])
+
+
+def text_of(value: Any, field: str, most: int, *, empty: bool = True) -> str:
+    """``value`` as text of at most ``most`` characters. ``InvalidRequest`` names ``field`` and the place in it."""
+    if isinstance(value, str):
+        return checks.text(value, field, most, empty=empty)
+    if not is_structured(value):
+        kind = "None" if value is None else f"of type {type(value).__name__}"
+        raise InvalidRequest(f"{shown(value)} is {kind}; give a string, an object or an array", field=field)
+    plain = _Copy(field).of(value, "", MAX_DEPTH)
+    try:
+        written = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # NaN, or an integer of thousands of digits
+        raise InvalidRequest(f"{error}; JSON has finite numbers", field=field) from None
+    return checks.text(written, field, most)
+
+
+def is_structured(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether an array is a list of messages: objects, each with a role and a text."""
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_message, value))
+
+
+def _is_message(item: Any) -> bool:
+    return isinstance(item, Mapping) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+
+
+class _Copy:
+    """A value as dicts, lists and scalars alone, as ``json`` takes them; bounded like messages are."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+        self._left = MAX_VALUES
+
+    def of(self, value: Any, path: str, depth: int) -> Any:
+        if isinstance(value, str):
+            return str.__str__(value)
+        if type(value) in _SCALARS:
+            return value
+        if not is_structured(value):
+            raise InvalidRequest(
+                f"{shown(value)} is of type {type(value).__name__}, which JSON does not have", field=self._at(path)
+            )
+        if isinstance(value, TooLarge):
+            raise RequestTooLarge(value.reason, field=self._at(path))
+        if not depth:
+            raise RequestTooLarge(f"it is nested deeper than {MAX_DEPTH}; flatten it", field=self._at(path))
+        if len(value) > self._left:
+            raise RequestTooLarge(f"more than {MAX_VALUES} values; give fewer, or give text", field=self._at(path))
+        self._left -= len(value)
+        if isinstance(value, Mapping):
+            return {self._key(key, path): self.of(item, f"{path}.{key}", depth - 1) for key, item in value.items()}
+        return [self.of(item, f"{path}[{index}]", depth - 1) for index, item in enumerate(value)]
+
+    def _key(self, key: Any, path: str) -> str:
+        if not isinstance(key, str):
+            raise InvalidRequest(f"the key {shown(key)} is not a string", field=self._at(path))
+        return str.__str__(key)
+
+    def _at(self, path: str) -> str:
+        return f"{self._field}{path}" if len(path) < 200 else f"{self._field}…{path[-100:]}"
