@@ -1,7 +1,8 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, final
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -268,6 +269,12 @@ class RequestStats:
     request_id: str | None = None
     timeline: tuple[Any, ...] | None = None
 
+class State(str, Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
 class Record:
     """The fields whose type is said here are C's; what the others hold is the control plane's business."""
 
@@ -288,12 +295,10 @@ class Record:
     prepared: Any
     readout: Any
     sink: Any
-    state: Any
     timeline: Any
     sampling: Any
     cache: str
     stats: RequestStats
-    lease: Lease | None
     num_known: int
     cached_len: int
     staged_len: int
@@ -341,11 +346,18 @@ class Record:
     def salt(self) -> int: ...
     @property
     def reusable(self) -> int: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def lease(self) -> Lease | None: ...
+    def move(self, state: State) -> None: ...
+    def hold(self, lease: Lease) -> None: ...
+    def give_back(self, pool: KvPool) -> None: ...
 
 RecordT = TypeVar("RecordT", bound=Record)
 
 def begin_request(
-    r: Record, prepared: Any, sink: Any, options: Any, execution_class: Any, state: Any, id: int, now: float
+    r: Record, prepared: Any, sink: Any, options: Any, execution_class: Any, id: int, now: float
 ) -> None: ...
 def begin_requests(
     kind: type[RecordT],
@@ -353,7 +365,6 @@ def begin_requests(
     sink: Any,
     options: Any,
     classes: tuple[Any, Any],
-    state: Any,
     ids: Iterator[int],
     ending: Any,
     call: Any,
@@ -402,8 +413,6 @@ def admit_group(
     pool: KvPool,
     requests: Iterable[Record],
     limits: tuple[int | bool, ...],
-    waiting: object,
-    planned: object,
     defer: Callable[[Any, int], None],
 ) -> tuple[list[OneShotRow], int, int, int]: ...
 def folds_of(pool: KvPool, rows: list[OneShotRow]) -> list[tuple[tuple[int, ...], int]]: ...
@@ -425,6 +434,7 @@ def pack_running(
     requests: Sequence[Record], block_size: int
 ) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...
 def sampling_arrays(settings: list[Any]) -> tuple[Any, Int32s, Any, Any, Any, Int32s, int, bool, bool]: ...
+def end_with(r: Record, token: int) -> tuple[bool, str | None]: ...
 def settle_group(
     pool: KvPool,
     rows: tuple[OneShotRow, ...],
@@ -437,8 +447,6 @@ def settle_group(
     vocab_size: int,
     forward_ms: float,
     batch_size: int,
-    planned: object,
-    finished: object,
 ) -> tuple[list[Any], list[Outcome], list[tuple[Any, int | None]]]: ...
 def traced(requests: list[RecordT]) -> list[RecordT]: ...
 def end_all(
@@ -450,7 +458,6 @@ def settle_running(
     token_ids: Int32s | None,
     bad: frozenset[int],
     gone: Collection[int],
-    finished: object,
     vocab_size: int,
     forward_ms: float,
     batch_size: int,
@@ -547,9 +554,14 @@ class CostFit:
     def observe(self, tokens: float, keys: float, rows: float, seconds: float) -> None: ...
     def add(self, tokens: float, keys: float, rows: float, seconds: float, weight: float) -> None: ...
     def start_from(self, constant: float, token: float, key: float, row: float, trusted: bool) -> None: ...
+    def predict(self, tokens: float, keys: float, rows: float) -> float: ...
     def seconds(self) -> tuple[float, float, float, float]: ...
     def largest(self) -> float: ...
 
+@overload
+def prompt_keys(uncached: int, cached: int) -> float: ...
+@overload
+def prompt_keys(uncached: npt.NDArray[Any], cached: npt.NDArray[Any]) -> npt.NDArray[np.float64]: ...
 def begin_all(requests: list[RecordT], now: float, cost: CostFit, inbox: Inbox) -> list[RecordT]: ...
 def requests_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
 def readouts_of(rows: Iterable[OneShotRow]) -> list[Any]: ...

@@ -349,6 +349,9 @@ cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
         void add(const FourDoubles& x, double seconds, double weight)
         void start_from(const FourDoubles& coefficients, cbool trusted)
         const FourDoubles& fitted()
+        double predict(const FourDoubles& x)
+
+    double c_prompt_keys "prelude::prompt_keys"(double uncached, double cached)
 
 
 cdef extern from "prelude/slots.hpp" namespace "prelude":

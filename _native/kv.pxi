@@ -214,15 +214,19 @@ cdef class KvPool:
 
     def release(self, Lease lease not None) -> None:
         """The one place where held blocks, locks and slots are given back."""
+        self.take_back(lease)
+
+    cdef int take_back(self, Lease lease) except -1:
+        cdef Result r
         if lease.c.released:
             raise RuntimeError("lease released twice")
-        cdef Result r
         self.allocator.enter()
         try:
             r = self.c.release(lease.c)
         finally:
             self.allocator.writer.leave()
         _check(r)
+        return 0
 
     def audit(self, leases) -> None:
         """Conservation: free + used + cached == total, and nobody holds what is not on ``leases``; where there are

@@ -2,6 +2,7 @@
 # core.pyx.
 
 import dataclasses as _dataclasses
+import enum as _enum
 
 # What a request took: names, types and defaults. The class below has them as fields of C.
 _STATS = (
@@ -57,6 +58,17 @@ cdef class RequestStats:
         return RequestStats, tuple([getattr(self, name) for name, _, _ in _STATS])
 
 
+class State(str, _enum.Enum):
+    """Where a request is. ``_move`` has the legal transitions."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+cdef object _WAITING = State.WAITING, _PREFILL = State.PREFILL, _DECODE = State.DECODE, _FINISHED = State.FINISHED
+
 cdef dict _CACHE_MODES = {"never": 0, "auto": 1, "always": 2}
 
 
@@ -70,9 +82,10 @@ cdef class Record:
     cdef Parcel parcel  # in the inbox; has the request in it from post to take
     cdef object held  # the arrays that the row points into
     cdef public object id, order, queued_at, turn, account, ending, execution_class, history, key, known, options
-    cdef public object outbox, output, call, prepared, sink, state, timeline, sampling, cache, readout
+    cdef public object outbox, output, call, prepared, sink, timeline, sampling, cache, readout
+    cdef readonly object state  # `_move` writes it
     cdef public RequestStats stats
-    cdef public Lease lease
+    cdef readonly Lease lease  # `hold` and `_give_back` write it
     cdef public int64_t num_known, cached_len, staged_len, queued_tokens, failures, deferred, max_new_tokens
     cdef public int64_t ahead, in_flight
     cdef readonly int64_t num_read, first  # rows of the readout, and the token that they count from
@@ -99,6 +112,22 @@ cdef class Record:
         self.row.salt = salt
         self.cache = cache
         self.row.cache = <CacheMode><int>_CACHE_MODES[cache]
+
+    def __cinit__(self):
+        self.state = _WAITING
+
+    def move(self, state not None) -> None:
+        """To another state. ``RuntimeError`` where the transition is illegal."""
+        _move(self, state)
+
+    def hold(self, Lease lease not None) -> None:
+        """The request holds ``lease`` until ``give_back``. ``RuntimeError`` where it holds one."""
+        _hold(self, lease)
+
+    def give_back(self, KvPool pool not None) -> None:
+        """Its lease, where it holds one, goes back to the pool that the lease is of."""
+        if self.lease is not None:
+            _give_back(self, pool)
 
     @property
     def prompt_tokens(self) -> int:
@@ -135,8 +164,43 @@ cdef class Record:
         return self.num_known - 1 if self.row.unread < 0 else self.row.unread
 
 
-def begin_request(Record r not None, prepared, sink, options, execution_class, state, id, double now) -> None:
-    """A request in ``state``, from what the preparer made of its task. ``execution_class`` has ``value`` "oneshot" or
+cdef inline bint _may_move(object old, object new) noexcept:
+    if old is _WAITING:
+        return new is _PREFILL or new is _FINISHED
+    if old is _PREFILL:
+        return new is _DECODE or new is _FINISHED or new is _WAITING
+    return old is _DECODE and (new is _WAITING or new is _FINISHED)
+
+
+cdef int _move(Record r, object state) except -1:
+    """The only writer of a request's state:
+
+        waiting -> prefill -> decode -> finished      waiting and prefill may end, prefill and decode may wait again
+    """
+    if not _may_move(r.state, state):
+        raise RuntimeError(f"illegal transition {r.state.value} -> {State(state).value}")
+    r.state = state
+    return 0
+
+
+cdef int _hold(Record r, Lease lease) except -1:
+    if r.lease is not None:
+        raise RuntimeError(f"request {r.id} holds a lease and is given another")
+    r.lease = lease
+    return 0
+
+
+cdef int _give_back(Record r, KvPool pool) except -1:
+    """The only place where a request's lease goes back to its pool. The request holds nothing then, also where the
+    pool's accounts turn out to be wrong, which raises."""
+    cdef Lease lease = r.lease
+    r.lease = None
+    pool.take_back(lease)
+    return 0
+
+
+def begin_request(Record r not None, prepared, sink, options, execution_class, id, double now) -> None:
+    """A request that waits, from what the preparer made of its task. ``execution_class`` has ``value`` "oneshot" or
     "decode"."""
     cdef int64_t read = -1, first = prepared.first, trunk, unread, logits_rows = 0, count = 0, most
     cdef cnp.ndarray rows, tokens, known
@@ -163,7 +227,7 @@ def begin_request(Record r not None, prepared, sink, options, execution_class, s
     r.bind(tokens, tree.positions, tree.starts, parents, readout, first, read, count, unread, logits_rows,
            prepared.salt, prepared.cache)
     r.id, r.order, r.queued_at, r.turn = id, 0, 0, 0
-    r.prepared, r.sink, r.options, r.execution_class, r.state = prepared, sink, options, execution_class, state
+    r.prepared, r.sink, r.options, r.execution_class = prepared, sink, options, execution_class
     r.sampling, r.max_new_tokens = prepared.sampling, most
     r.expires, r.queued_tokens, r.arrived, r.num_known = INFINITY, -1, now, _len(tokens)
     stats = r.stats = RequestStats.__new__(RequestStats)
@@ -172,15 +236,15 @@ def begin_request(Record r not None, prepared, sink, options, execution_class, s
     stats.truncated_tokens, stats.tokenize_ms = prepared.truncated_tokens, prepared.tokenize_ms
 
 
-def begin_requests(type kind not None, list prepared not None, sink, options, tuple classes not None, state, ids,
-                   ending, call, outbox, double expires, double now) -> list:
+def begin_requests(type kind not None, list prepared not None, sink, options, tuple classes not None, ids, ending,
+                   call, outbox, double expires, double now) -> list:
     """A request of ``kind`` each. ``classes``: of at most one new token, and of more."""
     cdef list out = []
     cdef Record r
     oneshot, decode = classes
     for one in prepared:
         r = kind.__new__(kind)
-        begin_request(r, one, sink, options, decode if one.max_new_tokens > 1 else oneshot, state, next(ids), now)
+        begin_request(r, one, sink, options, decode if one.max_new_tokens > 1 else oneshot, next(ids), now)
         r.ending, r.call, r.outbox, r.expires = ending, call, outbox, expires
         out.append(r)
     return out
@@ -305,10 +369,10 @@ def plain(list requests, oneshot) -> bool:
 
 # --- planning -------------------------------------------------------------------------------------------------
 
-def admit_group(KvPool pool not None, requests, tuple limits, waiting, planned, defer):
+def admit_group(KvPool pool not None, requests, tuple limits, defer):
     """The OneShot rows of a step, from ``requests`` in order until one does not fit: (rows, what is left of tokens,
     rows and bytes). ``limits``: the fields of GroupLimits. ``defer(request, tokens)`` hears of one that is
-    to wait for a leader. States go from ``waiting`` to ``planned``."""
+    to wait for a leader. The others hold their leases and are in state ``prefill`` now."""
     cdef GroupLimits most
     (most.tokens, most.rows, most.logits_bytes, most.logits_row_bytes, most.logits_chunk_rows, most.group_tokens,
      most.allowance, most.defer_tokens, most.defer_steps, most.fold, most.retry, most.seen) = limits
@@ -324,7 +388,7 @@ def admit_group(KvPool pool not None, requests, tuple limits, waiting, planned, 
     for r in requests:
         if group.done():
             break
-        if r.state is not waiting:
+        if r.state is not _WAITING:
             raise RuntimeError(f"a request that is {r.state} cannot be planned")
         lease = Lease.__new__(Lease)
         pool.allocator.enter()
@@ -340,9 +404,9 @@ def admit_group(KvPool pool not None, requests, tuple limits, waiting, planned, 
             r.stats.deferred_ticks += 1
             defer(r, lease.c.ahead * pool.c.block_size())
             continue
-        r.lease = lease
+        _hold(r, lease)
         r.stats.cached_tokens = skip
-        r.state = planned
+        _move(r, _PREFILL)
         row = OneShotRow.__new__(OneShotRow)
         row.request, row.skip, row.publish = r, skip, publish
         rows.append(row)
@@ -605,287 +669,3 @@ def sampling_arrays(list settings not None):
     if same and not edited:
         _last_settings = (before, n, values)
     return values
-
-
-# --- settling -------------------------------------------------------------------------------------------------
-
-def settle_group(KvPool pool not None, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
-                 int64_t vocab_size, double forward_ms, int64_t batch_size, planned, finished):
-    """Ends the OneShot rows of a step that went well: publishes, gives leases back. (requests, their outcomes,
-    [(request, token)] of those that failed: by numbers that are none, token None, or a token outside the vocabulary;
-    these are not ended). ``row_ends`` and ``pair_ends`` say where each row's part of ``output`` ends, None where it
-    has one row; ``token_ids`` what was drawn, or None."""
-    return _settle_rows(pool, rows, computed, row_ends, pair_ends, output, token_ids, bad, vocab_size, forward_ms,
-                        batch_size, planned, finished)
-
-
-cdef int _check_ends(int64_t rows, cnp.ndarray computed, cnp.ndarray row_ends, cnp.ndarray pair_ends,
-                     cnp.ndarray token_ids) except -1:
-    """That each row's part lies within what a step put out."""
-    cdef int64_t i, read = rows
-    if _len(computed) != rows or (pair_ends is not None and _len(pair_ends) != rows):
-        raise ValueError(f"not one number for each of {rows} rows")
-    if row_ends is not None:
-        if _len(row_ends) != rows:
-            raise ValueError(f"{_len(row_ends)} ends for {rows} rows")
-        for i in range(rows):
-            if _data(row_ends)[i] < (_data(row_ends)[i - 1] if i else 0):
-                raise ValueError(f"row_ends falls at {i}")
-        read = _data(row_ends)[rows - 1] if rows else 0
-    if token_ids is not None and _len(token_ids) < read:
-        raise ValueError(f"{_len(token_ids)} tokens for {read} rows that are read")
-    return 0
-
-
-cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
-                        int64_t vocab_size, double forward_ms, int64_t batch_size, planned, finished):
-    cdef OneShotRow row
-    cdef Record r
-    cdef RequestStats stats
-    cdef Lease lease
-    cdef Outcome outcome
-    cdef Result wrong
-    cdef int64_t i = 0, k, a, b, c = 0, d = 0, token
-    computed = _int32(computed, "computed")
-    row_ends = None if row_ends is None else _int32(row_ends, "row_ends")
-    pair_ends = None if pair_ends is None else _int32(pair_ends, "pair_ends")
-    token_ids = None if token_ids is None else _int32(token_ids, "token_ids")
-    _check_ends(len(rows), computed, row_ends, pair_ends, token_ids)
-    cdef const int32_t* brought = _data(computed)
-    cdef const int32_t* ends = NULL
-    if row_ends is not None:
-        ends = _data(row_ends)
-    cdef const int32_t* pairs = NULL
-    if pair_ends is not None:
-        pairs = _data(pair_ends)
-    cdef const int32_t* drawn = NULL
-    if token_ids is not None:
-        drawn = _data(token_ids)
-    cdef Py_ssize_t well = 0
-    cdef list requests = [None] * len(rows), outcomes = [None] * len(rows), failed = []
-    cdef object sampling = None, stops = frozenset(), number
-    cdef bint keep_stop = False, fine, any_bad = bool(bad)
-    b = 0
-    for row in rows:
-        r = row.request
-        stats = r.stats
-        lease = r.lease
-        a, b = b, ends[i] if ends != NULL else i + 1
-        if pairs != NULL:
-            c, d = d, pairs[i]
-        stats.forward_ms += forward_ms
-        stats.batch_size_seen = max(stats.batch_size_seen, batch_size)
-        stats.computed_tokens = brought[i]
-        stats.chunks = 1
-        stats.queue_ms = (r.planned - r.arrived) * 1e3
-        r.failures = 0
-        fine = True
-        if any_bad:
-            for k in range(a, b):
-                fine = fine and k not in bad
-        if not fine:
-            failed.append((r, None))
-            i += 1
-            continue
-        token = 0 if drawn == NULL else drawn[a]
-        if r.state is not planned or lease is None:
-            raise RuntimeError(f"a request that is {r.state} cannot be settled")
-        pool.allocator.enter()
-        try:
-            if row.publish:
-                wrong = pool.c.publish(lease.c, r.row.tokens, row.skip + row.publish * pool.c.block_size(), r.row.salt,
-                                       r.row.cache == CacheMode.always, True)
-            fine = 0 <= token < vocab_size or drawn == NULL
-            if fine and wrong.ok():
-                wrong = pool.c.release(lease.c)
-        finally:
-            pool.allocator.writer.leave()
-        _check(wrong)
-        if not fine:
-            failed.append((r, token))
-            i += 1
-            continue
-        outcome = Outcome.__new__(Outcome)
-        outcome.token_ids = ()
-        if drawn != NULL:
-            number = token
-            if r.sampling is not sampling:
-                sampling = r.sampling
-                stops = frozenset() if sampling is None else sampling.stop_ids
-                keep_stop = sampling is not None and sampling.include_stop
-            if stops and number in stops:
-                stats.finish_reason = "stop"
-                if keep_stop:
-                    outcome.token_ids = (number,)
-            else:
-                stats.finish_reason = "length"
-                outcome.token_ids = (number,)
-        outcome.whole, outcome.uncut, outcome.stats = output, True, stats
-        outcome.rows[0], outcome.rows[1], outcome.rows[2], outcome.rows[3] = a, b, c, d
-        r.state, r.lease = finished, None
-        requests[well], outcomes[well] = r, outcome
-        well += 1
-        i += 1
-    if well < len(rows):
-        del requests[well:], outcomes[well:]
-    return requests, outcomes, failed
-
-
-def settle_running(tuple requests, token_ids, bad, gone, finished, int64_t vocab_size, double forward_ms,
-                   int64_t batch_size) -> list:
-    """What a step did to its decode rows, and the token that each drew, appended where that is all there is to it.
-    The other rows, by number: their first token, one that may be their last, or one that somebody is to be told of.
-    Left alone are those that have ended meanwhile, in state ``finished``, and those whose ids are in ``gone``."""
-    cdef Record r
-    cdef RequestStats stats
-    cdef cnp.ndarray known, drawn = None if token_ids is None else _int32(token_ids, "token_ids")
-    cdef list output, more = []
-    cdef int64_t i, token
-    cdef object number, sampling = None, stops = frozenset()
-    cdef bint any_bad = bool(bad), any_gone = bool(gone)
-    if drawn is not None and _len(drawn) != len(requests):
-        raise ValueError(f"{_len(drawn)} tokens for {len(requests)} rows")
-    for i in range(len(requests)):
-        r = requests[i]
-        if r.state is finished or (any_gone and r.id in gone):
-            continue
-        stats = r.stats
-        stats.forward_ms += forward_ms
-        stats.batch_size_seen = max(stats.batch_size_seen, batch_size)
-        stats.computed_tokens += 1
-        r.failures = 0
-        r.cached_len = r.num_known
-        token = -1 if drawn is None else _data(drawn)[i]
-        number = token
-        output, known = r.output, _int32(r.known, "known")
-        if r.sampling is not sampling:
-            sampling = r.sampling
-            stops = sampling.stop_ids
-        if (not 0 <= token < vocab_size or (any_bad and i in bad) or number in stops or r.sink.streams
-                or not 0 < len(output) < r.max_new_tokens - 1 or r.timeline is not None or r.history is not None
-                or not 0 <= r.num_known < _len(known)):
-            more.append(i)
-        else:
-            _data(known)[r.num_known] = <int32_t>token
-            r.num_known += 1
-            output.append(number)
-    return more
-
-
-def traced(list requests) -> list:
-    """Those that have a timeline."""
-    return [r for r in requests if (<Record?>r).timeline is not None]
-
-
-def end_all(list requests, list outcomes, dict live, double now):
-    """Says how long requests took that ended well: [(sink, requests, outcomes)] of their runs that have the same sink,
-    for ``claim``, and [(request, outcome)] of those that want more than that (a timeline, a deadline), left as they
-    are. Requests that are not in ``live`` have been told and are left out."""
-    return _end_rows(requests, outcomes, live, now)
-
-
-def claim(dict live not None, list requests not None) -> bool:
-    """Takes all of them out of ``live``, which is the right to tell their ends. False, and nothing done, where one of
-    them is not there. Needs no memory."""
-    cdef Py_ssize_t i, n = len(requests)
-    for i in range(n):
-        if (<Record?>requests[i]).id not in live:
-            return False
-    for i in range(n):
-        live.pop((<Record?>requests[i]).id, None)
-    return True
-
-
-cdef tuple _end_rows(list requests, list outcomes, dict live, double now):
-    cdef Record r
-    cdef RequestStats stats
-    cdef Py_ssize_t i, n = len(requests)
-    cdef object sink = None
-    cdef list runs = [], more = [], some = [], ends = []
-    cdef bint whole = n > 0  # one run of all of them: most steps' ends are
-    for i in range(n):
-        r = requests[i]
-        if i == 0:
-            sink = r.sink
-        whole = whole and r.sink is sink and _ends_plainly(r) and r.id in live
-    if whole:
-        runs.append((sink, requests, outcomes))
-    for i in range(n):
-        r = requests[i]
-        if not whole and not _ends_plainly(r):
-            more.append((r, outcomes[i]))
-            continue
-        if not whole and r.id not in live:
-            continue
-        stats = r.stats
-        stats.total_ms = stats.ttft_ms = (now - r.arrived) * 1e3
-        if whole:
-            continue
-        if not runs or r.sink is not sink:
-            sink, some, ends = r.sink, [], []
-            runs.append((sink, some, ends))
-        some.append(r)
-        ends.append(outcomes[i])
-    return runs, more
-
-
-cdef inline bint _ends_plainly(Record r) noexcept:
-    return r.timeline is None and r.expires == INFINITY and r.queued_tokens < 0 and r.first_token == 0.0
-
-
-def any_lives(dict live, list requests) -> bool:
-    """Whether one of them is in ``live``. The last one is looked for first: it mostly ends last."""
-    cdef Py_ssize_t i
-    for i in range(len(requests) - 1, -1, -1):
-        if (<Record?>requests[i]).id in live:
-            return True
-    return False
-
-
-@cython.final
-cdef class Ends:
-    """The ends of a call's requests, by request id: (outcome, error). A request that ends again has its last end."""
-
-    cdef list requests, outcomes  # of the first run, while it is the only one; else None
-    cdef dict found
-
-    def __cinit__(self):
-        self.found = {}
-
-    def put(self, request, outcome, error) -> None:
-        self.spread()
-        self.found[request.id] = (outcome, error)
-
-    def put_all(self, list requests not None, list outcomes not None) -> None:
-        """Of requests that ended well. The lists are kept: nobody changes them any more."""
-        if self.requests is None and not self.found:
-            self.requests, self.outcomes = requests, outcomes
-            return
-        self.spread()
-        for i in range(len(requests)):
-            self.found[requests[i].id] = (outcomes[i], None)
-
-    cdef int spread(self) except -1:
-        cdef list requests = self.requests, outcomes = self.outcomes
-        if requests is not None:
-            self.requests = self.outcomes = None
-            for i in range(len(requests)):
-                self.found[requests[i].id] = (outcomes[i], None)
-        return 0
-
-    def __len__(self) -> int:
-        return len(self.found) if self.requests is None else len(self.requests)
-
-    def __getitem__(self, id):
-        self.spread()
-        return self.found[id]
-
-    def outcomes_of(self, list requests not None):
-        """Theirs, where all of them ended well, in this order, at once; else None."""
-        cdef Py_ssize_t i
-        if self.requests is None or len(self.requests) != len(requests):
-            return None
-        for i in range(len(requests)):
-            if self.requests[i] is not requests[i]:
-                return None
-        return self.outcomes

@@ -71,6 +71,15 @@ cdef class CostFit:
         (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = constant, token, key, row
         self.c.start_from(x, trusted)
 
+    def predict(self, double tokens, double keys, double rows) -> float:
+        """Seconds of a step; 0 before anything was measured."""
+        return self.expect(tokens, keys, rows)
+
+    cdef double expect(self, double tokens, double keys, double rows):
+        cdef FourDoubles x
+        (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = 1.0, tokens, keys, rows
+        return self.c.predict(x)
+
     def seconds(self) -> tuple:
         """The coefficients, by term."""
         cdef FourDoubles x = self.c.fitted()
@@ -81,11 +90,31 @@ cdef class CostFit:
         return self.c.largest()
 
 
+def prompt_keys(uncached, cached):
+    """Key positions that ``uncached`` tokens behind ``cached`` ones read: of one prompt, a float; of arrays of one
+    length, float64 of that length."""
+    cdef cnp.ndarray of, behind, out
+    cdef const double* n
+    cdef const double* m
+    cdef double* p
+    cdef int64_t i
+    if not isinstance(uncached, np.ndarray):
+        return c_prompt_keys(uncached, cached)
+    of, behind = np.ascontiguousarray(uncached, np.float64), np.ascontiguousarray(cached, np.float64)
+    if _len(of) != _len(behind):
+        raise ValueError(f"{_len(of)} prompts, of which {_len(behind)} have a cached part")
+    out = np.empty(_len(of), np.float64)
+    n, m = <const double*>cnp.PyArray_DATA(of), <const double*>cnp.PyArray_DATA(behind)
+    p = <double*>cnp.PyArray_DATA(out)
+    for i in range(_len(of)):
+        p[i] = c_prompt_keys(n[i], m[i])
+    return out
+
+
 def begin_all(list requests, double now, CostFit cost not None, Inbox inbox not None) -> list:
     """Requests of a step that begins: those that are planned for the first time have their expected seconds now, and
     wait no more. These."""
     cdef Record r
-    cdef FourDoubles c = cost.c.fitted()
     cdef double cached, uncached
     cdef list fresh = []
     for r in requests:
@@ -93,8 +122,7 @@ def begin_all(list requests, double now, CostFit cost not None, Inbox inbox not 
             r.planned = now
             cached = <double>r.stats.cached_tokens
             uncached = <double>r.num_known - cached
-            r.stats.estimated_jct = (c[0] + c[3] * <double>r.row.logits_rows
-                                     + uncached * (c[1] + c[2] * (cached + (uncached + 1) / 2)))
+            r.stats.estimated_jct = cost.expect(uncached, c_prompt_keys(uncached, cached), <double>r.row.logits_rows)
             inbox.admission.leave(r.queued_tokens)
             fresh.append(r)
     return fresh

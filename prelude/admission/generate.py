@@ -186,21 +186,13 @@ def decoded(facts: Facts, ids: tuple[int, ...]) -> str:
 
 
 def complete(facts: Facts, sampling: Sampling, outcome: Outcome) -> Completion:
-    """The result of a text. A stop id at the end is not part of it (unless ``include_stop``), whether or not it was
-    settled; text that no reader followed is decoded and cut here."""
+    """The result of a text. Text that no reader followed is decoded, and cut at a stop string, here."""
     stats = outcome.stats
     ids, logprobs = outcome.token_ids, outcome.logprobs
-    if (sampling.logprobs is not None or not (ids or stats.finish_reason)) and isinstance(
-        outcome.output, SampleOutput
-    ):
-        ids = ids or tuple(outcome.output.token_ids[:1].tolist())
+    if sampling.logprobs is not None and ids and isinstance(outcome.output, SampleOutput):
         first = sampled_logprob(ids[0], outcome.output, 0, sampling.logprobs)
         logprobs = None if first is None else (first,)
     reason = stats.finish_reason or "length"
-    if ids and ids[-1] in sampling.stop_ids:
-        reason = "stop"
-        if not sampling.include_stop:
-            ids, logprobs = ids[:-1], logprobs and logprobs[: len(ids) - 1]
     text = outcome.text
     if text is None:
         started = time.perf_counter()

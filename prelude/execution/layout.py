@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from prelude._native.core import prompt_keys
 from prelude.batch import I32, DecodeRows, ForwardBatch, MixedBatch, OneShotBatch, PromptSlices
 
 I64 = npt.NDArray[np.int64]
@@ -75,7 +76,7 @@ class Forest:
     def pairs(self) -> int:
         """(query, key) pairs of one head."""
         lengths = np.diff(self.slices.starts).astype(np.int64)
-        return int((lengths * self.base + lengths * (lengths + 1) // 2).sum())
+        return int(prompt_keys(lengths, self.base).sum())
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from prelude.runtime.forks import alive
 from prelude.runtime.inbox import Places
 from prelude.runtime.stats import EngineStats
 from prelude.runtime.stepper import LoopFlush, Stepper
-from prelude.scheduling.request import IDS, Request, Sink, State
+from prelude.scheduling.request import IDS, Request, Sink
 
 log = logging.getLogger("prelude.engine")
 
@@ -105,7 +105,6 @@ class EngineCore(Stepper):
             sink,
             options,
             self._classes,
-            State.WAITING,
             IDS,
             self._ended,
             call,

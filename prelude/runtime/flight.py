@@ -121,8 +121,7 @@ class Flights(deque[Flight]):
             return
         for request in [request for request in self._ended.values() if not request.in_flight]:
             del self._ended[request.id]
-            self._pool.release(request.held)
-            request.lease = None
+            request.give_back(self._pool)
 
     def living(self, flight: Flight) -> Plan:
         """The rows of a step that has arrived which still mean something."""

@@ -510,10 +510,9 @@ class Stepper(Forkable):
         for request in list(self.live.values()):
             if id(request) in posted:
                 continue
-            if request.lease is not None and not request.lease.released:
-                self.pool.release(request.lease)
-            request.lease = None
-            request.state = State.FINISHED
+            request.give_back(self.pool)
+            if request.state is not State.FINISHED:
+                request.move(State.FINISHED)
             self._ended(request, None, failure_of(error, "the engine failed"))
         for loop in self.loops:  # an end may have been put without its wake-up
             loop.flush()

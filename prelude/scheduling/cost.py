@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prelude._native.core import CostFit
+from prelude._native.core import CostFit, prompt_keys
 from prelude.batch import ForwardBatch, StepResult
 from prelude.errors import ConfigError
 
@@ -43,7 +43,7 @@ class Work:
 
 def request_work(uncached: int, cached: int, lm_rows: int = 0) -> Work:
     """A prompt of ``uncached`` tokens to compute behind ``cached`` ones."""
-    return Work(uncached, uncached * (cached + (uncached + 1) / 2), lm_rows)
+    return Work(uncached, prompt_keys(uncached, cached), lm_rows)
 
 
 def step_work(batch: ForwardBatch, result: StepResult) -> Work:
@@ -78,8 +78,7 @@ class CostModel:
 
     def predict(self, work: Work) -> float:
         """Seconds of a step with this work; 0 before anything was measured."""
-        constant, token, key, row = self.fit.seconds()
-        return constant + token * work.tokens + key * work.keys + row * work.lm_rows
+        return self.fit.predict(work.tokens, work.keys, work.lm_rows)
 
     def marginal(self, work: Work) -> float:
         """Seconds that this work makes a step longer: without the constant."""
@@ -132,7 +131,7 @@ class CostModel:
         if learnt:
             known = [Work(1), Work(64, 2e3, 8), Work(512, 1.3e5, 64), Work(512, 1e6, 1), Work(4096, 8e6, 16)]
             weight = self.memory / 4 / len(known)
-            for work in known:
-                seconds = constant + token * work.tokens + key * work.keys + row * work.lm_rows
+            self.fit.start_from(constant, token, key, row, False)
+            for work, seconds in [(work, self.predict(work)) for work in known]:
                 self.fit.add(work.tokens, work.keys, work.lm_rows, seconds, weight)
         self.fit.start_from(constant, token, key, row, learnt)

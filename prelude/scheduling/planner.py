@@ -123,11 +123,12 @@ def _must_wait(request: Request, lease: Lease, tokens: I32, pool: KvPool, budget
     return lease.ahead * pool.block_size >= budgets.defer_tokens and request.deferred < budgets.defer_steps
 
 
-def _defer(request: Request, lease: Lease, pool: KvPool) -> Deferral:
-    pool.release(lease)
+def _defer(request: Request, pool: KvPool) -> Deferral:
+    tokens = request.held.ahead * pool.block_size
+    request.give_back(pool)
     request.deferred += 1
     request.stats.deferred_ticks += 1
-    return _deferral(request, lease.ahead * pool.block_size)
+    return _deferral(request, tokens)
 
 
 def _deferral(request: Request, tokens: int) -> Deferral:
@@ -181,8 +182,7 @@ def _grow_to(pool: KvPool, lease: Lease, tokens: int) -> bool:
 
 def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
     """Recompute later: blocks and slot go back (what the trie knows stays there), the sampled tokens are kept."""
-    pool.release(request.held)
-    request.lease = None
+    request.give_back(pool)
     request.cached_len = request.staged_len = 0
     request.stats.preemptions += 1
     request.move(State.WAITING)
@@ -266,21 +266,20 @@ def _start(
         return 0
     known = request.known[: request.num_known]
     lease = pool.attach(known, request.salt, request.reusable, growable=True)
+    request.hold(lease)
     if _must_wait(request, lease, known, pool, budgets, retry):
-        deferred.append(_defer(request, lease, pool))
+        deferred.append(_defer(request, pool))
         return 0
     if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):
-        pool.release(lease)
+        request.give_back(pool)
         return 0
     if pool.num_slots:
         pool.take_slot(lease)
-    request.lease = lease
     cached = lease.num_shared * pool.block_size
     request.cached_len = request.staged_len = cached
     count = _chunk(request, pool, ledger, left, rows, retry)
     if not count:
-        pool.release(lease)
-        request.lease = None
+        request.give_back(pool)
         request.cached_len = request.staged_len = 0
         return 0
     if not request.output:
@@ -344,7 +343,7 @@ def _plan_oneshot(
         not retry and (budgets.overlap or len(queues.oneshot) > 1),
     )
     group = _one_group(queues, budgets, ledger, allowance, retry)
-    rows, *left = admit_group(pool, group, limits, State.WAITING, State.PREFILL, defer)
+    rows, *left = admit_group(pool, group, limits, defer)
     ledger.tokens, ledger.rows, ledger.logits_bytes = left
     queues.take_oneshot([row.request for row in rows])
     folds = folds_of(pool, rows) if len(rows) > 1 else []

@@ -63,9 +63,7 @@ def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> i
 
 def withdraw(request: Request, queues: Queues, pool: KvPool) -> None:
     """A planned OneShot row back into its line, as if it had not been planned."""
-    if request.lease is not None:
-        pool.release(request.lease)
-        request.lease = None
+    request.give_back(pool)
     request.move(State.WAITING)
     queues.requeue(request)
 

@@ -5,31 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Protocol, TypeAlias
 
-from prelude._native.core import Record, begin_request
+from prelude._native.core import Record, State, begin_request
 from prelude.admission.classes import ExecutionClass, classify
 from prelude.admission.prepared import Outcome, Prepared
 from prelude.batch import SampleOutput
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.readouts.sampling import History, SamplingState
 from prelude.scheduling.lease import Lease
-
-
-class State(str, Enum):
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    FINISHED = "finished"
-
-
-_LEGAL = {
-    State.WAITING: {State.PREFILL, State.FINISHED},
-    State.PREFILL: {State.DECODE, State.WAITING, State.FINISHED},
-    State.DECODE: {State.WAITING, State.FINISHED},
-    State.FINISHED: set(),
-}
 
 
 class Sink(Protocol):
@@ -77,7 +61,7 @@ class Request(Record):
         options: RequestOptions = NO_OPTIONS,
     ) -> None:
         kind = execution_class or classify(prepared)
-        begin_request(self, prepared, sink, options, kind, State.WAITING, next(IDS), time.perf_counter())
+        begin_request(self, prepared, sink, options, kind, next(IDS), time.perf_counter())
         self.ending = sink.deliver
 
     @property
@@ -134,8 +118,5 @@ class Request(Record):
         """Whether it ends, whatever they are, with the tokens that steps in flight are drawing."""
         return len(self.output) + self.ahead >= self.max_new_tokens
 
-    def move(self, state: State) -> None:
-        """The one place where a request's state changes."""
-        if state not in _LEGAL[self.state]:
-            raise RuntimeError(f"illegal transition {self.state.value} -> {state.value}")
-        self.state = state
+
+__all__ = ["IDS", "Ending", "Request", "Sink", "State"]

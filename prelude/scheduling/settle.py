@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from prelude._native.core import settle_group, settle_running
+from prelude._native.core import end_with, settle_group, settle_running
 from prelude.admission.prepared import Outcome
 from prelude.batch import Output, StepResult
 from prelude.errors import ExecutionError
@@ -28,9 +28,8 @@ def finish(
     step in flight still writes is given back when that step is over."""
     queues.discard(request)
     request.move(State.FINISHED)
-    if request.lease is not None and not request.in_flight:
-        pool.release(request.lease)
-        request.lease = None
+    if not request.in_flight:
+        request.give_back(pool)
     request.ending(request, outcome, error)
 
 
@@ -66,9 +65,7 @@ def settle(
     if packed.decode:
         output = result.outputs[packed.outputs[2]]
         bad = _bad_rows(packed, result, packed.outputs[2])
-        for place in settle_running(
-            packed.decode, output.drawn, bad, void, State.FINISHED, vocab_size, forward_ms, batch_size
-        ):
+        for place in settle_running(packed.decode, output.drawn, bad, void, vocab_size, forward_ms, batch_size):
             _settle_token(packed.decode[place], place, output, bad, queues, pool, vocab_size)
 
 
@@ -103,8 +100,6 @@ def _settle_oneshot(
         vocab_size,
         result.seconds * 1e3,
         batch_size,
-        State.PREFILL,
-        State.FINISHED,
     )
     ended(requests, outcomes)
     finish_bad(failed, queues, pool, vocab_size)
@@ -172,26 +167,22 @@ def _settle_token(
     if not 0 <= token < vocab_size:
         finish(request, queues, pool, None, _out_of_vocabulary(token, vocab_size))
         return
-    sampling = request.sampling
-    stop = sampling is not None and token in sampling.stop_ids
-    kept = not stop or (sampling is not None and sampling.include_stop)
+    kept, reason = end_with(request, token)
     if kept:
         request.append(token)
     if request.timeline is not None:
         request.timeline.mark("append")
     if kept and request.sink.streams:
         try:
-            stop = request.sink.token(request, token, output, row) or stop
+            if request.sink.token(request, token, output, row):
+                reason = "stop"
         except Exception as raised:  # what a sink does is its own request's business
             failure = ExecutionError(f"the request's own sink raised {type(raised).__name__}: {raised}")
             failure.__cause__ = raised
             finish(request, queues, pool, None, failure)
             return
-    if stop:
-        request.stats.finish_reason = "stop"
-    elif len(request.output) >= request.max_new_tokens:
-        request.stats.finish_reason = "length"
-    if request.stats.finish_reason:
+    if reason is not None:
+        request.stats.finish_reason = reason
         finish(request, queues, pool, Outcome(None, tuple(request.output), request.stats), None)
         return
     try:

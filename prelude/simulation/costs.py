@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from prelude._native.core import prompt_keys
 from prelude.batch import (
     DecodeBatch,
     DecodeRows,
@@ -64,7 +65,7 @@ def _prompt_pairs(slices: PromptSlices) -> tuple[int, int]:
     full = lengths > 0
     firsts = slices.positions[slices.starts[:-1][full]].astype(np.int64)
     n = lengths[full]
-    return int((n * firsts + n * (n + 1) // 2).sum()), int(slices.context_lens.sum())
+    return int(prompt_keys(n, firsts).sum()), int(slices.context_lens.sum())
 
 
 def _decode_pairs(rows: DecodeRows) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from prelude._native.core import prompt_keys
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.batch import (
@@ -130,7 +131,7 @@ def _bound(policy: Policy) -> Callable[[int], float] | None:
     if not isinstance(policy, ShortestPrefillFirst) or policy.half_life == math.inf:
         return None
     half_life, curvature = policy.half_life, policy.curvature
-    return lambda tokens: half_life * math.log2(max(2.0, tokens * (1 + curvature * tokens / 2)))
+    return lambda tokens: half_life * math.log2(max(2.0, tokens + curvature * prompt_keys(tokens, 0)))
 
 
 class Replica:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from prelude._native.core import end_with
 from prelude.tokenizer import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -18,6 +19,8 @@ from prelude.batch import LogprobOutput, LogprobRows, SampleOutput
 from prelude.config import EngineConfig
 from prelude.execution.executor import ExecutorLimits
 from prelude.results import RequestStats
+from prelude.runtime.delivery import BlockingSink
+from prelude.scheduling.request import Request
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CORPUS = [
@@ -141,7 +144,13 @@ def outputs(admitted: Admitted, row: Callable[[tuple[int, ...]], Any] = row_of) 
 
 
 def finish(admitted: Admitted, output: Any = None, token_ids: tuple[int, ...] = ()) -> Any:
-    return admitted.finish(Outcome(output, token_ids, RequestStats()))
+    """``token_ids``, or the tokens of ``output``, are drawn and meet the engine's stop rule."""
+    request, stats, kept = Request(admitted.prepared, BlockingSink()), RequestStats(), ()
+    drawn = output.token_ids.tolist() if isinstance(output, SampleOutput) else token_ids
+    for token in drawn:
+        in_text, stats.finish_reason = end_with(request, token)
+        request.output = kept = (*kept, token) if in_text else kept
+    return admitted.finish(Outcome(output, kept, stats))
 
 
 def run(preparer: Preparer, task: Any) -> Any:

@@ -6,7 +6,6 @@ from tests.mutations.edit import edit
 
 STEPPER = "prelude/runtime/stepper.py"
 PLANNER = "prelude/scheduling/planner.py"
-REQUEST = "prelude/scheduling/request.py"
 RECORDS = "_native/records.pxi"
 CPU = "prelude/execution/cpu.py"
 _CAME = '            self.stats.requests["oneshot"] += len(came)\n            self.queues.add_all(came)'
@@ -127,15 +126,15 @@ EDITS = (
         "legal_waiting_decode",
         "C13",
         (
-            REQUEST,
-            "    State.WAITING: {State.PREFILL, State.FINISHED},",
-            "    State.WAITING: {State.PREFILL, State.DECODE, State.FINISHED},",
+            RECORDS,
+            "        return new is _PREFILL or new is _FINISHED\n",
+            "        return new is _PREFILL or new is _DECODE or new is _FINISHED\n",
         ),
     ),
     edit(
         "legal_all_live",
         "C13",
-        (REQUEST, "        if state not in _LEGAL[self.state]:", "        if self.state is State.FINISHED:"),
+        (RECORDS, "    if not _may_move(r.state, state):", "    if r.state is _FINISHED:"),
     ),
     edit(
         "batch_delay",

@@ -7,6 +7,7 @@ from tests.mutations.audited import PLANNER, STEPPER
 from tests.mutations.edit import edit
 
 SETTLE = "prelude/scheduling/settle.py"
+POSTPROCESS = "_native/postprocess.pxi"
 LEDGER = "prelude/scheduling/ledger.py"
 PACING = "prelude/scheduling/pacing.py"
 ORDERS = "prelude/scheduling/policies/orders.py"
@@ -98,8 +99,8 @@ EDITS = (
         "D8 D9",
         (
             PLANNER,
-            "    pool.release(request.held)\n    request.lease = None\n    request.cached_len = request.staged_len = 0\n    request.stats.preemptions",
-            "    request.lease = None\n    request.cached_len = request.staged_len = 0\n    request.stats.preemptions",
+            "    request.give_back(pool)\n    request.cached_len = request.staged_len = 0\n    request.stats.preemptions",
+            "    request.cached_len = request.staged_len = 0\n    request.stats.preemptions",
         ),
     ),
     edit("peers_wait_without_end", "B7", (PLANNER, " and request.deferred < budgets.defer_steps", "")),
@@ -146,8 +147,8 @@ EDITS = (
         "N7 C10",
         (
             PLANNER,
-            "    request.lease = lease\n    cached =",
-            "    pool.grow(lease, -(-request.max_device_len // pool.block_size) - lease.num_blocks)\n    request.lease = lease\n    cached =",
+            "    cached = lease.num_shared",
+            "    pool.grow(lease, -(-request.max_device_len // pool.block_size) - lease.num_blocks)\n    cached = lease.num_shared",
         ),
     ),
     edit(
@@ -230,12 +231,12 @@ EDITS = (
         "the_last_token_is_left_out",
         "C4",
         (
-            SETTLE,
-            "elif len(request.output) >= request.max_new_tokens:",
-            "elif len(request.output) >= request.max_new_tokens - 1:",
+            POSTPROCESS,
+            'return "length" if count >= r.max_new_tokens else None',
+            'return "length" if count >= r.max_new_tokens - 1 else None',
         ),
     ),
-    edit("a_stop_token_is_kept", "C4 H4", (SETTLE, "    kept = not stop or", "    kept = True or")),
+    edit("a_stop_token_is_kept", "C4 H4", (POSTPROCESS, 'return self.keeps or reason != "stop"', "return True")),
     edit("computed_chunks_are_not_counted", "C8", (SETTLE, "        request.stats.chunks += 1\n", "")),
     edit("cached_len_stays", "C3 C2", (SETTLE, "        request.cached_len = row.start + row.count\n", "")),
     edit(
@@ -257,8 +258,8 @@ EDITS = (
         "C9 D2 N4",
         (
             SETTLE,
-            "        pool.release(request.lease)\n        request.lease = None\n    request.ending",
-            "        request.lease = None\n    request.ending",
+            "    if not request.in_flight:\n        request.give_back(pool)\n",
+            "",
         ),
     ),
     edit("nan_rows_go_on", "58", (SETTLE, "    if row in bad or drawn", "    if drawn")),

@@ -66,7 +66,7 @@ def core_objects(module: Any) -> list[Any]:
     record = module.Record()
     record.bind(np.arange(8, dtype=np.int32), None, None, None, None, 0, 7, 1, 7, 1, 0, "auto")
     record.num_known, record.stats, record.known = 8, module.RequestStats(), np.arange(8, dtype=np.int32)
-    record.id, record.state = 1, "waiting"
+    record.id = 1
     lease = pool.attach(np.arange(8, dtype=np.int32), 0, 7, growable=True)
     return [
         pool, pool.trie, pool.allocator, record, lease, module.OneShotRow(record, 0), module.RequestStats(),

@@ -44,7 +44,7 @@ def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
         core.totals([])
     with pytest.raises((TypeError, AttributeError)):
         core.keep_all(pool, [core.OneShotRow(record, 0)], [], False, lambda *_: 0)
-        core.admit_group(pool, [record], (1,) * 12, "waiting", "planned", None)
+        core.admit_group(pool, [record], (1,) * 12, None)
     with pytest.raises(IndexError, match="fold's member 5"):
         core.pack_step([core.OneShotRow(record, 0)], [((5,), 1)], [], 4)
 

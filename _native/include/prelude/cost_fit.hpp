@@ -14,6 +14,9 @@
 
 namespace prelude {
 
+// The key positions that `uncached` tokens behind `cached` ones read, each all before it and itself.
+inline double prompt_keys(double uncached, double cached) { return uncached * (cached + (uncached + 1) / 2); }
+
 class CostFit {
  public:
   using Terms = std::array<double, 4>;

@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from prelude._native.core import prompt_keys
 from prelude.errors import ConfigError
 from prelude.scheduling.policies.base import F64, Keys, Policy, Waiting
 
@@ -142,7 +143,7 @@ def effort(waiting: Waiting, curvature: float) -> F64:
     work = waiting.work
     if curvature:
         cached = waiting.tokens - work
-        work = work + curvature * work * (cached + 0.5 * work)
+        work = work + curvature * prompt_keys(work, cached)
     return np.maximum(work, 1.0)
 
 

@@ -1,0 +1,119 @@
+# Ends of requests on their way to their callers, in one call over a step's. Part of core.pyx.
+
+def traced(list requests) -> list:
+    """Those that have a timeline."""
+    return [r for r in requests if (<Record?>r).timeline is not None]
+
+
+def end_all(list requests, list outcomes, dict live, double now):
+    """Says how long requests took that ended well: [(sink, requests, outcomes)] of their runs that have the same sink,
+    for ``claim``, and [(request, outcome)] of those that want more than that (a timeline, a deadline), left as they
+    are. Requests that are not in ``live`` have been told and are left out."""
+    return _end_rows(requests, outcomes, live, now)
+
+
+def claim(dict live not None, list requests not None) -> bool:
+    """Takes all of them out of ``live``, which is the right to tell their ends. False, and nothing done, where one of
+    them is not there. Needs no memory."""
+    cdef Py_ssize_t i, n = len(requests)
+    for i in range(n):
+        if (<Record?>requests[i]).id not in live:
+            return False
+    for i in range(n):
+        live.pop((<Record?>requests[i]).id, None)
+    return True
+
+
+cdef tuple _end_rows(list requests, list outcomes, dict live, double now):
+    cdef Record r
+    cdef RequestStats stats
+    cdef Py_ssize_t i, n = len(requests)
+    cdef object sink = None
+    cdef list runs = [], more = [], some = [], ends = []
+    cdef bint whole = n > 0  # one run of all of them: most steps' ends are
+    for i in range(n):
+        r = requests[i]
+        if i == 0:
+            sink = r.sink
+        whole = whole and r.sink is sink and _ends_plainly(r) and r.id in live
+    if whole:
+        runs.append((sink, requests, outcomes))
+    for i in range(n):
+        r = requests[i]
+        if not whole and not _ends_plainly(r):
+            more.append((r, outcomes[i]))
+            continue
+        if not whole and r.id not in live:
+            continue
+        stats = r.stats
+        stats.total_ms = stats.ttft_ms = (now - r.arrived) * 1e3
+        if whole:
+            continue
+        if not runs or r.sink is not sink:
+            sink, some, ends = r.sink, [], []
+            runs.append((sink, some, ends))
+        some.append(r)
+        ends.append(outcomes[i])
+    return runs, more
+
+
+cdef inline bint _ends_plainly(Record r) noexcept:
+    return r.timeline is None and r.expires == INFINITY and r.queued_tokens < 0 and r.first_token == 0.0
+
+
+def any_lives(dict live, list requests) -> bool:
+    """Whether one of them is in ``live``. The last one is looked for first: it mostly ends last."""
+    cdef Py_ssize_t i
+    for i in range(len(requests) - 1, -1, -1):
+        if (<Record?>requests[i]).id in live:
+            return True
+    return False
+
+
+@cython.final
+cdef class Ends:
+    """The ends of a call's requests, by request id: (outcome, error). A request that ends again has its last end."""
+
+    cdef list requests, outcomes  # of the first run, while it is the only one; else None
+    cdef dict found
+
+    def __cinit__(self):
+        self.found = {}
+
+    def put(self, request, outcome, error) -> None:
+        self.spread()
+        self.found[request.id] = (outcome, error)
+
+    def put_all(self, list requests not None, list outcomes not None) -> None:
+        """Of requests that ended well. The lists are kept: nobody changes them any more."""
+        if self.requests is None and not self.found:
+            self.requests, self.outcomes = requests, outcomes
+            return
+        self.spread()
+        for i in range(len(requests)):
+            self.found[requests[i].id] = (outcomes[i], None)
+
+    cdef int spread(self) except -1:
+        cdef list requests = self.requests, outcomes = self.outcomes
+        if requests is not None:
+            self.requests = self.outcomes = None
+            for i in range(len(requests)):
+                self.found[requests[i].id] = (outcomes[i], None)
+        return 0
+
+    def __len__(self) -> int:
+        return len(self.found) if self.requests is None else len(self.requests)
+
+    def __getitem__(self, id):
+        self.spread()
+        return self.found[id]
+
+    def outcomes_of(self, list requests not None):
+        """Theirs, where all of them ended well, in this order, at once; else None."""
+        cdef Py_ssize_t i
+        if self.requests is None or len(self.requests) != len(requests):
+            return None
+        for i in range(len(requests)):
+            if self.requests[i] is not requests[i]:
+                return None
+        return self.outcomes
