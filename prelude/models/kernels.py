@@ -33,6 +33,23 @@ def torch_symbol(name: str) -> Any:
     return None
 
 
+VECTOR_MATH = ("cos", "sin", "exp", "log", "tanh")
+"""The functions of torch that the product calls and that torch's builds for x86 leave to MKL's vector library."""
+
+
+def choose_vector_math() -> None:
+    """Call each of ``VECTOR_MATH`` once on one value.
+
+    MKL chooses the code of a function at its first call. When two of torch's threads make that call at once, one of
+    them may run code of lower accuracy (pytorch issue 188792): in some processes the cosines of the first rope table
+    were wrong by 1.5e-4, and so was every answer of the process. One value is computed by one thread.
+    """
+    for name in VECTOR_MATH:
+        for dtype in (torch.float32, torch.float64):
+            getattr(torch, name)(torch.ones(1, dtype=dtype))
+
+
+choose_vector_math()
 _fork = torch_symbol("GOMP_parallel")
 cpu.borrow_threads(0 if _fork is None else ctypes.cast(_fork, ctypes.c_void_p).value or 0)
 
