@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import get_running_loop
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from prelude.calls import (
     task_list,
     text_size,
 )
+from prelude.compound import Remaining, Steps, guard_steps, rerank_steps
 from prelude.config import EngineConfig
 from prelude.errors import EngineClosed, shown
 from prelude.options import RequestOptions
@@ -46,8 +47,11 @@ from prelude.results import (
     Completion,
     Embedding,
     Explanation,
+    GuardResult,
     LoglikelihoodResult,
     PromptLogprobsResult,
+    Ranking,
+    RewardResult,
 )
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import Group, Outbox
@@ -61,12 +65,16 @@ from prelude.tasks import (
     Decide,
     Embed,
     Generate,
+    Guard,
     Loglikelihood,
+    Message,
     Pair,
     Prompt,
     PromptLogprobs,
     Questions,
     R,
+    Rerank,
+    Reward,
     SamplingParams,
     Task,
     TaskOf,
@@ -76,8 +84,11 @@ from prelude.verbs import (
     ClassifyKeywords,
     DecideKeywords,
     EmbedKeywords,
+    GuardKeywords,
     PromptLogprobsKeywords,
     RequestKeywords,
+    RerankKeywords,
+    RewardKeywords,
     VerbKeywords,
     split_options,
     with_signature,
@@ -286,6 +297,16 @@ class AsyncEngine(EngineFacts):
                 one.cancel()
             raise
 
+    async def _steps(self, steps: Steps, options: RequestOptions | None) -> Any:
+        """What a verb of several tasks returns."""
+        remaining = Remaining(options)
+        try:
+            tasks = next(steps)
+            while True:
+                tasks = steps.send(await self.run_many(tasks, remaining.now()))
+        except StopIteration as end:
+            return end.value
+
     async def warmup(self, *, freeze_gc: bool = False) -> None:
         """As ``Engine.warmup``, on a thread."""
         if self._engine is None:
@@ -340,6 +361,39 @@ class AsyncEngine(EngineFacts):
         """Total and per-token logprob of ``continuation`` after ``context``."""
         own, options = split_options(keywords, Loglikelihood)
         return await self.run(Loglikelihood(context, continuation, **own), options)
+
+    @with_signature(Rerank)
+    async def rerank(
+        self,
+        query: str,
+        documents: Iterable[Any],
+        *,
+        top_k: int | None = None,
+        top_n: int | None = None,
+        **keywords: Unpack[RerankKeywords],
+    ) -> Ranking:
+        """``documents`` (texts, or mappings with a ``text``) by how well they answer ``query``, the best first;
+        ``top_k`` or ``top_n`` of them, two names of one limit. They run together and share the query's tokens."""
+        own, options = split_options(keywords, Rerank)
+        steps = rerank_steps(query, documents, top_k, top_n, own)
+        ranking: Ranking = await self._steps(steps, options)
+        return ranking
+
+    @with_signature(Reward)
+    async def reward(self, messages: Sequence[Message], **keywords: Unpack[RewardKeywords]) -> RewardResult:
+        """A reward model's score of a conversation."""
+        own, options = split_options(keywords, Reward)
+        return await self.run(Reward(messages, **own), options)
+
+    @with_signature(Guard)
+    async def guard(
+        self, messages: Sequence[Message], *, detail: bool = False, **keywords: Unpack[GuardKeywords]
+    ) -> GuardResult:
+        """A guard model's answer about the last message: one forward pass. ``detail`` reads the further fields that
+        the model would write, such as categories, in a pass each."""
+        own, options = split_options(keywords, Guard)
+        result: GuardResult = await self._steps(guard_steps(self._facts_of()[0], messages, detail, own), options)
+        return result
 
     @with_signature(PromptLogprobs)
     async def prompt_logprobs(

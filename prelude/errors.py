@@ -5,7 +5,8 @@
 │   ├── ``PromptTooLong``
 │   ├── ``RequestTooLarge``      can never fit this engine's budgets or pool
 │   ├── ``UnknownParameter``     (also a ``TypeError``): a misspelt or refused keyword
-│   └── ``TemplateError``        chat or decision template: missing, malformed, over its bounds
+│   ├── ``TemplateError``        chat or decision template: missing, malformed, over its bounds
+│   └── ``RecipeError``          a recipe that is malformed, or a model whose files name none
 ├── ``ConfigError`` (also a ``ValueError``): an ``EngineConfig`` that contradicts itself or the model
 ├── ``DeviceUnavailable`` (also a ``RuntimeError``): the device cannot be used; lists the missing parts
 ├── ``ModelError`` (also a ``ValueError``): the model directory; raised while loading
@@ -75,6 +76,10 @@ class UnknownParameter(InvalidRequest, TypeError):
 
 class TemplateError(InvalidRequest):
     """A chat or decision template that is missing, malformed or past its bounds."""
+
+
+class RecipeError(InvalidRequest):
+    """A recipe that is malformed or unknown, or a model whose files do not say which one it was trained with."""
 
 
 class ConfigError(PreludeError, ValueError):

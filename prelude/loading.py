@@ -213,6 +213,7 @@ def _preparer(
     from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
     from prelude.models.pooling import read_embedding
+    from prelude.models.recipes import read_recipes
 
     tokenizer = _tokenizer(directory)
     process = None
@@ -232,6 +233,7 @@ def _preparer(
         pad_id=model.pad_token_id,
         embedding=read_embedding(directory),
         template=_decision_template(directory),
+        recipes=read_recipes(directory, tokenizer.chat_template, model.vocab_size),
         chat=chat_renderer(tokenizer, process),
         decision_chat=chat_renderer(tokenizer, process, enable_thinking=False),
         template_process=process,

@@ -111,6 +111,66 @@ class Classification:
 
 
 @dataclass(frozen=True, slots=True)
+class RerankResult:
+    """``score`` is what the activation makes of ``logit``, the raw number."""
+
+    score: float
+    logit: float
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """``index``: the place of ``document`` among those that were given."""
+
+    index: int
+    score: float
+    document: Any
+    stats: RequestStats
+
+
+class Ranking(tuple[RankedDocument, ...]):
+    """Documents by their score, the best first; equal ones in the order in which they were given."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """``score`` is what the activation makes of ``logit``: the same number by default."""
+
+    score: float
+    logit: float
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class GuardAnswer:
+    """One field of a guard's answer. ``probabilities`` are over the labels and sum to 1, ``logprobs`` are joint
+    logprobs of each label's tokens. ``mass``: the probability that the model gave to all labels together; NaN where
+    the field was not asked because an earlier one settles it."""
+
+    field: str
+    label: str
+    probabilities: Mapping[str, float]
+    logprobs: Mapping[str, float]
+    mass: float
+    stats: RequestStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuardResult:
+    """What a guard model says. ``label``: of the first field, such as "Unsafe". ``flagged``: whether the label is
+    none of the recipe's safe ones (Qwen3Guard's "Controversial" is flagged, as in its own evaluation). ``risk``: the
+    probability of all labels that are not safe. ``fields``: every field that was read, by name."""
+
+    label: str
+    flagged: bool
+    risk: float
+    fields: Mapping[str, GuardAnswer]
+
+
+@dataclass(frozen=True, slots=True)
 class LoglikelihoodResult:
     total: float
     token_logprobs: F64  # [n]
@@ -198,3 +258,5 @@ class Explanation:
     labels: tuple[tuple[tuple[str, tuple[int, ...]], ...], ...] = ()  # per question: (label, its token ids)
     execution_class: str = ""
     truncated_tokens: int = 0
+    recipe: str | None = None  # the recipe that made the text
+    activation: str | None = None  # what the readout's number goes through

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.base import EngineBase
 from prelude.call import Options, make_calls, mark_all
 from prelude.calls import finish_all, first_error, make_requests, task_list
+from prelude.compound import Remaining, Steps, guard_steps, rerank_steps
 from prelude.config import EngineConfig
 from prelude.errors import InvalidRequest
 from prelude.options import RequestOptions
@@ -18,8 +19,11 @@ from prelude.results import (
     Classification,
     Completion,
     Embedding,
+    GuardResult,
     LoglikelihoodResult,
     PromptLogprobsResult,
+    Ranking,
+    RewardResult,
 )
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.request import Request
@@ -30,12 +34,16 @@ from prelude.tasks import (
     Decide,
     Embed,
     Generate,
+    Guard,
     Loglikelihood,
+    Message,
     Pair,
     Prompt,
     PromptLogprobs,
     Questions,
     R,
+    Rerank,
+    Reward,
     SamplingParams,
     TaskOf,
     Text,
@@ -44,8 +52,11 @@ from prelude.verbs import (
     ClassifyKeywords,
     DecideKeywords,
     EmbedKeywords,
+    GuardKeywords,
     PromptLogprobsKeywords,
     RequestKeywords,
+    RerankKeywords,
+    RewardKeywords,
     VerbKeywords,
     split_options,
     with_signature,
@@ -151,6 +162,16 @@ class Engine(EngineBase):
                     raise
         return finish_all(admitted, calls, requests, sink.ends)
 
+    def _steps(self, steps: Steps, options: RequestOptions | None) -> Any:
+        """What a verb of several tasks returns."""
+        remaining = Remaining(options)
+        try:
+            tasks = next(steps)
+            while True:
+                tasks = steps.send(self.run_many(tasks, remaining.now()))
+        except StopIteration as end:
+            return end.value
+
     @with_signature(Decide)
     def decide(self, state: Prompt | Text, questions: Questions, **keywords: Unpack[DecideKeywords]) -> Answers:
         """Answers every question about ``state`` in one forward pass; the state is computed once."""
@@ -176,6 +197,39 @@ class Engine(EngineBase):
         """Total and per-token logprob of ``continuation`` after ``context``."""
         own, options = split_options(keywords, Loglikelihood)
         return self.run(Loglikelihood(context, continuation, **own), options)
+
+    @with_signature(Rerank)
+    def rerank(
+        self,
+        query: str,
+        documents: Iterable[Any],
+        *,
+        top_k: int | None = None,
+        top_n: int | None = None,
+        **keywords: Unpack[RerankKeywords],
+    ) -> Ranking:
+        """``documents`` (texts, or mappings with a ``text``) by how well they answer ``query``, the best first;
+        ``top_k`` or ``top_n`` of them, two names of one limit. They run together and share the query's tokens."""
+        own, options = split_options(keywords, Rerank)
+        steps = rerank_steps(query, documents, top_k, top_n, own)
+        ranking: Ranking = self._steps(steps, options)
+        return ranking
+
+    @with_signature(Reward)
+    def reward(self, messages: Sequence[Message], **keywords: Unpack[RewardKeywords]) -> RewardResult:
+        """A reward model's score of a conversation."""
+        own, options = split_options(keywords, Reward)
+        return self.run(Reward(messages, **own), options)
+
+    @with_signature(Guard)
+    def guard(
+        self, messages: Sequence[Message], *, detail: bool = False, **keywords: Unpack[GuardKeywords]
+    ) -> GuardResult:
+        """A guard model's answer about the last message: one forward pass. ``detail`` reads the further fields that
+        the model would write, such as categories, in a pass each."""
+        own, options = split_options(keywords, Guard)
+        result: GuardResult = self._steps(guard_steps(self._facts_of()[0], messages, detail, own), options)
+        return result
 
     @with_signature(PromptLogprobs)
     def prompt_logprobs(self, prompt: Prompt, **keywords: Unpack[PromptLogprobsKeywords]) -> PromptLogprobsResult:

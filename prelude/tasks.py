@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,8 +17,11 @@ from prelude.results import (
     Classification,
     Completion,
     Embedding,
+    GuardAnswer,
     LoglikelihoodResult,
     PromptLogprobsResult,
+    RerankResult,
+    RewardResult,
 )
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
@@ -133,6 +136,8 @@ Questions: TypeAlias = Sequence[Question] | Mapping[str, Question]
 # ------------------------------------------------------------------ tasks
 
 R = TypeVar("R", covariant=True)
+NOT_OF_THE_VERB = {"verb": False}
+"""Metadata of a field that the task has and its verb has not."""
 
 
 class TaskOf(Brief, Generic[R]):
@@ -297,4 +302,63 @@ class Generate(TaskOf[Completion]):
     salt: str | None = None
 
 
-Task: TypeAlias = Decide | Classify | Embed | Loglikelihood | PromptLogprobs | Generate
+@strict_keywords
+@dataclass(frozen=True, slots=True, repr=False)
+class Rerank(TaskOf[RerankResult]):
+    """How well does ``document`` answer ``query``?
+
+    A cross-encoder (an encoder with a head of one label) reads the two texts as a pair. A decoder reads the text of
+    a recipe: what the model directory says, in sentence-transformers' files or in ``recipe.json``, or else what
+    ``recipe`` names, a name such as "qwen3-reranker" or a ``RerankRecipe``. ``RecipeError`` where neither says it.
+
+    ``instruction`` takes the place of the recipe's own. ``activation``: "default" is the recipe's, or the model
+    directory's for a cross-encoder; "none" gives the raw score. Truncation cuts the document alone.
+    """
+
+    query: str
+    document: str
+    instruction: str | None = None
+    recipe: Any = None  # a name, or a RerankRecipe; None takes the model's
+    activation: Activation = "default"
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True, repr=False)
+class Reward(TaskOf[RewardResult]):
+    """The score that a reward model (a decoder with a head of one label) gives to a conversation.
+
+    ``prompt`` are the messages, the assistant's last. They are rendered with the model's chat template without a
+    generation prompt. ``activation``: "default" is none, since a reward is a raw logit that is compared with others.
+    ``skip_pad``: as in ``Classify``.
+    """
+
+    prompt: Sequence[Message]
+    activation: Activation = "default"
+    skip_pad: bool = True
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True, repr=False)
+class Guard(TaskOf[GuardAnswer]):
+    """One field of what a guard model writes about a conversation, scored in one forward pass instead of written.
+
+    ``prompt`` are the messages; the last one is judged. The recipe is the model directory's own (its
+    ``recipe.json``, or a known policy in its chat template), or the one that ``recipe`` names; ``RecipeError`` where
+    there is none. ``given`` says what the fields before were answered, field by label: ``{}`` asks for the first.
+    """
+
+    prompt: Sequence[Message]
+    given: Mapping[str, str] | None = field(default=None, metadata=NOT_OF_THE_VERB)
+    recipe: Any = None  # a name, or a GuardRecipe; None takes the model's
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+Task: TypeAlias = Decide | Classify | Embed | Loglikelihood | PromptLogprobs | Generate | Rerank | Reward | Guard

@@ -24,6 +24,7 @@ from prelude.tasks import (
 
 if TYPE_CHECKING:
     from prelude.admission.template import DecisionTemplate
+    from prelude.recipes import GuardRecipe, RerankRecipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,6 +70,21 @@ class PromptLogprobsKeywords(VerbKeywords, total=False):
     last: int | None
 
 
+class RerankKeywords(VerbKeywords, total=False):
+    instruction: str | None
+    recipe: str | RerankRecipe | None
+    activation: Activation
+
+
+class RewardKeywords(VerbKeywords, total=False):
+    activation: Activation
+    skip_pad: bool
+
+
+class GuardKeywords(VerbKeywords, total=False):
+    recipe: str | GuardRecipe | None
+
+
 _OPTIONS = tuple(field.name for field in dataclasses.fields(RequestOptions))
 
 
@@ -82,7 +98,7 @@ def split_options(keywords: Mapping[str, Any], task: type) -> tuple[dict[str, An
             options[name] = own.pop(name)
     fields = task.__dataclass_fields__  # type: ignore[attr-defined]
     for name in own:
-        if name not in fields:
+        if name not in fields or fields[name].metadata:
             raise UnknownParameter(unknown_keyword(task.__name__, name, [*fields, *_OPTIONS]), field=name)
     return own, RequestOptions(**options) if options else None
 
@@ -107,6 +123,6 @@ def with_signature(task: type) -> Callable[[F], F]:
 def keyword_parameters(task: type) -> Iterator[inspect.Parameter]:
     for owner in (task, RequestOptions):
         for field in dataclasses.fields(owner):
-            if field.default is not dataclasses.MISSING:
+            if field.default is not dataclasses.MISSING and not field.metadata:
                 kind = inspect.Parameter.KEYWORD_ONLY
                 yield inspect.Parameter(field.name, kind, default=field.default, annotation=field.type)

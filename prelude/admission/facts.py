@@ -20,6 +20,7 @@ from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
 from prelude.readouts import RequestReadout
 from prelude.readouts.sampling import Sampling
+from prelude.recipes import ModelRecipes
 from prelude.streaming.detokenize import Texts
 from prelude.tasks import CacheMode, Task
 
@@ -45,6 +46,7 @@ class Facts:
     pad_id: int | None = None
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     template: Any = None  # DecisionTemplate
+    recipes: ModelRecipes = field(default_factory=ModelRecipes)
     chat: ChatRenderer | None = None
     decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(init=False)  # of questions that were asked before

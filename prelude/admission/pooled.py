@@ -1,4 +1,4 @@
-"""Embed and Classify: one row of hidden states, or all of them, through a head that is a readout."""
+"""Embed, Classify and Reward: one row of hidden states, or all of them, through a head that is a readout."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy as np
 from prelude.admission import checks
 from prelude.admission.facts import Facts, admitted
 from prelude.admission.pairs import as_pair, encode_pair
-from prelude.admission.prepared import Admitted, Outcome, TokenTree
-from prelude.admission.prompts import encode_prompt
+from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
+from prelude.admission.prompts import encode_prompt, require_messages
 from prelude.admission.tokenization import Use
 from prelude.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
 from prelude.embedding import EmbeddingSettings
-from prelude.errors import InvalidRequest, shown
-from prelude.results import Classification, Embedding
-from prelude.tasks import Classify, Embed
+from prelude.errors import InvalidRequest, RecipeError, shown
+from prelude.results import Classification, Embedding, RewardResult
+from prelude.tasks import Classify, Embed, Reward
 
 POOLINGS = ("last", "cls", "mean")
 ACTIVATIONS = ("default", "none", "sigmoid", "softmax")
@@ -84,7 +84,7 @@ def unit(vector: F32) -> F32:
     return (wide / length).astype(np.float32) if length > 0 else np.zeros_like(vector)
 
 
-def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
+def prepare_classify(facts: Facts, use: Use, task: Classify) -> tuple[Admitted, Notes]:
     count = facts.limits.num_labels
     if count == 0:
         raise InvalidRequest(
@@ -93,32 +93,69 @@ def prepare_classify(facts: Facts, use: Use, task: Classify) -> Admitted:
             else "this model has no classification head; ask it with decide(state, [Choice(...)]), which reads the "
             "probabilities of any labels"
         )
-    activation = checks.one_of(task.activation, "activation", ACTIVATIONS)
-    if activation == "default":
-        activation = facts.activation or ("sigmoid" if count == 1 else "softmax")
-        if activation not in ACTIVATIONS:
-            raise InvalidRequest(
-                f"config.json names {shown(activation)} for the scores, which is not supported; name another one: "
-                f"{', '.join(ACTIVATIONS[1:])}",
-                field="activation",
-            )
-    skip_pad = checks.flag(task.skip_pad, "skip_pad")
+    activation = head_activation(facts, task.activation)
     labels = facts.labels if len(facts.labels) == count else tuple(f"LABEL_{i}" for i in range(count))
     tree, truncated = _tree(facts, use, task)
-    readout = _head_readout(facts, tree.token_ids, facts.pad_id if skip_pad else None)
+    readout = head_readout(facts, tree.token_ids, skip_pad=checks.flag(task.skip_pad, "skip_pad"))
 
     def finish(outcome: Outcome) -> Classification:
-        output = outcome.output
-        if not isinstance(output, HeadOutput):
-            raise TypeError(f"a classification needs HeadOutput, got {type(output).__name__}")
-        logits = np.array(output.logits[0], dtype=np.float32)
+        logits = head_logits(outcome)
         best = labels[int(np.argmax(logits))]
         return Classification(logits, activate(logits, activation), labels, best, outcome.stats)
 
-    return admitted(facts, use, task, tree, readout, finish, truncated=truncated)
+    ready = admitted(facts, use, task, tree, readout, finish, truncated=truncated)
+    return ready, Notes(activation=activation)
 
 
-def _head_readout(facts: Facts, ids: I32, pad_id: int | None) -> HeadRows:
+def head_activation(facts: Facts, asked: str) -> str:
+    """What the logits of the classification head go through."""
+    activation = checks.one_of(asked, "activation", ACTIVATIONS)
+    if activation != "default":
+        return activation
+    activation = facts.activation or ("sigmoid" if facts.limits.num_labels == 1 else "softmax")
+    if activation not in ACTIVATIONS:
+        raise InvalidRequest(
+            f"config.json names {shown(activation)} for the scores, which is not supported; name another one: "
+            f"{', '.join(ACTIVATIONS[1:])}",
+            field="activation",
+        )
+    return activation
+
+
+def prepare_reward(facts: Facts, use: Use, task: Reward) -> tuple[Admitted, Notes]:
+    limits = facts.limits
+    if limits.num_labels != 1 or limits.bidirectional:
+        has = "no classification head" if not limits.num_labels else f"a head of {limits.num_labels} labels"
+        kind = "an encoder" if limits.bidirectional else "a decoder"
+        raise RecipeError(
+            f"a reward model is a decoder with a head of one label (…ForSequenceClassification), and this model is "
+            f"{kind} with {has}; load a reward model, or read a head with classify(prompt)",
+            field="Reward",
+        )
+    require_messages(task.prompt, "prompt", "a reward model")
+    activation = checks.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
+    activation = "none" if activation == "default" else activation
+    prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
+    readout = head_readout(facts, prompt.token_ids, skip_pad=checks.flag(task.skip_pad, "skip_pad"))
+
+    def finish(outcome: Outcome) -> RewardResult:
+        logits = head_logits(outcome)
+        return RewardResult(float(activate(logits, activation)[0]), float(logits[0]), outcome.stats)
+
+    tree = TokenTree.single(prompt.token_ids)
+    ready = admitted(facts, use, task, tree, readout, finish, truncated=prompt.truncated)
+    return ready, Notes(recipe="chat template, no generation prompt", activation=activation)
+
+
+def head_logits(outcome: Outcome) -> F32:
+    """[num_labels] of one request, as a copy."""
+    output = outcome.output
+    if not isinstance(output, HeadOutput):
+        raise TypeError(f"a classification head gives HeadOutput, got {type(output).__name__}")
+    return np.array(output.logits[0], dtype=np.float32)
+
+
+def head_readout(facts: Facts, ids: I32, *, skip_pad: bool) -> HeadRows:
     """The tokens that the head was trained to read."""
     match facts.limits.head_pooling:
         case "mean":
@@ -126,7 +163,7 @@ def _head_readout(facts: Facts, ids: I32, pad_id: int | None) -> HeadRows:
         case "first":
             return HeadRows(np.zeros(1, dtype=np.int32))
         case _:
-            return HeadRows(np.array([last_row(ids, pad_id)], dtype=np.int32))
+            return HeadRows(np.array([last_row(ids, facts.pad_id if skip_pad else None)], dtype=np.int32))
 
 
 def _tree(facts: Facts, use: Use, task: Classify) -> tuple[TokenTree, int]:

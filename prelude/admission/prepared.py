@@ -110,6 +110,15 @@ class Prepared:
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What ``engine.explain`` says of a request beside its tokens and its readout."""
+
+    labels: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (label, its token ids)
+    recipe: str | None = None
+    activation: str | None = None
+
+
 class Reader(Protocol):
     """One request's text as it grows. Called by the thread that settles steps."""
 

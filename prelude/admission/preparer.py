@@ -10,9 +10,11 @@ from prelude.admission.classes import classify
 from prelude.admission.decide import Layout, prepare_decide
 from prelude.admission.facts import Facts, make_facts
 from prelude.admission.generate import prepare_generate
+from prelude.admission.guard import prepare_guard
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
-from prelude.admission.pooled import prepare_classify, prepare_embed
-from prelude.admission.prepared import Admitted
+from prelude.admission.pooled import prepare_classify, prepare_embed, prepare_reward
+from prelude.admission.prepared import Admitted, Notes
+from prelude.admission.rerank import prepare_rerank
 from prelude.admission.snapshot import PROMPT_FIELDS, snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizerLike, Use
@@ -20,14 +22,28 @@ from prelude.config import EngineConfig
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
+from prelude.recipes import ModelRecipes
 from prelude.results import Explanation
-from prelude.tasks import Classify, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, Task
+from prelude.tasks import (
+    Classify,
+    Decide,
+    Embed,
+    Generate,
+    Guard,
+    Loglikelihood,
+    PromptLogprobs,
+    Rerank,
+    Reward,
+    Task,
+)
 
 if TYPE_CHECKING:
     from prelude.tokenizer.template_process import TemplateProcess
 
 T = TypeVar("T")
 _NO_SETTINGS = EmbeddingSettings()
+_NO_RECIPES = ModelRecipes()
+_NOTHING_MORE = Notes()
 _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
 
@@ -54,6 +70,7 @@ class Preparer:
         pad_id: int | None = None,
         embedding: EmbeddingSettings = _NO_SETTINGS,
         template: DecisionTemplate | None = None,
+        recipes: ModelRecipes = _NO_RECIPES,
         chat: ChatRenderer | None = None,
         decision_chat: ChatRenderer | None = None,
         template_process: TemplateProcess | None = None,
@@ -73,6 +90,7 @@ class Preparer:
                 "pad_id": pad_id,
                 "embedding": embedding,
                 "template": template,
+                "recipes": recipes,
                 "chat": chat,
                 "decision_chat": decision_chat or chat,
             },
@@ -117,6 +135,9 @@ class Preparer:
             return False
         if isinstance(task, Decide):  # its messages are a transcript; the frame around it is rendered once
             return not self._facts.frames
+        if isinstance(task, Rerank):  # as sentence-transformers writes it: through the chat template
+            recipe = self._facts.recipes.rerank
+            return recipe is not None and not recipe.parts
         prompts = (getattr(task, name, None) for name in PROMPT_FIELDS)
         return any(isinstance(one, list | tuple) and one and isinstance(one[0], Mapping) for one in prompts)
 
@@ -140,7 +161,7 @@ class Preparer:
 
     def explain(self, task: Task) -> Explanation:
         """What ``prepare`` would hand to the engine, in words."""
-        ready, layout = self._prepare(task)
+        ready, said = self._prepare(task)
         prepared = ready.prepared
         tree = prepared.tree
         readout = prepared.readout
@@ -150,27 +171,37 @@ class Preparer:
             segments=tuple(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), tree.parents.tolist())),
             rows=prepared.rows,
             readout=_NOTHING_READ if readout is None else readout.describe(),
-            labels=() if layout is None else tuple(tuple(zip(p.labels, p.label_ids)) for p in layout.plans),
+            labels=tuple(tuple(zip(plan.labels, plan.label_ids)) for plan in said.plans)
+            if isinstance(said, Layout)
+            else (said.labels,) * bool(said.labels),
             execution_class=classify(prepared).value,
             truncated_tokens=prepared.truncated_tokens,
+            recipe=None if isinstance(said, Layout) else said.recipe,
+            activation=None if isinstance(said, Layout) else said.activation,
         )
 
-    def _prepare(self, task: Task) -> tuple[Admitted, Layout | None]:
+    def _prepare(self, task: Task) -> tuple[Admitted, Layout | Notes]:
         facts, use = self._facts, Use(self._facts.encoder, self._facts.config.default_cache, task)
         try:
             match task:
                 case Decide():
                     return prepare_decide(facts, use, task)
                 case Embed():
-                    return prepare_embed(facts, use, task), None
+                    return prepare_embed(facts, use, task), _NOTHING_MORE
                 case Classify():
-                    return prepare_classify(facts, use, task), None
+                    return prepare_classify(facts, use, task)
                 case Loglikelihood():
-                    return prepare_loglikelihood(facts, use, task), None
+                    return prepare_loglikelihood(facts, use, task), _NOTHING_MORE
                 case PromptLogprobs():
-                    return prepare_prompt_logprobs(facts, use, task), None
+                    return prepare_prompt_logprobs(facts, use, task), _NOTHING_MORE
                 case Generate():
-                    return prepare_generate(facts, use, task), None
+                    return prepare_generate(facts, use, task), _NOTHING_MORE
+                case Rerank():
+                    return prepare_rerank(facts, use, task)
+                case Reward():
+                    return prepare_reward(facts, use, task)
+                case Guard():
+                    return prepare_guard(facts, use, task)
                 case _:
                     raise InvalidRequest(f"{shown(task)} is not a task", field="task")
         finally:

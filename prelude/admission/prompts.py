@@ -118,6 +118,12 @@ def is_messages(prompt: Any, field: str) -> bool:
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
+def require_messages(prompt: Any, field: str, reader: str) -> None:
+    """``InvalidRequest`` unless ``prompt`` is a list of messages, which is what ``reader`` reads."""
+    if isinstance(prompt, str) or not is_messages(prompt, field):
+        raise InvalidRequest(f"{reader} reads a conversation; give a list of messages", field=field)
+
+
 def beginning(facts: Facts, field: str, *, eos: bool = False) -> I32:
     """The ids of an empty prompt: BOS, or where ``eos`` allows it the smallest EOS."""
     start = facts.bos_id

@@ -162,7 +162,7 @@ def cut_question(
     """The plan with as many tokens of the question's own text left out as make it at most ``room`` deep, where that
     text has more than half of ``max_length``. Not kept."""
     pieces = question_pieces(plan.asked, plan.labels, template, frame)
-    ids, cuttable = use.encode_cuttable(pieces, fixed=template.listing(plan.asked, plan.labels))
+    ids, cuttable = use.encode_cuttable(pieces, fixed=[template.listing(plan.asked, plan.labels)])
     if 2 * int(cuttable.sum()) <= facts.max_length:
         return plan
     excess = plan.depth - room

@@ -12,7 +12,7 @@ from prelude.admission.messages import copy_messages, copy_value
 from prelude.tasks import Choice, Noul, SamplingParams, Score
 
 T = TypeVar("T")
-PROMPT_FIELDS = ("state", "prompt", "context", "continuation")
+PROMPT_FIELDS = ("state", "prompt", "context", "continuation", "query", "document")
 
 
 def snapshot(task: T) -> T:
@@ -30,6 +30,9 @@ def snapshot(task: T) -> T:
             changes["questions"] = copied
     elif isinstance(questions, Mapping):
         changes["questions"] = {name: copy_question(question) for name, question in questions.items()}
+    given = getattr(task, "given", None)
+    if isinstance(given, dict):
+        changes["given"] = dict(given)
     params = getattr(task, "params", None)
     if isinstance(params, SamplingParams):
         copied_params = copy_params(params)

@@ -21,9 +21,12 @@ from prelude import (
     Embed,
     Engine,
     Generate,
+    Guard,
     Loglikelihood,
     PromptLogprobs,
     RequestOptions,
+    Rerank,
+    Reward,
     SamplingParams,
     YesNo,
     tasks,
@@ -40,7 +43,11 @@ VERBS: dict[str, Any] = {
     "prompt_logprobs": (PromptLogprobs, verbs.PromptLogprobsKeywords),
     "complete": (Generate, verbs.VerbKeywords),
     "generate": (Generate, verbs.VerbKeywords),
+    "rerank": (Rerank, verbs.RerankKeywords),
+    "reward": (Reward, verbs.RewardKeywords),
+    "guard": (Guard, verbs.GuardKeywords),
 }
+OWN = {"hold_words", "top_k", "top_n", "detail"}  # of a verb and not of its task
 
 SNIPPET = """
 from prelude import AsyncEngine, Decide, Embed, Engine, Generate, RequestOptions, YesNo
@@ -101,13 +108,14 @@ def test_both_engines_have_the_keywords_of_the_task_and_of_the_request(verb: str
     ours, twin = inspect.signature(sync), inspect.signature(awaited)
     assert list(ours.parameters.values()) == list(twin.parameters.values())
     fields = [field for owner in (task, RequestOptions) for field in dataclasses.fields(owner)]
-    expected = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    optional = [field for field in fields if field.default is not dataclasses.MISSING and not field.metadata]
+    expected = {field.name: field.default for field in optional}
     shown = {name: one.default for name, one in ours.parameters.items() if one.default is not one.empty}
-    shown.pop("hold_words", None)
+    shown = {name: default for name, default in shown.items() if name not in OWN}
     assert shown | {"params": None} == expected | {"params": None}
     assert not any(one.kind is one.VAR_KEYWORD for one in ours.parameters.values())
     given = {name for name, one in ours.parameters.items() if one.kind is one.KEYWORD_ONLY}
-    assert given - {"hold_words"} == set(declared.__annotations__)
+    assert given - OWN == set(declared.__annotations__)
     for method in (sync, awaited):
         assert task.__doc__.splitlines()[0] in method.__doc__ and "``deadline``" in method.__doc__
 
@@ -118,6 +126,8 @@ def test_an_unknown_keyword_is_told_the_nearest_of_the_verbs() -> None:
             engine.decide("a", [YesNo("Is it?")], priorty=3)  # type: ignore[call-arg]
         with pytest.raises(UnknownParameter, match=r"'poling'; did you mean 'pooling'\?"):
             engine.embed("a", poling="last")  # type: ignore[call-arg]
+        with pytest.raises(UnknownParameter, match="given"):  # of the task, and not of the verb
+            engine.guard([{"role": "user", "content": "a"}], given={})  # type: ignore[call-arg]
 
 
 def test_generate_is_a_stream_on_both_engines() -> None:

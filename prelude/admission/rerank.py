@@ -1,0 +1,206 @@
+"""Rerank: one query and one document, as the model was trained to read them.
+
+A pair for encoders with a head of one label; the text of a recipe for decoders, where the documents of one query
+begin with the same tokens: the instruction and the query are computed once for all that arrive together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from prelude.admission import checks
+from prelude.admission.facts import Facts, admitted
+from prelude.admission.pairs import encode_pair
+from prelude.admission.pooled import activate, head_activation, head_logits, head_readout
+from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
+from prelude.admission.prompts import TRUNCATIONS, kept, render, shorten
+from prelude.admission.tokenization import Piece, Use
+from prelude.batch import F32, I32, LogprobRows
+from prelude.errors import InvalidRequest, RecipeError, shown
+from prelude.readouts import RequestReadout
+from prelude.recipes import RerankRecipe, names, placeholders, recipe_of, split_part
+from prelude.results import RerankResult
+from prelude.tasks import Rerank
+
+_PAIR = "cross-encoder"
+
+
+def prepare_rerank(facts: Facts, use: Use, task: Rerank) -> tuple[Admitted, Notes]:
+    checks.one_of(task.truncation, "truncation", TRUNCATIONS)
+    checks.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
+    recipe = rerank_recipe(facts, task)
+    if recipe is None:
+        return _as_pair(facts, use, task)
+    ids, truncated = _encode(facts, use, task, recipe)
+    activation = recipe.activation if task.activation == "default" else task.activation
+    readout, signs = _readout(facts, use, recipe, ids)
+    ready = admitted(
+        facts,
+        use,
+        task,
+        TokenTree.single(ids),
+        readout,
+        lambda outcome: _finish(outcome, signs, activation),
+        truncated=truncated,
+    )
+    return ready, Notes(recipe=recipe.name, activation=activation)
+
+
+def rerank_recipe(facts: Facts, task: Rerank) -> RerankRecipe | None:
+    """The recipe of a task, ``None`` for a cross-encoder, which reads pairs; or ``RecipeError``."""
+    limits = facts.limits
+    if task.recipe is not None:
+        if limits.bidirectional:
+            raise RecipeError("an encoder reads query and document as a pair, without a recipe", field="recipe")
+        named: RerankRecipe = recipe_of(task.recipe, RerankRecipe)
+        return named
+    if limits.bidirectional:
+        if limits.num_labels == 1:
+            return None
+        has = f"a head of {limits.num_labels} labels" if limits.num_labels else "no classification head"
+        raise RecipeError(
+            f"a cross-encoder for reranking has a head of one label, and this encoder has {has}; load a reranker "
+            "(…ForSequenceClassification with one label), or compare embeddings",
+            field="Rerank",
+        )
+    if facts.recipes.rerank is not None:
+        return facts.recipes.rerank
+    raise RecipeError(
+        f"the model directory does not say how it ranks (looked for: {'; '.join(facts.recipes.looked)}), and a wrong "
+        f"text form ranks plausibly and wrongly; name it: recipe={' or '.join(map(repr, names(RerankRecipe)))}, or a "
+        "RerankRecipe of your own",
+        field="recipe",
+    )
+
+
+# ------------------------------------------------------------------ encoders
+
+
+def _as_pair(facts: Facts, use: Use, task: Rerank) -> tuple[Admitted, Notes]:
+    if task.instruction is not None:
+        raise InvalidRequest("a cross-encoder takes no instruction", field="instruction")
+    activation = head_activation(facts, task.activation)
+    query = checks.text(task.query, "query", facts.max_chars)
+    tree, truncated = encode_pair(
+        facts, use, (query, task.document), field="document", truncation=task.truncation, room=facts.max_length
+    )
+    readout = head_readout(facts, tree.token_ids, skip_pad=True)
+    ready = admitted(
+        facts, use, task, tree, readout, lambda outcome: _of_head(outcome, activation), truncated=truncated
+    )
+    return ready, Notes(recipe=_PAIR, activation=activation)
+
+
+def _of_head(outcome: Outcome, activation: str) -> RerankResult:
+    return _result(head_logits(outcome), activation, outcome)
+
+
+def _result(logits: F32, activation: str, outcome: Outcome) -> RerankResult:
+    return RerankResult(float(activate(logits, activation)[0]), float(logits[0]), outcome.stats)
+
+
+# ------------------------------------------------------------------ decoders
+
+
+def _readout(
+    facts: Facts, use: Use, recipe: RerankRecipe, ids: I32
+) -> tuple[RequestReadout, tuple[float, ...] | None]:
+    """The last row: the head's one logit, or the logits of the recipe's tokens and their signs."""
+    if facts.limits.num_labels:
+        if facts.limits.num_labels != 1:
+            raise RecipeError(
+                f"this model's head has {facts.limits.num_labels} labels; a reranker's has one", field="recipe"
+            )
+        return head_readout(facts, ids, skip_pad=False), None
+    targets = [_token(facts, use, recipe, "yes")]
+    if recipe.no is not None:
+        targets.append(_token(facts, use, recipe, "no"))
+    if len(set(targets)) < len(targets):
+        raise RecipeError(f"yes and no are the same token {targets[0]}", field="recipe.no")
+    rows = np.array([len(ids) - 1], dtype=np.int32)
+    pairs = np.zeros(len(targets), dtype=np.int32)
+    return LogprobRows(rows, pairs, np.array(targets, dtype=np.int32), raw=True), (1.0, -1.0)[: len(targets)]
+
+
+def _token(facts: Facts, use: Use, recipe: RerankRecipe, name: str) -> int:
+    given: str | int = getattr(recipe, name)
+    if isinstance(given, int):
+        found = given
+    else:
+        ids = use.encoder.fixed(use, given)
+        if len(ids) != 1:
+            raise RecipeError(
+                f"{shown(given)} is {len(ids)} tokens of this model's tokenizer; a score is read at one token: the "
+                "recipe is not for this model",
+                field=f"recipe.{name}",
+            )
+        found = int(ids[0])
+    if found >= facts.encoder.id_limit:
+        raise RecipeError(f"{found} is not a token id of this model", field=f"recipe.{name}")
+    return found
+
+
+def _finish(outcome: Outcome, signs: tuple[float, ...] | None, activation: str) -> RerankResult:
+    if signs is None:
+        return _of_head(outcome, activation)
+    logit = sum(sign * value for sign, value in zip(signs, outcome.pairs()))
+    return _result(np.array([logit], dtype=np.float32), activation, outcome)
+
+
+def _encode(facts: Facts, use: Use, task: Rerank, recipe: RerankRecipe) -> tuple[I32, int]:
+    """The recipe's text as ids, and how many tokens of the document were cut."""
+    document, _, dropped = shorten(task.document, facts.max_chars, task.truncation)
+    values = {
+        "query": checks.text(task.query, "query", facts.max_chars),
+        "document": checks.text(document, "document", facts.max_chars),
+    }
+    if (instruction := _instruction(facts, task, recipe)) is not None:
+        values["instruction"] = instruction
+    room = facts.max_length if recipe.max_length is None else min(facts.max_length, recipe.max_length)
+    parts = _parts(recipe, values) if recipe.parts else [_messages(facts, recipe, values)]
+    ids = np.concatenate([use.encode_pieces(part) for part in parts])
+    excess = len(ids) - room
+    if excess <= 0:
+        return ids, int(dropped > 0)
+    fixed = [value for name, value in values.items() if name != "document" and value != document]
+    encoded = [use.encode_cuttable(part, fixed) for part in parts]
+    cuttable = np.concatenate([mask for _, mask in encoded])
+    keep = kept(facts, cuttable, excess, task.truncation, "document", room)
+    return np.concatenate([some for some, _ in encoded])[keep], excess
+
+
+def _instruction(facts: Facts, task: Rerank, recipe: RerankRecipe) -> str | None:
+    takes = not recipe.parts or any("instruction" in placeholders(part) for part in recipe.parts)
+    if task.instruction is None:
+        if recipe.instruction is None and recipe.parts and takes:
+            raise InvalidRequest(
+                f"the recipe {recipe.name!r} has no instruction of its own; give one", field="instruction"
+            )
+        return recipe.instruction if takes else None
+    if not takes:
+        raise InvalidRequest(f"the recipe {recipe.name!r} has no place for one", field="instruction")
+    return checks.text(task.instruction, "instruction", facts.max_chars)
+
+
+def _parts(recipe: RerankRecipe, values: dict[str, str]) -> list[list[Piece]]:
+    return [
+        [(values[text], False) if at % 2 else (text, True) for at, text in enumerate(split_part(part))]
+        for part in recipe.parts
+    ]
+
+
+def _messages(facts: Facts, recipe: RerankRecipe, values: dict[str, str]) -> list[Piece]:
+    """The chat template over the two roles, as sentence-transformers calls it."""
+    messages: list[Any] = [{"role": name, "content": values[name]} for name in ("query", "document")]
+    if "instruction" in values:
+        messages.insert(0, {"role": "system", "content": values["instruction"]})
+    pieces = render(facts, messages, "document", recipe.generation_prompt)
+    shown_texts = [content for content, trusted in pieces if not trusted]
+    for name in ("query", "document"):
+        if values[name].strip() and not any(values[name].strip() in str(text) for text in shown_texts):
+            raise RecipeError(
+                f"the chat template shows no message of the role {name!r}; it is not a reranker's", field="recipe"
+            )
+    return pieces

@@ -1,0 +1,233 @@
+"""Recipes: the text form that a reranker or a guard was trained on, as data.
+
+A recipe is a JSON file. The ones that ship lie beside this module; a model directory may hold its own as
+``recipe.json``. ``recipe=`` of a task takes a name of ``names()``, or a recipe object.
+
+    rerank   parts of the prompt with {instruction}, {query} and {document}; the tokens whose logits are the score
+    guard    what is written behind the chat template, and the labels that may follow it, field by field
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Literal, TypeAlias
+
+from prelude.errors import RecipeError, shown
+
+MAX_FILE_BYTES = 1 << 20
+MAX_TEXT = 1 << 16
+MAX_PARTS = 16
+MAX_LABELS = 256
+_PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRecipe:
+    """How a decoder scores one document for one query.
+
+    ``parts`` are tokenised apart, without the tokenizer's own special tokens, and joined; control tokens are
+    recognised in their own text only. Empty ``parts`` stand for the model's chat template over messages of the roles
+    ``query`` and ``document``, and ``system`` for an instruction, as sentence-transformers writes them.
+
+    The score is the logit of ``yes`` minus that of ``no`` at the last token (``no`` None: the logit of ``yes``), or
+    the classification head's one logit where the checkpoint has such a head. ``yes`` and ``no`` are texts of exactly
+    one token, or token ids. ``activation``: "sigmoid" or "none". ``max_length``: the longest prompt, in tokens.
+    """
+
+    name: str
+    yes: str | int
+    no: str | int | None = None
+    parts: tuple[str, ...] = ()
+    instruction: str | None = None
+    activation: Literal["none", "sigmoid"] = "sigmoid"
+    max_length: int | None = None
+    generation_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        _text(self.name, "name")
+        parts = tuple(self.parts) if isinstance(self.parts, list | tuple) else None
+        if parts is None or len(parts) > MAX_PARTS:
+            raise RecipeError(f"{shown(self.parts)} is not a list of at most {MAX_PARTS} texts", field="recipe.parts")
+        object.__setattr__(self, "parts", parts)
+        found = [name for at, part in enumerate(parts) for name in placeholders(_text(part, f"parts[{at}]"))]
+        if parts and (sorted(set(found)) != sorted(found) or not {"query", "document"} <= set(found)):
+            raise RecipeError(
+                f"{found} are its placeholders; {{query}} and {{document}} stand in it once each, {{instruction}} at "
+                "most once",
+                field="recipe.parts",
+            )
+        if self.instruction is not None:
+            _text(self.instruction, "instruction")
+        for name in ("yes", "no"):
+            token = getattr(self, name)
+            if type(token) is int and 0 <= token < 1 << 31:
+                continue
+            if not (token is None and name == "no"):
+                _text(token, name)
+        if self.activation not in ("none", "sigmoid"):
+            raise RecipeError(f"{shown(self.activation)} is not 'none' or 'sigmoid'", field="recipe.activation")
+        if self.max_length is not None and (type(self.max_length) is not int or self.max_length < 1):
+            raise RecipeError(f"{shown(self.max_length)} is not a number of tokens", field="recipe.max_length")
+        _flag(self.generation_prompt, "generation_prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardField:
+    """One answer that a guard model writes: ``before``, and then one of ``labels``.
+
+    ``prompt_labels`` stand in the place of ``labels`` where the last message is not the assistant's.
+    ``response_only``: the field is written about an assistant's message alone. ``unless`` (field, label, own label):
+    where that field has that label, this one has its own label without asking.
+    """
+
+    name: str
+    before: str
+    labels: tuple[str, ...]
+    prompt_labels: tuple[str, ...] = ()
+    response_only: bool = False
+    unless: tuple[str, str, str] | None = None
+
+    def __post_init__(self) -> None:
+        _text(self.name, "fields.name")
+        _text(self.before, f"{self.name}.before")
+        for name, least in (("labels", 2), ("prompt_labels", 0)):
+            labels = getattr(self, name)
+            if not isinstance(labels, list | tuple) or not least <= len(labels) <= MAX_LABELS:
+                raise RecipeError(f"{shown(labels)} is not a list of labels", field=f"recipe.{self.name}.{name}")
+            texts = tuple(_text(label, f"{self.name}.{name}[{at}]") for at, label in enumerate(labels))
+            object.__setattr__(self, name, texts)
+        _flag(self.response_only, f"{self.name}.response_only")
+        if self.unless is not None:
+            if not isinstance(self.unless, list | tuple) or len(self.unless) != 3:
+                raise RecipeError(f"{shown(self.unless)} is not three texts", field=f"recipe.{self.name}.unless")
+            object.__setattr__(self, "unless", tuple(_text(text, f"{self.name}.unless") for text in self.unless))
+
+    def labels_for(self, response: bool) -> tuple[str, ...]:
+        return self.labels if response or not self.prompt_labels else self.prompt_labels
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRecipe:
+    """``fields`` in the order in which the model writes them; ``safe`` are the labels of the first one that pass.
+    ``marks``: texts that all stand in the chat template of the models this recipe is for. ``separator`` stands
+    between a field's ``before`` and its label."""
+
+    name: str
+    fields: tuple[GuardField, ...]
+    safe: tuple[str, ...]
+    marks: tuple[str, ...] = ()
+    separator: str = " "
+
+    def __post_init__(self) -> None:
+        _text(self.name, "name")
+        if not isinstance(self.fields, list | tuple) or not 1 <= len(self.fields) <= MAX_PARTS:
+            raise RecipeError(f"{shown(self.fields)} is not a list of fields", field="recipe.fields")
+        made = tuple(one if isinstance(one, GuardField) else _make(GuardField, one, "fields") for one in self.fields)
+        object.__setattr__(self, "fields", made)
+        for name in ("safe", "marks"):
+            texts = getattr(self, name)
+            if not isinstance(texts, list | tuple):
+                raise RecipeError(f"{shown(texts)} is not a list of texts", field=f"recipe.{name}")
+            object.__setattr__(self, name, tuple(_text(text, name) for text in texts))
+        if not self.safe or not set(self.safe) <= set(made[0].labels):
+            raise RecipeError(f"{shown(self.safe)} are not labels of {made[0].name!r}", field="recipe.safe")
+        if not isinstance(self.separator, str):
+            raise RecipeError(f"{shown(self.separator)} is not text", field="recipe.separator")
+
+    def asked(self, response: bool) -> tuple[GuardField, ...]:
+        """The fields that are written about a prompt, or about a response."""
+        return tuple(field for field in self.fields if response or not field.response_only)
+
+
+Recipe: TypeAlias = RerankRecipe | GuardRecipe
+_KINDS: Mapping[str, type[Any]] = {"rerank": RerankRecipe, "guard": GuardRecipe}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecipes:
+    """What a model directory's files say. ``looked``: why there is no recipe for a verb, in words."""
+
+    rerank: RerankRecipe | None = None
+    guard: GuardRecipe | None = None
+    looked: tuple[str, ...] = ()
+
+
+def read_recipe(data: bytes | str, where: str) -> Recipe:
+    """``RecipeError`` that names ``where`` for a file that is not a recipe."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise RecipeError(f"{where}: not JSON: {shown(str(error))}") from error
+    if not isinstance(found, dict) or found.get("verb") not in _KINDS:
+        raise RecipeError(f"{where}: an object with verb {' or '.join(map(repr, _KINDS))} is expected")
+    try:
+        recipe: Recipe = _make(_KINDS[found["verb"]], {key: found[key] for key in found if key != "verb"}, "recipe")
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
+    return recipe
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Mapping[str, Recipe]:
+    """The recipes of this package by name."""
+    found = {}
+    for file in sorted(files(__name__).iterdir(), key=lambda one: one.name):
+        if file.name.endswith(".json"):
+            recipe = read_recipe(file.read_bytes(), file.name)
+            found[recipe.name] = recipe
+    return found
+
+
+def names(kind: type[Any] = object) -> list[str]:
+    """The names that ``recipe=`` takes, of one kind or of all."""
+    return [name for name, recipe in shipped().items() if isinstance(recipe, kind)]
+
+
+def recipe_of(given: Any, kind: type[Any]) -> Any:
+    """A recipe by its name, or as it is; ``RecipeError`` for anything else."""
+    if isinstance(given, kind):
+        return given
+    known = names(kind)
+    found = shipped().get(given) if isinstance(given, str) else None
+    if not isinstance(found, kind):
+        raise RecipeError(f"{shown(given)} is not a recipe for this verb; there are {known}", field="recipe")
+    return found
+
+
+def placeholders(text: str) -> list[str]:
+    return _PLACEHOLDER.findall(text)
+
+
+@lru_cache(maxsize=256)
+def split_part(text: str) -> tuple[str, ...]:
+    """Literals and placeholder names in turn, literals first and last."""
+    return tuple(_PLACEHOLDER.split(text))
+
+
+def _make(kind: type[Any], values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise RecipeError(f"{shown(values)} is not an object", field=where)
+    known = {field.name: field.default is MISSING for field in fields(kind)}
+    if unknown := sorted(set(values) - set(known)):
+        raise RecipeError(f"unknown field {shown(unknown[0])}; the fields are {', '.join(known)}", field=where)
+    if missing := [name for name, required in known.items() if required and name not in values]:
+        raise RecipeError(f"{missing[0]} is missing", field=where)
+    return kind(**values)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT:
+        raise RecipeError(f"{shown(value)} is not a text of 1 to {MAX_TEXT} characters", field=f"recipe.{name}")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise RecipeError(f"{shown(value)} has a lone surrogate, which is no character", field=f"recipe.{name}")
+    return value
+
+
+def _flag(value: Any, name: str) -> None:
+    if not isinstance(value, bool):
+        raise RecipeError(f"{shown(value)} is not true or false", field=f"recipe.{name}")
