@@ -32,7 +32,7 @@ from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.lease import KvPool
 
 BLOCK = 16
-LONGEST = 2048  # positions of the packaged model
+LONGEST = 2048  # tokens of the longest prompt
 PARAMS = SamplingParams(max_tokens=1, temperature=0)
 QUESTIONS = (Choice("Which is it?", ("good", "bad", "new", "old")),)
 TEXT = """the of and to in is that for it as was with be by on not he his but at are this have from or had an they

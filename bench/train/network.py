@@ -21,7 +21,7 @@ CONFIG = {
     "hidden_size": 192,
     "initializer_range": 0.02,
     "intermediate_size": 352,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 8192,
     "max_window_layers": 4,
     "model_type": "qwen3",
     "num_attention_heads": 6,

@@ -54,7 +54,7 @@ def test_parameters() -> None:
     assert not any("lm_head" in name for name in tensors)
     config = read("config.json")
     assert config["model_type"] == "qwen3" and config["tie_word_embeddings"]
-    assert config["max_position_embeddings"] == 2048
+    assert config["max_position_embeddings"] == 8192
     assert tensors["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
 
 

@@ -147,7 +147,7 @@ def test_engines_tasks_and_results_say_what_they_are() -> None:
     waiting = AsyncEngine.from_pretrained("org/name")
     assert repr(waiting) == "<AsyncEngine 'org/name', not started>"
     with Engine.from_pretrained() as engine:
-        said = f"{engine.model_path}: float32 on cpu, max_length 2048, {engine.model_info.kv_tokens} KV tokens"
+        said = f"{engine.model_path}: float32 on cpu, max_length 8192, {engine.model_info.kv_tokens} KV tokens"
         assert repr(engine) == f"<Engine {said}>" and repr(AsyncEngine(engine)) == f"<AsyncEngine {said}>"
         answers = engine.decide("a", [YesNo("Is it?"), Choice("Which?", ["a", "b"])])
         assert repr(answers).startswith("Answers(Answer(label=")

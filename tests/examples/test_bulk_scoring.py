@@ -71,7 +71,7 @@ def test_leaving_early_cancels_what_is_under_way() -> None:
 @pytest.mark.fault(73)
 def test_rows_keep_what_they_brought_and_a_bad_one_fails_alone() -> None:
     rows: list[dict[str, Any]] = [{"id": at, "text": text} for at, text in enumerate(TEXTS * 5)]
-    rows[4] = {"id": 4, "text": "word " * 5000}
+    rows[4] = {"id": 4, "text": "word " * 20_000}
     rows[7] = {"id": 7, "body": "no text at all"}
     out, advanced = io.StringIO(), []
 
@@ -112,7 +112,7 @@ def test_the_command_line(
 def test_a_line_that_is_no_text_fails_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = json.dumps({"text": TEXTS[0]}).encode()
     nested = b'{"text": "x", "a": ' + b"[" * 900 + b"]" * 900 + b"}"
-    bad = [b'{"text": "\\ud800 half"}', b"[" * 100_000, b"\xff\xfe latin", nested, b'{"n": ' + b"9" * 5000 + b"}"]
+    bad = [b'{"text": "\\ud800 half"}', b"[" * 100_000, b"\xff\xfe latin", nested, b'{"n": ' + b"9" * 20_000 + b"}"]
     source = tmp_path / "texts.jsonl"
     source.write_bytes(b"\n".join([good, *[line for one in bad for line in (one, good)]]))
     bulk.main([str(source), "--question", "Is it polite?"])

@@ -134,10 +134,10 @@ def test_refusals_have_a_status_of_their_own() -> None:
             ask = {"question": "Polite?"}
             for path, body, status, kind in (
                 ("/v1/decide", {"state": STATE, "questions": []}, 400, "InvalidRequest"),
-                ("/v1/decide", {"state": "word " * 4000, "questions": [ask]}, 413, "PromptTooLong"),
+                ("/v1/decide", {"state": "word " * 16_000, "questions": [ask]}, 413, "PromptTooLong"),
                 ("/v1/generate", {"prompt": STATE, "temperature": -1}, 400, "InvalidRequest"),
                 ("/v1/generate", {"prompt": STATE, "temperature": -1, "stream": True}, 400, "InvalidRequest"),
-                ("/v1/generate", {"prompt": "word " * 4000, "stream": True}, 413, "PromptTooLong"),
+                ("/v1/generate", {"prompt": "word " * 16_000, "stream": True}, 413, "PromptTooLong"),
             ):
                 reply = await client.post(path, json=body)
                 assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind), reply.text

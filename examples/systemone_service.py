@@ -1,0 +1,227 @@
+"""System One decisions over HTTP. The library opens no port; this file does.
+
+    pip install "prelude-engine[examples]"
+    python examples/systemone_service.py --port 8791 [--key KEY] [--model DIR_OR_HUB_NAME]
+
+    curl localhost:8791/v1/systemone -H 'content-type: application/json' -d '{"model": "jev-latest",
+        "state": "I was charged twice.", "questions": {
+            "refund": {"type": "noul", "instructions": "Is the customer asking for money back?"},
+            "team": {"type": "choice", "criteria": {"Billing": "Invoices, refunds", "Sales": null}}}}'
+
+Routes: POST /v1/systemone, POST /v1/decisions (OpenAI's form), GET /v1/models, GET /health. Statuses: 401 without
+the key, 413 for what is too large, 415 for an unknown encoding, 422 for a bad body, 429 with Retry-After when the
+queue is full. A body may be compressed with zstd where the module ``zstandard`` is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from prelude import AsyncEngine, EngineConfig
+from prelude.systemone import SystemOne, problem
+
+MAX_BODY = 4 << 20  # bytes, after decompressing
+log = logging.getLogger("systemone")
+
+
+class Refused(Exception):
+    def __init__(self, status: int, detail: Any) -> None:
+        self.status = status
+        self.detail = detail
+
+
+def error(kind: str, message: str) -> dict[str, str]:
+    return {"error_type": kind, "message": message}
+
+
+def reply(status: int, body: Any) -> Response:
+    headers = {"retry-after": "1"} if status in (429, 503) else {}
+    data = json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+    return Response(data, status, headers, media_type="application/json")
+
+
+# ------------------------------------------------------------------ reading
+
+
+async def read(request: Request, most: int) -> bytes:
+    """The body, decompressed; refused as soon as it is longer than ``most`` bytes."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > most:
+            raise too_large(most)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "zstd":
+        return await asyncio.to_thread(unzstd, bytes(data), most)
+    if encoding != "identity":
+        raise Refused(415, error("unsupported_encoding", f"content-encoding {encoding[:40]!r}; use zstd or none"))
+    return bytes(data)
+
+
+def unzstd(data: bytes, most: int) -> bytes:
+    try:
+        import zstandard
+    except ImportError:
+        raise Refused(415, error("unsupported_encoding", "this service has no zstandard module")) from None
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+            plain: bytes = reader.read(most + 1)
+    except zstandard.ZstdError as wrong:
+        raise bad_json(f"the body is not zstd: {wrong}") from wrong
+    if len(plain) > most:
+        raise too_large(most)
+    return plain
+
+
+def too_large(most: int) -> Refused:
+    return Refused(413, error("request_too_large", f"the body has more than {most} bytes"))
+
+
+def bad_json(message: str) -> Refused:
+    return Refused(422, [{"loc": ["body"], "msg": message, "type": "json_invalid"}])
+
+
+def parsed(data: bytes) -> Any:
+    """JSON with finite numbers, and no object with two equal keys: one of two options would be lost."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key {twice[:80]!r} stands twice in an object")
+        return found
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not a JSON number")
+
+    try:
+        return json.loads(data, object_pairs_hook=once, parse_constant=refuse)
+    except (ValueError, RecursionError) as wrong:
+        raise bad_json(f"JSON decode error: {wrong}") from wrong
+
+
+# ------------------------------------------------------------------ answering
+
+
+async def while_connected(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """The result of ``work``, which is cancelled when the client goes away."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+def create_app(
+    model: str | None = None,
+    key: str | None = None,
+    config: EngineConfig | None = None,
+    max_body: int = MAX_BODY,
+    **options: Any,
+) -> Starlette:
+    """``options`` are those of ``SystemOne``, and of ``decide`` for all requests."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with AsyncEngine.from_pretrained(model, config=config) as engine:  # drained on the way out
+            await engine.warmup()
+            app.state.engine, app.state.one = engine, SystemOne(engine, **options)
+            yield
+
+    def check_key(request: Request) -> None:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if key is None or (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())):
+            return
+        said = "the key is not valid" if given else "give the key as Authorization: Bearer KEY"
+        raise Refused(401, error("authentication_error", said))
+
+    def route(handler: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            try:
+                check_key(request)
+                return reply(200, await handler(request))
+            except Refused as refused:
+                return reply(refused.status, {"detail": refused.detail})
+            except ClientDisconnect:
+                return reply(499, {"detail": error("client_closed", "the client went away")})
+            except Exception as failed:
+                status, body = problem(failed)
+                if status >= 500:
+                    log.exception("a request failed")
+                return reply(status, body)
+
+        return handle
+
+    async def systemone(request: Request) -> dict[str, Any]:
+        body = parsed(await read(request, max_body))
+        return await while_connected(request, request.app.state.one.aanswer(body))
+
+    async def decisions(request: Request) -> dict[str, Any]:
+        body = parsed(await read(request, max_body))
+        return await while_connected(request, request.app.state.one.adecisions(body))
+
+    async def models(request: Request) -> dict[str, Any]:
+        found: dict[str, Any] = request.app.state.one.models()
+        return found
+
+    async def health(request: Request) -> Response:
+        state = request.app.state.engine.health()
+        return reply(200 if state.ok else 503, asdict(state))
+
+    async def unknown(request: Request, _: Exception) -> Response:
+        return reply(404, {"detail": error("not_found", f"there is no route {request.url.path[:200]}")})
+
+    async def not_allowed(request: Request, _: Exception) -> Response:
+        return reply(405, {"detail": error("method_not_allowed", request.method)})
+
+    routes = [
+        Route("/v1/systemone", route(systemone), methods=["POST"]),
+        Route("/v1/decisions", route(decisions), methods=["POST"]),
+        Route("/v1/models", route(models)),
+        Route("/health", health),
+    ]
+    handlers: Any = {404: unknown, 405: not_allowed}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+def main() -> None:
+    import uvicorn
+
+    parser = argparse.ArgumentParser(description="System One decisions over HTTP")
+    parser.add_argument("--port", type=int, default=8791)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--key", help="clients send it as Authorization: Bearer KEY; without it none is needed")
+    parser.add_argument("--model", help="a directory or a hub name; the packaged model by default")
+    parser.add_argument("--deterministic", action="store_true", help="bits that do not depend on other requests")
+    parser.add_argument("--max-queue", type=int, default=1024, help="requests that wait at most; 429 beyond")
+    chosen = parser.parse_args()
+    config = EngineConfig(deterministic=chosen.deterministic, max_queued_requests=chosen.max_queue)
+    app = create_app(chosen.model, chosen.key, config)
+    uvicorn.run(app, host=chosen.host, port=chosen.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

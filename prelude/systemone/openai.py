@@ -1,0 +1,233 @@
+"""OpenAI's form of the same requests: ``POST /v1/decisions``, with questions in a list.
+
+predicate   instructions                      -> noul
+choice      choices [{value, description}]    -> choice; a value may be true or false
+score       levels [{label, description}]     -> score; a level reads "label: description"
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prelude.errors import shown
+from prelude.results import Answer, Answers
+from prelude.systemone.answers import usage_of
+from prelude.systemone.errors import Loc, SystemOneError, fault
+from prelude.systemone.request import (
+    MAX_LEVELS,
+    MAX_OPTIONS,
+    MAX_QUESTIONS,
+    MIN_LEVELS,
+    Checker,
+    Parsed,
+    question_of,
+    state_of,
+)
+
+_KNOWN = frozenset(["model", "input", "questions", "prompt_cache_key", "prompt_cache_options", "safety_identifier"])
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "predicate": frozenset(["type", "name", "instructions"]),
+    "choice": frozenset(["type", "name", "instructions", "choices"]),
+    "score": frozenset(["type", "name", "instructions", "levels"]),
+}
+_TEXTS: Mapping[str, str] = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+def parse_openai(body: Any) -> tuple[Parsed, list[Mapping[str, Any]]]:
+    """The request as a System One request, and its questions as they were sent."""
+    if not isinstance(body, Mapping):
+        raise SystemOneError([fault((), f"{shown(body)} is not an object", "dict_type")])
+    check = Checker()
+    check.missing(body, "input", "questions")
+    for key in body:
+        if key not in _KNOWN and not str(key).startswith("x_"):
+            check.wrong((str(key),), "there is no such field", "extra_forbidden")
+    questions = body.get("questions")
+    if "questions" in body and not (isinstance(questions, list | tuple) and 1 <= len(questions) <= MAX_QUESTIONS):
+        check.wrong(("questions",), f"it is an array of 1 to {MAX_QUESTIONS} questions", "list_type")
+        questions = ()
+    state: Any = _input(check, body["input"]) if "input" in body else ""
+    raw = [_question(check, question, ("questions", index)) for index, question in enumerate(questions or ())]
+    check.finish()
+    names = tuple(map(str, range(len(raw))))
+    return Parsed(state_of(state, ("input",)), names, tuple(map(question_of, raw)), tuple(raw)), list(
+        body["questions"]
+    )
+
+
+def _input(check: Checker, value: Any) -> Any:
+    """Text, or messages; calls and results of tools are messages of their own."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list | tuple) or not value:
+        check.wrong(("input",), f"{shown(value)} is not a string or an array of messages", "union_type")
+        return ""
+    messages = []
+    for index, item in enumerate(value):
+        loc: Loc = ("input", index)
+        if not isinstance(item, Mapping):
+            check.wrong(loc, f"{shown(item)} is not an object", "dict_type")
+        elif isinstance(item.get("role"), str):
+            messages.append({"role": item["role"], "content": _parts(check, item.get("content"), (*loc, "content"))})
+        elif isinstance(item.get("type"), str):
+            told = {key: item[key] for key in ("name", "arguments", "input", "output") if key in item}
+            messages.append({"role": item["type"], "content": json.dumps(told, ensure_ascii=False)})
+        else:
+            check.wrong(loc, "it has neither a role nor a type", "missing")
+    return messages
+
+
+def _parts(check: Checker, content: Any, loc: Loc) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        check.wrong(loc, f"{shown(content)} is not a string or an array of parts", "union_type")
+        return ""
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "input_json":
+            texts.append(json.dumps(part.get("data"), ensure_ascii=False))
+        elif kind in _TEXTS and isinstance(part.get(_TEXTS[str(kind)]), str):
+            texts.append(part[_TEXTS[str(kind)]])
+        else:
+            check.wrong(
+                (*loc, index), f"{shown(kind)} is not a part of text or JSON, which this model reads", "unsupported"
+            )
+    return "\n".join(texts)
+
+
+def _question(check: Checker, question: Any, loc: Loc) -> dict[str, Any]:
+    """The System One question; of one that is wrong something in its place."""
+    kind = question.get("type") if isinstance(question, Mapping) else None
+    if not isinstance(kind, str) or kind not in _FIELDS:
+        check.wrong((*loc, "type"), f"{shown(kind)} is not predicate, choice or score", "union_tag_invalid")
+        return {"type": "noul", "instructions": "-"}
+    for key in question:
+        if key not in _FIELDS[kind]:
+            check.wrong((*loc, str(key)), f"a {kind} has no such field", "extra_forbidden")
+    if not isinstance(question.get("name"), str | None):
+        check.wrong((*loc, "name"), f"{shown(question['name'])} is not a string", "string_type")
+    given = question.get("instructions")
+    instructions = _parts(check, given, (*loc, "instructions"))
+    if not instructions:
+        check.wrong((*loc, "instructions"), "Field required", "missing")
+    if kind == "predicate":
+        return {"type": "noul", "instructions": instructions}
+    if kind == "choice":
+        return {"type": "choice", "instructions": instructions, "criteria": _choices(check, question, loc)}
+    return {"type": "score", "instructions": instructions, "criteria": _levels(check, question, loc)}
+
+
+def _choices(check: Checker, question: Mapping[str, Any], loc: Loc) -> dict[str, Any]:
+    here = (*loc, "choices")
+    found: dict[str, Any] = {}
+    for index, choice in enumerate(_array(check, question.get("choices"), here, 2, MAX_OPTIONS)):
+        value = choice.get("value")
+        if not isinstance(value, str | bool) or value == "":
+            check.wrong((*here, index, "value"), f"{shown(value)} is not a string or a boolean", "union_type")
+            continue
+        label = label_of(value)
+        if label in found:
+            check.wrong((*here, index, "value"), f"{shown(value)} reads like an earlier choice", "value_error")
+        found[label] = _description(check, choice, (*here, index))
+    return found
+
+
+def _levels(check: Checker, question: Mapping[str, Any], loc: Loc) -> list[str]:
+    here = (*loc, "levels")
+    found = []
+    for index, level in enumerate(_array(check, question.get("levels"), here, MIN_LEVELS, MAX_LEVELS)):
+        label, note = level.get("label"), _description(check, level, (*here, index))
+        if not isinstance(label, str) or not label:
+            check.wrong(
+                (*here, index, "label"), f"{shown(label)} is not a string of 1 or more characters", "string_type"
+            )
+            continue
+        found.append(f"{label}: {note}" if note else label)
+    return found
+
+
+def _description(check: Checker, item: Mapping[str, Any], loc: Loc) -> str | None:
+    note = item.get("description")
+    if note is not None and not isinstance(note, str):
+        check.wrong((*loc, "description"), f"{shown(note)} is not a string", "string_type")
+        return None
+    return note
+
+
+def _array(check: Checker, value: Any, loc: Loc, least: int, most: int) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list | tuple) or not least <= len(value) <= most:
+        check.wrong(loc, f"it is an array of {least} to {most} objects", "list_type")
+        return ()
+    for index, item in enumerate(value):
+        if not isinstance(item, Mapping):
+            check.wrong((*loc, index), f"{shown(item)} is not an object", "dict_type")
+    return [item for item in value if isinstance(item, Mapping)]
+
+
+def label_of(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
+
+
+# ------------------------------------------------------------------ answers
+
+
+def openai_body(model: str, questions: Sequence[Mapping[str, Any]], parts: Sequence[Answers]) -> dict[str, Any]:
+    answers = [answer for part in parts for answer in part]
+    usage = usage_of(parts)
+    return {
+        "model": model,
+        "answers": [_answer(question, answer) for question, answer in zip(questions, answers)],
+        "usage": {
+            "input_tokens": usage["input_tokens"],
+            "input_tokens_details": {"cached_tokens": usage["x_cached_tokens"], "cache_write_tokens": 0},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["input_tokens"],
+        },
+    }
+
+
+def _answer(question: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+    kind = {"noul": "predicate"}.get(answer.kind, answer.kind)
+    told: dict[str, Any] = {"type": kind, "name": question.get("name")}
+    shares = list(answer.probabilities.values())
+    if kind == "predicate":
+        return {**told, "probability": answer.probability}
+    told["confidence"] = answer.confidence
+    if kind == "choice":
+        values = [choice["value"] for choice in question["choices"]]
+        return {
+            **told,
+            "choice": values[answer.index],
+            "probabilities": [{"value": value, "probability": share} for value, share in zip(values, shares)],
+        }
+    levels = [level["label"] for level in question["levels"]]
+    return {
+        **told,
+        "score": answer.expected,
+        "probabilities": [
+            {"value": index, "label": label, "probability": share}
+            for index, (label, share) in enumerate(zip(levels, shares))
+        ],
+    }
+
+
+_RENAMED: Mapping[str, Mapping[str, str]] = {"choice": {"criteria": "choices"}, "score": {"criteria": "levels"}}
+
+
+def relocated(error: SystemOneError) -> SystemOneError:
+    """With places in the body of this form: ``input`` for the state, questions by their index."""
+    errors = []
+    for one in error.errors:
+        _, *loc = one["loc"]
+        if loc[:1] == ["state"]:
+            loc[0] = "input"
+        elif loc[:1] == ["questions"] and len(loc) > 1:
+            renamed = _RENAMED.get(loc[2], {}) if len(loc) > 2 else {}
+            loc = ["questions", int(loc[1]), *[renamed.get(str(part), part) for part in loc[3:]]]
+        errors.append({**one, "loc": ["body", *loc]})
+    return SystemOneError(errors, status=error.status, error_type=error.error_type)

@@ -1,0 +1,160 @@
+"""The body of a System One request: checked whole, so that an error lists all that is wrong; and its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prelude.admission.structured import is_conversation, text_of
+from prelude.errors import InvalidRequest, shown
+from prelude.systemone.errors import Loc, SystemOneError, fault
+from prelude.tasks import Choice, Noul, Question, Score
+
+MAX_QUESTIONS = 400
+MAX_OPTIONS = 255
+MIN_LEVELS, MAX_LEVELS = 2, 10
+_FIELDS = frozenset(["type", "instructions", "criteria"])
+_MAX_CHARS = 1 << 62  # the engine has the limit
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """``state`` is text or a list of messages. ``raw`` are the questions as they were sent."""
+
+    state: Any
+    names: tuple[str, ...]
+    questions: tuple[Question, ...]
+    raw: tuple[dict[str, Any], ...]
+
+
+class Checker:
+    """Collects what is wrong. ``located`` errors of one body are raised together."""
+
+    def __init__(self) -> None:
+        self.errors: list[dict[str, Any]] = []
+
+    def wrong(self, loc: Loc, message: str, kind: str) -> None:
+        self.errors.append(fault(loc, message, kind))
+
+    def missing(self, body: Mapping[str, Any], *keys: str) -> None:
+        for key in keys:
+            if key not in body:
+                self.wrong((key,), "Field required", "missing")
+
+    def text(self, value: Any, loc: Loc, *, null: bool = True) -> None:
+        if not (isinstance(value, str | list | Mapping) or (null and value is None)):
+            self.wrong(loc, f"{shown(value)} is not a string, an object or an array", "union_type")
+
+    def finish(self) -> None:
+        if self.errors:
+            raise SystemOneError(self.errors)
+
+
+def parse(body: Any) -> Parsed:
+    """``SystemOneError`` lists everything that is wrong with the body's shape."""
+    if not isinstance(body, Mapping):
+        raise SystemOneError([fault((), f"{shown(body)} is not an object", "dict_type")])
+    check = Checker()
+    check.missing(body, "state", "questions")
+    if "state" in body:
+        check.text(body["state"], ("state",), null=False)
+    if body.get("assets"):
+        check.wrong(("assets",), "this model reads text only; leave out images and other assets", "unsupported")
+    questions = body.get("questions")
+    if "questions" in body and not (isinstance(questions, Mapping) and questions):
+        check.wrong(("questions",), f"{shown(questions)} is not an object of 1 or more questions", "too_short")
+    elif isinstance(questions, Mapping):
+        if len(questions) > MAX_QUESTIONS:
+            check.wrong(("questions",), f"{len(questions)} questions; it takes 1 to {MAX_QUESTIONS}", "too_long")
+        for name, question in questions.items():
+            _check_question(check, name, question)
+    check.finish()
+    raw = tuple(body["questions"].values())
+    return Parsed(state_of(body["state"], ("state",)), tuple(body["questions"]), tuple(map(question_of, raw)), raw)
+
+
+def _check_question(check: Checker, name: Any, question: Any) -> None:
+    loc: Loc = ("questions", name if isinstance(name, str) else shown(name))
+    if not isinstance(name, str) or not name:
+        return check.wrong(loc, "the id of a question is a string of 1 or more characters", "string_type")
+    if not isinstance(question, Mapping):
+        return check.wrong(loc, f"{shown(question)} is not an object", "dict_type")
+    kind = question.get("type")
+    checked = _CRITERIA.get(kind) if isinstance(kind, str) else None
+    if checked is None:
+        here = "Field required: noul, choice or score" if "type" not in question else f"{shown(kind)} is not a type"
+        return check.wrong((*loc, "type"), f"{here}; the types are noul, choice and score", "union_tag_invalid")
+    loc = (*loc, str(kind))
+    for key in question:
+        if key not in _FIELDS and not str(key).startswith("x_"):
+            check.wrong(
+                (*loc, str(key)),
+                f"a {kind} has no such field; it has {', '.join(sorted(_FIELDS))}",
+                "extra_forbidden",
+            )
+    check.text(question.get("instructions"), (*loc, "instructions"))
+    checked(check, question, (*loc, "criteria"))
+    return None
+
+
+def _noul(check: Checker, question: Mapping[str, Any], loc: Loc) -> None:
+    sides = question.get("criteria")
+    if sides is not None and (not isinstance(sides, Mapping) or set(sides) - {"true", "false"}):
+        return check.wrong(loc, 'it is null, or an object with "true", "false" or both', "dict_type")
+    for side, text in (sides or {}).items():
+        check.text(text, (*loc, side))
+    if not question.get("instructions") and not any((sides or {}).values()):
+        check.wrong(loc[:-1], "a noul needs instructions, or criteria with a description", "missing")
+    return None
+
+
+def _choice(check: Checker, question: Mapping[str, Any], loc: Loc) -> None:
+    options = question.get("criteria")
+    if not isinstance(options, Mapping):
+        return check.wrong(loc, f"{shown(options)} is not an object of options", "dict_type")
+    if not 1 <= len(options) <= MAX_OPTIONS:
+        return check.wrong(loc, f"{len(options)} options; it takes 1 to {MAX_OPTIONS}", "too_long")
+    for option, text in options.items():
+        if not isinstance(option, str) or not option:
+            check.wrong((*loc, str(option)), "an option is a string of 1 or more characters", "string_type")
+        check.text(text, (*loc, str(option)))
+    return None
+
+
+def _score(check: Checker, question: Mapping[str, Any], loc: Loc) -> None:
+    levels = question.get("criteria")
+    if not isinstance(levels, list | tuple):
+        return check.wrong(loc, f"{shown(levels)} is not an array of levels, lowest first", "list_type")
+    if not MIN_LEVELS <= len(levels) <= MAX_LEVELS:
+        return check.wrong(loc, f"{len(levels)} levels; it takes {MIN_LEVELS} to {MAX_LEVELS}", "too_long")
+    for index, text in enumerate(levels):
+        check.text(text, (*loc, index), null=False)
+    return None
+
+
+_CRITERIA: Mapping[str, Callable[[Checker, Mapping[str, Any], Loc], None]] = {
+    "noul": _noul,
+    "choice": _choice,
+    "score": _score,
+}
+
+
+def state_of(state: Any, loc: Loc) -> Any:
+    """A list of messages stays one; any other object or array is written as JSON. The engine would take an array of
+    integers for token ids, which no JSON body means."""
+    if isinstance(state, str) or is_conversation(state):
+        return state
+    try:
+        return text_of(state, "state", _MAX_CHARS)
+    except InvalidRequest as error:
+        raise SystemOneError([fault(loc, str(error), "value_error")]) from error
+
+
+def question_of(question: Mapping[str, Any]) -> Question:
+    """The task's question of one that was checked. An empty text is none."""
+    instructions = question.get("instructions") or None
+    criteria: Any = question.get("criteria")
+    if question["type"] == "noul":
+        return Noul(instructions, criteria)
+    return Choice(instructions, criteria) if question["type"] == "choice" else Score(instructions, criteria)

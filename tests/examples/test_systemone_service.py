@@ -1,0 +1,187 @@
+"""The System One service: jevcompat over a socket with and without a key, and its refusals through ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.examples.conftest import load
+from tests.patience import PATIENCE, until
+
+pytest.importorskip("starlette")
+httpx = pytest.importorskip("httpx")
+ROOT = Path(__file__).resolve().parent.parent.parent
+BODY = {"model": "jev-latest", "state": "x", "questions": {"a": {"type": "noul", "instructions": "Is it?"}}}
+
+
+@contextmanager
+def service(*arguments: str) -> Iterator[str]:
+    """The address of the example as a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(ROOT / "examples/systemone_service.py"), "--port", str(port), *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: process.poll() is not None or answers(port), "the service does not come up")
+        assert process.poll() is None
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE) is not None
+
+
+def answers(port: int) -> bool:
+    try:
+        return bool(httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200)
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.feature("A19")
+@pytest.mark.skipif(find_spec("uvicorn") is None, reason="uvicorn is not installed")
+@pytest.mark.skipif(
+    find_spec("jevcompat") is None, reason="jevcompat is not installed: pip install jevcompat typesafe-sdk"
+)
+@pytest.mark.parametrize("key, should", [(None, 13), ("secret-key", 15)])
+def test_jevcompat_passes_all_that_can_be_seen_in_one_run(key: str | None, should: int, tmp_path: Path) -> None:
+    """33 MUST and 15 SHOULD in both runs together: ``auth.bearer`` and ``auth.ignored-when-off`` exclude each other.
+    Without the SDK beside it ``dropin.sdk-python`` stays untested."""
+    report = tmp_path / "report.json"
+    arguments = [] if key is None else ["--key", key]
+    sdk = [] if find_spec("typesafe_sdk") else ["--no-sdk"]
+    with service(*arguments) as url:
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from jevcompat.cli import main; sys.exit(main())",
+            "test",
+            url,
+            "--timeout",
+            "60",
+            "--json",
+            str(report),
+            *arguments,
+            *sdk,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10 * PATIENCE)
+    found = json.loads(report.read_text())
+    results = {(one["level"], one["id"]): one["status"] for one in found["results"]}
+    assert not [name for name, status in results.items() if status == "fail"], done.stdout
+    passed = [level for (level, _), status in results.items() if status == "pass"]
+    assert (passed.count("MUST") + len(sdk), passed.count("SHOULD")) == (32, should), done.stdout
+    assert done.returncode == (3 if sdk else 0), done.stdout
+
+
+# ------------------------------------------------------------------ without a socket
+
+
+@asynccontextmanager
+async def client(**options: Any) -> AsyncIterator[tuple[Any, Any]]:
+    from prelude import EngineConfig
+
+    config = EngineConfig(kv_bytes=1 << 23, **options.pop("config", {}))
+    app = load("systemone_service").create_app(config=config, **options)
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service", timeout=PATIENCE) as made:
+            yield app, made
+
+
+def run(test: Any) -> None:
+    asyncio.run(asyncio.wait_for(test(), 2 * PATIENCE))
+
+
+def test_keys_encodings_limits_and_routes() -> None:
+    async def test() -> None:
+        async with client(key="secret", max_body=1 << 16) as (_, http):
+            good = {"authorization": "Bearer secret"}
+            for headers, status in (
+                ({}, 401),
+                ({"authorization": "Bearer wrong"}, 401),
+                ({"authorization": "Basic secret"}, 401),
+                (good, 200),
+            ):
+                reply = await http.post("/v1/systemone", json=BODY, headers=headers)
+                assert reply.status_code == status, reply.text
+                assert status == 200 or reply.json()["detail"]["error_type"] == "authentication_error"
+                assert (await http.get("/v1/models", headers=headers)).status_code == status
+            assert (await http.get("/health")).json()["ok"] is True, "the health of the service needs no key"
+
+            async def post(data: bytes, **headers: str) -> Any:
+                return await http.post("/v1/systemone", content=data, headers={**good, **headers})
+
+            for data, text in (
+                (b"{", "JSON decode error"),
+                (b'{"state": NaN}', "NaN is not a JSON number"),
+                (b'{"a": 1, "a": 2}', "'a' stands twice"),
+                (b"\xff", "JSON decode error"),
+                (b"[" * 60_000, "JSON decode error"),
+            ):
+                reply = await post(data)
+                assert reply.status_code == 422 and text in reply.json()["detail"][0]["msg"], reply.text
+            assert (await post(b" " * ((1 << 16) + 1))).status_code == 413
+            assert (await post(b"{}", **{"content-encoding": "br"})).status_code == 415
+            reply = await post(json.dumps({**BODY, "model": "none"}).encode())
+            assert reply.status_code == 404 and reply.json()["detail"]["error_type"] == "not_found_error"
+            reply = await http.post(
+                "/v1/decisions",
+                headers=good,
+                json={"input": "x", "questions": [{"type": "predicate", "instructions": "?"}]},
+            )
+            assert reply.status_code == 200 and 0 <= reply.json()["answers"][0]["probability"] <= 1
+            assert (await http.get("/nothing")).status_code == 404
+            assert (await http.get("/v1/systemone", headers=good)).status_code == 405
+
+    run(test)
+
+
+def test_a_body_that_is_compressed() -> None:
+    zstandard = pytest.importorskip("zstandard")
+
+    async def test() -> None:
+        async with client(max_body=1 << 16) as (_, http):
+            headers = {"content-encoding": "zstd"}
+            for data, status in (
+                (zstandard.compress(json.dumps(BODY).encode()), 200),
+                (zstandard.compress(b" " * (1 << 24)), 413),  # small on the wire only
+                (b"not zstd at all", 422),
+            ):
+                reply = await http.post("/v1/systemone", content=data, headers=headers)
+                assert reply.status_code == status, reply.text
+
+    run(test)
+
+
+def test_a_full_queue_is_429_and_a_closed_engine_503() -> None:
+    from tests.patience import Paced, comes
+
+    async def test() -> None:
+        async with client(config={"max_queued_requests": 1}) as (app, http):
+            steps = Paced.of(app.state.engine.engine._core, 0)
+            waiting = [asyncio.ensure_future(http.post("/v1/systemone", json=BODY)) for _ in range(4)]
+            await comes(lambda: sum(one.done() for one in waiting) >= 2)
+            refused = [one.result() for one in waiting if one.done()]
+            assert {reply.status_code for reply in refused} == {429}
+            assert (
+                refused[0].headers["retry-after"] == "1"
+                and refused[0].json()["detail"]["error_type"] == "rate_limit_error"
+            )
+            steps.open()
+            assert {reply.status_code for reply in await asyncio.gather(*waiting)} == {200, 429}
+            await app.state.engine.aclose()
+            assert (await http.post("/v1/systemone", json=BODY)).status_code == 503
+            assert (await http.get("/health")).status_code == 503
+
+    run(test)

@@ -1,0 +1,337 @@
+"""SystemOne over the packaged model: bodies in and out, errors by their place, both dialects, synchronous and not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from prelude import AsyncEngine, Choice, Engine, EngineConfig, Noul, Score, errors
+from prelude.systemone import SystemOne, SystemOneError, problem
+
+TICKET = "I was charged twice for my March invoice and the refund has not arrived."
+NOUL = {"type": "noul", "instructions": "Is the customer asking for money back?"}
+CHOICE = {
+    "type": "choice",
+    "instructions": "Which team?",
+    "criteria": {"Billing": "Invoices", "Sales": None, "기술": ""},
+}
+SCORE = {
+    "type": "score",
+    "instructions": "How frustrated?",
+    "criteria": ["Calm", {"label": "Angry"}, ["Very", "angry"]],
+}
+QUESTIONS = {"ticket-1": NOUL, "with space": CHOICE, "🎯": SCORE}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    config = EngineConfig(kv_bytes=1 << 23, deterministic=True)
+    with Engine.from_pretrained(dtype="float32", config=config) as made:
+        yield made
+        made._core.audit()
+
+
+@pytest.fixture(scope="module")
+def one(engine: Engine) -> SystemOne:
+    return SystemOne(engine, name="small", aliases=["jev-latest", "other"])
+
+
+def ask(one: SystemOne, questions: Any = QUESTIONS, state: Any = TICKET, **more: Any) -> dict[str, Any]:
+    return one.answer({"model": "jev-latest", "state": state, "questions": questions, **more})
+
+
+@pytest.mark.feature("A11", "A19")
+def test_a_body_of_three_questions_is_what_decide_says(engine: Engine, one: SystemOne) -> None:
+    body = ask(one)
+    noul, choice, score = engine.decide(
+        TICKET,
+        [
+            Noul(NOUL["instructions"]),
+            Choice("Which team?", CHOICE["criteria"]),  # type: ignore[arg-type]
+            Score("How frustrated?", SCORE["criteria"]),  # type: ignore[arg-type]
+        ],
+    )
+    assert list(body["answers"]) == list(QUESTIONS) and body["model"] == "small"
+    assert body["answers"]["ticket-1"] == {"type": "noul", "noul": noul.probability, "x_label_mass": noul.mass}
+    assert body["answers"]["with space"] == {
+        "type": "choice",
+        "choice": choice.label,
+        "probabilities": dict(choice.probabilities),
+        "confidence": choice.confidence,
+        "x_label_mass": choice.mass,
+    }
+    assert body["answers"]["🎯"] == {
+        "type": "score",
+        "score": score.expected,
+        "legend": {"0": "Calm", "1": {"label": "Angry"}, "2": ["Very", "angry"]},
+        "probabilities": dict(score.probabilities),
+        "confidence": score.confidence,
+        "x_label_mass": score.mass,
+    }
+    assert body["usage"]["output_tokens"] == 0 and body["usage"]["input_tokens"] > 40
+    assert body["usage"]["x_cached_tokens"] >= 0 and set(body) == {"model", "answers", "usage"}
+    json.dumps(body, allow_nan=False)
+
+
+def test_the_same_inside_a_loop_and_with_either_engine(engine: Engine, one: SystemOne) -> None:
+    request = {"state": {"ticket": TICKET}, "questions": QUESTIONS}
+    expected = one.answer(request)["answers"]
+
+    async def main() -> None:
+        assert (await one.aanswer(request, priority=1))["answers"] == expected
+        wrapped = SystemOne(AsyncEngine(engine), name="small")
+        bodies = await asyncio.gather(*(wrapped.aanswer(request) for _ in range(8)))
+        assert all(body["answers"] == expected for body in bodies)
+        assert (await asyncio.to_thread(wrapped.answer, request))["answers"] == expected
+
+    asyncio.run(main())
+
+
+def test_names_of_models(one: SystemOne, engine: Engine) -> None:
+    for model in ("small", "jev-latest", "other", None):
+        assert one.answer({"model": model, "state": "x", "questions": {"a": NOUL}})["model"] == "small"
+    with pytest.raises(SystemOneError, match=r"^model: there is no model 'x'; there is small, jev-latest") as caught:
+        one.answer({"model": "x", "state": "x", "questions": {"a": NOUL}})
+    assert caught.value.status == 404 and caught.value.body["detail"]["error_type"] == "not_found_error"
+    models = one.models()["models"]
+    assert [model["name"] for model in models] == ["small", "jev-latest", "other"]
+    assert all(len(model["release_date"]) == 10 and model["description"] for model in models)
+    assert SystemOne(engine).name == "default_model"
+    assert SystemOne(engine, release_date="2026-01-02").models()["models"][0]["release_date"] == "2026-01-02"
+    with pytest.raises(errors.UnknownParameter, match="truncatoin"):
+        SystemOne(engine, truncatoin="tail")  # type: ignore[call-arg]
+    with pytest.raises(errors.ConfigError, match="options of one request"):
+        SystemOne(engine, priority=3)
+    with pytest.raises(errors.ConfigError, match="not an Engine"):
+        SystemOne("engine")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "state, text",
+    [
+        ({"b": 1, "a": ["x", None]}, '{"b": 1, "a": ["x", null]}'),
+        ([1, 2, 3], "[1, 2, 3]"),  # a JSON body means no token ids
+        ([], "[]"),
+        ([{"role": "admin", "age": 3}], '[{"role": "admin", "age": 3}]'),  # a record, no message
+        ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}], "user: hi\n\nassistant: ho"),
+    ],
+)
+def test_states_of_every_shape(one: SystemOne, state: Any, text: str) -> None:
+    assert ask(one, state=state)["answers"] == ask(one, state=text)["answers"]
+
+
+WRONG: list[tuple[Any, list[Any], str]] = [
+    ([], ["body"], "dict_type"),
+    ({"questions": {"a": NOUL}}, ["body", "state"], "missing"),
+    ({"state": "x"}, ["body", "questions"], "missing"),
+    ({"state": None, "questions": {"a": NOUL}}, ["body", "state"], "union_type"),
+    ({"state": 5, "questions": {"a": NOUL}}, ["body", "state"], "union_type"),
+    ({"state": "x", "questions": {}}, ["body", "questions"], "too_short"),
+    ({"state": "x", "questions": [NOUL]}, ["body", "questions"], "too_short"),
+    ({"state": "x", "questions": {"a": NOUL}, "assets": {"1": "data:"}}, ["body", "assets"], "unsupported"),
+    ({"state": "x", "questions": {str(i): NOUL for i in range(401)}}, ["body", "questions"], "too_long"),
+    ({"state": "x", "questions": {"": NOUL}}, ["body", "questions", ""], "string_type"),
+    ({"state": "x", "questions": {"a": "b"}}, ["body", "questions", "a"], "dict_type"),
+    (
+        {"state": "x", "questions": {"a": {"instructions": "?"}}},
+        ["body", "questions", "a", "type"],
+        "union_tag_invalid",
+    ),
+    ({"state": "x", "questions": {"a": {"type": ["noul"]}}}, ["body", "questions", "a", "type"], "union_tag_invalid"),
+]
+Q: list[tuple[Any, list[Any], str]] = [
+    ({"type": "noul"}, ["noul"], "missing"),
+    ({"type": "noul", "instructions": "", "criteria": {"true": ""}}, ["noul"], "missing"),
+    ({"type": "noul", "instructions": 5}, ["noul", "instructions"], "union_type"),
+    ({"type": "noul", "instructions": "?", "criteria": {"yes": "x"}}, ["noul", "criteria"], "dict_type"),
+    ({"type": "noul", "instructions": "?", "criteria": {"true": 1}}, ["noul", "criteria", "true"], "union_type"),
+    ({"type": "noul", "instructions": "?", "citeria": {}}, ["noul", "citeria"], "extra_forbidden"),
+    ({"type": "choice", "instructions": "?"}, ["choice", "criteria"], "dict_type"),
+    ({"type": "choice", "criteria": {}}, ["choice", "criteria"], "too_long"),
+    ({"type": "choice", "criteria": {str(i): None for i in range(256)}}, ["choice", "criteria"], "too_long"),
+    ({"type": "choice", "criteria": {"a": 1, "b": None}}, ["choice", "criteria", "a"], "union_type"),
+    ({"type": "choice", "criteria": {"": None, "b": None}}, ["choice", "criteria", ""], "string_type"),
+    ({"type": "choice", "criteria": {"b": None, "\ud800": None}}, ["choice", "criteria", "\ud800"], "value_error"),
+    (
+        {"type": "choice", "criteria": {"b": None, "a": {"x": float("inf")}}},
+        ["choice", "criteria", "a"],
+        "value_error",
+    ),
+    ({"type": "score", "criteria": {"0": "a", "1": "b"}}, ["score", "criteria"], "list_type"),
+    ({"type": "score", "criteria": ["a"]}, ["score", "criteria"], "too_long"),
+    ({"type": "score", "criteria": ["a", None]}, ["score", "criteria", 1], "union_type"),
+    ({"type": "score", "criteria": ["a", ""]}, ["score", "criteria", 1], "value_error"),
+    ({"type": "box", "instructions": "?"}, ["type"], "union_tag_invalid"),
+]
+WRONG += [
+    ({"state": "x", "questions": {"z": NOUL, "a b": question}}, ["body", "questions", "a b", *loc], kind)
+    for question, loc, kind in Q
+]
+
+
+@pytest.mark.parametrize(
+    "body, loc, kind", WRONG, ids=[f"{index}-{kind}" for index, (_, _, kind) in enumerate(WRONG)]
+)
+def test_what_is_wrong_has_its_place(one: SystemOne, body: Any, loc: list[Any], kind: str) -> None:
+    with pytest.raises(SystemOneError) as caught:
+        one.answer(body)
+    found = caught.value
+    assert [(error["loc"], error["type"]) for error in found.errors] == [(loc, kind)] and found.errors[0]["msg"]
+    assert (found.status, found.body) == (422, {"detail": found.errors}) == problem(found)
+    assert pickle.loads(pickle.dumps(found)).errors == found.errors
+    assert isinstance(found, errors.InvalidRequest)
+
+
+def test_all_that_is_wrong_is_listed(one: SystemOne) -> None:
+    with pytest.raises(SystemOneError, match=r"\(and 2 more\)$") as caught:
+        one.answer({"questions": {"a": {"type": "noul"}, "b": {"type": "score", "criteria": []}}})
+    assert [error["loc"][-1] for error in caught.value.errors] == ["state", "noul", "criteria"]
+
+
+def test_what_is_too_large_is_413_and_what_is_cut_is_reported(one: SystemOne, engine: Engine) -> None:
+    long = "word " * 12_000
+    with pytest.raises(SystemOneError, match="tokens of state") as caught:
+        ask(one, state=long)
+    assert caught.value.status == 413 and caught.value.body["detail"]["error_type"] == "request_too_large"
+    assert caught.value.errors[0]["loc"] == ["body", "state"]
+    cut = SystemOne(engine, truncation="tail")
+    assert ask(cut, state=long)["x_truncated_tokens"] > 1000
+    assert "x_truncated_tokens" not in ask(cut)
+
+
+@pytest.mark.feature("A27")
+def test_more_questions_than_a_step_holds_are_several_decisions() -> None:
+    """400 questions by default limits; and in an engine of small steps the answers are those of a large one."""
+    questions = {f"q{i}": {"type": "noul", "instructions": f"Is there a {i} in it?"} for i in range(400)}
+    request = {"state": TICKET, "questions": questions}
+    with Engine.from_pretrained(dtype="float32", config=EngineConfig(kv_bytes=1 << 23, deterministic=True)) as large:
+        whole = SystemOne(large).answer(request)
+    config = EngineConfig(kv_bytes=1 << 23, deterministic=True, max_length=512, max_step_tokens=1024)
+    with Engine.from_pretrained(dtype="float32", config=config) as small:
+        parted = SystemOne(small).answer(request)
+        with pytest.raises(errors.RequestTooLarge):
+            small.decide(TICKET, [Noul(question["instructions"]) for question in questions.values()])
+        bad = {**questions, "q300": {"type": "choice", "criteria": {"a": "x" * 100_000, "b": None}}}
+        with pytest.raises(SystemOneError) as caught:
+            SystemOne(small).answer({**request, "questions": bad})
+        assert caught.value.errors[0]["loc"][:2] == ["body", "questions"]
+        small._core.audit()
+    assert list(parted["answers"]) == list(questions) and parted["answers"] == whole["answers"]
+
+
+def test_errors_of_the_engine_have_a_status() -> None:
+    for error, status, kind in (
+        (errors.QueueFull("full"), 429, "rate_limit_error"),
+        (errors.DeadlineExceeded("late"), 504, "timeout_error"),
+        (errors.EngineClosed("closed"), 503, "unavailable"),
+        (errors.InvalidRequest("bad", field="salt"), 422, "invalid_request"),
+        (errors.ExecutionError("broken"), 500, "internal_error"),
+        (ZeroDivisionError("secret"), 500, "internal_error"),
+    ):
+        found, body = problem(error)
+        assert (found, body["detail"]["error_type"]) == (status, kind) and "secret" not in body["detail"]["message"]
+
+
+# ------------------------------------------------------------------ OpenAI's form
+
+
+def test_decisions_in_openais_form(one: SystemOne) -> None:
+    body = one.decisions(
+        {
+            "model": "small",
+            "input": [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_text", "text": "hi"}, {"type": "input_json", "data": {"a": 1}}],
+                }
+            ],
+            "questions": [
+                {"type": "predicate", "instructions": "Is it?"},
+                {
+                    "type": "choice",
+                    "name": "c",
+                    "instructions": "Which?",
+                    "choices": [{"value": True}, {"value": "x", "description": "d"}],
+                },
+                {
+                    "type": "score",
+                    "name": "c",
+                    "instructions": [{"type": "input_text", "text": "How?"}],
+                    "levels": [{"label": "low"}, {"label": "high", "description": "most"}],
+                },
+            ],
+        }
+    )
+    predicate, choice, score = body["answers"]
+    same = ask(
+        one,
+        {
+            "p": {"type": "noul", "instructions": "Is it?"},
+            "c": {"type": "choice", "instructions": "Which?", "criteria": {"true": None, "x": "d"}},
+            "s": {"type": "score", "instructions": "How?", "criteria": ["low", "high: most"]},
+        },
+        state='user: hi\n{"a": 1}',
+    )["answers"]
+    assert predicate == {"type": "predicate", "name": None, "probability": same["p"]["noul"]}
+    values = list(same["c"]["probabilities"].values())
+    assert [one["value"] for one in choice["probabilities"]] == [True, "x"] and choice["name"] == "c"
+    assert [one["probability"] for one in choice["probabilities"]] == values and choice["confidence"] == same["c"][
+        "confidence"
+    ]
+    assert choice["choice"] is (True if same["c"]["choice"] == "true" else "x")
+    assert score["score"] == same["s"]["score"]
+    assert [(one["value"], one["label"]) for one in score["probabilities"]] == [(0, "low"), (1, "high")]
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] > 0 and usage["output_tokens"] == 0
+    assert usage["input_tokens_details"]["cached_tokens"] >= 0
+    assert asyncio.run(one.adecisions({"input": "x", "questions": [{"type": "predicate", "instructions": "Is it?"}]}))
+
+
+@pytest.mark.parametrize(
+    "change, loc",
+    [
+        ({"input": 5}, ["input"]),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, ["input", 0, "content", 0]),
+        ({"input": [{}]}, ["input", 0]),
+        ({"questions": []}, ["questions"]),
+        ({"questions": [{"type": "box"}]}, ["questions", 0, "type"]),
+        ({"questions": [{"type": "predicate", "instructions": ""}]}, ["questions", 0, "instructions"]),
+        ({"questions": [{"type": "predicate", "instructions": "?", "name": 5}]}, ["questions", 0, "name"]),
+        ({"questions": [{"type": "predicate", "instructions": "?", "choices": []}]}, ["questions", 0, "choices"]),
+        ({"questions": [{"type": "choice", "instructions": "?", "choices": []}]}, ["questions", 0, "choices"]),
+        (
+            {"questions": [{"type": "choice", "instructions": "?", "choices": [{"value": True}, {"value": "true"}]}]},
+            ["questions", 0, "choices", 1, "value"],
+        ),
+        (
+            {
+                "questions": [
+                    {"type": "choice", "instructions": "?", "choices": [{"value": "b", "description": 5}] * 2}
+                ]
+            },
+            ["questions", 0, "choices", 0, "description"],
+        ),
+        ({"questions": [{"type": "score", "instructions": "?", "levels": []}]}, ["questions", 0, "levels"]),
+        (
+            {"questions": [{"type": "score", "instructions": "?", "levels": [{"label": "a"}, {"label": "\ud800"}]}]},
+            ["questions", 0, "levels", 1],
+        ),
+        (
+            {"questions": [{"type": "score", "instructions": "?", "levels": [{"label": "a"}, {}]}]},
+            ["questions", 0, "levels", 1, "label"],
+        ),
+        ({"questions": [{"type": "predicate", "instructions": "\ud800"}]}, ["questions", 0, "instructions"]),
+        ({"input": "word " * 12_000}, ["input"]),
+        ({"temperature": 1}, ["temperature"]),
+    ],
+)
+def test_what_is_wrong_in_openais_form_has_its_place(one: SystemOne, change: Any, loc: list[Any]) -> None:
+    body = {"model": "small", "input": "x", "questions": [{"type": "predicate", "instructions": "?"}], **change}
+    with pytest.raises(SystemOneError) as caught:
+        one.decisions(body)
+    assert caught.value.errors[0]["loc"] == ["body", *loc]
