@@ -85,6 +85,7 @@ class Attention:
         run_length: Any,
         run_pool: Any,
         hidden: Any = None,
+        cap: float = 0.0,
     ) -> None: ...
     @property
     def pairs(self) -> int: ...
@@ -111,7 +112,9 @@ class Attention:
 @final
 class PagedRows:
     num_slots: int
-    def __init__(self, blocks: Any, begins: Any, ends: Any, lengths: Any, block_size: int) -> None: ...
+    def __init__(
+        self, blocks: Any, begins: Any, ends: Any, lengths: Any, block_size: int, offsets: Any = None
+    ) -> None: ...
     def __len__(self) -> int: ...
     def attend(
         self,
@@ -127,5 +130,6 @@ class PagedRows:
         head_dim: int,
         bfloat16: bool,
         scale: float,
+        cap: float = 0.0,
         threads: int = 1,
     ) -> None: ...

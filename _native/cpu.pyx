@@ -97,6 +97,7 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         int32_t kv_heads
         int32_t width
         float scale
+        float cap
 
 
 cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
@@ -318,14 +319,15 @@ cdef class Attention:
     Item i has queries ``query_starts[i]:query_starts[i + 1]`` and the keys of runs
     ``run_starts[i]:run_starts[i + 1]``, in order; query q sees the first ``visible[q]`` of them. A run is
     ``run_length`` keys from ``run_from`` on, of the pool where ``run_pool`` is not 0, else of the step. Where
-    ``hidden`` is given, query q does not see the first ``hidden[q]`` keys.
+    ``hidden`` is given, query q does not see the first ``hidden[q]`` keys. A ``cap`` above 0 makes a score
+    ``cap * tanh(score / cap)``.
     """
 
     cdef AttentionPlan plan
     cdef AttentionShape shape
 
     def __cinit__(self, int heads, int kv_heads, int width, float scale, query_starts, visible, run_starts, run_from,
-                 run_length, run_pool, hidden=None):
+                 run_length, run_pool, hidden=None, float cap=0.0):
         if heads < 1 or kv_heads < 1 or heads % kv_heads or width < 1:
             raise ValueError(f"{heads} heads do not share {kv_heads} KV heads of {width} values")
         cdef cnp.ndarray seen_by = column(visible, np.int32, "visible")
@@ -359,6 +361,7 @@ cdef class Attention:
         self.shape.kv_heads = kv_heads
         self.shape.width = width
         self.shape.scale = scale
+        self.shape.cap = cap
         if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs, skipped):
             raise ValueError("a query sees no key, or more keys than its item has")
 

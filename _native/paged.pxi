@@ -9,6 +9,7 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         const int32_t* begins
         const int32_t* ends
         const int32_t* lengths
+        const int32_t* offsets
         int64_t count
         int32_t block_size
 
@@ -23,6 +24,7 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         int32_t kv_heads
         int32_t width
         float scale
+        float cap
         Type type
 
 
@@ -43,25 +45,31 @@ DEF SHORT_CALL = 100_000
 
 
 cdef class PagedRows:
-    """Block tables of rows, checked once: row r reads ``lengths[r]`` keys of table ``blocks[begins[r]:ends[r]]``."""
+    """Block tables of rows, checked once: row r reads ``lengths[r]`` keys of table ``blocks[begins[r]:ends[r]]``. They
+    begin at slot ``offsets[r]`` of its first block, or at 0 where ``offsets`` is None."""
 
     cdef BlockTables c
     cdef int64_t keys
     cdef readonly int64_t num_slots
     cdef tuple owned
 
-    def __cinit__(self, blocks, begins, ends, lengths, int32_t block_size):
+    def __cinit__(self, blocks, begins, ends, lengths, int32_t block_size, offsets=None):
         cdef cnp.ndarray b = column(blocks, np.int32, "blocks")
         cdef cnp.ndarray first = column(begins, np.int32, "begins")
         cdef cnp.ndarray last = column(ends, np.int32, "ends")
         cdef cnp.ndarray count = column(lengths, np.int32, "lengths")
+        cdef cnp.ndarray offset = column(() if offsets is None else offsets, np.int32, "offsets")
         if not first.shape[0] == last.shape[0] == count.shape[0]:
             raise ValueError(f"{first.shape[0]} begins, {last.shape[0]} ends and {count.shape[0]} lengths")
+        if offsets is not None and offset.shape[0] != first.shape[0]:
+            raise ValueError(f"{first.shape[0]} rows and {offset.shape[0]} offsets")
         if block_size < 1:
             raise ValueError(f"block_size: {block_size} is not positive")
         self.c.blocks = <const int32_t*>cnp.PyArray_DATA(b)
         self.c.begins = <const int32_t*>cnp.PyArray_DATA(first)
         self.c.lengths = <const int32_t*>cnp.PyArray_DATA(count)
+        if offsets is not None:
+            self.c.offsets = <const int32_t*>cnp.PyArray_DATA(offset)
         self.c.count = first.shape[0]
         self.c.block_size = block_size
         self.c.ends = <const int32_t*>cnp.PyArray_DATA(last)
@@ -70,17 +78,18 @@ cdef class PagedRows:
             told = f"{count[seen.row]} tokens in {last[seen.row] - first[seen.row]} blocks of {block_size}"
             raise ValueError(f"row {seen.row}, {told}: {seen.wrong.decode()}")
         self.num_slots = seen.slots
-        self.owned = (b, first, last, count)
+        self.owned = (b, first, last, count, offset)
         self.keys = int(count.sum(dtype=np.int64))
 
     def __len__(self) -> int:
         return self.c.count
 
     def attend(self, uintptr_t q, int64_t q_stride, uintptr_t k, uintptr_t v, uintptr_t out, *, int64_t slots,
-               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, int threads=1) -> None:
+               int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, float cap=0.0,
+               int threads=1) -> None:
         """Writes ``out`` [rows, heads, head_dim] from queries (``q_stride`` elements a row) and a layer's K and V
         [slots, kv_heads, head_dim]. The five are addresses: the caller vouches for what lies there. All elements are
-        float32, or bfloat16."""
+        float32, or bfloat16. A ``cap`` above 0 makes a score ``cap * tanh(score / cap)``."""
         if self.num_slots > slots:
             raise ValueError(f"blocks: slot {self.num_slots - 1} is outside a pool of {slots}")
         if heads < 1 or kv_heads < 1 or head_dim < 1 or heads % kv_heads:
@@ -89,7 +98,7 @@ cdef class PagedRows:
         args.tables = self.c
         args.q, args.k, args.v, args.out = <const void*>q, <const void*>k, <const void*>v, <void*>out
         args.q_stride, args.heads, args.kv_heads, args.width = q_stride, heads, kv_heads, head_dim
-        args.scale, args.type = scale, Type.bf16 if bfloat16 else Type.f32
+        args.scale, args.cap, args.type = scale, cap, Type.bf16 if bfloat16 else Type.f32
         cdef int64_t work = self.keys * heads * head_dim
         threads = max(1, min(threads, self.c.count * kv_heads, work // SHORT_CALL)) if fork != NULL else 1
         cdef float* room = <float*>PyMem_Malloc(threads * paged_room(args) * sizeof(float))

@@ -65,7 +65,7 @@ def load(
     from prelude.models.files import ModelDirectory
 
     directory = ModelDirectory(model_path(model, revision), follow_links)
-    model_config = ModelConfig.from_dir(directory)
+    model_config = ModelConfig.from_dir(directory).reaching(config.max_length)
     longest = config.resolved_length(model_config.max_positions)  # contradictions are found before weights are read
     if longest < (config.max_length or model_config.max_positions):
         log.log(

@@ -47,10 +47,12 @@ TALKING: dict[str, Any] = {
     "pad_token_id": 0,
     "initializer_range": 0.12,
 }
-CLASSES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral"}
+CLASSES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral", "phi3": "Phi3"}
+CLASSES |= {"smollm3": "SmolLM3", "gemma": "Gemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3Text"}
 """How transformers' class names of a family begin."""
-PLAIN: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}}
-"""What a family's config must say so that its model has nothing but full attention."""
+_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+PLAIN: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}, "phi3": _IDS, "smollm3": _IDS}
+"""What a family's config must say for models this small with nothing but full attention."""
 
 
 def write_checkpoint(
@@ -73,12 +75,13 @@ def write_checkpoint(
 
     config = getattr(transformers, f"{CLASSES[family]}Config")(**{**sizes, **PLAIN.get(family, {}), **changes})
     torch.manual_seed(seed)
-    model = getattr(transformers, CLASSES[family] + kind)(config)
+    begins = CLASSES[family].removesuffix("Text") if kind == "ForCausalLM" else CLASSES[family]
+    model = getattr(transformers, begins + kind)(config)
     if scale is not None:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                centre = 1.0 if "norm" in name else 0.0
+                centre = 1.0 if "norm" in name and "gemma" not in family else 0.0
                 weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
         model.tie_weights()
     model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shard)

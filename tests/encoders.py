@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
 }
 DISTILBERT = {"vocab_size": 211, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 100}
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert"}
-CLASSES |= {"electra": "Electra", "modernbert": "ModernBert"}
+CLASSES |= {"electra": "Electra", "modernbert": "ModernBert", "gemma3_text": "Gemma3Text"}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "bert": {"family": "bert"},
@@ -43,6 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "modernbert-biases": {"family": "modernbert", "attention_bias": True, "mlp_bias": True, "norm_bias": True},
     "modernbert-all-global": {"family": "modernbert", "global_attn_every_n_layers": 1, "hidden_activation": "relu"},
     "modernbert-wide-window": {"family": "modernbert", "local_attention": 90, "num_hidden_layers": 5},
+    "gemma3_text": {"family": "gemma3_text"},
+    "gemma3_text-odd-window": {"family": "gemma3_text", "sliding_window": 7, "query_pre_attn_scalar": 12},
 }
 
 
@@ -54,12 +56,16 @@ def write_encoder(path: Path, *, family: str, kind: str = "Model", seed: int = 0
         sizes |= {"cls_token_id": 1, "sep_token_id": 2}
     if family == "electra":
         sizes = {"embedding_size": 48, **sizes}
+    if family == "gemma3_text":
+        kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+        sizes = {"use_bidirectional_attention": True, "sliding_window": 16, "layer_types": kinds, **sizes}
+        sizes |= {"num_key_value_heads": 2, "head_dim": 16}
     config = getattr(transformers, f"{CLASSES[family]}Config")(**{**sizes, **changes})
     torch.manual_seed(seed)
     model = getattr(transformers, CLASSES[family] + kind)(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            gain = "norm" in name.lower() and name.endswith("weight")
+            gain = "norm" in name.lower() and name.endswith("weight") and family != "gemma3_text"
             weight.copy_((1.0 if gain else 0.0) + (0.2 if weight.ndim == 1 else 0.15) * torch.randn(weight.shape))
     model.save_pretrained(path)
     return path

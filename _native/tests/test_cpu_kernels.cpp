@@ -209,7 +209,9 @@ struct Problem {
   std::vector<float> q, k, v, pool_k, pool_v;
   int64_t tokens = 0, slots = 512;
 
-  Problem(Random& random, AttentionShape s, std::vector<int32_t> lengths) : shape(s) {
+  int32_t window;  // a query sees so many keys, its own among them; 0: all
+
+  Problem(Random& random, AttentionShape s, int32_t w, std::vector<int32_t> lengths) : shape(s), window(w) {
     for (const int32_t length : lengths) {
       Sequence sequence;
       const int kind = static_cast<int>(random.below(3));  // own keys, a context before them, or a decode row
@@ -235,7 +237,7 @@ struct Problem {
 
   // Only sequence `which`, or all of them where it is negative; `skip` of its queries are left out.
   std::vector<float> run(const Kernels& kernels, Type type, int which, int skip, int threads) const {
-    std::vector<int32_t> query_starts{0}, visible, run_starts{0};
+    std::vector<int32_t> query_starts{0}, visible, hidden, run_starts{0};
     std::vector<KeyRun> runs;
     std::vector<float> asked;
     int64_t first = 0;
@@ -246,6 +248,7 @@ struct Problem {
         const auto keys = static_cast<int32_t>(sequence.keys.size());
         for (int32_t i = skip; i < sequence.queries; ++i) {
           visible.push_back(keys - sequence.queries + 1 + i);
+          if (window > 0) hidden.push_back(std::max(0, visible.back() - window));
           const auto at = q.begin() + (first + i) * wide;
           asked.insert(asked.end(), at, at + wide);
         }
@@ -258,7 +261,7 @@ struct Problem {
     const int64_t row = int64_t{shape.kv_heads} * shape.width;
     std::vector<float> out(asked.size(), std::numeric_limits<float>::quiet_NaN());
     AttentionPlan plan;
-    CHECK(plan.build(kernels, shape, query_starts, visible, run_starts, runs, {}));
+    CHECK(plan.build(kernels, shape, query_starts, visible, run_starts, runs, hidden));
     if (type == Type::f32) {
       AttentionTensors t{asked.data(), k.data(), v.data(), pool_k.data(), pool_v.data(), out.data(),
                          wide,         row,      row,      row,           wide,          type};
@@ -290,19 +293,21 @@ struct Problem {
           const int64_t sees = keys - sequence.queries + 1 + i, at = h / (shape.heads / shape.kv_heads) * shape.width;
           std::vector<double> weights(static_cast<size_t>(sees));
           double most = -INFINITY, total = 0;
-          for (int64_t j = 0; j < sees; ++j) {
+          const int64_t skips = window > 0 ? std::max<int64_t>(0, sees - window) : 0;
+          for (int64_t j = skips; j < sees; ++j) {
             const auto [where, pool] = sequence.keys[static_cast<size_t>(j)];
             double s = 0;
             for (int64_t d = 0; d < shape.width; ++d)
               s += static_cast<double>(q[(first + i) * wide + h * shape.width + d]) *
                    (pool ? pool_k : k)[where * row + at + d];
             weights[j] = s * shape.scale;
+            if (shape.cap > 0) weights[j] = shape.cap * std::tanh(weights[j] / shape.cap);
             most = std::max(most, weights[j]);
           }
-          for (double& w : weights) total += w = std::exp(w - most);
+          for (int64_t j = skips; j < sees; ++j) total += weights[j] = std::exp(weights[j] - most);
           for (int64_t d = 0; d < shape.width; ++d) {
             double sum = 0;
-            for (int64_t j = 0; j < sees; ++j) {
+            for (int64_t j = skips; j < sees; ++j) {
               const auto [where, pool] = sequence.keys[static_cast<size_t>(j)];
               sum += weights[j] * (pool ? pool_v : v)[where * row + at + d];
             }
@@ -322,9 +327,11 @@ void check_attention(const Kernels& kernels) {
   double worst = 0, worst_half = 0;
   for (const auto& [heads, kv_heads, width] :
        {Heads{6, 2, 32}, Heads{4, 4, 16}, Heads{4, 1, 8}, Heads{5, 1, 80}, Heads{2, 2, 20}, Heads{2, 1, 128}}) {
-    const AttentionShape shape{heads, kv_heads, width, static_cast<float>(1 / std::sqrt(static_cast<double>(width)))};
+    const bool some = width % 16 == 0;
+    const AttentionShape shape{heads, kv_heads, width, static_cast<float>(1 / std::sqrt(static_cast<double>(width))),
+                               some ? 1.5f : 0.0f};
     std::vector<int32_t> lengths{1, 2, 15, 16, 17, 47, 48, 49, 130};
-    const Problem problem(random, shape, lengths);
+    const Problem problem(random, shape, some ? width : 0, lengths);
     const auto all = problem.run(kernels, Type::f32, -1, 0, 1),
                exact_half = problem.run(kernels, Type::bf16, -1, 0, 1);
     const auto exact = problem.oracle();
@@ -351,7 +358,7 @@ void check_attention(const Kernels& kernels) {
 }
 
 void check_refusals(const Kernels& kernels) {
-  const AttentionShape shape{2, 1, 8, 1.0f};
+  const AttentionShape shape{2, 1, 8, 1.0f, 0.0f};
   AttentionPlan plan;
   CHECK(!plan.build(kernels, shape, {0, 1}, {0}, {0, 1}, {{0, 4, false}}, {}));
   CHECK(!plan.build(kernels, shape, {0, 1}, {5}, {0, 1}, {{0, 4, false}}, {}));

@@ -29,18 +29,21 @@ void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {
 
 struct Case {
   int heads, kv_heads, dim, size;
-  std::vector<int32_t> blocks, begins, ends, lengths;
+  float cap;
+  std::vector<int32_t> blocks, begins, ends, lengths, offsets;
   std::vector<float> q, k, v;
 
   Case(Random& random, int dim_, int longest) : dim(dim_) {
     kv_heads = 1 + static_cast<int>(random.below(3));
     heads = kv_heads * (1 + static_cast<int>(random.below(6)));
     size = 1 + static_cast<int>(random.below(20));
+    cap = random.below(2) ? 2.5f : 0.0f;
     const int64_t rows = 1 + random.below(4);
     for (int64_t r = 0; r < rows; ++r) {
       lengths.push_back(static_cast<int32_t>(1 + random.below(longest)));
+      offsets.push_back(static_cast<int32_t>(random.below(size)));
       begins.push_back(static_cast<int32_t>(blocks.size()));
-      for (int b = 0; b < (lengths.back() + size - 1) / size; ++b)
+      for (int b = 0; b < (offsets.back() + lengths.back() + size - 1) / size; ++b)
         blocks.push_back(static_cast<int32_t>(blocks.size()));
       ends.push_back(static_cast<int32_t>(blocks.size()));
     }
@@ -56,7 +59,13 @@ struct Case {
   }
 
   BlockTables tables() const {
-    return {blocks.data(), begins.data(), ends.data(), lengths.data(), static_cast<int64_t>(lengths.size()), size};
+    return {blocks.data(),
+            begins.data(),
+            ends.data(),
+            lengths.data(),
+            offsets.data(),
+            static_cast<int64_t>(lengths.size()),
+            size};
   }
 
   // [rows, heads, dim]
@@ -68,13 +77,15 @@ struct Case {
         double most = -1e300, sum = 0;
         std::vector<double> scores, out(static_cast<size_t>(dim));
         auto at = [&](int t) {
-          const int64_t slot = int64_t{blocks[begins[row] + t / size]} * size + t % size;
+          const int u = t + offsets[row];
+          const int64_t slot = int64_t{blocks[begins[row] + u / size]} * size + u % size;
           return (slot * kv_heads + head / (heads / kv_heads)) * dim;
         };
         for (int t = 0; t < lengths[row]; ++t) {
           double s = 0;
           for (int i = 0; i < dim; ++i) s += double{query[i]} * k[at(t) + i];
-          scores.push_back(s / std::sqrt(double(dim)));
+          s /= std::sqrt(double(dim));
+          scores.push_back(cap > 0 ? cap * std::tanh(s / cap) : s);
           most = std::max(most, scores.back());
         }
         for (int t = 0; t < lengths[row]; ++t) {
@@ -92,17 +103,12 @@ template <typename T>
 std::vector<T> run(const Kernels& kernels, const Case& c, const std::vector<T>& q, const std::vector<T>& k,
                    const std::vector<T>& v, int threads) {
   std::vector<T> out(c.q.size());
-  PagedArgs args{c.tables(),
-                 q.data(),
-                 k.data(),
-                 v.data(),
-                 out.data(),
-                 int64_t{c.heads} * c.dim,
-                 c.heads,
-                 c.kv_heads,
-                 c.dim,
-                 1.0f / std::sqrt(static_cast<float>(c.dim)),
-                 sizeof(T) == sizeof(float) ? Type::f32 : Type::bf16};
+  PagedArgs args{c.tables(), q.data(),
+                 k.data(),   v.data(),
+                 out.data(), int64_t{c.heads} * c.dim,
+                 c.heads,    c.kv_heads,
+                 c.dim,      1.0f / std::sqrt(static_cast<float>(c.dim)),
+                 c.cap,      sizeof(T) == sizeof(float) ? Type::f32 : Type::bf16};
   std::vector<float> room(static_cast<size_t>(paged_room(args) * threads));  // exactly so much, as above
   prelude::cpu::attend_paged(kernels, args, room.data(), threads > 1 ? fork_threads : nullptr, threads);
   return out;
@@ -133,7 +139,8 @@ void check_case(const Kernels& kernels, const Case& c, int threads) {
   // A row alone has the bits it has among the others.
   for (size_t row = 0; row < c.lengths.size(); ++row) {
     Case one = c;
-    one.begins = {c.begins[row]}, one.ends = {c.ends[row]}, one.lengths = {c.lengths[row]};
+    one.begins = {c.begins[row]}, one.ends = {c.ends[row]}, one.lengths = {c.lengths[row]},
+    one.offsets = {c.offsets[row]};
     const auto from = c.q.begin() + static_cast<std::ptrdiff_t>(row) * c.heads * c.dim;
     one.q.assign(from, from + c.heads * c.dim);
     const std::vector<float> alone = run<float>(kernels, one, one.q, one.k, one.v, 1);
@@ -160,8 +167,11 @@ int main() {
   const Case c(random, 8, 150);
   BlockTables tables = c.tables();
   CHECK(prelude::cpu::check(tables, static_cast<int64_t>(c.blocks.size()) - 1).wrong != nullptr);
-  const int32_t longer = (c.ends[0] - c.begins[0]) * c.size + 1;
+  const int32_t longer = (c.ends[0] - c.begins[0]) * c.size - c.offsets[0] + 1, outside = c.size;
   tables.lengths = &longer, tables.count = 1;
   CHECK(prelude::cpu::check(tables, static_cast<int64_t>(c.blocks.size())).row == 0);
+  tables = c.tables();
+  tables.offsets = &outside, tables.count = 1;
+  CHECK(prelude::cpu::check(tables, static_cast<int64_t>(c.blocks.size())).wrong != nullptr);
   return 0;
 }

@@ -15,7 +15,6 @@ The last layer asks for few queries. ``rows`` names them; everything else is as 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeAlias
@@ -27,6 +26,7 @@ from torch import Tensor
 from prelude._native.cpu import PagedRows
 from prelude.batch import DecodeRows
 from prelude.execution.layout import I64, Forest, StepTokens, pool_rows
+from prelude.models.spec import Attention as Heads
 
 Where: TypeAlias = "slice | Tensor"
 
@@ -72,9 +72,12 @@ def negative_where(hidden: np.ndarray, dtype: torch.dtype) -> Tensor:
 
 
 class CascadePlan:
-    """The default plan. ``rows`` are the sorted tokens whose outputs are wanted, None for all."""
+    """Causal attention without windows, caps or scales of its own. ``rows`` are the sorted tokens whose outputs are
+    wanted, None for all."""
 
-    def __init__(self, step: StepTokens, block_size: int, dtype: torch.dtype, rows: I64 | None = None) -> None:
+    def __init__(
+        self, step: StepTokens, block_size: int, heads: Heads, dtype: torch.dtype, rows: I64 | None = None
+    ) -> None:
         self.num_queries = step.num_tokens if rows is None else len(rows)
         self.own: list[Part] = []
         self.more: list[Part] = []
@@ -84,7 +87,7 @@ class CascadePlan:
             self.own = builder.own_parts()
             self.more = [*builder.ancestor_parts(), *builder.context_parts()]
         if step.decode is not None:
-            self.decode = DecodePart.of(step.decode, step.prompt_tokens, block_size, rows)
+            self.decode = DecodePart.of(step.decode, step.prompt_tokens, block_size, heads, rows)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
         queries, heads, width = q.shape
@@ -211,9 +214,10 @@ class DecodePart:
 
     queries: slice
     table: PagedRows
+    heads: Heads
 
     @classmethod
-    def of(cls, decode: DecodeRows, first: int, block_size: int, rows: I64 | None) -> DecodePart | None:
+    def of(cls, decode: DecodeRows, first: int, block_size: int, heads: Heads, rows: I64 | None) -> DecodePart | None:
         """``first`` is the token of the first decode row."""
         begins, ends, lengths = decode.block_indptr[:-1], decode.block_indptr[1:], decode.context_lens + 1
         before = first
@@ -223,8 +227,12 @@ class DecodePart:
             begins, ends, lengths = begins[wanted], ends[wanted], lengths[wanted]
         if not len(lengths):
             return None
-        table = PagedRows(decode.block_ids, begins, ends, lengths, block_size)
-        return cls(slice(before, before + len(lengths)), table)
+        offsets = None
+        if heads.window is not None:
+            hidden = np.maximum(lengths - 1 - heads.window, 0)
+            begins, lengths, offsets = begins + hidden // block_size, lengths - hidden, hidden % block_size
+        table = PagedRows(decode.block_ids, begins, ends, lengths, block_size, offsets)
+        return cls(slice(before, before + len(lengths)), table, heads)
 
     def run(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, out: Tensor) -> None:
         """Queries and outputs [Q, heads, D]; the kernel is handed addresses, so this looks at what they mean."""
@@ -246,6 +254,7 @@ class DecodePart:
             kv_heads=kv_heads,
             head_dim=width,
             bfloat16=out.dtype == torch.bfloat16,
-            scale=1.0 / math.sqrt(width),
+            scale=self.heads.score_scale,
+            cap=self.heads.cap,
             threads=torch.get_num_threads(),
         )

@@ -57,7 +57,7 @@ class RunsPlan:
             items.append(counts)
             runs.append(found)
         if step.decode is not None and paged:
-            self._paged = DecodePart.of(step.decode, step.prompt_tokens, block_size, rows)
+            self._paged = DecodePart.of(step.decode, step.prompt_tokens, block_size, heads, rows)
         elif step.decode is not None:
             at = wanted[np.searchsorted(wanted, step.prompt_tokens) :] - step.prompt_tokens
             counts, found = _decode_runs(step.decode, at, block_size)
@@ -66,18 +66,9 @@ class RunsPlan:
             items.append(counts)
             runs.append(found)
         all_runs = np.concatenate(runs) if runs else np.zeros((0, 3), np.int64)
-        self._attention = Attention(
-            heads.heads,
-            heads.kv_heads,
-            heads.head_dim,
-            heads.head_dim**-0.5,
-            _starts(lengths),
-            np.concatenate(visible).astype(np.int32) if visible else np.zeros(0, np.int32),
-            _starts(items),
-            np.ascontiguousarray(all_runs[:, 0]),
-            np.ascontiguousarray(all_runs[:, 1]),
-            all_runs[:, 2].astype(np.uint8),
-        )
+        seen_by = np.concatenate(visible) if visible else np.zeros(0, np.int64)
+        hidden = None if heads.window is None else seen_by - 1 - heads.window
+        self._attention = _planned(heads, _starts(lengths), seen_by, _starts(items), all_runs, hidden)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
         queries, heads, width = q.shape
@@ -115,18 +106,9 @@ def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None) -> Attent
     wanted = np.arange(starts[-1]) if rows is None else rows
     items = starts if rows is None else np.searchsorted(rows, starts).astype(np.int32)
     visible = wanted + 1 if len(begins) == 1 else wanted + 1 - np.repeat(begins, np.diff(items))
-    return Attention(
-        heads.heads,
-        heads.kv_heads,
-        heads.head_dim,
-        heads.head_dim**-0.5,
-        items,
-        visible.astype(np.int32),
-        np.arange(len(starts), dtype=np.int32),
-        begins,
-        lengths,
-        np.zeros(len(begins), np.uint8),
-    )
+    hidden = None if heads.window is None else visible - 1 - heads.window
+    own = np.stack([begins, lengths, np.zeros_like(begins)], axis=1)
+    return _planned(heads, items, visible, np.arange(len(starts), dtype=np.int32), own, hidden)
 
 
 def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None) -> Attention:
@@ -139,20 +121,35 @@ def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None) -> Attenti
     visible, hidden = np.repeat(lengths, counts), None
     if heads.window is not None:
         at = wanted - np.repeat(begins, counts)
-        hidden = np.maximum(at - heads.window, 0).astype(np.int32)
+        hidden = at - heads.window
         visible = np.minimum(at + heads.window + 1, visible)
+    own = np.stack([begins, lengths, np.zeros_like(begins)], axis=1)
+    return _planned(heads, items.astype(np.int32), visible, np.arange(len(trees), dtype=np.int32), own, hidden)
+
+
+def _planned(
+    heads: Heads,
+    items: npt.NDArray[np.int32],
+    visible: I64,
+    run_starts: npt.NDArray[np.int32],
+    runs: Runs,
+    hidden: I64 | None,
+) -> Attention:
+    """``items`` and ``run_starts``: where each item's queries and runs begin. A query sees the first ``visible`` keys
+    of its item, without the first ``hidden`` ones where that is above 0."""
     return Attention(
         heads.heads,
         heads.kv_heads,
         heads.head_dim,
-        heads.head_dim**-0.5,
-        items.astype(np.int32),
+        heads.score_scale,
+        items,
         visible.astype(np.int32),
-        np.arange(len(trees), dtype=np.int32),
-        begins,
-        lengths,
-        np.zeros(len(begins), np.uint8),
-        hidden,
+        run_starts,
+        np.ascontiguousarray(runs[:, 0]),
+        np.ascontiguousarray(runs[:, 1]),
+        runs[:, 2].astype(np.uint8),
+        None if hidden is None else np.maximum(hidden, 0).astype(np.int32),
+        heads.cap,
     )
 
 

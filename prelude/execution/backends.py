@@ -31,6 +31,8 @@ class Wanted:
     element: str
     deterministic: bool
     causal: bool = True
+    plain: bool = True
+    """A token sees all tokens before it, by scores that are products times ``head_dim ** -0.5``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,11 @@ class Backend:
 
 
 def _cascades(wanted: Wanted) -> str | None:
-    return _shares(wanted) if wanted.causal else "it is causal, and this model is an encoder"
+    if not wanted.causal:
+        return "it is causal, and this model is an encoder"
+    if not wanted.plain:
+        return "it has no windows, soft caps or scales of scores, and this model does"
+    return _shares(wanted)
 
 
 def _shares(wanted: Wanted) -> str | None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -120,6 +121,7 @@ class CpuExecutor:
                 self.decoder.pad_products(rows_needed(self.decoder.linears()))
         self.pool = KvPool.empty(config.spec, num_blocks * block_size, self.dtype)
         default_rows = max(16, min(256, _LOGITS_BYTES // (4 * config.vocab_size)))
+        self._windows = Counter(layer.mixer.window for layer in config.spec.layers)
         self._chunk_rows = default_rows if logits_chunk_rows is None else max(1, logits_chunk_rows)
         self._num_blocks = num_blocks
         self._pending = PendingTokens()
@@ -188,15 +190,20 @@ class CpuExecutor:
             tuple(bad_rows),
             seconds=time.perf_counter() - began,
             lm_head_rows=hidden_rows.lm_head_rows,
-            attended_tokens=step.attended(),
+            attended_tokens=self._attended(step),
             peak_bytes=sum(peak.values()),
             extra={name: float(value) for name, value in peak.items()},
         )
 
     def _forward(self, step: StepTokens, rows: I64 | None) -> Tensor:
         layers = [layer.mixer for layer in self.config.spec.layers]
-        plans = {heads.window: self._plan(step, None, heads) for heads in reversed(layers[:-1])}
-        final = self._plan(step, rows, layers[-1])
+        highest = int(step.positions.max(initial=-1))
+        windows = [None if heads.window is None or heads.window >= highest else heads.window for heads in layers]
+        plans = {
+            window: self._plan(step, None, replace(heads, window=window))
+            for window, heads in dict(zip(windows[:-1], layers)).items()
+        }
+        final = self._plan(step, rows, replace(layers[-1], window=windows[-1]))
         written = None if step.written is None else torch.from_numpy(step.written)
         slots = torch.from_numpy(step.slots)
 
@@ -205,10 +212,9 @@ class CpuExecutor:
             pool_k, pool_v = self.pool.layer(layer)
             if len(slots):
                 write_pool(k, v, pool_k, pool_v, slots, written)
-            plan = final if layer + 1 == len(layers) else plans[layers[layer].window]
+            plan = final if layer + 1 == len(layers) else plans[windows[layer]]
             return plan.run(q, k, v, pool_k, pool_v)
 
-        highest = int(step.positions.max(initial=-1))
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
         ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)
         read = None if rows is None else torch.from_numpy(rows)
@@ -222,15 +228,21 @@ class CpuExecutor:
         return torch.from_numpy(np.repeat(np.minimum(step.forest.depths(), count - 1), np.diff(step.forest.starts)))
 
     def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads) -> AttentionPlan:
-        """In deterministic mode, for encoders, and for prompts wherever the machine has vectors for it, the native
-        kernel."""
-        native = self.deterministic or not heads.causal or self._native(step)
+        """The native kernel in deterministic mode, where attention is more than causal, and for prompts wherever the
+        machine has vectors for it."""
+        native = self.deterministic or not _is_plain(heads) or self._native(step)
         if self.attention == "runs" or (self.attention == "auto" and native):
             return RunsPlan(step, self.block_size, heads, rows, paged=not self.deterministic)
-        return CascadePlan(step, self.block_size, self.dtype, rows)
+        return CascadePlan(step, self.block_size, heads, self.dtype, rows)
 
     def _native(self, step: StepTokens) -> bool:
         return wide() and step.forest is not None
+
+    def _attended(self, step: StepTokens) -> int:
+        """Key positions read in a layer, as an average over the layers."""
+        causal = self.config.spec.attention.causal
+        pairs = sum(step.attended(window, causal) * layers for window, layers in self._windows.items())
+        return round(pairs / len(self.config.spec.layers))
 
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
         """Bytes that lived at once, from the shapes: torch does not count them on a CPU."""
@@ -247,7 +259,12 @@ class CpuExecutor:
 
 
 def _wanted(spec: ModelSpec, element: str, deterministic: bool) -> Wanted:
-    return Wanted(spec.attention.head_dim, element, deterministic, spec.attention.causal)
+    plain = all(_is_plain(layer.mixer) for layer in spec.layers)
+    return Wanted(spec.attention.head_dim, element, deterministic, spec.attention.causal, plain)
+
+
+def _is_plain(heads: Heads) -> bool:
+    return heads.causal and heads.window is None and heads.scale is None and not heads.cap
 
 
 def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:

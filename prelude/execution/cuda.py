@@ -78,6 +78,8 @@ def check_supported(spec: ModelSpec) -> None:
             "attention over the whole prompt (an encoder)": not mixer.causal,
             "attention without rotary positions": mixer.rope is None,
             "attention within a window": mixer.window is not None,
+            "attention with a soft cap or a scale of its own": bool(mixer.cap) or mixer.scale is not None,
+            "rotation of a part of a head": mixer.rope is not None and mixer.rope.width != mixer.head_dim,
             "rotary tables that differ between layers": mixer.rope != spec.attention.rope,
             "norms other than RMSNorm": any(norm.kind != "rms" for norm in layer.norms()),
             "norms with different eps": any(norm.eps != layer.mlp_norm.eps for norm in layer.norms()),
@@ -91,6 +93,9 @@ def check_supported(spec: ModelSpec) -> None:
                 head is not None and (head.dense is not None or head.pooling != "last")
             ),
             "norms behind the residual sum": not layer.norm_first,
+            "norms of what a layer adds": layer.mixer_after is not None or layer.mlp_after is not None,
+            "norms whose weights count from one": any(norm.offset for norm in layer.norms()),
+            "soft caps of logits, or scaled embeddings": bool(spec.logit_cap) or spec.embeddings.scale != 1.0,
             "a layer without a norm before attention": layer.mixer_norm is None,
             "an MLP other than gated SiLU": not layer.mlp.gated or layer.mlp.activation != "silu",
         }

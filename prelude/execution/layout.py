@@ -73,10 +73,24 @@ class Forest:
         indptr = self.slices.context_indptr
         return self.slices.context_blocks[indptr[root] : indptr[root + 1]]
 
-    def pairs(self) -> int:
-        """(query, key) pairs of one head."""
-        lengths = np.diff(self.slices.starts).astype(np.int64)
-        return int(prompt_keys(lengths, self.base).sum())
+    def pairs(self, window: int | None = None) -> int:
+        """(query, key) pairs of one head; see ``causal_pairs``."""
+        return causal_pairs(self.base, np.diff(self.slices.starts).astype(np.int64), window)
+
+    def pairs_of_whole_prompts(self, window: int | None = None) -> int:
+        """The same where a token sees its whole tree, of it the tokens at most ``window`` positions away."""
+        lengths = np.diff(self.trees())
+        reach = lengths - 1 if window is None else np.minimum(lengths - 1, window)
+        return int((lengths + 2 * reach * lengths - reach * (reach + 1)).sum())
+
+
+def causal_pairs(before: I64, lengths: I64, window: int | None) -> int:
+    """(query, key) pairs of one head for rows of ``lengths`` tokens behind ``before`` others: a token sees itself and
+    those before it, of them the ones at most ``window`` positions away."""
+    if window is None:
+        return int(prompt_keys(lengths, before).sum())
+    short = np.clip(window - before, 0, lengths)  # tokens that see all before them
+    return int((prompt_keys(short, before) + (lengths - short) * (window + 1)).sum())
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -139,11 +153,15 @@ class StepTokens:
             all_slots[written],
         )
 
-    def attended(self) -> int:
-        """Key positions read by all tokens, each counted for every token that reads it."""
-        pairs = 0 if self.forest is None else self.forest.pairs()
+    def attended(self, window: int | None = None, causal: bool = True) -> int:
+        """Key positions read by all tokens, each counted for every token that reads it. For ``window`` and ``causal``
+        see ``prelude.models.spec.Attention``."""
+        if self.forest is not None and not causal:
+            return self.forest.pairs_of_whole_prompts(window)
+        pairs = 0 if self.forest is None else self.forest.pairs(window)
         if self.decode is not None:
-            pairs += int(self.decode.context_lens.sum(dtype=np.int64)) + self.decode.num_rows
+            before = self.decode.context_lens.astype(np.int64)
+            pairs += causal_pairs(before, np.ones_like(before), window)
         return pairs
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
@@ -106,6 +106,20 @@ class ModelConfig:
             labels=labels,
             activation=read_activation(fields, len(labels)) if labels else None,
         )
+
+    def reaching(self, length: int | None) -> ModelConfig:
+        """The model for contexts of ``length`` tokens where that is another one; None: of the usual length."""
+        longer = self.spec.longer
+        if longer is None:
+            return self
+        if length is None or length <= self.max_positions:
+            log.info(
+                "contexts of more than %d tokens, up to %d, rotate all tokens otherwise; max_length asks for them",
+                self.max_positions,
+                longer.max_positions,
+            )
+            return self
+        return replace(self, spec=longer)
 
     def check_vocabulary(self, highest_token_id: int) -> None:
         """Raise unless every id of a tokenizer has a row in the embeddings."""

@@ -126,16 +126,17 @@ class RowNorm:
 class RotaryTable:
     """``cos + i sin`` of position times frequency, grown in pages as positions are met.
 
-    A page always has the same shape, so a position has the same bits whenever it is computed.
+    A page always has the same shape, so a position has the same bits whenever it is computed. ``pairs`` beyond the
+    frequencies do not turn.
     """
 
     PAGE = 1024
 
-    def __init__(self, inverse_frequencies: Tensor, factor: float, max_positions: int) -> None:
+    def __init__(self, inverse_frequencies: Tensor, factor: float, max_positions: int, pairs: int) -> None:
         self._frequencies = inverse_frequencies.to(torch.float32)
         self._factor = factor
         self._max = max_positions
-        self._turns = torch.empty(0, len(inverse_frequencies), dtype=torch.complex64)
+        self._turns = torch.empty(0, pairs, dtype=torch.complex64)
 
     def upto(self, highest: int) -> Tensor:
         """[more than ``highest``, D / 2] complex64; raises ``IndexError`` for a position the model does not have."""
@@ -149,5 +150,7 @@ class RotaryTable:
         pages = [self._turns]
         for start in range(len(self._turns), highest + 1, self.PAGE):
             angles = torch.arange(start, start + self.PAGE, dtype=torch.float32)[:, None] * self._frequencies
-            pages.append(torch.complex(angles.cos() * self._factor, angles.sin() * self._factor))
+            page = torch.ones(self.PAGE, self._turns.shape[1], dtype=torch.complex64)
+            page[:, : angles.shape[1]] = torch.complex(angles.cos() * self._factor, angles.sin() * self._factor)
+            pages.append(page)
         self._turns = torch.cat(pages)

@@ -16,7 +16,7 @@ from prelude.models.fields import Fields
 if TYPE_CHECKING:
     import torch
 
-RopeKind = Literal["linear", "llama3", "yarn"]
+RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
 MAX_POSITIONS = 1 << 24
 
 
@@ -33,22 +33,79 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    factors: tuple[float, ...] = ()
+    """Of longrope: what each plain inverse frequency is divided by."""
 
 
-def parse_rope(fields: Fields, max_positions: int) -> tuple[float, RopeScaling | None]:
-    """``(theta, scaling)`` out of a config of either spelling."""
+@dataclass(frozen=True)
+class Ropes:
+    """Rotary positions as a config describes them. ``width``: values of a head that turn, an even number."""
+
+    theta: float
+    width: int
+    positions: int
+    """How long a context may be."""
+    scaling: RopeScaling | None = None
+    longer: Ropes | None = None
+    """For contexts of more than ``positions`` tokens, where those turn every token by other angles."""
+
+
+def parse_rope(
+    fields: Fields, head_dim: int, max_positions: int, partial: bool = False, longrope: tuple[str, ...] = ()
+) -> Ropes:
+    """The one rope out of a config of either spelling. ``partial``: the family's classes read
+    ``partial_rotary_factor``. ``longrope``: other names that mean it."""
     rope = Fields(_merged(fields), f"{fields.where}: rope parameters", fields.defaults)
     theta = rope.number("rope_theta", 1.0, 1e15)
-    if rope.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+    turning = rope.number("partial_rotary_factor", 0.0, 1.0, 1.0)
+    if turning != 1.0 and not partial:
         raise UnsupportedModel(f"{fields.where}: partial_rotary_factor other than 1 is not supported")
+    width = int(head_dim * turning)
+    if width < 2 or width % 2:
+        raise rope.wrong("partial_rotary_factor", f"of heads of {head_dim} values an even number has to turn")
     kind = rope.text("rope_type", "default")
     if kind == "default":
-        return theta, None
+        return Ropes(theta, width, max_positions)
+    if kind == "longrope" or kind in longrope:
+        return _longrope(fields, rope, theta, width, max_positions)
     if kind not in ("linear", "llama3", "yarn"):
         raise UnsupportedModel(
-            f"{fields.where}: unsupported: rope_type {shown(kind)}; supported are default, linear, llama3 and yarn"
+            f"{fields.where}: unsupported: rope_type {shown(kind)}; supported are default, linear, llama3, yarn and "
+            "longrope"
         )
-    return theta, _scaling(rope, kind, max_positions)
+    scaling = _scaling(rope, kind, max_positions)
+    return Ropes(theta, width, stretched_positions(fields, scaling, max_positions), scaling)
+
+
+def _longrope(fields: Fields, rope: Fields, theta: float, width: int, max_positions: int) -> Ropes:
+    """A text longer than the original context turns every token by other angles than a shorter one. A prefix that
+    texts of any length share needs one kind of angles, so the context ends at the original one unless a longer one is
+    asked for."""
+    original = fields.get("original_max_position_embeddings", None)
+    if original is None:
+        original = rope.integer("original_max_position_embeddings", 1, MAX_POSITIONS, max_positions)
+    else:
+        original = fields.integer("original_max_position_embeddings", 1, MAX_POSITIONS)
+    factor = max_positions / original
+    if rope.get("factor", None) is not None:
+        factor = rope.number("factor", 0.0, 1e6)
+    attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    if rope.get("attention_factor", None) is not None:
+        attention = rope.number("attention_factor", 0.0, 1e3)
+
+    def scaling(key: str) -> RopeScaling:
+        factors = rope.get(key)
+        good = isinstance(factors, list) and len(factors) == width // 2
+        if not good or not all(type(one) in (int, float) and 0 < one <= 1e6 for one in factors):
+            raise rope.wrong(key, f"a list of {width // 2} numbers above 0 is needed, one for each pair that turns")
+        return RopeScaling(
+            "longrope", factor, original, attention_factor=attention, factors=tuple(float(one) for one in factors)
+        )
+
+    short, long = scaling("short_factor"), scaling("long_factor")
+    if original >= max_positions:
+        return Ropes(theta, width, max_positions, short)
+    return Ropes(theta, width, original, short, Ropes(theta, width, max_positions, long))
 
 
 def _merged(fields: Fields) -> dict[str, Any]:
@@ -143,6 +200,8 @@ def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None
         return plain, 1.0
     if scaling.kind == "linear":
         return plain / scaling.factor, 1.0
+    if scaling.kind == "longrope":
+        return 1.0 / (torch.tensor(scaling.factors, dtype=torch.float32) * powers), scaling.attention_factor
     original = scaling.original_max_positions
     if scaling.kind == "llama3":
         low, high = scaling.low_freq_factor, scaling.high_freq_factor

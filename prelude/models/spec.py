@@ -5,7 +5,7 @@ model family is a function from a config to one of these (see ``families``).
 
     embeddings ─▶ x ─▶ layers ─▶ final norm ─▶ LM head, classifier, or the rows themselves
 
-    norm_first        x += mixer(norm(x));   x += mlp(norm(x))
+    norm_first        x += mixer(norm(x));   x += mlp(norm(x));   some have another norm around mixer and MLP
     not norm_first    x = norm(x + mixer(x));   x = norm(x + mlp(x))
 
 A weight is named as in the checkpoint of a model with its head, without ``.weight`` and ``.bias``.
@@ -34,13 +34,14 @@ LmHead = Literal["own", "tied"]
 @dataclass(frozen=True, slots=True)
 class Norm:
     """Over rows of ``width`` values. ``rms``: x / sqrt(mean(x²) + eps). ``layer``: the same of x minus its mean. The
-    result is multiplied by the weight, and the bias is added where there is one."""
+    result is multiplied by the weight plus ``offset``, and the bias is added where there is one."""
 
     name: str
     kind: NormKind
     width: int
     eps: float
     bias: bool = False
+    offset: float = 0.0
 
     def tensors(self) -> Shapes:
         yield f"{self.name}.weight", (self.width,)
@@ -70,7 +71,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions over whole heads of ``width`` values, the second half of a head paired with the first."""
+    """Rotary positions over the first ``width`` values of a head, the second half of them paired with the first."""
 
     theta: float
     width: int
@@ -86,7 +87,8 @@ class Attention:
     """``qkv`` stacks queries, keys and values. ``q_norm`` and ``k_norm`` norm single heads, before the rotation.
 
     ``causal``: a token sees the tokens before it and itself; otherwise it sees its whole prompt. ``window``: of
-    those, the ones at most so many positions away.
+    those, the ones at most so many positions away. ``scale`` multiplies the products of queries and keys; None:
+    ``head_dim ** -0.5``. ``cap`` above 0: a scaled score becomes ``cap * tanh(score / cap)``.
     """
 
     heads: int
@@ -99,6 +101,12 @@ class Attention:
     window: int | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    scale: float | None = None
+    cap: float = 0.0
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def query_width(self) -> int:
@@ -140,18 +148,25 @@ class Layer:
     """None, with ``norm_first``: the mixer reads x itself."""
     mlp_norm: Norm
     norm_first: bool = True
+    mixer_after: Norm | None = None
+    """With ``norm_first``: the norm of what the mixer adds to x,"""
+    mlp_after: Norm | None = None
+    """and of what the MLP adds."""
 
     def norms(self) -> Iterator[Norm]:
         """All that there are, those of single heads among them."""
-        candidates = (self.mixer_norm, self.mixer.q_norm, self.mixer.k_norm, self.mlp_norm)
-        yield from (norm for norm in candidates if norm is not None)
+        yield from self._own_norms()
+        yield from (norm for norm in (self.mixer.q_norm, self.mixer.k_norm) if norm is not None)
 
     def tensors(self) -> Shapes:
-        if self.mixer_norm is not None:
-            yield from self.mixer_norm.tensors()
+        for norm in self._own_norms():
+            yield from norm.tensors()
         yield from self.mixer.tensors()
-        yield from self.mlp_norm.tensors()
         yield from self.mlp.tensors()
+
+    def _own_norms(self) -> Iterator[Norm]:
+        candidates = (self.mixer_norm, self.mixer_after, self.mlp_norm, self.mlp_after)
+        yield from (norm for norm in candidates if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +180,10 @@ class PositionEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """``norm(tokens + positions + types)``, then ``projection`` where the layers are wider. Tokens are rows of
-    ``name`` [vocab, width]. The type of a token counts the segments above its own, up to ``num_types - 1``: 0 for a
-    prompt and for the first text of a pair, 1 for the second text."""
+    """``norm(scale * tokens + positions + types)``, then ``projection`` where the layers are wider. Tokens are rows
+    of ``name`` [vocab, width]; the scale is rounded to the type of the weights. The type of a token counts the
+    segments above its own, up to ``num_types - 1``: 0 for a prompt and for the first text of a pair, 1 for the
+    second text."""
 
     name: str
     vocab: int
@@ -177,6 +193,7 @@ class Embeddings:
     num_types: int = 0
     norm: Norm | None = None
     projection: Projection | None = None
+    scale: float = 1.0
 
     def tensors(self) -> Shapes:
         yield f"{self.name}.weight", (self.vocab, self.width)
@@ -220,7 +237,11 @@ class ModelSpec:
     final_norm: Norm | None = None
     lm_head: LmHead | None = None
     """``tied``: the embeddings are the LM head's weight. None: no logits over the vocabulary."""
+    logit_cap: float = 0.0
+    """Above 0, a logit over the vocabulary becomes ``cap * tanh(logit / cap)``."""
     classifier: Classifier | None = None
+    longer: ModelSpec | None = None
+    """The same weights for contexts longer than ``max_positions``, where those turn every token by other angles."""
 
     @property
     def bidirectional(self) -> bool:

@@ -38,7 +38,8 @@ class Transformer:
         self.token_chunk = token_chunk
         self.dtype = weights.embeddings.tokens.dtype
         ropes = dict.fromkeys(layer.mixer.rope for layer in spec.layers if layer.mixer.rope is not None)
-        self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions) for rope in ropes}
+        pairs = spec.attention.head_dim // 2
+        self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions, pairs) for rope in ropes}
         last = weights.layers[-1].qkv
         width = spec.layers[-1].mixer.query_width
         self._last_q = _rows(last, 0, width)
@@ -92,7 +93,7 @@ class Transformer:
         head = self.weights.lm_head
         if head is None:
             raise ValueError("this model has no language-model head, so it has no logits")
-        return head(normed.to(self.dtype)).to(torch.float32)
+        return self._capped(head(normed.to(self.dtype)).to(torch.float32))
 
     def logits_of(self, normed: Tensor, tokens: Tensor) -> Tensor:
         """Logit n of token ``tokens[n]`` for row n after the final norm; float64, each sum by itself."""
@@ -100,7 +101,11 @@ class Transformer:
         if head is None:
             raise ValueError("this model has no language-model head, so it has no logits")
         wide = head.weight[tokens].to(torch.float64)
-        return wide.mul_(normed.to(self.dtype)).sum(dim=1)
+        return self._capped(wide.mul_(normed.to(self.dtype)).sum(dim=1))
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = self.spec.logit_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def scores(self, normed: Tensor) -> Tensor:
         """Logits of the classification head, in float32 whatever the weights are in."""
@@ -121,6 +126,8 @@ class Transformer:
     def _embed(self, ids: Tensor, positions: Tensor, highest: int, types: Tensor | None) -> Tensor:
         weights = self.weights.embeddings
         x = weights.tokens.index_select(0, ids).to(torch.float32)
+        if self.spec.embeddings.scale != 1.0:
+            x.mul_(torch.tensor(self.spec.embeddings.scale, dtype=self.dtype).to(torch.float32))
         if weights.positions is not None:
             if highest >= self.spec.max_positions:
                 raise IndexError(f"position {highest} is past the model's last, {self.spec.max_positions - 1}")
@@ -183,12 +190,12 @@ class Transformer:
         mlp, norm_first = layer.spec.mlp, layer.spec.norm_first
         for chunk in self._chunks(x.size(0)):
             part = x[chunk]
-            layer.out.add_to(part, attended[chunk])
+            _add(part, layer.out, attended[chunk], layer.mixer_after)
             if not norm_first and layer.mixer_norm is not None:
                 layer.mixer_norm(part, torch.float32, part)
             read = self._input(layer, layer.mlp_norm, part, room)
             up = layer.up.into(read, room.up[: part.size(0)])
-            layer.down.add_to(part, activate(up, mlp.inner, mlp.activation, mlp.gated))
+            _add(part, layer.down, activate(up, mlp.inner, mlp.activation, mlp.gated), layer.mlp_after)
             if not norm_first:
                 layer.mlp_norm(part, torch.float32, part)
 
@@ -203,6 +210,15 @@ class _Room:
         self.qkv = torch.empty(tokens, layer.mixer.qkv.outputs, dtype=dtype)
         self.normed = torch.empty(longest, spec.hidden, dtype=dtype)
         self.up = torch.empty(longest, layer.mlp.up.outputs, dtype=dtype)
+
+
+def _add(x: Tensor, linear: Linear, read: Tensor, after: RowNorm | None) -> None:
+    """``x += linear(read)``, in place; normed before it is added where there is ``after``."""
+    if after is None:
+        linear.add_to(x, read)
+        return
+    made = linear(read).to(torch.float32)
+    x.add_(after(made, torch.float32, made))
 
 
 def _rows(linear: Linear, start: int, stop: int) -> Linear:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from prelude.models.ops import Linear, RowNorm
-from prelude.models.spec import LM_HEAD, Attention, Classifier, Embeddings, Layer, ModelSpec, Norm, Projection
+from prelude.models.spec import LM_HEAD, Attention, Classifier, Embeddings, Layer, ModelSpec, Norm, Projection, Rope
 from prelude.progress import watched
 
 
@@ -41,6 +41,8 @@ class LayerWeights:
     down: Linear
     mixer_norm: RowNorm | None
     mlp_norm: RowNorm
+    mixer_after: RowNorm | None
+    mlp_after: RowNorm | None
     qk_gain: Tensor | None  # [heads + kv_heads, head_dim], interleaved; None for models without norms of heads
 
     def linears(self) -> tuple[Linear, ...]:
@@ -49,7 +51,7 @@ class LayerWeights:
     def tensors(self) -> Iterator[Tensor]:
         for linear in self.linears():
             yield from linear.tensors()
-        for norm in (self.mixer_norm, self.mlp_norm):
+        for norm in (self.mixer_norm, self.mlp_norm, self.mixer_after, self.mlp_after):
             if norm is not None:
                 yield from norm.tensors()
         if self.qk_gain is not None:
@@ -115,7 +117,8 @@ class _Reader:
         return self.source.finite(name).to(torch.float32, copy=True)
 
     def gain(self, norm: Norm) -> Tensor:
-        return self.vector(f"{norm.name}.weight")
+        gain = self.vector(f"{norm.name}.weight")
+        return gain.add_(norm.offset) if norm.offset else gain
 
     def norm(self, norm: Norm) -> RowNorm:
         bias = self.vector(f"{norm.name}.bias") if norm.bias else None
@@ -127,9 +130,8 @@ class _Reader:
             return self.norm(norm), None
         return RowNorm(norm.kind, norm.eps, None), self.gain(norm)
 
-    def linear(self, projection: Projection, gain: Tensor | None = None, turned: int = 0, width: int = 0) -> Linear:
-        """Inputs scaled by ``gain``; the first ``turned`` rows are heads of ``width``, interleaved. Only one source
-        tensor is alive at a time."""
+    def linear(self, projection: Projection, gain: Tensor | None = None, turned: Turned | None = None) -> Linear:
+        """Inputs scaled by ``gain``, rows of heads as ``turned`` says. Only one source tensor is alive at a time."""
         weight = torch.empty(projection.outputs, projection.columns, dtype=self.dtype)
         bias = torch.empty(projection.outputs, dtype=self.dtype) if projection.bias else None
         for kind, place in (("weight", weight), ("bias", bias)):
@@ -137,7 +139,7 @@ class _Reader:
             for name, rows in zip(projection.names, projection.rows):
                 if place is not None:
                     part = self.source.finite(f"{name}.{kind}")
-                    place[at : at + rows].copy_(interleave_first(part, turned - at, width))
+                    place[at : at + rows].copy_(part if turned is None else turned.interleaved(part, at))
                 at += rows
         if gain is not None:
             weight.mul_(gain)
@@ -148,15 +150,19 @@ class _Reader:
         before = self.folded if spec.norm_first else lambda norm: (self.norm(norm), None)
         mixer_norm, mixer_gain = (None, None) if spec.mixer_norm is None else before(spec.mixer_norm)
         mlp_norm, mlp_gain = before(spec.mlp_norm)
-        turned = (mixer.heads + mixer.kv_heads) * mixer.head_dim if mixer.rope else 0
+        turned = None if mixer.rope is None else Turned.of(mixer, mixer.rope)
+        after = (None if norm is None else self.norm(norm) for norm in (spec.mixer_after, spec.mlp_after))
+        mixer_after, mlp_after = after
         return LayerWeights(
             spec,
-            qkv=self.linear(mixer.qkv, mixer_gain, turned, mixer.head_dim),
+            qkv=self.linear(mixer.qkv, mixer_gain, turned),
             out=self.linear(mixer.out),
             up=self.linear(mlp.up, mlp_gain),
             down=self.linear(mlp.down),
             mixer_norm=mixer_norm,
             mlp_norm=mlp_norm,
+            mixer_after=mixer_after,
+            mlp_after=mlp_after,
             qk_gain=self._qk_gain(mixer),
         )
 
@@ -186,27 +192,42 @@ class _Reader:
     def _qk_gain(self, mixer: Attention) -> Tensor | None:
         if mixer.q_norm is None or mixer.k_norm is None:
             return None
+        width = mixer.head_dim if mixer.rope is None else mixer.rope.width
         q, k = (
-            interleave(self.gain(norm), mixer.head_dim).expand(heads, mixer.head_dim)
+            interleave(self.gain(norm), mixer.head_dim, width).expand(heads, mixer.head_dim)
             for norm, heads in ((mixer.q_norm, mixer.heads), (mixer.k_norm, mixer.kv_heads))
         )
         return torch.cat([q, k]).contiguous()
 
 
-def interleave(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows of each head from ``[a0 a1 … b0 b1 …]`` to ``[a0 b0 a1 b1 …]``."""
-    heads = rows.shape[0] // head_dim
-    split = rows.reshape(heads, 2, head_dim // 2, *rows.shape[1:])
-    return split.transpose(1, 2).reshape(rows.shape)
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """The outputs of a projection that are rotated: the first ``count`` are heads of ``head_dim``, of which the first
+    ``width`` turn."""
+
+    count: int
+    head_dim: int
+    width: int
+
+    @classmethod
+    def of(cls, mixer: Attention, rope: Rope) -> Turned:
+        return cls((mixer.heads + mixer.kv_heads) * mixer.head_dim, mixer.head_dim, rope.width)
+
+    def interleaved(self, rows: Tensor, first: int) -> Tensor:
+        """``rows`` are the projection's outputs from ``first`` on."""
+        count = min(max(self.count - first, 0), rows.shape[0])
+        if count == 0:
+            return rows
+        turned = interleave(rows[:count], self.head_dim, self.width)
+        return turned if count == rows.shape[0] else torch.cat([turned, rows[count:]])
 
 
-def interleave_first(rows: Tensor, count: int, head_dim: int) -> Tensor:
-    """``rows`` with the first ``count`` of them interleaved, or all where there are fewer."""
-    if count <= 0:
-        return rows
-    if count >= rows.shape[0]:
-        return interleave(rows, head_dim)
-    return torch.cat([interleave(rows[:count], head_dim), rows[count:]])
+def interleave(rows: Tensor, head_dim: int, width: int) -> Tensor:
+    """The first ``width`` rows of each head from ``[a0 a1 … b0 b1 …]`` to ``[a0 b0 a1 b1 …]``."""
+    heads = rows.reshape(-1, head_dim, *rows.shape[1:])
+    turning = heads[:, :width]
+    pairs = turning.reshape(len(heads), 2, width // 2, *rows.shape[1:]).transpose(1, 2).reshape(turning.shape)
+    return torch.cat([pairs, heads[:, width:]], dim=1).reshape(rows.shape)
 
 
 def load_weights(source: WeightSource, spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:

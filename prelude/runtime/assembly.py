@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from prelude.config import EngineConfig
-from prelude.execution.executor import Executor
+from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.cost import CostModel
 from prelude.scheduling.lease import KvPool
@@ -55,16 +55,17 @@ def make_core(
         hang_seconds=config.hang_seconds,
         oneshot_share=config.oneshot_share,
         overlap=overlap,
-        policies=Policies(_policy(config.policy, cost), policy_named(config.decode_policy)),
+        policies=Policies(_policy(config.policy, cost, limits), policy_named(config.decode_policy)),
         cost=cost,
         **more,
     )
 
 
-def _policy(chosen: str | Policy, cost: CostModel) -> Policy:
+def _policy(chosen: str | Policy, cost: CostModel, limits: ExecutorLimits) -> Policy:
     """By name, a policy that weighs work counts keys as the given cost model does. The model goes on learning, the
     policy does not: plans are a function of what waits, not of measured time."""
     policy = policy_named(chosen)
     if isinstance(chosen, str) and isinstance(policy, ShortestPrefillFirst | ResponseRatio):
-        return replace(policy, curvature=cost.curvature)
+        # A policy counts the keys of a causal prompt; an encoder reads about twice as many.
+        return replace(policy, curvature=cost.curvature * (2 if limits.bidirectional else 1))
     return policy

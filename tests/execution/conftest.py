@@ -45,6 +45,48 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "qwen2": {"family": "qwen2", "head_dim": 16},
     "mistral": {"family": "mistral"},
+    "mistral-window": {"family": "mistral", "sliding_window": 24},
+    "qwen2-windows": {
+        "family": "qwen2",
+        "head_dim": 16,
+        "use_sliding_window": True,
+        "sliding_window": 10,
+        "max_window_layers": 1,
+    },
+    "qwen3-windows": {
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "window-of-one": {"family": "mistral", "sliding_window": 1},
+    "phi3": {"family": "phi3", "head_dim": 16},
+    "phi3-part-of-heads": {"family": "phi3", "head_dim": 16, "sliding_window": 20, "partial_rotary_factor": 0.75},
+    "phi3-longrope": {
+        "family": "phi3",
+        "head_dim": 16,
+        "original_max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * pair for pair in range(8)],
+            "long_factor": [1.0 + 0.9 * pair for pair in range(8)],
+            "original_max_position_embeddings": 256,
+        },
+    },
+    "smollm3": {"family": "smollm3", "head_dim": 16, "no_rope_layer_interval": 2},
+    "gemma": {"family": "gemma"},
+    "gemma2": {
+        "family": "gemma2",
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3": {
+        "family": "gemma3_text",
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
 }
 
 

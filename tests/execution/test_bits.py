@@ -11,7 +11,8 @@ import torch
 
 from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch
 from prelude.execution.cpu import CpuExecutor
-from tests.checkpoints import SMALL, write_checkpoint
+from tests.checkpoints import SMALL, save_model, write_checkpoint
+from tests.execution.conftest import VARIANTS
 from tests.execution.helpers import (
     Model,
     Segment,
@@ -31,9 +32,20 @@ from tests.execution.helpers import (
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 80, 129, 200, 513, 700)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def executor(request: pytest.FixtureRequest, model: Model) -> CpuExecutor:
-    return model.executor(dtype=request.param, deterministic=True)
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "qwen3-windows", "gemma2", "gemma3"])
+def served(
+    request: pytest.FixtureRequest, model: Model, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Model, str]:
+    """A model, and the type that it runs in."""
+    if request.param not in VARIANTS:
+        return model, request.param
+    path = tmp_path_factory.mktemp(request.param)
+    return Model(save_model(path, **VARIANTS[request.param])), "float32"
+
+
+@pytest.fixture(scope="module")
+def executor(served: tuple[Model, str]) -> CpuExecutor:
+    return served[0].executor(dtype=served[1], deterministic=True)
 
 
 @pytest.fixture(scope="module")
@@ -181,10 +193,10 @@ def test_decode_rows_and_prefill_rows(executor: CpuExecutor) -> None:
         check(run(executor, mixed).outputs[0], rows)
 
 
-def test_close_to_the_default_mode(model: Model, executor: CpuExecutor) -> None:
+def test_close_to_the_default_mode(served: tuple[Model, str], executor: CpuExecutor) -> None:
     s = prompts(*[random_ids(i, n) for i, n in enumerate((1, 40, 300))])
     rows = np.arange(s.num_tokens)
     name = executor.limits().dtype
-    default = hidden(model.executor(dtype=name), s, rows)
+    default = hidden(served[0].executor(dtype=name), s, rows)
     error = np.abs(default - hidden(executor, s, rows)).max() / np.abs(default).max()
     assert error < (1e-5 if name == "float32" else 2e-2)

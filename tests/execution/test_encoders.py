@@ -10,7 +10,18 @@ import pytest
 from prelude.batch import HeadRows, OneShotBatch, PooledRows
 from prelude.errors import ConfigError
 from tests.encoders import VARIANTS, Encoder, write_encoder
-from tests.execution.helpers import Segment, decode_rows, hidden, i32, prompts, random_ids, run, sampling, slices
+from tests.execution.helpers import (
+    Segment,
+    decode_rows,
+    ends,
+    hidden,
+    i32,
+    prompts,
+    random_ids,
+    run,
+    sampling,
+    slices,
+)
 
 FAMILIES = {name: options for name, options in VARIANTS.items() if name == options["family"]}
 WITH_TYPES = ("bert", "bert-gelu-new", "roberta-silu-types", "electra", "electra-narrow-embeddings")
@@ -98,10 +109,11 @@ def test_classification_heads(name: str, tmp_path: Path) -> None:
     s = prompts(*batch)
     for deterministic in (False, True):
         executor = model.executor(deterministic=deterministic)
-        output = run(executor, OneShotBatch(s, HeadRows(s.starts[:-1]))).outputs[0]
+        last = executor.limits().head_pooling == "last"
+        output = run(executor, OneShotBatch(s, HeadRows(ends(s) if last else s.starts[:-1]))).outputs[0]
         assert executor.limits().num_labels == 5
         assert np.abs(output.logits - theirs).max() < 2e-5
-    alone = run(executor, OneShotBatch(prompts(batch[1]), HeadRows(i32([0])))).outputs[0]
+    alone = run(executor, OneShotBatch(prompts(batch[1]), HeadRows(i32([49 if last else 0])))).outputs[0]
     assert np.array_equal(alone.logits[0], output.logits[1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from prelude.batch import MixedBatch, OneShotBatch, PooledRows
 from tests.checkpoints import save_model
+from tests.execution.conftest import VARIANTS
 from tests.execution.helpers import (
     VOCAB,
     Model,
@@ -163,8 +165,10 @@ def test_scattered_rows_of_a_segment(model: Model) -> None:
     assert np.abs(last_logprobs(model.executor(), prompts(ids), rows) - model.logprobs(ids)[rows]).max() < 1e-4
 
 
-def test_shared_context_in_the_pool(model: Model) -> None:
+@pytest.mark.parametrize("kind", ["model", "windowed"])
+def test_shared_context_in_the_pool(kind: str, request: pytest.FixtureRequest) -> None:
     """Roots that continue the same blocks, one of them empty with a child, beside one that continues others."""
+    model: Model = request.getfixturevalue(kind)
     executor = model.executor()
     state, other = random_ids(0, 48), random_ids(1, 32)
     fill = slices([Segment(state, write=[9, 2, 5]), Segment(other, write=[7, 30])])
@@ -195,6 +199,32 @@ def test_nothing_stays_in_the_pool_that_was_not_published(model: Model) -> None:
     assert written.tolist() == slots([3, 4, 5])[:40].tolist()
 
 
+def test_windows_are_counted_as_they_are_read(windowed: Model) -> None:
+    """One layer of three sees all, two see 12 tokens: what the cost model learns from."""
+    executor = windowed.executor()
+    fill = slices([Segment(random_ids(0, 30), write=[0, 1])])
+    rows = decode_rows([5], [30], [[0, 1]])
+    seen = run(executor, OneShotBatch(fill, sampling(ends(fill)))).attended_tokens
+    near = 12 * 13 // 2 + 18 * 12
+    assert seen == round((30 * 31 // 2 + 2 * near) / 3)
+    tail = slices([Segment(random_ids(1, 3), context=30, blocks=[0, 1])])
+    both = run(executor, MixedBatch(tail, (), rows, sampling([0]))).attended_tokens
+    assert both == round((31 + 31 + 32 + 33 + 2 * 4 * 12) / 3)
+
+
+def test_contexts_that_turn_by_other_angles(tmp_path: Path) -> None:
+    """longrope: a text longer than the original context takes other angles from its first token on."""
+    usual = Model(save_model(tmp_path, **VARIANTS["phi3-longrope"]))
+    assert usual.config.max_positions == 256 and usual.config.reaching(256) is usual.config
+    long = Model(tmp_path)
+    long.config = usual.config.reaching(257)
+    assert long.config.max_positions == 1024
+    ids = random_ids(1, 300)
+    ours = last_logprobs(long.executor(), prompts(ids), np.arange(300))
+    assert np.abs(ours - long.logprobs(ids)).max() < 1e-4
+    assert np.abs(last_logprobs(long.executor(), prompts(ids[:200]))[0] - usual.logprobs(ids[:200])[-1]).max() > 1e-2
+
+
 @pytest.mark.feature("D6")
 def test_bytes_of_a_token(variant: Model) -> None:
     executor = variant.executor(num_blocks=4)
@@ -217,8 +247,15 @@ def test_weights_are_counted_once(variant: Model) -> None:
 # ------------------------------------------------------------------ chunks and mixed steps
 
 
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(save_model(tmp_path_factory.mktemp("windowed"), **VARIANTS["gemma2"]))
+
+
+@pytest.mark.parametrize("kind", ["model", "windowed"])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 33])
-def test_chunked_prefill_beside_decode(model: Model, chunk: int) -> None:
+def test_chunked_prefill_beside_decode(kind: str, chunk: int, request: pytest.FixtureRequest) -> None:
+    model: Model = request.getfixturevalue(kind)
     executor = model.executor()
     long, short = random_ids(0, 75), random_ids(1, 20)
     table, other = [11, 3, 8, 1, 6], [20, 15, 17, 21, 22, 23, 24]

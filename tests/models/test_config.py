@@ -350,10 +350,10 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": None, "model_type": "gpt2"}, "model_type 'gpt2'"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config \\('gptq'\\)"),
     ({"quantization_config": {}}, "quantization_config"),
-    ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "use_sliding_window from layer 1"),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with 'sliding_attention'"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with sliding_attention and no window"),
+    ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types with 'linear_attention'"),
+    ({**MISTRAL, "sliding_window": 9, "layer_types": ["full_attention"] * 2}, "holds for all layers"),
     ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "spiral"}}, "rope_type 'spiral'"),
-    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope", "factor": 2}}, "rope_type 'longrope'"),
     ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "one entry per layer type"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
@@ -361,12 +361,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config"),
     ({"is_causal": False}, "is_causal"),
     ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-    ({**MISTRAL, "sliding_window": 255}, "sliding_window 255"),
-    (
-        {**MISTRAL, "sliding_window": ABSENT, "max_position_embeddings": 8192},
-        "sliding_window 4096, which a mistral config without it means",
-    ),
-    ({**QWEN2, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}, "use_sliding_window"),
     ({**LLAMA, "rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
     ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"vision_config": {}}, "vision_config"),
@@ -414,7 +408,34 @@ def test_keys_that_transformers_does_not_read_are_said_and_ignored(
     ids=str,
 )
 def test_windows_that_no_layer_uses(changes: dict[str, Any]) -> None:
-    assert read(**changes).max_positions == 256
+    config = read(**changes)
+    assert config.max_positions == 256
+    assert [layer.mixer.window for layer in config.spec.layers] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "changes, windows",
+    [
+        ({**MISTRAL, "sliding_window": 255}, [254, 254]),
+        ({**MISTRAL, "sliding_window": 9, "layer_types": ["sliding_attention"] * 2}, [8, 8]),
+        ({**MISTRAL, "sliding_window": ABSENT, "max_position_embeddings": 8192}, [4095, 4095]),
+        ({**QWEN2, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}, [63, 63]),
+        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, [None, 63]),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 1,
+                "max_window_layers": 9,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            [0, None],
+        ),
+    ],
+    ids=str,
+)
+def test_windows_of_layers(changes: dict[str, Any], windows: list[int | None]) -> None:
+    """The window counts the token's own position."""
+    assert [layer.mixer.window for layer in read(**changes).spec.layers] == windows
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,11 @@ def test_rotation_of_interleaved_halves(dtype: torch.dtype, normed: bool) -> Non
     expected = x * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()
 
     def mix(rows: torch.Tensor) -> torch.Tensor:
-        return torch.stack([interleave(row.reshape(-1, 1), width).view(heads, width) for row in rows])
+        return torch.stack([interleave(row.reshape(-1, 1), width, width).view(heads, width) for row in rows])
 
     wide = torch.zeros(5, heads + 2, width, dtype=dtype)  # heads of others stand beside them
     wide[:, :heads] = mix(plain)
-    table = RotaryTable(frequencies, 1.0, 2048).upto(2000)
+    table = RotaryTable(frequencies, 1.0, 2048, len(frequencies)).upto(2000)
     rotate(wide[:, :heads], mix(gain[None])[0] if normed else None, 1e-6, table, positions)
     back = torch.cat([wide[:, :heads, 0::2], wide[:, :heads, 1::2]], dim=-1).float()
     assert torch.allclose(back, expected, atol=1e-5 if dtype == torch.float32 else 2e-2)
@@ -63,7 +63,10 @@ def test_rotation_of_interleaved_halves(dtype: torch.dtype, normed: bool) -> Non
 
 def test_a_position_has_the_same_turn_whenever_it_is_met() -> None:
     frequencies = torch.rand(16)
-    late, early = RotaryTable(frequencies, 1.0, 5000), RotaryTable(frequencies, 1.0, 5000)
+    late, early = (
+        RotaryTable(frequencies, 1.0, 5000, len(frequencies)),
+        RotaryTable(frequencies, 1.0, 5000, len(frequencies)),
+    )
     late.upto(0)
     at = torch.tensor([3, 4001])
     assert torch.equal(late.upto(4001)[at], early.upto(4001)[at])

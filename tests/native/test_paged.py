@@ -27,6 +27,9 @@ class Case:
     lengths: list[int]
     tables: list[list[int]]
     size: int
+    skipped: list[int] | None = None
+    """Keys of each row that lie in its table before those that it reads."""
+    cap: float = 0.0
 
     @classmethod
     def make(
@@ -56,7 +59,12 @@ class Case:
         ends = np.cumsum([len(self.tables[r]) for r in chosen]).tolist()
         begins = [end - len(self.tables[r]) for end, r in zip(ends, chosen)]
         blocks = [block for r in chosen for block in self.tables[r]]
-        return PagedRows(blocks, begins, ends, [self.lengths[r] for r in chosen], self.size)
+        if self.skipped is None:
+            return PagedRows(blocks, begins, ends, [self.lengths[r] for r in chosen], self.size)
+        skipped = [self.skipped[r] for r in chosen]
+        firsts = [begin + skip // self.size for begin, skip in zip(begins, skipped)]
+        lengths = [self.lengths[r] - skip for r, skip in zip(chosen, skipped)]
+        return PagedRows(blocks, firsts, ends, lengths, self.size, [skip % self.size for skip in skipped])
 
     def run(self, only: list[int] | None = None, threads: int = 1) -> torch.Tensor:
         q = self.q if only is None else self.q[only].contiguous()
@@ -71,6 +79,7 @@ class Case:
             head_dim=dim,
             bfloat16=q.dtype == torch.bfloat16,
             scale=1 / math.sqrt(dim),
+            cap=self.cap,
             threads=threads,
         )
         return out
@@ -81,9 +90,12 @@ class Case:
         group = heads // k.shape[1]
         out = np.empty((rows, heads, dim))
         for r, (length, table) in enumerate(zip(self.lengths, self.tables)):
-            slots = [table[t // self.size] * self.size + t % self.size for t in range(length)]
+            first = 0 if self.skipped is None else self.skipped[r]
+            slots = [table[t // self.size] * self.size + t % self.size for t in range(first, length)]
             for h in range(heads):
                 scores = (k[slots, h // group] * q[r, h]).sum(axis=1) / math.sqrt(dim)
+                if self.cap:
+                    scores = self.cap * np.tanh(scores / self.cap)
                 weights = np.exp(scores - scores.max())
                 out[r, h] = weights @ v[slots, h // group] / weights.sum()
         return out
@@ -130,6 +142,14 @@ def test_a_row_has_the_same_bits_in_any_company() -> None:
     assert torch.equal(case.run([3, 0, 4]), together[[3, 0, 4]])
 
 
+@pytest.mark.parametrize("size", [1, 16, 64])
+def test_rows_that_begin_inside_their_tables(size: int) -> None:
+    case = Case.make([5, 1100, 64, 513, 1], 6, 2, 32, size, 7)
+    case.skipped, case.cap = [0, 17, 63, 500, 0], 3.0
+    assert np.abs(case.run().numpy() - case.expected()).max() < 2e-5
+    assert torch.equal(case.run([3, 0, 4]), case.run()[[3, 0, 4]])
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_bad_key_reaches_its_rows_and_no_other(value: float) -> None:
     """Also not those that share its block and end before it."""
@@ -152,6 +172,10 @@ def test_scores_far_apart_do_not_overflow() -> None:
     [
         ({"lengths": [33]}, "33 tokens in 2 blocks of 16: more tokens"),
         ({"lengths": [0]}, "no token"),
+        ({"lengths": [32], "offsets": [1]}, "32 tokens in 2 blocks of 16: more tokens"),
+        ({"offsets": [16]}, "do not begin in its first block"),
+        ({"offsets": [-1]}, "do not begin in its first block"),
+        ({"offsets": [0, 0]}, "1 rows and 2 offsets"),
         ({"ends": [3]}, "outside the blocks"),
         ({"begins": [-1]}, "outside the blocks"),
         ({"begins": [2], "ends": [1]}, "outside the blocks"),

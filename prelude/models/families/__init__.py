@@ -6,6 +6,7 @@ from prelude.models.families import bert
 from prelude.models.families.base import Asked, Family, Head
 from prelude.models.families.bert import encoder
 from prelude.models.families.decoder import decoder
+from prelude.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from prelude.models.families.modernbert import MODERNBERT
 
 _FIRST_LLAMA = {"num_key_value_heads": None, "head_dim": None, "rope_theta": 10000.0}
@@ -28,6 +29,29 @@ MISTRAL = decoder(
     attention_bias=False,
     mlp_bias=False,
 )
+PHI3 = decoder(
+    "phi3",
+    "Phi3",
+    {
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "rope_theta": 10000.0,
+        "sliding_window": None,
+    },
+    attention_bias=False,
+    mlp_bias=False,
+    fused=True,
+    partial=True,
+    longrope=("su", "yarn"),
+)
+SMOLLM3 = decoder(
+    "smollm3",
+    "SmolLM3",
+    {"head_dim": None, "rope_theta": 2000000.0, "no_rope_layer_interval": 4, "tie_word_embeddings": True}
+    | {"attention_bias": False, "mlp_bias": False},
+    window_switch=True,
+    unturned=True,
+)
 
 BERT = encoder("bert", "Bert", bert.BERT, {"layer_norm_eps": 1e-12, "type_vocab_size": 2})
 _ROBERTA = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, "pad_token_id": 1}
@@ -36,7 +60,23 @@ XLM_ROBERTA = encoder("xlm-roberta", "XLMRoberta", bert.ROBERTA, _ROBERTA)
 DISTILBERT = encoder("distilbert", "DistilBert", bert.DISTILBERT, {"layer_norm_eps": 1e-12})
 ELECTRA = encoder("electra", "Electra", bert.ELECTRA, {"layer_norm_eps": 1e-12, "type_vocab_size": 2})
 
-_ALL = (QWEN3, QWEN2, LLAMA, MISTRAL, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, MODERNBERT)
+_ALL = (
+    QWEN3,
+    QWEN2,
+    LLAMA,
+    MISTRAL,
+    PHI3,
+    SMOLLM3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    BERT,
+    ROBERTA,
+    XLM_ROBERTA,
+    DISTILBERT,
+    ELECTRA,
+    MODERNBERT,
+)
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By ``model_type``."""

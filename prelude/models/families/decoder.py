@@ -25,7 +25,7 @@ from prelude.models.families.base import (
     refuse_other_values,
 )
 from prelude.models.fields import Fields
-from prelude.models.rope import MAX_POSITIONS, parse_rope, stretched_positions
+from prelude.models.rope import MAX_POSITIONS, Ropes, parse_rope
 from prelude.models.spec import (
     Activation,
     Attention,
@@ -42,6 +42,7 @@ from prelude.models.spec import (
 log = logging.getLogger("prelude.models.config")
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu"}
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 _CAUSAL = {"is_causal": (None, True), "use_bidirectional_attention": (None, False)}
 
@@ -73,9 +74,18 @@ class Switches:
     """Bias on the attention's output projection; None where it follows ``attention_bias``."""
     mlp_bias: bool | None = None
     window_switch: bool = False
-    """``sliding_window`` only counts where ``use_sliding_window`` is true."""
+    """``sliding_window`` only counts where ``use_sliding_window`` is true, for the layers from ``max_window_layers``
+    on or those that ``layer_types`` names."""
     windows: bool = True
     """False for a family that has no windows at all: ``sliding_window`` is not read."""
+    fused: bool = False
+    """Queries, keys and values are one weight, gate and up of the MLP another."""
+    unturned: bool = False
+    """Layers without rotary positions, as ``no_rope_layers`` says."""
+    partial: bool = False
+    """``partial_rotary_factor`` counts."""
+    longrope: tuple[str, ...] = ()
+    """What files of this family call longrope beside its name."""
 
 
 def decoder(model_type: str, begins: str, defaults: Mapping[str, Any], **switches: Any) -> Family:
@@ -95,61 +105,118 @@ def decoder(model_type: str, begins: str, defaults: Mapping[str, Any], **switche
 def _build(switches: Switches, fields: Fields, asked: Asked) -> ModelSpec:
     refuse_other_values(fields, _CAUSAL)
     _say_ignored(fields, switches, asked.model_type)
-    vocab = fields.integer("vocab_size", 1, MAX_VOCABULARY)
-    count = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
-    hidden, heads, kv_heads, width = _attention_sizes(fields)
+    sizes = read_sizes(fields)
     positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    theta, scaling = parse_rope(fields, positions)
-    positions = stretched_positions(fields, scaling, positions)
-    _refuse_windows(fields, switches, asked.model_type, count, positions)
-    inner = fields.integer("intermediate_size", 1, MAX_WIDTH)
-    eps = fields.number("rms_norm_eps", 0.0, 0.1)
+    ropes = parse_rope(fields, sizes.head_dim, positions, switches.partial, switches.longrope)
+    windows = _windows(fields, switches, sizes.layers)
+    turns = _turns(fields, sizes.layers) if switches.unturned else [True] * sizes.layers
+    parts = _Parts(
+        switches,
+        sizes,
+        bias=_switch(fields, "attention_bias", switches.attention_bias),
+        mlp_bias=_switch(fields, "mlp_bias", switches.mlp_bias),
+        eps=fields.number("rms_norm_eps", 0.0, 0.1),
+        activation=one_of(fields, "hidden_act", ACTIVATIONS),
+    )
     tied = fields.boolean("tie_word_embeddings")
-    activation = one_of(fields, "hidden_act", ACTIVATIONS)
-    bias = _switch(fields, "attention_bias", switches.attention_bias)
-    out_bias = bias if switches.output_bias is None else switches.output_bias
-    mlp_bias = _switch(fields, "mlp_bias", switches.mlp_bias)
-    rope = Rope(theta, width, scaling)
+    classifier = Classifier(Projection(("score",), (asked.labels,), sizes.hidden)) if asked.labels else None
 
-    def rms(name: str, values: int = hidden) -> Norm:
-        return Norm(name, "rms", values, eps)
-
-    def layer(at: str) -> Layer:
-        attention, mlp = f"{at}.self_attn", f"{at}.mlp"
-        queries, keys = heads * width, kv_heads * width
-        names = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
-        return Layer(
-            Attention(
-                heads,
-                kv_heads,
-                width,
-                Projection(names, (queries, keys, keys), hidden, bias),
-                Projection((f"{attention}.o_proj",), (hidden,), queries, out_bias),
-                rope,
-                q_norm=rms(f"{attention}.q_norm", width) if switches.qk_norm else None,
-                k_norm=rms(f"{attention}.k_norm", width) if switches.qk_norm else None,
-            ),
-            Mlp(
-                inner,
-                Projection((f"{mlp}.gate_proj", f"{mlp}.up_proj"), (inner, inner), hidden, mlp_bias),
-                Projection((f"{mlp}.down_proj",), (hidden,), inner, mlp_bias),
-                activation,
-                gated=True,
-            ),
-            rms(f"{at}.input_layernorm"),
-            rms(f"{at}.post_attention_layernorm"),
+    def spec(ropes: Ropes) -> ModelSpec:
+        rope = Rope(ropes.theta, ropes.width, ropes.scaling)
+        layers = (
+            parts.layer(f"model.layers.{index}", rope if turn else None, shorter(window, ropes.positions))
+            for index, (window, turn) in enumerate(zip(windows, turns))
+        )
+        return ModelSpec(
+            prefix="model.",
+            hidden=sizes.hidden,
+            max_positions=ropes.positions,
+            embeddings=Embeddings("model.embed_tokens", sizes.vocab, sizes.hidden),
+            layers=tuple(layers),
+            final_norm=parts.rms("model.norm"),
+            lm_head=("tied" if tied else "own") if asked.head == "lm" else None,
+            classifier=classifier,
+            longer=None if ropes.longer is None else spec(ropes.longer),
         )
 
-    return ModelSpec(
-        prefix="model.",
-        hidden=hidden,
-        max_positions=positions,
-        embeddings=Embeddings("model.embed_tokens", vocab, hidden),
-        layers=tuple(layer(f"model.layers.{index}") for index in range(count)),
-        final_norm=rms("model.norm"),
-        lm_head=("tied" if tied else "own") if asked.head == "lm" else None,
-        classifier=Classifier(Projection(("score",), (asked.labels,), hidden)) if asked.labels else None,
+    return spec(ropes)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``heads * head_dim`` may differ from ``hidden``; ``kv_heads`` divides ``heads``, ``head_dim`` is even."""
+
+    vocab: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+
+
+def read_sizes(fields: Fields) -> Sizes:
+    return Sizes(
+        fields.integer("vocab_size", 1, MAX_VOCABULARY),
+        fields.integer("num_hidden_layers", 1, MAX_LAYERS),
+        *_attention_sizes(fields),
+        fields.integer("intermediate_size", 1, MAX_WIDTH),
     )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What all layers of a model have in common."""
+
+    switches: Switches
+    sizes: Sizes
+    bias: bool
+    mlp_bias: bool
+    eps: float
+    activation: Activation
+
+    def rms(self, name: str, values: int = 0) -> Norm:
+        return Norm(name, "rms", values or self.sizes.hidden, self.eps)
+
+    def layer(self, at: str, rope: Rope | None, window: int | None) -> Layer:
+        return Layer(
+            self._attention(f"{at}.self_attn", rope, window),
+            self._mlp(f"{at}.mlp"),
+            self.rms(f"{at}.input_layernorm"),
+            self.rms(f"{at}.post_attention_layernorm"),
+        )
+
+    def _attention(self, at: str, rope: Rope | None, window: int | None) -> Attention:
+        sizes, switches = self.sizes, self.switches
+        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        out_bias = self.bias if switches.output_bias is None else switches.output_bias
+        return Attention(
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.head_dim,
+            self._stacked(at, ("q_proj", "k_proj", "v_proj"), "qkv_proj", (queries, keys, keys), self.bias),
+            Projection((f"{at}.o_proj",), (sizes.hidden,), queries, out_bias),
+            rope,
+            window=window,
+            q_norm=self.rms(f"{at}.q_norm", sizes.head_dim) if switches.qk_norm else None,
+            k_norm=self.rms(f"{at}.k_norm", sizes.head_dim) if switches.qk_norm else None,
+        )
+
+    def _mlp(self, at: str) -> Mlp:
+        inner, hidden = self.sizes.inner, self.sizes.hidden
+        return Mlp(
+            inner,
+            self._stacked(at, ("gate_proj", "up_proj"), "gate_up_proj", (inner, inner), self.mlp_bias),
+            Projection((f"{at}.down_proj",), (hidden,), inner, self.mlp_bias),
+            self.activation,
+            gated=True,
+        )
+
+    def _stacked(self, at: str, parts: tuple[str, ...], fused: str, rows: tuple[int, ...], bias: bool) -> Projection:
+        """One weight in families that store it so, else one for each part."""
+        if self.switches.fused:
+            return Projection((f"{at}.{fused}",), (sum(rows),), self.sizes.hidden, bias)
+        return Projection(tuple(f"{at}.{part}" for part in parts), rows, self.sizes.hidden, bias)
 
 
 def _say_ignored(fields: Fields, switches: Switches, model_type: str) -> None:
@@ -167,29 +234,59 @@ def _say_ignored(fields: Fields, switches: Switches, model_type: str) -> None:
         )
 
 
-def _refuse_windows(fields: Fields, switches: Switches, model_type: str, num_layers: int, max_positions: int) -> None:
-    """Raise where a layer would attend to a part of its context. A window that no layer uses, or that is as long as
-    the longest context, changes nothing."""
-    window = fields.get("sliding_window", fields.defaults.get("sliding_window"))
-    switched = fields.get("use_sliding_window", None) is not None and fields.boolean("use_sliding_window")
-    kinds = fields.get("layer_types", None)
-    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != num_layers):
-        raise fields.wrong("layer_types", f"a list of {num_layers} names, one a layer, is needed")
-    harmless = window is None or (type(window) is int and window >= max_positions)
-    for kind in kinds or ():
-        if kind != "full_attention" and not (kind == "sliding_attention" and switched and harmless):
-            raise UnsupportedModel(f"{fields.where}: unsupported: layer_types with {shown(kind)}")
-    if harmless:
-        return
+def _windows(fields: Fields, switches: Switches, layers: int) -> list[int | None]:
+    """The window of each layer, in tokens with its own; None where a layer sees all."""
+    said = fields.get("sliding_window", fields.defaults.get("sliding_window"))
+    window = (
+        None if said is None or not switches.windows else fields.integer("sliding_window", 1, MAX_POSITIONS, said)
+    )
+    kinds = layer_kinds(fields, layers)
     if switches.window_switch:
-        first = fields.integer("max_window_layers", 0, 1 << 20, 28)  # the first layer with a window
-        if switched and kinds is None and first < num_layers:
-            raise UnsupportedModel(
-                f"{fields.where}: unsupported: use_sliding_window from layer {first} of {num_layers} on"
-            )
-    elif switches.windows:
-        said = "" if "sliding_window" in fields.values else f", which a {model_type} config without it means"
-        raise UnsupportedModel(f"{fields.where}: unsupported: sliding_window {shown(window)}{said}")
+        switched = fields.get("use_sliding_window", None) is not None and fields.boolean("use_sliding_window")
+        window = window if switched else None
+        if kinds is None and switches.unturned:
+            kinds = [FULL if turns else SLIDING for turns in _turns(fields, layers)]
+        elif kinds is None:
+            first = fields.integer("max_window_layers", 0, 1 << 20, 28)  # the first layer with a window
+            kinds = [FULL if index < first else SLIDING for index in range(layers)]
+        elif window is None and SLIDING in kinds:
+            raise UnsupportedModel(f"{fields.where}: unsupported: layer_types with {SLIDING} and no window in use")
+        return [window if kind == SLIDING else None for kind in kinds]
+    if kinds is not None and set(kinds) != {FULL if window is None else SLIDING}:
+        raise UnsupportedModel(
+            f"{fields.where}: unsupported: layer_types with {shown(sorted(set(kinds)))} and sliding_window "
+            f"{shown(said)}, which holds for all layers of such a model"
+        )
+    return [window] * layers
+
+
+def layer_kinds(fields: Fields, layers: int) -> list[str] | None:
+    """``layer_types``, each full or sliding attention; None where the config has none."""
+    kinds = fields.get("layer_types", None)
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.wrong("layer_types", f"a list of {layers} names, one a layer, is needed")
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise UnsupportedModel(f"{fields.where}: unsupported: layer_types with {shown(kind)}")
+    return kinds
+
+
+def shorter(window: int | None, positions: int) -> int | None:
+    """How far a window of ``window`` tokens reaches back; None where that is as far as any context."""
+    return None if window is None or window >= positions else window - 1
+
+
+def _turns(fields: Fields, layers: int) -> list[bool]:
+    """Whether each layer has rotary positions."""
+    every = fields.integer("no_rope_layer_interval", 1, MAX_LAYERS)
+    turns = fields.get("no_rope_layers", None)
+    if turns is None:
+        return [bool((index + 1) % every) for index in range(layers)]
+    if not isinstance(turns, list) or len(turns) != layers or not all(one in (0, 1) for one in turns):
+        raise fields.wrong("no_rope_layers", f"a list of {layers} zeros and ones is needed: 1 where a layer rotates")
+    return [one == 1 for one in turns]
 
 
 def _attention_sizes(fields: Fields) -> tuple[int, int, int, int]:

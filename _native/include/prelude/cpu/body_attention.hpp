@@ -146,8 +146,10 @@ inline void all_scores(const UnitRoom& room, int64_t panels, int64_t width, int6
     score_panels<R, 1>(room.queries, room.panels + p * width * kLanes, width, room.scores + p * kLanes, stride);
 }
 
-// Scores to weights in place; returns the reciprocal of their sum. Keys before `hidden` have weight 0.
-inline float soften(float* scores, int64_t hidden, int64_t visible, int64_t computed) {
+// Scores to weights in place; returns the reciprocal of their sum. Keys before `hidden` have weight 0. `cap`: see
+// AttentionShape.
+inline float soften(float* scores, int64_t hidden, int64_t visible, int64_t computed, float cap) {
+  if (cap > 0.0f) soft_cap(scores, visible, cap);
   for (int64_t k = 0; k < hidden; ++k) scores[k] = -std::numeric_limits<float>::infinity();
   for (int64_t k = visible; k < computed; ++k) scores[k] = -std::numeric_limits<float>::infinity();
   const int64_t reached = (visible + kLanes - 1) / kLanes * kLanes;
@@ -191,6 +193,7 @@ struct Tile {
   int64_t head;            // the first of them
   int64_t width;
   float scale;
+  float cap;
   const float* values;
   int64_t value_stride;
 };
@@ -227,7 +230,7 @@ void run_tile(const Tile& tile, int64_t first, int64_t row0, const UnitRoom& uni
   all_scores<R>(room, panels, width, stride);
   float inverse[R];
   for (int r = 0; r < R; ++r)
-    inverse[r] = soften(room.scores + r * stride, skips[r] - least, sees[r] - least, stride);
+    inverse[r] = soften(room.scores + r * stride, skips[r] - least, sees[r] - least, stride, tile.cap);
   int64_t d = 0;
   float* out = room.row;
   for (; d + kValueVectors * kLanes <= wide; d += kValueVectors * kLanes)
@@ -259,7 +262,7 @@ inline void attend_unit(const AttentionShape& shape, const AttentionTensors& t, 
   const int64_t head_at = unit.kv_head * width;
   const KeyCursor cursor(runs, unit.from);
   pack_keys(t, cursor, keys, head_at, width, room);
-  Tile tile{&t, visible, hidden, unit.from, group, unit.kv_head * group, width, shape.scale, nullptr, 0};
+  Tile tile{&t, visible, hidden, unit.from, group, unit.kv_head * group, width, shape.scale, shape.cap, nullptr, 0};
   tile.values = pack_values(t, cursor, keys, head_at, width, room, tile.value_stride);
   const int64_t rows = (unit.last - unit.first) * group;
   int64_t row = 0;

@@ -98,7 +98,8 @@ inline void score_tile(const PagedTile& tile, const T* k, const float* q, int64_
 }
 
 // Scores become weights relative to the largest so far. The factor for what was summed before is returned.
-inline float soften_tile(float* scores, int count, float& most, float& total) {
+inline float soften_tile(float* scores, int count, float cap, float& most, float& total) {
+  if (cap > 0.0f) soft_cap(scores, count, cap);
   for (int i = count; i % kLanes; ++i) scores[i] = -std::numeric_limits<float>::infinity();
   Vec high = same(most);
   for (int i = 0; i < count; i += kLanes) high = max(high, load(scores + i));
@@ -151,12 +152,12 @@ inline void add_values(const PagedTile& tile, const T* v, const float* weights, 
 // G heads of one KV head; q, most, total and out are those of the first.
 template <int G, class T>
 void attend_tile(const PagedTile& tile, const T* k, const T* v, const float* q, int64_t width, int64_t wide,
-                 float* most, float* total, float* out) {
+                 float cap, float* most, float* total, float* out) {
   alignas(64) float scores[G * kPagedKeys];
   float factors[G];
   score_tile<G>(tile, k, q, width, wide, scores);
   for (int i = 0; i < kKeysAhead; ++i) fetch_values(v + tile.at[i], width);
-  for (int g = 0; g < G; ++g) factors[g] = soften_tile(scores + g * kPagedKeys, tile.count, most[g], total[g]);
+  for (int g = 0; g < G; ++g) factors[g] = soften_tile(scores + g * kPagedKeys, tile.count, cap, most[g], total[g]);
   int64_t d = 0;
   for (; d + kPagedVectors * kLanes <= width; d += kPagedVectors * kLanes)
     add_values<G, kPagedVectors>(tile, v + d, scores, factors, kLanes, out + d, wide);
@@ -168,11 +169,11 @@ void attend_tile(const PagedTile& tile, const T* k, const T* v, const float* q, 
 
 template <int G, class T>
 inline void attend_some(int heads, const PagedTile& tile, const T* k, const T* v, const float* q, int64_t width,
-                        int64_t wide, float* most, float* total, float* out) {
+                        int64_t wide, float cap, float* most, float* total, float* out) {
   if constexpr (G > 1) {
-    if (heads < G) return attend_some<G - 1>(heads, tile, k, v, q, width, wide, most, total, out);
+    if (heads < G) return attend_some<G - 1>(heads, tile, k, v, q, width, wide, cap, most, total, out);
   }
-  attend_tile<G>(tile, k, v, q, width, wide, most, total, out);
+  attend_tile<G>(tile, k, v, q, width, wide, cap, most, total, out);
 }
 
 template <class T>
@@ -191,7 +192,7 @@ inline void attend_row_of(const PagedArgs& a, int64_t row, int first, int last, 
     total[head] = 0.0f;
   }
   const int32_t* block = tables.blocks + tables.begins[row];
-  int in_block = 0;
+  int in_block = tables.offsets ? tables.offsets[row] : 0;
   PagedTile tile;
   for (int64_t left = tables.lengths[row]; left > 0; left -= kPagedKeys) {
     tile.fill(left, block, in_block, tables.block_size, slot_values);
@@ -201,7 +202,7 @@ inline void attend_row_of(const PagedArgs& a, int64_t row, int first, int last, 
       const int together = (rest + passes - 1) / passes;
       const int64_t from = head / group * width;
       attend_some<kPagedHeads>(together, tile, static_cast<const T*>(a.k) + from, static_cast<const T*>(a.v) + from,
-                               q + head * wide, width, wide, most + head, total + head, out + head * wide);
+                               q + head * wide, width, wide, a.cap, most + head, total + head, out + head * wide);
       head += together;
     }
   }

@@ -207,6 +207,13 @@ struct GeluTanh {
   }
 };
 
+// cap * tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)) of `count` values, in place; whole vectors are written.
+inline void soft_cap(float* x, int64_t count, float cap) {
+  const Vec one = same(1.0f), most = same(cap), twice = same(2.0f * cap), by = same(2.0f / cap);
+  for (int64_t i = 0; i < count; i += kLanes)
+    store(x + i, fnma(div(twice, add(one, exp_of(mul(load(x + i), by)))), one, most));
+}
+
 struct Relu {
   static Vec of(Vec x) { return max(zero(), x); }
 };

@@ -2,7 +2,7 @@
 // they lie; nothing is gathered, nothing is padded.
 //
 //   q      [rows, heads, D]       the query heads of one KV head lie side by side: head h reads KV head h / group
-//   pool   [slots, kv_heads, D]   key t of a row is slot  blocks[begin + t / size] * size + t % size
+//   pool   [slots, kv_heads, D]   where the keys of a row lie in it: see BlockTables
 //
 // check() looks at tables once; attend_paged() trusts them.
 #pragma once
@@ -26,12 +26,13 @@ inline TablesCheck check(const BlockTables& tables, int64_t entries) {
   TablesCheck out;
   for (int64_t r = 0; r < tables.count; ++r) {
     const int64_t begin = tables.begins[r], end = tables.ends[r], length = tables.lengths[r];
-    const int64_t size = tables.block_size;
+    const int64_t size = tables.block_size, offset = tables.offsets ? tables.offsets[r] : 0;
     out.row = r;
     if (begin < 0 || end < begin || end > entries) return out.wrong = "its table is outside the blocks", out;
     if (length < 1) return out.wrong = "no token", out;
-    if (length > (end - begin) * size) return out.wrong = "more tokens than its table holds", out;
-    for (int64_t b = begin; b < begin + (length + size - 1) / size; ++b) {
+    if (offset < 0 || offset >= size) return out.wrong = "its keys do not begin in its first block", out;
+    if (offset + length > (end - begin) * size) return out.wrong = "more tokens than its table holds", out;
+    for (int64_t b = begin; b < begin + (offset + length + size - 1) / size; ++b) {
       if (tables.blocks[b] < 0) return out.wrong = "a block below 0", out;
       out.slots = std::max(out.slots, (int64_t{tables.blocks[b]} + 1) * size);
     }

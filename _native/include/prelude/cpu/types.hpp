@@ -104,12 +104,14 @@ struct AttentionTensors {
   Type type;
 };
 
-// Block tables of decode rows: key t of row r is slot  blocks[begins[r] + t / size] * size + t % size  of a pool.
+// Block tables of decode rows: key t of row r is slot  blocks[begins[r] + u / size] * size + u % size  of a pool,
+// with u = t + offsets[r].
 struct BlockTables {
   const int32_t* blocks;   // the tables, end to end
   const int32_t* begins;   // where in them each row's begins,
   const int32_t* ends;     // and ends
   const int32_t* lengths;  // keys of each row, its own token among them
+  const int32_t* offsets;  // where in its first block each row's keys begin, below `block_size`; null: at 0
   int64_t count;
   int32_t block_size;
 };
@@ -126,6 +128,7 @@ struct PagedArgs {
   int32_t kv_heads;
   int32_t width;
   float scale;
+  float cap;  // as in AttentionShape
   Type type;
 };
 
@@ -138,6 +141,7 @@ struct AttentionShape {
   int32_t kv_heads;
   int32_t width;
   float scale;
+  float cap;  // a score becomes cap * tanh(score / cap); 0: it stays
 };
 
 }  // namespace prelude::cpu
