@@ -304,10 +304,19 @@ def _changed(spec: ModelSpec, mixer: dict[str, Any] | None = None, **layer: Any)
 def test_models_the_kernels_cannot_take_are_named(model: Model) -> None:
     spec = model.config.spec
     check_supported(spec)
-    last = spec.layers[-1]
+    last, rope = spec.layers[-1], spec.attention.rope
+    assert rope is not None
     for wrong, said in (
-        (_changed(spec, {"head_dim": 20}), "head_dim=20 is not a multiple of 8"),
-        (_changed(spec, {"head_dim": 512}), "above 256"),
+        (_changed(spec, {"head_dim": 20, "rope": replace(rope, width=20)}), "head_dim=20 is not a multiple of 8"),
+        (_changed(spec, {"head_dim": 512, "rope": replace(rope, width=512)}), "above 256"),
+        (_changed(spec, {"rope": replace(rope, width=8)}), "rotation of a part of a head"),
+        (_changed(spec, {"window": 4}), "attention within a window"),
+        (_changed(spec, {"cap": 5.0}), "a soft cap or a scale"),
+        (_changed(spec, {"scale": 0.5}), "a soft cap or a scale"),
+        (_changed(spec, mlp_after=last.mlp_norm), "norms of what a layer adds"),
+        (_changed(spec, mlp_norm=replace(last.mlp_norm, offset=1.0)), "norms whose weights count from one"),
+        (replace(spec, logit_cap=30.0), "soft caps of logits"),
+        (replace(spec, embeddings=replace(spec.embeddings, scale=8.0)), "scaled embeddings"),
         (_changed(spec, {"causal": False}), "attention over the whole prompt"),
         (_changed(spec, {"rope": None}), "without rotary positions"),
         (_changed(spec, mixer_norm=None), "without a norm before attention"),
