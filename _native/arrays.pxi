@@ -80,22 +80,29 @@ def grow_tree(state, tail, positions, starts):
     ``positions`` and ``starts``, are those of the tree behind an empty state."""
     cdef cnp.ndarray s = _int32(state, "state"), t = _int32(tail, "tail"), p = _int32(positions, "positions")
     cdef cnp.ndarray begins = _int32(starts, "starts")
-    cdef int64_t i, n = _len(s), m = _len(t), k = _len(begins)
+    cdef int64_t n = _len(s), m = _len(t), k = _len(begins)
     if _len(p) != m or k < 2:
         raise ValueError(f"{_len(p)} positions and {k - 1} segments for {m} tokens")
-    cdef cnp.ndarray ids = _new_int32(n + m), at = _new_int32(n + m), first = _new_int32(k)
+    cdef cnp.ndarray ids = _new_int32(n + m)
     if n:
         memcpy(_data(ids), _data(s), n * sizeof(int32_t))
     if m:
         memcpy(_data(ids) + n, _data(t), m * sizeof(int32_t))
+    return ids, *_grown(n, p, begins)
+
+
+cdef tuple _grown(int64_t n, cnp.ndarray positions, cnp.ndarray starts):
+    """Positions and starts of a tree behind an empty state, of the same tree behind ``n`` tokens."""
+    cdef int64_t i, m = _len(positions), k = _len(starts)
+    cdef cnp.ndarray at = _new_int32(n + m), first = _new_int32(k)
     for i in range(n):
         _data(at)[i] = <int32_t>i
     for i in range(m):
-        _data(at)[n + i] = <int32_t>(n + _data(p)[i])
+        _data(at)[n + i] = <int32_t>(n + _data(positions)[i])
     _data(first)[0] = 0
     for i in range(1, k):
-        _data(first)[i] = <int32_t>(n + _data(begins)[i])
-    return ids, at, first
+        _data(first)[i] = <int32_t>(n + _data(starts)[i])
+    return at, first
 
 
 cdef cnp.ndarray _int32_slow(object x, str name):

@@ -581,3 +581,41 @@ class StepCounts:
         self, kind: str, prefill: int, decode: int, rows: tuple[OneShotRow, ...], folds: tuple[Any, ...], result: Any
     ) -> None: ...
     def counted(self) -> dict[str, Any]: ...
+
+# ------------------------------------------------------------------ admission
+
+@final
+class Alike:
+    def __init__(self, kind: type) -> None: ...
+    def end(self, tasks: list[Any], first: int) -> int: ...
+
+@final
+class PromptMould:
+    def __init__(
+        self,
+        makers: tuple[Maker, Maker, Maker],
+        shape: Callable[[int], tuple[Int32s, Int32s]],
+        head: Int32s,
+        foot: Int32s,
+        tail: tuple[Int32s, Int32s, Int32s, Int32s],
+        common: tuple[Any, ...],
+        reading: tuple[Any, ...],
+        *,
+        back: int,
+        least: int,
+        most: int,
+    ) -> None: ...
+    def make(self, prompts: list[Any], id_limit: int, tokenize_ms: float) -> tuple[list[Any], bool]: ...
+
+@final
+class LabelPaths:
+    def __init__(self, paths: Iterable[Iterable[int]], counted: Iterable[int], num_edges: int) -> None: ...
+    def weigh(
+        self,
+        labels: tuple[str, ...],
+        logprobs: list[float],
+        first: int,
+        alone: int = -1,
+        by_length: bool = False,
+        relative: bool = False,
+    ) -> tuple[int, list[float], dict[str, float], dict[str, float], float]: ...

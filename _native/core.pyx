@@ -8,6 +8,7 @@ here. Writing calls on one pool belong to one thread at a time (``ConcurrentUse`
 
 from __future__ import annotations
 
+import math as _math
 import os
 
 cimport cython
@@ -15,7 +16,7 @@ cimport ndarray as cnp
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, NAN, exp, log
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool
@@ -51,3 +52,5 @@ include "postprocess.pxi"
 include "ends.pxi"
 include "queues.pxi"
 include "steps.pxi"
+include "admission.pxi"
+include "labels.pxi"

@@ -1,6 +1,18 @@
 # What a step costs beside its rows, where a request that comes alone pays all of it. Part of core.pyx.
 
 
+cdef vector[Py_ssize_t] _slot_offsets(type kind) except *:
+    """Where the fields of a dataclass of slots lie, in order."""
+    cdef vector[Py_ssize_t] offsets
+    cdef Py_ssize_t offset
+    for field in _dataclasses.fields(kind):
+        offset = slot_offset(kind, getattr(kind, field.name, None))
+        if offset < 0:
+            raise TypeError(f"{kind.__name__}: {field.name} is not a slot")
+        offsets.push_back(offset)
+    return offsets
+
+
 @cython.final
 cdef class Maker:
     """Makes instances of a dataclass of slots from values in order: what the ``__init__`` of a frozen one does, without
@@ -11,15 +23,9 @@ cdef class Maker:
     cdef tuple defaults
 
     def __cinit__(self, type kind not None):
-        cdef Py_ssize_t offset
-        fields = _dataclasses.fields(kind)
         self.kind = kind
-        for field in fields:
-            offset = slot_offset(kind, getattr(kind, field.name, None))
-            if offset < 0:
-                raise TypeError(f"{kind.__name__}: {field.name} is not a slot")
-            self.offsets.push_back(offset)
-        self.defaults = tuple([field.default for field in fields])
+        self.offsets = _slot_offsets(kind)
+        self.defaults = tuple([field.default for field in _dataclasses.fields(kind)])
 
     def __call__(self, *values):
         return self.make(values)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from prelude._native.core import Maker
+from prelude._native.core import Maker, PromptMould, join_ids
 from prelude.admission import checks
 from prelude.admission.decision import Decision, assembled, decision_of
-from prelude.admission.facts import Facts, admitted
+from prelude.admission.facts import (
+    Facts,
+    admitted,
+    cache_of,
+    make_admitted,
+    make_prepared,
+    require_lm_head,
+    salt_of,
+)
 from prelude.admission.messages import check_messages, content_text, shorten_messages
-from prelude.admission.prepared import Admitted, Outcome, TokenTree
+from prelude.admission.prepared import Admitted, Outcome, make_tree, shape_of
 from prelude.admission.prompts import beginning, is_messages, kept, shorten
 from prelude.admission.questions import QuestionPlan, cut_question
 from prelude.admission.structured import MAX_TEXT, text_of
@@ -25,23 +31,78 @@ from prelude.results import Answer, Answers
 from prelude.tasks import Decide
 
 _make_answer = Maker(Answer)
-_FEW_EDGES = 64  # a path's sum is taken number by number up to here; numpy's fixed cost is a microsecond
+INT32_MAX = (1 << 31) - 1  # of ids that the tokenizer made
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A decision as tokens. Pairs of the readout follow ``plans``, then the plans once more without the state
-    where ``length_norm`` is "unconditional"."""
+def prepare_decides(facts: Facts, use: Use, tasks: Sequence[Decide]) -> list[Admitted | Exception]:
+    """Of tasks that differ in their state alone. What is wrong with one state is in its place; what is wrong with
+    all of the tasks is raised."""
+    questions, names = named(tasks[0].questions)
+    decision = decision_of(facts, use, tasks[0], questions)
+    mould = mould_of(facts, decision, tasks[0], names)
+    frame, most = decision.frame, facts.max_chars
+    contents: list[tuple[Any, int]] = []  # a state, or what is wrong with it; characters that were cut
+    texts: list[str] = []
+    for task in tasks:
+        state, dropped = task.state, 0
+        try:
+            if type(state) is not str or len(state) > most or not state.isascii():
+                state, dropped = state_content(facts, state, task.truncation)
+        except Exception as error:
+            contents.append((error, 0))
+            continue
+        contents.append((state, dropped))
+        if (text := frame.written(state)) and not dropped:
+            texts.append(text)
+    ids: list[Any] = use.encode_all(texts) if texts else []
+    ms = use.close() / max(1, len(ids))
+    made: list[Any]
+    made, whole = mould.make(ids, INT32_MAX, ms) if mould is not None else ([None] * len(ids), False)
+    if whole and len(made) == len(tasks):
+        return made
+    return _one_by_one(facts, tasks, decision, names, contents, iter(zip(ids, made)), ms)
 
-    tree: TokenTree
-    plans: tuple[QuestionPlan, ...]
+
+def _one_by_one(
+    facts: Facts,
+    tasks: Sequence[Decide],
+    decision: Decision,
+    names: tuple[str, ...] | None,
+    contents: Sequence[tuple[Any, int]],
+    encoded: Iterator[tuple[I32 | Exception, Admitted | None]],
+    ms: float,
+) -> list[Admitted | Exception]:
+    """``encoded``: of the states that have text, and of whose text nothing was cut, their ids and what came of
+    them."""
+    found: list[Admitted | Exception] = []
+    for task, (content, dropped) in zip(tasks, contents):
+        ids, made = next(encoded) if decision.frame.written(content) and not dropped else (None, None)
+        if made is not None:
+            found.append(made)
+        elif isinstance(content, Exception) or isinstance(ids, Exception):
+            found.append(content if isinstance(content, Exception) else ids)  # type: ignore[arg-type]
+        else:
+            try:
+                found.append(_admit_fitted(facts, task, decision, names, content, dropped, ids, ms))
+            except Exception as error:
+                found.append(error)
+    return found
 
 
-def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layout]:
-    questions, names = named(task.questions)
-    decision = decision_of(facts, use, task, questions)
-    content, dropped = state_content(facts, task.state, task.truncation)
-    state = decision.frame.encode(use, content)
+def _admit_fitted(
+    facts: Facts,
+    task: Decide,
+    decision: Decision,
+    names: tuple[str, ...] | None,
+    content: Any,
+    dropped: int,
+    ids: I32 | None,
+    ms: float,
+) -> Admitted:
+    """A state that is empty, given as ids, too long, or has a tree of its own. ``ids``: of its text."""
+    use, frame = Use(facts.encoder, facts.config.default_cache, task), decision.frame
+    use.seconds = ms / 1e3
+    state = use.encode_pieces(frame.pieces(content)) if ids is None else join_ids(frame.head, ids, frame.foot)
     cut = truncated = 0
     if task.truncation != "error":
         decision, cut = cut_questions(facts, use, decision, len(state), task.truncation)
@@ -49,18 +110,35 @@ def prepare_decide(facts: Facts, use: Use, task: Decide) -> tuple[Admitted, Layo
         state, truncated = fit_state(facts, use, state, content, decision, task.truncation)
     if not len(state) and decision.least:
         state = beginning(facts, "state", eos=True)
-    tree = decision.tree(state)
-    ready = admitted(
-        facts,
-        use,
-        task,
-        tree,
-        decision.readout,
-        lambda outcome: answers(decision, outcome, names),
-        truncated=truncated + cut or int(dropped + decision.dropped > 0),
-        first=len(state),
-    )
-    return ready, Layout(tree, decision.plans)
+    cut = truncated + cut or int(dropped + decision.dropped > 0)
+    tree, finish = decision.tree(state), partial(answers, decision, names=names)
+    return admitted(facts, use, task, tree, decision.readout, finish, truncated=cut, first=len(state))
+
+
+def mould_of(facts: Facts, decision: Decision, task: Decide, names: tuple[str, ...] | None) -> PromptMould | None:
+    """What requests of a decision have in common; ``None`` where each state has a tree of its own, or something was
+    cut of the questions. Kept where the questions have no names, which are not part of the decision."""
+    require_lm_head(facts, task)
+    cache = cache_of(facts, task)
+    if decision.norm == "unconditional" or decision.dropped:
+        return None
+    known = decision.moulds.get(cache) if names is None else None
+    if known is None:
+        known = PromptMould(
+            (make_tree, make_prepared, make_admitted),
+            shape_of,
+            decision.frame.head,
+            decision.frame.foot,
+            (decision.tail, decision.positions, decision.starts, decision.parents),
+            (decision.readout, 0, None, cache, salt_of(task)),
+            (partial(answers, decision, names=names),),
+            back=0,
+            least=decision.least,
+            most=decision.room(facts),
+        )
+        if names is None:
+            decision.moulds[cache] = known
+    return known
 
 
 def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
@@ -75,60 +153,33 @@ def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
 
 def answers(decision: Decision, outcome: Outcome, names: tuple[str, ...] | None = None) -> Answers:
     logprobs = outcome.pairs()
+    by_length, relative = decision.norm == "token", not decision.mass
+    half = len(logprobs) // 2 if decision.norm == "unconditional" else -1  # the second half is without the state
     found, at = [], 0
     for plan in decision.plans:
-        count = len(plan.trie.targets)
-        joint = joint_of(plan, logprobs[at : at + count])
-        scores = joint
-        if decision.norm == "token":
-            scores = [value / length for value, length in zip(joint, plan.trie.lengths.tolist())]
-        elif decision.norm == "unconditional":
-            pairs = len(logprobs) // 2  # the second half is without the state
-            alone = joint_of(plan, logprobs[pairs + at : pairs + at + count])
-            scores = [value - other for value, other in zip(joint, alone)]
-        found.append(answer(plan, joint, scores, relative=not decision.mass))
-        at += count
+        weigh = plan.trie.paths.weigh
+        found.append(answer(plan, *weigh(plan.labels, logprobs, at, half, by_length, relative)))
+        at += len(plan.trie.targets)
+        half += len(plan.trie.targets) if half >= 0 else 0
     return Answers(found, outcome.stats, names)
 
 
-def joint_of(plan: QuestionPlan, edges: list[float]) -> list[float]:
-    """Logprob of each label: the sum over its path. Finite for any input but NaN."""
-    trie = plan.trie
-    if trie.path_edges is None:
-        return edges
-    if len(edges) > _FEW_EDGES:
-        summed: list[float] = trie.joint(np.array(edges)).tolist()
-        return summed
-    return [sum([edges[edge] for edge in path]) for path in trie.paths]
-
-
-def answer(plan: QuestionPlan, joint: list[float], scores: list[float], *, relative: bool = False) -> Answer:
-    """``joint`` and ``scores``: a number a label. The first label wins a tie. ``relative``: without their mass."""
-    best = max(scores)
-    index = scores.index(best)
-    exp = math.exp
-    weights = [exp(value - best) for value in scores]
-    total = math.fsum(weights)
-    shares = [weight / total for weight in weights]
-    labels = plan.labels
-    if relative:
-        mass, joint = math.nan, [value - best - math.log(total) for value in scores]
-    else:
-        mass = min(1.0, math.fsum([exp(joint[i]) for i in plan.trie.counted]))
+def answer(
+    plan: QuestionPlan,
+    index: int,
+    shares: list[float],
+    probabilities: dict[str, float],
+    logprobs: dict[str, float],
+    mass: float,
+) -> Answer:
+    """From the numbers of ``LabelPaths.weigh``."""
     expected = None
     kind = plan.asked.kind
     if kind == "score":
         expected = math.fsum([level * share for level, share in enumerate(shares, start=plan.asked.first)])
+    probability = shares[0 if kind == "noul" else index]
     found: Answer = _make_answer(
-        labels[index],
-        index,
-        labels,
-        dict(zip(labels, shares)),
-        dict(zip(labels, joint)),
-        mass,
-        shares[0 if kind == "noul" else index],
-        expected,
-        kind,
+        plan.labels[index], index, plan.labels, probabilities, logprobs, mass, probability, expected, kind
     )
     return found
 

@@ -15,12 +15,12 @@ the state. The readout's rows count from there as well, so that one readout serv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from prelude._native.core import grow_tree, join_ids
+from prelude._native.core import PromptMould, grow_tree, join_ids
 from prelude.admission import checks
 from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.facts import Facts
@@ -44,10 +44,10 @@ class StateFrame:
     template: DecisionTemplate
     frame: Frame
     start: I32
-    head: tuple[I32, ...]
+    head: I32
     before: str
     after: str
-    foot: tuple[I32, ...]
+    foot: I32
     strips: bool  # white space at the beginning of the state
 
     def pieces(self, content: Any) -> list[Piece]:
@@ -56,13 +56,13 @@ class StateFrame:
             return [(self.start, True), *pieces]
         return [(self.frame.before, True), *(strip_start(pieces) if self.frame.strips else pieces)]
 
-    def encode(self, use: Use, content: Any) -> I32:
-        """The ids of a state, text or ids, with its frame."""
-        text = content.lstrip() if self.strips and isinstance(content, str) else content
-        if not isinstance(text, str) or not text:
-            return use.encode_pieces(self.pieces(content))
-        ids = use.encode(f"{self.before}{text}{self.after}")
-        return join_ids(*self.head, ids, *self.foot) if self.head or self.foot else ids
+    def written(self, content: Any) -> str:
+        """The run of text that a state is encoded as, between ``head`` and ``foot``. Empty for a state of ids or
+        without text: its ids are those of ``pieces``."""
+        if not isinstance(content, str):
+            return ""
+        text = content.lstrip() if self.strips else content
+        return f"{self.before}{text}{self.after}" if text else ""
 
 
 def state_frame(facts: Facts, use: Use, template: DecisionTemplate) -> StateFrame:
@@ -78,7 +78,7 @@ def state_frame(facts: Facts, use: Use, template: DecisionTemplate) -> StateFram
     return StateFrame(template, frame, start, head, text_before, text_after, foot, strips and not written)
 
 
-def _ids_and_text(use: Use, runs: list[Any], *, last: bool) -> tuple[tuple[I32, ...], str]:
+def _ids_and_text(use: Use, runs: list[Any], *, last: bool) -> tuple[I32, str]:
     """Fixed runs as ids, but for the one beside the state, which is encoded together with it."""
     text = ""
     if runs and isinstance(runs[-1 if last else 0], list):
@@ -86,7 +86,7 @@ def _ids_and_text(use: Use, runs: list[Any], *, last: bool) -> tuple[tuple[I32, 
     fixed = [
         use.encoder.fixed(use, "".join([part for part, _ in run])) if isinstance(run, list) else run for run in runs
     ]
-    return tuple([ids for ids in fixed if len(ids)]), text
+    return join_ids(*fixed), text
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ class Decision:
     readout: LogprobRows
     nbytes: int
     dropped: int = 0  # characters that were cut of the questions' texts before tokenising
+    moulds: dict[str, PromptMould] = field(default_factory=dict)  # by cache mode
 
     def room(self, facts: Facts) -> int:
         """Tokens that a state may have."""

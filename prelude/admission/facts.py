@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, get_args
@@ -111,6 +111,22 @@ def admitted(
     )
     ready: Admitted = make_admitted(prepared, finish)
     return ready
+
+
+def each_alone(
+    facts: Facts, prepare: Callable[[Facts, Use, Any], Admitted], tasks: Sequence[Any]
+) -> list[Admitted | Exception]:
+    """``prepare`` of each task; what one raises is in its place."""
+    found: list[Admitted | Exception] = []
+    for task in tasks:
+        use = Use(facts.encoder, facts.config.default_cache, task)
+        try:
+            found.append(prepare(facts, use, task))
+        except Exception as error:
+            found.append(error)
+        finally:
+            use.close()
+    return found
 
 
 def require_lm_head(facts: Facts, task: Task) -> None:

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from prelude._native.core import ids_below
+from prelude._native.core import PromptMould, ids_below
 from prelude.admission import checks
 from prelude.admission.facts import (
     Facts,
     admitted,
     cache_of,
+    each_alone,
     make_admitted,
     make_prepared,
     require_lm_head,
     salt_of,
 )
 from prelude.admission.logprobs import prompt_readout, top_limit
-from prelude.admission.prepared import Admitted, Outcome, TokenTree
+from prelude.admission.prepared import ROOT, Admitted, MakeReader, Outcome, TokenTree, make_tree, shape_of
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
 from prelude.admission.reading import TextReader, sampled_logprob
 from prelude.admission.sampling import resolve
-from prelude.admission.tokenization import Use, len_of
-from prelude.batch import SampleOutput
+from prelude.admission.tokenization import EMPTY, Use, len_of
+from prelude.batch import I32, SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.sampling import History, Sampling, SamplingState
 from prelude.results import Completion
 from prelude.tasks import CacheMode, Generate, SamplingParams
 
 MAX_TOKENS = (1 << 31) - 1
+_NO_BRANCHES: I32 = np.zeros(2, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,32 @@ class Settings:
     cache: CacheMode
     salt: int
     finish: Callable[[Outcome], Completion]
+    reader: MakeReader
+    mould: PromptMould | None = None  # of prompts that are given as ids and leave room for all tokens
+
+    def reading(self, budget: int) -> tuple[Any, ...]:
+        """The fields of ``Admitted`` after ``prepared``, for an output of ``budget`` tokens at most."""
+        if budget == 1:
+            return (self.finish,)
+        return self.finish, self.reader, self.sampling.stops is not None or self.sampling.logprobs is not None
+
+
+def prepare_generates(facts: Facts, tasks: list[Generate]) -> list[Admitted | Exception]:
+    """Of tasks that differ in their prompt alone; what is wrong with one is in its place. Tasks whose settings are
+    not kept have settings of their own each."""
+    found: list[Admitted | Exception] = []
+    if kept_settings(facts, tasks[0]) is None:
+        found += each_alone(facts, prepare_generate, tasks[:1])
+    rest = tasks[len(found) :]
+    settings = kept_settings(facts, tasks[0]) if rest else None
+    if settings is None or settings.mould is None:
+        return found + each_alone(facts, prepare_generate, rest)
+    made, whole = settings.mould.make([task.prompt for task in rest], facts.encoder.id_limit, 0.0)
+    if whole:
+        return found + made
+    for task, ready in zip(rest, made):
+        found += each_alone(facts, prepare_generate, [task]) if ready is None else [ready]
+    return found
 
 
 def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
@@ -70,27 +99,17 @@ def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
         state = SamplingState(0, sampling, 0, History.of(sampling.edits, ids))
     tree, ms = TokenTree.single(ids), use.close()
     prepared = make_prepared(tree, state, budget, sampling, settings.cache, settings.salt, truncated, ms, n - 1)
-    if budget == 1:
-        ready: Admitted = make_admitted(prepared, settings.finish)
-        return ready
-    return Admitted(
-        prepared,
-        settings.finish,
-        lambda hold_words: TextReader(facts.texts, sampling, hold_words),
-        sampling.stops is not None or sampling.logprobs is not None,
-    )
+    ready: Admitted = make_admitted(prepared, *settings.reading(budget))
+    return ready
 
 
 def settings_of(facts: Facts, task: Generate) -> Settings | None:
     """Checked once for tasks that say the same with one object of params. Not kept are params that draw a fresh seed,
     and those that hold what the caller may change. ``None``: no token is asked for."""
+    known = kept_settings(facts, task)
+    if known is not None:
+        return known
     params = task.params
-    key: tuple[object, ...] | None = None
-    if type(task.truncation) is str and type(task.cache) is str and (task.salt is None or type(task.salt) is str):
-        key = (id(params), task.truncation, task.cache, task.salt)
-        known: Settings | None = facts.settings.get(key)
-        if known is not None and known.params is params:
-            return known
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(f"{shown(params)} is not SamplingParams", field="params")
     wanted = checks.integer(params.max_tokens, "params.max_tokens", 0, MAX_TOKENS)
@@ -107,13 +126,50 @@ def settings_of(facts: Facts, task: Generate) -> Settings | None:
     sampling = resolve(facts, params, wanted)
     state = SamplingState(0, sampling)
     finish = partial(complete, facts, sampling)
-    made = Settings(params, wanted, sampling, state, cache_of(facts, task), salt_of(task), finish)
+
+    def reader(hold_words: bool) -> TextReader:
+        return TextReader(facts.texts, sampling, hold_words)
+
+    made = Settings(params, wanted, sampling, state, cache_of(facts, task), salt_of(task), finish, reader)
     lists = (params.stop, params.stop_token_ids, params.banned_token_ids)
     fixed = all(type(value) in (str, tuple) for value in lists) and params.allowed_token_ids is None
     drawn = params.seed is None and sampling.temperature > 0
+    key = _settings_key(task)
     if key is not None and fixed and not drawn and sampling.edits is None and params.logit_bias is None:
+        made = replace(made, mould=_mould(facts, made))
         facts.settings.put(key, made)
     return made
+
+
+def kept_settings(facts: Facts, task: Generate) -> Settings | None:
+    key = _settings_key(task)
+    known: Settings | None = None if key is None else facts.settings.get(key)
+    return known if known is not None and known.params is task.params else None
+
+
+def _settings_key(task: Generate) -> tuple[object, ...] | None:
+    if type(task.truncation) is str and type(task.cache) is str and (task.salt is None or type(task.salt) is str):
+        return (id(task.params), task.truncation, task.cache, task.salt)
+    return None
+
+
+def _mould(facts: Facts, settings: Settings) -> PromptMould:
+    """Of prompts that leave room for all tokens, in the context and in the pool."""
+    wanted, sampling = settings.wanted, settings.sampling
+    slots = facts.limits.num_blocks * facts.limits.block_size
+    most = min(facts.max_length - wanted, facts.max_chars)
+    return PromptMould(
+        (make_tree, make_prepared, make_admitted),
+        shape_of,
+        EMPTY,
+        EMPTY,
+        (EMPTY, EMPTY, _NO_BRANCHES, ROOT),
+        (settings.state, wanted, sampling, settings.cache, settings.salt),
+        settings.reading(wanted),
+        back=1,
+        least=1,
+        most=most if wanted == 1 else min(most, slots - wanted + 1),
+    )
 
 
 def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Encoded:

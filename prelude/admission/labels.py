@@ -21,10 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prelude.batch import F64, I32
+from prelude._native.core import LabelPaths
+from prelude.batch import I32
 from prelude.errors import InvalidRequest, shown
-
-_LEAST = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +35,14 @@ class LabelTrie:
     rows: I32  # [R]
     target_rows: I32  # [E], into rows
     targets: I32  # [E]
-    path_edges: I32 | None  # [sum of label lengths]; None: label i is edge i
-    path_starts: I32  # [L]
     lengths: I32  # [L], tokens per label
-    paths: tuple[tuple[int, ...], ...]  # the edges of each label
     counted: tuple[int, ...]  # labels that extend no other label: their probabilities are disjoint
+    paths: LabelPaths  # from edges to labels
 
     @property
     def depth(self) -> int:
         """Tokens fed after the question on the longest path."""
         return int(self.lengths.max()) - 1
-
-    def joint(self, edge_logprobs: F64) -> F64:
-        """Logprob of each label, float64[L]: the sum over its path. Finite for any input but NaN."""
-        finite: F64 = np.maximum(edge_logprobs, _LEAST)
-        if self.path_edges is None:
-            return finite
-        sums: F64 = np.add.reduceat(finite[self.path_edges], self.path_starts)
-        return sums
 
 
 def build_trie(label_ids: Sequence[Sequence[int]], labels: Sequence[str], field: str) -> LabelTrie:
@@ -121,16 +110,12 @@ def _arrays(
 ) -> LabelTrie:
     counted = [index for index, path in enumerate(paths) if not any(edge + 1 in ends for edge in path[:-1])]
     lengths = np.array([len(path) for path in paths], dtype=np.int32)
-    single = bool((lengths == 1).all())
-    flat = np.array([edge for path in paths for edge in path], dtype=np.int32)
     return LabelTrie(
         tuple(segments),
         np.arange(len(row_of), dtype=np.int32),
         np.array([row_of[parent] for parent in parents[1:]], dtype=np.int32),
         np.array(tokens[1:], dtype=np.int32),
-        None if single else flat,
-        (np.cumsum(lengths) - lengths).astype(np.int32),
         lengths,
-        tuple(map(tuple, paths)),
         tuple(counted),
+        LabelPaths(paths, counted, len(tokens) - 1),
     )

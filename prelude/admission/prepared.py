@@ -20,17 +20,19 @@ from prelude.readouts.sampling import Sampling
 from prelude.results import RequestStats, SampledLogprob
 from prelude.tasks import CacheMode
 
-_ROOT: I32 = np.array([-1], dtype=np.int32)
+ROOT: I32 = np.array([-1], dtype=np.int32)
 _COUNT: I32 = np.arange(1 << 16, dtype=np.int32)
 _WHOLE: I32 = np.stack([np.zeros(1 << 12, dtype=np.int32), _COUNT[: 1 << 12]], axis=1)  # [n] = (0, n)
 _NO_ROWS: I32 = np.zeros(0, dtype=np.int32)
-for _shared in (_ROOT, _COUNT, _WHOLE, _NO_ROWS):
+for _shared in (ROOT, _COUNT, _WHOLE, _NO_ROWS):
     _shared.setflags(write=False)
 
 
-def _counting(n: int) -> I32:
-    """0 .. n - 1, as a read-only view for all but very long prompts."""
-    return _COUNT[:n] if n <= len(_COUNT) else np.arange(n, dtype=np.int32)
+def shape_of(n: int) -> tuple[I32, I32]:
+    """Positions and starts of a prompt of ``n`` tokens without branches; read-only views for all but very long
+    ones."""
+    positions = _COUNT[:n] if n <= len(_COUNT) else np.arange(n, dtype=np.int32)
+    return positions, _WHOLE[n] if n < len(_WHOLE) else np.array([0, n], dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,7 @@ class TokenTree:
 
     @classmethod
     def single(cls, token_ids: I32) -> TokenTree:
-        n = len(token_ids)
-        starts = _WHOLE[n] if n < len(_WHOLE) else np.array([0, n], dtype=np.int32)
-        tree: TokenTree = make_tree(token_ids, _counting(n), starts, _ROOT)
+        tree: TokenTree = make_tree(token_ids, *shape_of(len(token_ids)), ROOT)
         return tree
 
     @classmethod

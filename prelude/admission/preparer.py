@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from prelude._native.core import Alike
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
-from prelude.admission.decide import Layout, prepare_decide
+from prelude.admission.decide import named, prepare_decides
+from prelude.admission.decision import decision_of
 from prelude.admission.facts import Facts, make_facts
-from prelude.admission.generate import prepare_generate
+from prelude.admission.generate import prepare_generates
 from prelude.admission.guard import prepare_guard
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
 from prelude.admission.pooled import prepare_classify, prepare_embed, prepare_reward
@@ -44,6 +46,7 @@ T = TypeVar("T")
 _NO_SETTINGS = EmbeddingSettings()
 _NO_RECIPES = ModelRecipes()
 _NOTHING_MORE = Notes()
+_ALIKE = {kind: Alike(kind) for kind in (Decide, Generate)}
 _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
 
@@ -147,21 +150,70 @@ class Preparer:
 
     def prepare(self, task: Task) -> Admitted:
         """Raises ``InvalidRequest`` (or a subclass) for anything the caller has to change, and nothing else."""
-        return self._prepare(task)[0]
+        [found] = self.prepare_all([task])
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def prepare_all(self, tasks: Iterable[Any]) -> list[Admitted | Exception]:
-        """``prepare`` of each; what one raises is in its place."""
+        """``prepare`` of each; what one raises is in its place. Neighbours that differ in their prompt alone are
+        prepared together."""
+        given = tasks if type(tasks) is list else list(tasks)
         found: list[Admitted | Exception] = []
-        for task in tasks:
-            try:
-                found.append(self.prepare(task))
-            except Exception as error:
-                found.append(error)
+        at = 0
+        while at < len(given):
+            alike = _ALIKE.get(type(given[at]))
+            end = at + 1 if alike is None else alike.end(given, at)
+            found += self._prepare_run(given[at:end])
+            at = end
         return found
+
+    def _prepare_run(self, tasks: list[Any]) -> list[Admitted | Exception]:
+        """Of tasks that differ in their prompt alone."""
+        facts, task = self._facts, tasks[0]
+        use = Use(facts.encoder, facts.config.default_cache, task)
+        try:
+            if isinstance(task, Decide):
+                return prepare_decides(facts, use, tasks)
+            if isinstance(task, Generate):
+                return prepare_generates(facts, tasks)
+            return [self._prepare_alone(use, task)[0]]
+        except Exception as error:  # wrong with all of them; each has an error of its own
+            return [error, *(found for one in tasks[1:] for found in self._prepare_run([one]))]
+        finally:
+            use.close()
+
+    def _prepare_alone(self, use: Use, task: Task) -> tuple[Admitted, Notes]:
+        facts = self._facts
+        match task:
+            case Embed():
+                return prepare_embed(facts, use, task), _NOTHING_MORE
+            case Classify():
+                return prepare_classify(facts, use, task)
+            case Loglikelihood():
+                return prepare_loglikelihood(facts, use, task), _NOTHING_MORE
+            case PromptLogprobs():
+                return prepare_prompt_logprobs(facts, use, task), _NOTHING_MORE
+            case Rerank():
+                return prepare_rerank(facts, use, task)
+            case Reward():
+                return prepare_reward(facts, use, task)
+            case Guard():
+                return prepare_guard(facts, use, task)
+            case _:
+                raise InvalidRequest(f"{shown(task)} is not a task", field="task")
 
     def explain(self, task: Task) -> Explanation:
         """What ``prepare`` would hand to the engine, in words."""
-        ready, said = self._prepare(task)
+        use = Use(self._facts.encoder, self._facts.config.default_cache, task)
+        try:
+            if isinstance(task, Decide | Generate):
+                ready, notes = self.prepare(task), _NOTHING_MORE
+            else:
+                ready, notes = self._prepare_alone(use, task)
+            labels = self._labels(use, task) if isinstance(task, Decide) else (notes.labels,) * bool(notes.labels)
+        finally:
+            use.close()
         prepared = ready.prepared
         tree = prepared.tree
         readout = prepared.readout
@@ -171,38 +223,14 @@ class Preparer:
             segments=tuple(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), tree.parents.tolist())),
             rows=prepared.rows,
             readout=_NOTHING_READ if readout is None else readout.describe(),
-            labels=tuple(tuple(zip(plan.labels, plan.label_ids)) for plan in said.plans)
-            if isinstance(said, Layout)
-            else (said.labels,) * bool(said.labels),
+            labels=labels,
             execution_class=classify(prepared).value,
             truncated_tokens=prepared.truncated_tokens,
-            recipe=None if isinstance(said, Layout) else said.recipe,
-            activation=None if isinstance(said, Layout) else said.activation,
+            recipe=notes.recipe,
+            activation=notes.activation,
         )
 
-    def _prepare(self, task: Task) -> tuple[Admitted, Layout | Notes]:
-        facts, use = self._facts, Use(self._facts.encoder, self._facts.config.default_cache, task)
-        try:
-            match task:
-                case Decide():
-                    return prepare_decide(facts, use, task)
-                case Embed():
-                    return prepare_embed(facts, use, task), _NOTHING_MORE
-                case Classify():
-                    return prepare_classify(facts, use, task)
-                case Loglikelihood():
-                    return prepare_loglikelihood(facts, use, task), _NOTHING_MORE
-                case PromptLogprobs():
-                    return prepare_prompt_logprobs(facts, use, task), _NOTHING_MORE
-                case Generate():
-                    return prepare_generate(facts, use, task), _NOTHING_MORE
-                case Rerank():
-                    return prepare_rerank(facts, use, task)
-                case Reward():
-                    return prepare_reward(facts, use, task)
-                case Guard():
-                    return prepare_guard(facts, use, task)
-                case _:
-                    raise InvalidRequest(f"{shown(task)} is not a task", field="task")
-        finally:
-            use.close()
+    def _labels(self, use: Use, task: Decide) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
+        """Of each question of a decision, its labels with their ids."""
+        plans = decision_of(self._facts, use, task, named(task.questions)[0]).plans
+        return tuple([tuple(zip(plan.labels, plan.label_ids)) for plan in plans])

@@ -39,6 +39,10 @@ class TokenizerLike(Protocol):
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
     ) -> I32: ...
 
+    def encode_arrays(
+        self, texts: list[str], add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
+    ) -> list[I32]: ...
+
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
     ) -> tuple[I32, I32]: ...
@@ -149,6 +153,33 @@ class Use:
         self.seconds += time.perf_counter() - started
         self.calls += 1
         self._check(ids)
+        return ids
+
+    def encode_all(self, texts: list[str]) -> list[I32] | list[I32 | Exception]:
+        """``encode`` of each, in one call of the tokenizer. What one of them raises is in its place."""
+        encoder = self.encoder
+        started = time.perf_counter()
+        try:
+            found = encoder.tokenizer.encode_arrays(texts, False, parse_special=False, remember=self.remember)
+        except (ValueError, TypeError):  # of one of them; which one is found by asking for each alone
+            return [self._encoded(text) for text in texts]
+        self.seconds += time.perf_counter() - started
+        self.calls += len(texts)
+        if encoder.may_pass_rows:
+            return [self._checked(ids) for ids in found]
+        return found
+
+    def _encoded(self, text: str) -> I32 | Exception:
+        try:
+            return self.encode(text)
+        except InvalidRequest as error:
+            return error
+
+    def _checked(self, ids: I32) -> I32 | Exception:
+        try:
+            self._check(ids)
+        except InvalidRequest as error:
+            return error
         return ids
 
     def encode_with_offsets(

@@ -84,8 +84,10 @@ def test_decisions_equal_brute_force(label_sets: list[list[str]], norm: Any, as_
 @pytest.mark.fault(14)
 def test_a_label_that_begins_another_is_counted_once() -> None:
     trie = build_trie([(7,), (7, 8), (7, 8, 9), (5,)], ["A", "AB", "ABC", "D"], "labels")
-    edge = np.log(np.array([0.6, 0.9, 0.5, 0.3]))
-    np.testing.assert_allclose(np.exp(trie.joint(edge)), [0.6, 0.54, 0.27, 0.3])
+    edge = np.log(np.array([0.6, 0.9, 0.5, 0.3])).tolist()
+    _, _, _, joint, mass = trie.paths.weigh(("A", "AB", "ABC", "D"), edge, 0)
+    np.testing.assert_allclose(np.exp(list(joint.values())), [0.6, 0.54, 0.27, 0.3])
+    assert mass == pytest.approx(0.9)
     assert trie.counted == (0, 3)
     answer = toys.run(toys.make(), Decide(STATE, [Choice("Which?", ["New", "New York", "New York and"])]))[0]
     assert answer.mass == pytest.approx(math.exp(answer.logprobs["New"]))

@@ -36,16 +36,16 @@ def test_long_texts_are_tokenised_on_other_threads_and_answered_in_order(checkpo
     async def main() -> None:
         async with AsyncEngine.from_pretrained(checkpoint, dtype="float32", config=SMALL) as engine:
             preparer: Any = engine.engine._preparer
-            prepare = preparer.prepare
+            prepare = preparer.prepare_all
 
-            def watched(task: Any) -> Any:
+            def watched(tasks: Any) -> Any:
                 threads.add(threading.get_ident())
                 if threading.get_ident() != own and not met.is_set():
                     together.wait(60)
                     met.set()
-                return prepare(task)
+                return prepare(tasks)
 
-            preparer.prepare = watched
+            preparer.prepare_all = watched
             filler = " the harbour was quiet" * 200
             assert INLINE_CHARS < len(filler) < JOB_CHARS < 64 * len(filler)
             tasks = [Embed(f"{i} boats" + filler, pooling="last", truncation="tail") for i in range(64)]
@@ -55,7 +55,7 @@ def test_long_texts_are_tokenised_on_other_threads_and_answered_in_order(checkpo
             short = [Embed(f"{i} boats", pooling="last") for i in range(3)]
             await engine.run_many(short)
             assert threads == {own}, "a short text costs less than a thread does"
-            del preparer.prepare
+            del preparer.prepare_all
             for i in (0, 13, 63):
                 alone = await engine.run(tasks[i])
                 assert abs(alone - together_vectors[i]).max() < 1e-4
@@ -145,7 +145,7 @@ def test_each_worker_does_its_part_of_the_path(checkpoint: Path) -> None:
         async with AsyncEngine.from_pretrained(checkpoint, dtype="float32", config=SMALL) as engine:
             preparer: Any = engine.engine._preparer
             executor: Any = engine.engine._core.executor
-            preparer.prepare = watched("prepare", preparer.prepare)
+            preparer.prepare_all = watched("prepare", preparer.prepare_all)
             executor.submit, executor.wait = watched("submit", executor.submit), watched("wait", executor.wait)
             params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
             text = "the harbour was quiet " * 300

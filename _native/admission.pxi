@@ -1,0 +1,109 @@
+# Requests of one setting, made together from their token ids. Part of core.pyx.
+
+
+@cython.final
+cdef class Alike:
+    """Finds neighbours in a list of tasks that say the same: instances of ``kind``, a dataclass of slots, whose
+    fields are the same objects, but for the first field."""
+
+    cdef type kind
+    cdef vector[Py_ssize_t] offsets
+
+    def __cinit__(self, type kind not None):
+        self.kind = kind
+        self.offsets = _slot_offsets(kind)
+
+    def end(self, list tasks not None, Py_ssize_t first) -> int:
+        """Where the run of tasks ends that begins with ``tasks[first]``, which is a ``kind``."""
+        cdef Py_ssize_t at = first + 1, n = len(tasks)
+        cdef size_t field
+        if not 0 <= first < n or type(tasks[first]) is not self.kind:
+            raise ValueError(f"tasks[{first}] is not a {self.kind.__name__}")
+        cdef object one = tasks[first], other
+        while at < n:
+            other = tasks[at]
+            if type(other) is not self.kind:
+                return at
+            for field in range(1, self.offsets.size()):
+                if slot_of(<PyObject*>one, self.offsets[field]) != slot_of(<PyObject*>other, self.offsets[field]):
+                    return at
+            at += 1
+        return at
+
+
+@cython.final
+cdef class PromptMould:
+    """What requests have in common whose prompts differ, and the makers of what is handed to the engine.
+
+        tokens of a request   head | its own ids | foot | tail       the first three are its state
+
+    ``tail`` is a tree behind an empty state: (token ids, positions, starts, parents); its first segment continues the
+    state's. ``back``: how many tokens before the end of the state the readout's rows count from. A state has ``least``
+    to ``most`` tokens. ``shape(n)`` are positions and starts of a prompt of n tokens without branches. ``common`` are
+    the fields of ``Prepared`` after the tree, up to the salt; ``reading`` those of ``Admitted`` after the first."""
+
+    cdef Maker tree, prepared, admitted
+    cdef object shape
+    cdef cnp.ndarray head, foot, tail, positions, starts, parents
+    cdef tuple common, reading
+    cdef int64_t back, least, most
+
+    def __cinit__(self, tuple makers not None, shape, head, foot, tuple tail not None, tuple common not None,
+                 tuple reading not None, *, int64_t back, int64_t least, int64_t most):
+        tree, prepared, admitted = makers
+        self.tree, self.prepared, self.admitted = <Maker?>tree, <Maker?>prepared, <Maker?>admitted
+        self.shape, self.common, self.reading = shape, common, reading
+        self.head, self.foot = _int32(head, "head"), _int32(foot, "foot")
+        ids, positions, starts, parents = tail
+        self.tail, self.positions = _int32(ids, "tail"), _int32(positions, "positions")
+        self.starts, self.parents = _int32(starts, "starts"), _int32(parents, "parents")
+        if (_len(self.positions) != _len(self.tail) or _len(self.parents) < 1
+                or _len(self.starts) != _len(self.parents) + 1):
+            raise ValueError(f"{_len(self.parents)} segments, {_len(self.starts)} starts and {_len(self.positions)} "
+                             f"positions for {_len(self.tail)} tokens")
+        self.back, self.least, self.most = back, least, most
+
+    def make(self, list prompts not None, int64_t id_limit, double tokenize_ms) -> tuple:
+        """An ``Admitted`` for each prompt: an int32 array, or what ``ids_below`` takes. None for a prompt that is
+        anything else, has an id that is not below ``id_limit``, or makes a state of another length. And whether there
+        is none of these."""
+        cdef list out = []
+        cdef cnp.ndarray ids
+        cdef bint whole = True
+        for prompt in prompts:
+            ids = self.tokens(prompt, id_limit)
+            whole = whole and ids is not None
+            out.append(None if ids is None else self.admit(ids, tokenize_ms))
+        return out, whole
+
+    cdef cnp.ndarray tokens(self, object prompt, int64_t id_limit):
+        """head, the prompt's ids, foot and tail."""
+        cdef Py_ssize_t n = _length_of_ids(prompt)
+        cdef int64_t around = _len(self.head) + _len(self.foot)
+        if n < 0 or not self.least <= n + around <= self.most:
+            return None
+        cdef cnp.ndarray out = _new_int32(n + around + _len(self.tail))
+        cdef int32_t* to = _data(out)
+        # Making an array may run a finaliser, which may change a list.
+        if _length_of_ids(prompt) != n or not _copy_ids(prompt, n, id_limit, to + _len(self.head)):
+            return None
+        _copy(to, self.head)
+        _copy(to + _len(self.head) + n, self.foot)
+        _copy(to + n + around, self.tail)
+        return out
+
+    cdef object admit(self, cnp.ndarray ids, double tokenize_ms):
+        cdef int64_t state = _len(ids) - _len(self.tail)
+        cdef object positions, starts
+        if _len(self.parents) == 1:
+            positions, starts = self.shape(_len(ids))
+        else:
+            positions, starts = _grown(state, self.positions, self.starts)
+        tree = self.tree.make((ids, positions, starts, self.parents))
+        prepared = self.prepared.make((tree, *self.common, 0, tokenize_ms, state - self.back))
+        return self.admitted.make((prepared, *self.reading))
+
+
+cdef inline void _copy(int32_t* to, cnp.ndarray ids) noexcept:
+    if _len(ids):
+        memcpy(to, _data(ids), _len(ids) * sizeof(int32_t))
