@@ -297,7 +297,7 @@ class EncodeEntry:
 
     def encode_arrays(
         self,
-        texts: list[Text],
+        texts: Sequence[Text],
         add_special_tokens: bool = True,
         *,
         parse_special: bool = True,

@@ -296,12 +296,12 @@ cdef class EncodeEntry:
         ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
         return self.array_of(text, add_special_tokens, parse_special, remember)
 
-    def encode_arrays(self, list texts not None, add_special_tokens=True, *, parse_special=True, remember=True):
+    def encode_arrays(self, texts, add_special_tokens=True, *, parse_special=True, remember=True):
         """``encode_array`` of each text: a list of arrays. Each text is a call of its own in what it may cost."""
         cdef cbool special = add_special_tokens, control = parse_special, kept = remember
         cdef Py_ssize_t since = 0
         cdef list out = []
-        for text in texts:
+        for text in list(texts):  # a copy: making an array may run a collection, and that anything at all
             out.append(self.array_of(text, special, control, kept))
             since += len(text)
             if since > RELEASE_AT:  # as one long text does, for other threads and for Ctrl-C

@@ -148,7 +148,7 @@ class EncodeEntry:
 
     def encode_arrays(
         self,
-        texts: list[str | bytes],
+        texts: Sequence[str | bytes],
         add_special_tokens: bool = True,
         *,
         parse_special: bool = True,

@@ -56,8 +56,10 @@ def prepare_decides(facts: Facts, use: Use, tasks: Sequence[Decide]) -> list[Adm
             texts.append(text)
     ids: list[Any] = use.encode_all(texts) if texts else []
     ms = use.close() / max(1, len(ids))
-    made: list[Any]
-    made, whole = mould.make(ids, INT32_MAX, ms) if mould is not None else ([None] * len(ids), False)
+    made: list[Any] = [None] * len(ids)
+    whole = False
+    if mould is not None:
+        made, whole = mould.make(ids, INT32_MAX, ms)
     if whole and len(made) == len(tasks):
         return made
     return _one_by_one(facts, tasks, decision, names, contents, iter(zip(ids, made)), ms)

@@ -8,7 +8,6 @@ chat template … <|im_start|>assistant\\n…Safety:    what the model was train
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,11 +106,5 @@ def next_field(recipe: GuardRecipe, messages: Sequence[Mapping[str, Any]], given
 
 
 def _answer(field: str, labels: tuple[str, ...], trie: LabelTrie, outcome: Outcome) -> GuardAnswer:
-    joint = trie.joint(np.array(outcome.pairs())).tolist()
-    best = max(joint)
-    weights = [math.exp(value - best) for value in joint]
-    total = math.fsum(weights)
-    shares = [weight / total for weight in weights]
-    mass = min(1.0, math.fsum([math.exp(joint[i]) for i in trie.counted]))
-    label = labels[joint.index(best)]
-    return GuardAnswer(field, label, dict(zip(labels, shares)), dict(zip(labels, joint)), mass, outcome.stats)
+    index, _, probabilities, logprobs, mass = trie.paths.weigh(labels, outcome.pairs(), 0)
+    return GuardAnswer(field, labels[index], probabilities, logprobs, mass, outcome.stats)

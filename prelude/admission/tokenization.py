@@ -40,7 +40,12 @@ class TokenizerLike(Protocol):
     ) -> I32: ...
 
     def encode_arrays(
-        self, texts: list[str], add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        remember: bool = True,
     ) -> list[I32]: ...
 
     def encode_with_offsets(

@@ -1,4 +1,4 @@
-"""What admission asks of the native core: runs of tasks that say the same, requests of one setting, weighed labels."""
+"""What admission asks of the native core: runs of tasks that say the same, requests of one setting, labels."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def mould(**given: Any) -> PromptMould:
         "most": 6,
         **given,
     }
-    return PromptMould(*[parts.pop(name) for name in ("makers", "shape", "head", "foot", "tail", "common", "reading")],
-                       **parts)  # fmt: skip
+    names = ("makers", "shape", "head", "foot", "tail", "common", "reading")
+    return PromptMould(*[parts.pop(name) for name in names], **parts)
 
 
 def test_runs_end_where_another_object_is_said() -> None:
