@@ -17,9 +17,11 @@ __version__ = "0.1.0"  # the one place: the package metadata and `prelude --vers
 if TYPE_CHECKING:
     from prelude.admission.template import DecisionTemplate
     from prelude.base import Health, ModelInfo
+    from prelude.calibration.calibrator import Calibrator, PriorCorrection
     from prelude.config import EngineConfig
     from prelude.engine import AsyncEngine, Engine
     from prelude.errors import (
+        CalibrationError,
         CheckpointError,
         ConfigError,
         DeadlineExceeded,
@@ -85,8 +87,10 @@ _PUBLIC = {
     "prelude.config": ("EngineConfig",),
     "prelude.admission.template": ("DecisionTemplate",),
     "prelude.base": ("Health", "ModelInfo"),
+    "prelude.calibration.calibrator": ("Calibrator", "PriorCorrection"),
     "prelude.engine": ("AsyncEngine", "Engine"),
     "prelude.errors": (
+        "CalibrationError",
         "CheckpointError",
         "ConfigError",
         "DeadlineExceeded",
@@ -154,6 +158,8 @@ __all__ = [
     "Answer",
     "Answers",
     "AsyncEngine",
+    "CalibrationError",
+    "Calibrator",
     "CheckpointError",
     "Choice",
     "Chunk",
@@ -188,6 +194,7 @@ __all__ = [
     "Noul",
     "Overloaded",
     "PreludeError",
+    "PriorCorrection",
     "PromptLogprobs",
     "PromptLogprobsResult",
     "PromptTooLong",

@@ -1,4 +1,5 @@
-"""``prelude demo``: the main job on real input, in a terminal. ``prelude simulate``: see docs/SIMULATOR.md."""
+"""``prelude demo``: the main job on real input, in a terminal. ``prelude simulate``: see docs/SIMULATOR.md;
+``prelude calibrate``: docs/CALIBRATION.md."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from prelude import __version__
+from prelude.calibration import command as calibrate
 from prelude.errors import PreludeError
 from prelude.simulation import command
 from prelude.tables import text_table
@@ -43,8 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
     demo.add_argument("--deterministic", action="store_true", help="bits that do not depend on the batch")
     simulation = commands.add_parser("simulate", help="plan a workload in virtual time, on any machine")
     command.add_arguments(simulation)
+    calibration = commands.add_parser("calibrate", help="fit probabilities to labels, and measure them")
+    calibrate.add_arguments(calibration)
     chosen = parser.parse_args(arguments)
     try:
+        if chosen.command == "calibrate":
+            return calibrate.main(chosen)
         return command.main(chosen) if chosen.command == "simulate" else asyncio.run(_demo(chosen))
     except PreludeError as error:
         print(f"prelude: {error}", file=sys.stderr)

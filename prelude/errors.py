@@ -13,6 +13,7 @@
 │   ├── ``UnsupportedModel``     a feature that is not implemented, named
 │   ├── ``CheckpointError``      a weight file or index that is malformed
 │   └── ``InsufficientMemory``   needed and available bytes, before anything is allocated
+├── ``CalibrationError`` (also a ``ValueError``): data that a calibrator cannot be fitted to or applied to
 ├── ``TraceError`` (also a ``ValueError``): a trace that cannot be simulated; names the line and the field
 ├── ``Overloaded``: the queue; try later
 │   └── ``QueueFull``
@@ -84,6 +85,10 @@ class RecipeError(InvalidRequest):
 
 class ConfigError(PreludeError, ValueError):
     """Engine limits that are out of range or contradict each other; raised when the engine is made."""
+
+
+class CalibrationError(PreludeError, ValueError):
+    """Labelled data that no calibrator can be fitted to, a file that holds none, or an answer with other labels."""
 
 
 class TraceError(PreludeError, ValueError):

@@ -1,0 +1,296 @@
+"""Calibrator and PriorCorrection: fitted once, kept as JSON, applied to answers by the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from prelude.calibration.fitting import fit_isotonic, fit_platt, fit_temperature, softmax
+from prelude.calibration.metrics import F64, check_rows
+from prelude.errors import CalibrationError, shown
+from prelude.results import Answer
+
+Method = Literal["temperature", "platt", "isotonic"]
+METHODS: tuple[str, ...] = get_args(Method)
+VERSION = 1
+MAX_BYTES = 1 << 24
+_LEAST = 1e-30  # the least probability whose logarithm is taken
+_LEAST_SHARE = 1e-9  # the least that the isotonic function gives: no label is excluded by a few hundred examples
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrator:
+    """A map from the probabilities of one question to calibrated ones.
+
+    ==============  ===================================================  ==============================
+    temperature     softmax(log p / T)                                   any labels; keeps the best one
+    platt           softmax(a log p + b), one offset b a label           the labels that it was fitted on
+    isotonic        g(p), normalised; g ascending, fitted over all       any labels; keeps the best one,
+                    labels of all rows                                   up to ties
+    ==============  ===================================================  ==============================
+
+    Temperature has one number and is the choice for a few hundred labels; platt corrects a leaning towards a label
+    as well; isotonic takes any ascending form and wants a thousand labels. ``parameters`` are "temperature", or
+    "slope" and "offsets", or "x" and "y". ``facts`` are notes, such as the size of the fit; they change nothing.
+    """
+
+    method: Method
+    parameters: Mapping[str, Any]
+    labels: tuple[str, ...] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise CalibrationError(f"method {shown(self.method)} is not one of {', '.join(METHODS)}")
+        if self.labels is not None:
+            object.__setattr__(self, "labels", tuple(self.labels))
+        given = self.parameters
+        if self.method == "temperature":
+            if _number(given, "temperature") <= 0:
+                raise CalibrationError("the temperature must be above 0")
+        elif self.method == "platt":
+            offsets = _numbers(given, "offsets")
+            if self.labels is None or len(self.labels) != len(offsets) or _number(given, "slope") <= 0:
+                raise CalibrationError("platt needs its labels, an offset for each and a slope above 0")
+        else:
+            x, y = _numbers(given, "x"), _numbers(given, "y")
+            steps = [*np.diff(x), *np.diff(y)]
+            if not x or len(x) != len(y) or min(steps, default=0) < 0 or min(y) < 0 or max(y) > 1:
+                raise CalibrationError("isotonic needs x and y of equal length, ascending, y between 0 and 1")
+
+    # -------------------------------------------------------------- fitting
+
+    @classmethod
+    def fit(
+        cls,
+        probabilities: Sequence[Sequence[float]],
+        truth: Sequence[int],
+        *,
+        method: Method = "temperature",
+        labels: Sequence[str] | None = None,
+    ) -> Calibrator:
+        """From rows of probabilities and the index of each row's true label. ``labels`` names the columns: "platt"
+        needs it. Raises ``CalibrationError``."""
+        if method not in METHODS:
+            raise CalibrationError(f"method {shown(method)} is not one of {', '.join(METHODS)}")
+        rows = [np.asarray(row, dtype=np.float64) for row in probabilities]
+        check_rows(rows, truth)
+        logs = [log_of(row) for row in rows]
+        index = [int(label) for label in truth]
+        facts = {"rows": len(rows)}
+        if method == "temperature":
+            return cls(method, {"temperature": fit_temperature(logs, index)}, facts=facts)
+        if method == "isotonic":
+            x, y = fit_isotonic(logs, index)
+            return cls(method, {"x": x, "y": y}, facts=facts)
+        if labels is None or {len(row) for row in rows} != {len(labels)}:
+            raise CalibrationError("platt has an offset for each label: give labels, the same for all rows")
+        slope, offsets = fit_platt(logs, index, len(labels))
+        return cls(method, {"slope": slope, "offsets": offsets}, tuple(labels), facts)
+
+    @classmethod
+    def fit_answers(
+        cls, answers: Sequence[Answer], truth: Sequence[str], *, method: Method = "temperature"
+    ) -> Calibrator:
+        """From answers to one question and the true label of each."""
+        rows, index = rows_of(answers, truth)
+        labels = answers[0].labels
+        same = all(answer.labels == labels for answer in answers)
+        return cls.fit(rows, index, method=method, labels=labels if same else None)
+
+    # -------------------------------------------------------------- applying
+
+    def probabilities(self, given: Sequence[float], labels: Sequence[str] | None = None) -> F64:
+        """The calibrated probabilities of one row, float64 [labels], which sum to 1."""
+        logs = log_of(np.asarray(given, dtype=np.float64))
+        if self.method == "temperature":
+            return softmax(logs / self.parameters["temperature"])
+        if self.method == "isotonic":
+            shares = np.interp(np.exp(logs), self.parameters["x"], self.parameters["y"])
+            shares = np.maximum(shares, _LEAST_SHARE)
+            found: F64 = shares / shares.sum()
+            return found
+        offsets = np.array(self.parameters["offsets"])
+        if labels is not None and self.labels is not None and tuple(labels) != self.labels:
+            if sorted(labels) != sorted(self.labels):
+                raise CalibrationError(
+                    f"labels {shown(tuple(labels))}; this calibrator was fitted on {shown(self.labels)}"
+                )
+            offsets = offsets[[self.labels.index(label) for label in labels]]
+        if len(offsets) != len(logs):
+            raise CalibrationError(f"{len(logs)} labels; this calibrator was fitted on {len(offsets)}")
+        return softmax(self.parameters["slope"] * logs + offsets)
+
+    def apply(self, answer: Answer) -> Answer:
+        """The answer with calibrated ``probabilities`` and what follows from them: ``label``, ``index``,
+        ``probability``, ``expected`` and ``confidence``. ``logprobs`` and ``mass`` stay the model's own."""
+        return changed(answer, self.probabilities(list(answer.probabilities.values()), answer.labels))
+
+    def score(self, logit: float) -> float:
+        """The calibrated probability of yes of a number such as ``RerankResult.logit``, for a calibrator that was
+        fitted on rows (1 - p, p) with p = sigmoid(logit)."""
+        return float(self.probabilities(pair(logit), self.labels)[1])
+
+    # -------------------------------------------------------------- kept
+
+    def to_json(self) -> str:
+        return json.dumps({"version": VERSION, "kind": "calibrator", **dataclasses.asdict(self)}, indent=1)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibrator:
+        """Raises ``CalibrationError`` that names the file."""
+        return cls(**_loaded(path, "calibrator", cls))
+
+
+@dataclass(frozen=True, slots=True)
+class PriorCorrection:
+    """p'(label) in proportion to p(label) / prior(label): what the model prefers before it read anything is divided
+    out. ``prior`` are probabilities in the order of ``labels``.
+
+    The prior of ``content_free`` is what the model answers to states that say nothing; that of ``of_answers`` is the
+    mean of its answers to many real states, which supposes that the labels are about equally frequent there, or as
+    frequent as ``target`` says. Both are estimates from outside of a request: keep them fixed, since a prior that
+    follows the traffic makes an answer depend on earlier ones.
+    """
+
+    labels: tuple[str, ...]
+    prior: tuple[float, ...]
+    target: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(self.labels))
+        for name in ("prior", "target"):
+            shares = getattr(self, name)
+            if shares is None and name == "target":
+                continue
+            numbers = _numbers({name: shares}, name)
+            if len(numbers) != len(self.labels) or not numbers or min(numbers) <= 0:
+                raise CalibrationError(
+                    f"{name} {shown(shares)}: a number above 0 for each of {len(self.labels)} labels"
+                )
+            object.__setattr__(self, name, tuple(number / sum(numbers) for number in numbers))
+
+    @classmethod
+    def of_answers(cls, answers: Sequence[Answer], target: Mapping[str, float] | None = None) -> PriorCorrection:
+        """The mean probabilities of answers to one question."""
+        labels = _common(answers)
+        mean = np.mean([list(answer.probabilities.values()) for answer in answers], axis=0)
+        aim = None if target is None else tuple(float(target.get(label, 0.0)) for label in labels)
+        return cls(labels, tuple(np.maximum(mean, _LEAST_SHARE).tolist()), aim)
+
+    @classmethod
+    def content_free(
+        cls, engine: Any, question: Any, states: Sequence[str] = ("N/A", "[...]", "-"), **keywords: Any
+    ) -> PriorCorrection:
+        """The mean answer of ``engine`` (an ``Engine``) to ``question`` about states without content. They should
+        have the form of the real ones, with nothing in the place of what is judged."""
+        return cls.of_answers([engine.decide(state, [question], **keywords)[0] for state in states])
+
+    def apply(self, answer: Answer) -> Answer:
+        """As ``Calibrator.apply``. ``CalibrationError`` for other labels."""
+        if sorted(answer.labels) != sorted(self.labels):
+            raise CalibrationError(f"labels {shown(answer.labels)}; this prior is over {shown(self.labels)}")
+        places = [self.labels.index(label) for label in answer.labels]
+        logs = log_of(np.array(list(answer.probabilities.values()))) - np.log(np.array(self.prior)[places])
+        if self.target is not None:
+            logs = logs + np.log(np.array(self.target)[places])
+        return changed(answer, softmax(logs))
+
+    def save(self, path: str | Path) -> None:
+        text = json.dumps({"version": VERSION, "kind": "prior", **dataclasses.asdict(self)}, indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> PriorCorrection:
+        return cls(**_loaded(path, "prior", cls))
+
+
+# ------------------------------------------------------------------ helpers
+
+
+def log_of(row: F64) -> F64:
+    """Logarithms of a row of probabilities, normalised, none below that of 1e-30."""
+    found: F64 = np.log(np.maximum(row / row.sum(), _LEAST))
+    return found
+
+
+def pair(logit: float) -> tuple[float, float]:
+    """(1 - p, p) of a logit."""
+    small = math.exp(-abs(logit))
+    high, low = 1 / (1 + small), small / (1 + small)
+    return (low, high) if logit >= 0 else (high, low)
+
+
+def rows_of(answers: Sequence[Answer], truth: Sequence[str]) -> tuple[list[list[float]], list[int]]:
+    if len(answers) == 0 or len(answers) != len(truth):
+        raise CalibrationError(f"{len(answers)} answers and {len(truth)} labels; one label an answer, at least one")
+    index = []
+    for at, (answer, label) in enumerate(zip(answers, truth)):
+        if label not in answer.labels:
+            raise CalibrationError(f"answers[{at}]: {shown(label)} is none of its labels {shown(answer.labels)}")
+        index.append(answer.labels.index(label))
+    return [list(answer.probabilities.values()) for answer in answers], index
+
+
+def changed(answer: Answer, shares: F64) -> Answer:
+    """``answer`` with other probabilities."""
+    index = int(np.argmax(shares))
+    values = dict(zip(answer.labels, shares.tolist()))
+    expected = answer.expected
+    if expected is not None:
+        first = 1 if answer.labels[0] == "1" else 0
+        expected = math.fsum([level * share for level, share in enumerate(shares.tolist(), start=first)])
+    probability = float(shares[0] if answer.kind == "noul" else shares[index])
+    return dataclasses.replace(
+        answer,
+        label=answer.labels[index],
+        index=index,
+        probabilities=values,
+        probability=probability,
+        expected=expected,
+    )
+
+
+def _common(answers: Sequence[Answer]) -> tuple[str, ...]:
+    if not answers or any(answer.labels != answers[0].labels for answer in answers):
+        raise CalibrationError("a prior is over one set of labels: give answers to one question, at least one")
+    return answers[0].labels
+
+
+def _number(values: Mapping[str, Any], name: str) -> float:
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise CalibrationError(f"{name}: {shown(value)} is not a finite number")
+    return float(value)
+
+
+def _numbers(values: Mapping[str, Any], name: str) -> list[float]:
+    given = values.get(name)
+    if not isinstance(given, list | tuple):
+        raise CalibrationError(f"{name}: {shown(given)} is not a list of numbers")
+    return [_number({name: value}, name) for value in given]
+
+
+def _loaded(path: str | Path, kind: str, cls: type[Any]) -> dict[str, Any]:
+    from prelude.tokenizer._files import read_plain
+
+    try:
+        found = json.loads(read_plain(path, MAX_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CalibrationError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(found, dict) or found.pop("kind", None) != kind or found.pop("version", None) != VERSION:
+        raise CalibrationError(f"{path}: not a {kind} of version {VERSION}")
+    known = {one.name for one in dataclasses.fields(cls)}
+    if set(found) - known:
+        raise CalibrationError(f"{path}: unknown field {shown(sorted(set(found) - known)[0])}")
+    return found

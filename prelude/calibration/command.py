@@ -1,0 +1,103 @@
+"""``prelude calibrate FILE``: fit on labelled answers, measure on others, keep the calibrator and draw figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from prelude.calibration.calibrator import METHODS, PriorCorrection
+from prelude.calibration.report import Report, calibrate
+from prelude.calibration.rows import Row, answers_of, read_rows
+from prelude.errors import CalibrationError
+from prelude.tables import text_table
+
+PRIORS = ("none", "labels", "content-free")
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="labelled rows, one JSON object a line (docs/CALIBRATION.md)")
+    parser.add_argument("--model", default=None, help="a model directory or hub name for rows that are not answered")
+    parser.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
+    parser.add_argument("--method", default="temperature", choices=METHODS)
+    parser.add_argument("--prior", default="none", choices=PRIORS, help="what is divided out before the fit")
+    parser.add_argument("--labels", type=int, default=None, help="rows to fit on; half of them by default")
+    parser.add_argument("--seed", type=int, default=0, help="of the split")
+    parser.add_argument("--save", default=None, help="write the calibrator here, as JSON")
+    parser.add_argument("--save-prior", default=None, help="write the prior here, as JSON")
+    parser.add_argument("--report", default=None, help="write the figures here, as JSON")
+    parser.add_argument("--plot", default=None, help="reliability before and after, as .png, .svg or .pdf")
+    parser.add_argument("--risk-plot", default=None, help="risk against coverage before and after")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    for name in ("plot", "risk_plot", "save", "save_prior", "report"):
+        check_target(f"--{name.replace('_', '-')}", getattr(chosen, name), figure="plot" in name)
+    rows = read_rows(chosen.file)
+    prior: Any = chosen.prior
+    if all(row.task is None for row in rows):
+        if prior == "content-free":
+            raise CalibrationError(
+                "--prior content-free asks the model, and every row of the file is answered already"
+            )
+        answers = answers_of(rows, None)
+    else:
+        from prelude.engine import Engine
+
+        with Engine.from_pretrained(chosen.model, revision=chosen.revision) as engine:
+            answers = answers_of(rows, engine)
+            if prior == "content-free":
+                prior = PriorCorrection.content_free(engine, same_question(rows))
+    truth = [row.label for row in rows]
+    report = calibrate(answers, truth, labels=chosen.labels, method=chosen.method, prior=prior, seed=chosen.seed)
+    print(table(report))
+    if chosen.save:
+        report.calibrator.save(chosen.save)
+    if chosen.save_prior and report.prior is not None:
+        report.prior.save(chosen.save_prior)
+    if chosen.report:
+        Path(chosen.report).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    if chosen.plot or chosen.risk_plot:
+        from prelude.calibration import plots
+
+        if chosen.plot:
+            plots.reliability_plot(report.curves, chosen.plot, title=f"{report.held_out} held-out answers")
+        if chosen.risk_plot:
+            plots.risk_coverage_plot(report.curves, chosen.risk_plot, title=f"{report.held_out} held-out answers")
+    return 0
+
+
+def same_question(rows: Sequence[Row]) -> Any:
+    """The question of every row; ``CalibrationError`` where they ask several, or bring answers."""
+    asked = [None if row.task is None else row.task.questions for row in rows]
+    if any(questions != asked[0] for questions in asked) or asked[0] is None:
+        raise CalibrationError("--prior content-free is of one question; the rows of the file ask several")
+    return next(iter(asked[0]))
+
+
+def check_target(option: str, given: str | None, *, figure: bool) -> None:
+    """Before the model is loaded: whether the file can be written afterwards."""
+    if given is None:
+        return
+    if figure and Path(given).suffix.lower() not in FORMATS:
+        raise CalibrationError(f"{option} {given!r}: the name has to end in one of {', '.join(FORMATS)}")
+    if figure and find_spec("matplotlib") is None:
+        raise CalibrationError(f"{option} needs matplotlib: pip install 'prelude-engine[calibration]'")
+    if not Path(given).absolute().parent.is_dir():
+        raise CalibrationError(f"{option} {given!r}: there is no folder {str(Path(given).absolute().parent)!r}")
+
+
+def table(report: Report) -> str:
+    """The held-out figures before and after."""
+    names = ("accuracy", "confidence", "ece", "brier", "nll", "aurc")
+    rows = [[name, f"{getattr(report.before, name):.4f}", f"{getattr(report.after, name):.4f}"] for name in names]
+    for at, name in enumerate(names):
+        if name == "ece":
+            ranges = (report.before_interval, report.after_interval)
+            rows.insert(at + 1, ["ece, 95 %", *[f"{low:.4f} to {high:.4f}" for low, high in ranges]])
+    title = f"{report.held_out} held-out answers; fitted on {report.fitted} ({report.calibrator.method})"
+    return text_table(rows, header=["", "before", "after"], right=(1, 2), title=title)

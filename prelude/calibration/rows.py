@@ -1,0 +1,105 @@
+"""A labelled file: one JSON object a line, either to be answered by a model or answered already.
+
+{"state": "…", "question": "…", "labels": ["a", "b"], "label": "a"}     a Choice; "levels" for a Score, neither
+                                                                        for a Noul, whose label is yes or no
+{"probabilities": {"a": 0.7, "b": 0.3}, "label": "a"}                   answered already: no model is needed
+{"logprobs": {"a": -0.4, "b": -1.2}, "label": "a"}                      the same, normalised here
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prelude.errors import CalibrationError, shown
+from prelude.results import Answer
+from prelude.tasks import Choice, Decide, Noul, Score
+
+MAX_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``task`` or ``answer``, and the true label."""
+
+    label: str
+    task: Decide | None = None
+    answer: Answer | None = None
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """``CalibrationError`` names the line."""
+    file = Path(path)
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise CalibrationError(f"{path}: {file.stat().st_size} bytes; the limit is {MAX_BYTES}")
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationError(f"{path}: cannot be read: {error}") from error
+    rows = [_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not rows:
+        raise CalibrationError(f"{path}: no rows")
+    return rows
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CalibrationError(f"{where}: not JSON: {error}") from error
+    if not isinstance(found, dict) or "label" not in found:
+        raise CalibrationError(f"{where}: an object with a label is expected")
+    label = {True: "yes", False: "no"}.get(found["label"], str(found["label"])) if _plain(found["label"]) else None
+    if label is None:
+        raise CalibrationError(f"{where}: label {shown(found['label'])} is not text, a number, true or false")
+    for name in ("probabilities", "logprobs"):
+        if name in found:
+            return Row(label, answer=_answered(found[name], name, label, where))
+    if not {"state", "question"} <= set(found):
+        raise CalibrationError(f"{where}: it has neither probabilities nor logprobs, nor a state and a question")
+    return Row(label, task=Decide(found["state"], [_question(found)]))
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | int | bool)
+
+
+def _question(found: dict[str, Any]) -> Any:
+    if "labels" in found:
+        return Choice(found["question"], found["labels"])
+    if "levels" in found:
+        return Score(found["question"], found["levels"])
+    return Noul(found["question"], found.get("criteria"))
+
+
+def _answered(values: Any, name: str, label: str, where: str) -> Answer:
+    if not isinstance(values, dict) or len(values) < 2 or not all(map(_number, values.values())):
+        raise CalibrationError(f"{where}: {name} {shown(values)} is not an object of finite numbers by label")
+    if label not in values:
+        raise CalibrationError(f"{where}: label {shown(label)} is none of {shown(list(values))}")
+    if name == "logprobs":
+        top = max(values.values())
+        values = {key: math.exp(value - top) for key, value in values.items()}
+    total = math.fsum(values.values())
+    if min(values.values()) < 0 or total <= 0:
+        raise CalibrationError(f"{where}: probabilities are not negative and not all zero")
+    shares = {key: value / total for key, value in values.items()}
+    best = max(shares, key=shares.__getitem__)
+    logs = {key: math.log(max(share, 1e-300)) for key, share in shares.items()}
+    labels = tuple(shares)
+    return Answer(best, labels.index(best), labels, shares, logs, math.nan, shares[best])
+
+
+def _number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+
+
+def answers_of(rows: Sequence[Row], engine: Any) -> list[Answer]:
+    """Those that the rows bring, and those of ``engine`` (an ``Engine``) for the others."""
+    tasks = [row.task for row in rows if row.task is not None]
+    asked = iter(engine.run_many(tasks)) if tasks else iter(())
+    return [row.answer if row.answer is not None else next(asked)[0] for row in rows]

@@ -1,0 +1,263 @@
+"""Calibrators and priors: fits against other libraries, what they change of an answer, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import Choice, Engine, Score, YesNo
+from prelude.calibration import METHODS, Calibrator, PriorCorrection, metrics
+from prelude.calibration.calibrator import pair
+from prelude.errors import CalibrationError
+from prelude.results import Answer
+
+LABELS = ("a", "b", "c")
+
+
+def drawn(count: int, slope: float = 3.0, lean: float = 0.0, seed: int = 0) -> tuple[list[np.ndarray], list[int]]:
+    """Probabilities with logarithms ``slope`` times too steep that lean towards the first label, and the truth."""
+    draw = np.random.default_rng(seed)
+    rows, truth = [], []
+    for _ in range(count):
+        logits = draw.normal(size=3) * 1.5
+        shares = np.exp(logits) / np.exp(logits).sum()
+        truth.append(int(draw.choice(3, p=shares)))
+        told = slope * logits + np.array([lean, 0.0, 0.0])
+        told = np.exp(told - told.max())
+        rows.append(told / told.sum())
+    return rows, truth
+
+
+def answer(shares: list[float], labels: tuple[str, ...] = LABELS, **fields: Any) -> Answer:
+    at = int(np.argmax(shares))
+    logs = {label: math.log(share) for label, share in zip(labels, shares)}
+    return Answer(labels[at], at, labels, dict(zip(labels, shares)), logs, 0.9, max(shares), **fields)
+
+
+def test_metrics_by_hand() -> None:
+    confidence, correct = np.array([0.95, 0.9, 0.6, 0.55]), np.array([1.0, 0.0, 1.0, 0.0])
+    # Two bins of four have answers: 0.95 and 0.9 at accuracy 1/2, 0.6 and 0.55 at 1/2.
+    by_hand = (2 * abs(0.5 - 0.925) + 2 * abs(0.5 - 0.575)) / 4
+    assert metrics.ece(confidence, correct, 4) == pytest.approx(by_hand)
+    bins = metrics.reliability(confidence, correct, 4)
+    assert [one.count for one in bins] == [0, 0, 2, 2] and bins[3].confidence == pytest.approx(0.925)
+    coverage, risk = metrics.risk_coverage(confidence, correct)
+    assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0] and risk.tolist() == pytest.approx([0, 0.5, 1 / 3, 0.5])
+    rows = [np.array([0.7, 0.3]), np.array([0.2, 0.8])]
+    assert metrics.brier(rows, [0, 0]) == pytest.approx(((0.3**2 + 0.3**2) + (0.8**2 + 0.8**2)) / 2)
+    found = metrics.summary(rows, [0, 0])
+    assert found.accuracy == 0.5 and found.nll == pytest.approx(-(math.log(0.7) + math.log(0.2)) / 2)
+    assert metrics.reliability(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 5)[0].count == 1
+
+
+def test_temperature_finds_the_slope_and_halves_the_error() -> None:
+    rows, truth = drawn(4000)
+    fitted = Calibrator.fit(rows[:2000], truth[:2000])
+    assert fitted.parameters["temperature"] == pytest.approx(3.0, rel=0.08)
+    before = metrics.summary(rows[2000:], truth[2000:])
+    after = metrics.summary([fitted.probabilities(row) for row in rows[2000:]], truth[2000:])
+    assert after.ece < before.ece / 4 and after.accuracy == before.accuracy and after.nll < before.nll
+
+
+def test_temperature_is_the_minimum_of_the_likelihood() -> None:
+    optimize = pytest.importorskip("scipy.optimize")
+    rows, truth = drawn(200, seed=4)
+
+    def loss(temperature: float) -> float:
+        scaled = [np.log(row) / temperature for row in rows]
+        return float(np.mean([np.logaddexp.reduce(row) - row[at] for row, at in zip(scaled, truth)]))
+
+    best = optimize.minimize_scalar(loss, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-9}).x
+    assert Calibrator.fit(rows, truth).parameters["temperature"] == pytest.approx(best, rel=1e-5)
+
+
+def test_platt_is_the_regularised_regression() -> None:
+    """scikit-learn's, of two labels: the same features, the same pull on the slope's distance from 1."""
+    optimize = pytest.importorskip("scipy.optimize")
+    rows, truth = drawn(300, slope=2.0, lean=1.5, seed=2)
+    fitted = Calibrator.fit(rows, truth, method="platt", labels=LABELS)
+    table = np.log(np.stack(rows))
+
+    def loss(parameters: np.ndarray) -> float:
+        logits = parameters[0] * table + np.array([parameters[1], parameters[2], 0.0])
+        nll = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(table)), truth]
+        return float(nll.mean() + ((parameters - [1, 0, 0]) ** 2).sum() / (2 * len(table)))
+
+    best = optimize.minimize(loss, [1.0, 0.0, 0.0], method="BFGS", options={"gtol": 1e-9}).x
+    assert fitted.parameters["slope"] == pytest.approx(best[0], abs=1e-4)
+    assert fitted.parameters["offsets"] == pytest.approx([best[1], best[2], 0.0], abs=1e-4)
+    leaning = np.mean([row[0] for row in rows]) - np.mean(np.array(truth) == 0)
+    left = np.mean([fitted.probabilities(row)[0] for row in rows]) - np.mean(np.array(truth) == 0)
+    assert abs(left) < abs(leaning) / 3
+
+
+def test_isotonic_is_that_of_scikit_learn() -> None:
+    isotonic = pytest.importorskip("sklearn.isotonic")
+    rows, truth = drawn(250, seed=7)
+    fitted = Calibrator.fit(rows, truth, method="isotonic")
+    x = np.concatenate(rows)
+    y = np.concatenate([np.arange(3) == at for at in truth]).astype(float)
+    theirs = isotonic.IsotonicRegression(out_of_bounds="clip").fit(x, y)
+    grid = np.linspace(0, 1, 301)
+    ours = np.interp(grid, fitted.parameters["x"], fitted.parameters["y"])
+    assert np.abs(ours - theirs.predict(grid)).max() < 1e-7
+    for row in rows[:50]:
+        found = fitted.probabilities(row)
+        assert found.sum() == pytest.approx(1.0) and found[int(np.argmax(row))] == found.max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_saved_gives_the_same_numbers(method: Any, tmp_path: Path) -> None:
+    rows, truth = drawn(120)
+    fitted = Calibrator.fit(rows, truth, method=method, labels=LABELS)
+    fitted.save(tmp_path / "calibrator.json")
+    loaded = Calibrator.load(tmp_path / "calibrator.json")
+    assert loaded.method == method
+    for row in rows[:20]:
+        assert loaded.probabilities(row).tolist() == fitted.probabilities(row).tolist()
+
+
+def test_an_answer_keeps_what_the_model_said() -> None:
+    fitted = Calibrator("temperature", {"temperature": 2.0})
+    given = answer([0.8, 0.15, 0.05])
+    found = fitted.apply(given)
+    expected = np.sqrt([0.8, 0.15, 0.05])
+    assert list(found.probabilities.values()) == pytest.approx((expected / expected.sum()).tolist())
+    assert (found.label, found.mass, found.logprobs) == (given.label, given.mass, given.logprobs)
+    assert found.probability == found.probabilities["a"] and found.confidence < given.confidence  # type: ignore[operator]
+    level = answer([0.5, 0.3, 0.2], ("1", "2", "3"), expected=1.7, kind="score")
+    told = fitted.apply(level)
+    assert told.expected == pytest.approx(sum(n * p for n, p in zip((1, 2, 3), told.probabilities.values())))
+    noul = answer([0.2, 0.8], ("yes", "no"), kind="noul")
+    assert fitted.apply(noul).probability == fitted.apply(noul).probabilities["yes"]
+
+
+def test_platt_follows_the_labels_in_another_order() -> None:
+    fitted = Calibrator("platt", {"slope": 1.0, "offsets": [1.0, 0.0, -1.0]}, LABELS)
+    straight = fitted.apply(answer([0.2, 0.3, 0.5]))
+    turned = fitted.apply(answer([0.5, 0.3, 0.2], ("c", "b", "a")))
+    for label in LABELS:
+        assert straight.probabilities[label] == pytest.approx(turned.probabilities[label])
+    with pytest.raises(CalibrationError, match="was fitted on"):
+        fitted.apply(answer([0.5, 0.3, 0.2], ("a", "b", "d")))
+    with pytest.raises(CalibrationError, match="2 labels"):
+        fitted.probabilities([0.5, 0.5])
+
+
+def test_a_score_of_two_sides() -> None:
+    draw = np.random.default_rng(1)
+    logits = draw.normal(size=600) * 4
+    truth = (draw.random(600) < 1 / (1 + np.exp(-logits / 4))).astype(int)
+    fitted = Calibrator.fit([pair(x) for x in logits], truth, method="platt", labels=("no", "yes"))
+    assert fitted.score(4.0) == pytest.approx(1 / (1 + math.exp(-1)), abs=0.08)
+    assert fitted.score(-1e4) >= 0.0 and fitted.score(1e4) <= 1.0
+
+
+def test_a_prior_is_divided_out() -> None:
+    even = PriorCorrection(("a", "b"), (0.75, 0.25)).apply(answer([0.75, 0.25], ("a", "b")))
+    assert list(even.probabilities.values()) == pytest.approx([0.5, 0.5])
+    aimed = PriorCorrection(("b", "a"), (0.25, 0.75), (0.1, 0.9)).apply(answer([0.75, 0.25], ("a", "b")))
+    assert aimed.probabilities["a"] == pytest.approx(0.9)
+    mean = PriorCorrection.of_answers([answer([0.9, 0.1], ("a", "b")), answer([0.5, 0.5], ("a", "b"))])
+    assert mean.prior == pytest.approx((0.7, 0.3))
+    with pytest.raises(CalibrationError, match="this prior is over"):
+        mean.apply(answer([0.5, 0.3, 0.2]))
+
+
+def test_a_content_free_prior_of_an_engine(tmp_path: Path) -> None:
+    question = Choice("Which language is it?", ["English", "French", "German"])
+    with Engine.from_pretrained() as engine:
+        prior = PriorCorrection.content_free(engine, question, ("N/A", "-"))
+        alone = [engine.decide(state, [question])[0] for state in ("N/A", "-")]
+        mean = np.mean([list(one.probabilities.values()) for one in alone], axis=0)
+        assert prior.prior == pytest.approx(tuple(np.maximum(mean, 1e-9).tolist()), rel=1e-3)
+        answers = engine.decide("The library is open.", [question, YesNo("Is it?"), Score("How clear is it?")])
+        found = prior.apply(answers[0])
+        assert sum(found.probabilities.values()) == pytest.approx(1.0)
+        for one in answers:
+            told = Calibrator("temperature", {"temperature": 3.0}).apply(one)
+            assert told.label == one.label and max(told.probabilities.values()) <= max(one.probabilities.values())
+    prior.save(tmp_path / "prior.json")
+    assert PriorCorrection.load(tmp_path / "prior.json") == prior
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("rows", "truth", "options"),
+    [
+        ([], [], {}),
+        ([[0.5, 0.5]], [], {}),
+        ([[0.5, 0.5]], [2], {}),
+        ([[0.5, math.nan]], [0], {}),
+        ([[-0.5, 1.5]], [0], {}),
+        ([[0.0, 0.0]], [0], {}),
+        ([[0.5, 0.5]], [0], {"method": "magic"}),
+        ([[0.5, 0.5]], [0], {"method": "platt"}),
+        ([[0.5, 0.5], [0.2, 0.3, 0.5]], [0, 1], {"method": "platt", "labels": ("a", "b")}),
+    ],
+)
+def test_data_that_cannot_be_fitted(rows: Any, truth: Any, options: Any) -> None:
+    with pytest.raises(CalibrationError):
+        Calibrator.fit(rows, truth, **options)
+
+
+def test_probabilities_that_say_the_opposite_are_refused_by_platt() -> None:
+    rows = [np.array([0.9, 0.1]), np.array([0.1, 0.9])] * 200
+    with pytest.raises(CalibrationError, match="no likelier"):
+        Calibrator.fit(rows, [1, 0] * 200, method="platt", labels=("a", "b"))
+
+
+def test_separable_data_stay_finite(caplog: pytest.LogCaptureFixture) -> None:
+    rows, truth = [np.array([0.9, 0.1]), np.array([0.1, 0.9])] * 50, [0, 1] * 50
+    for method in METHODS:
+        fitted = Calibrator.fit(rows, truth, method=method, labels=("a", "b"))  # type: ignore[arg-type]
+        assert np.isfinite(fitted.probabilities([0.7, 0.3])).all()
+    assert Calibrator.fit(rows, [1, 0] * 50).parameters["temperature"] == pytest.approx(20.0, rel=0.01)
+    assert "at its limit" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "magic"},
+        {"parameters": {}},
+        {"parameters": {"temperature": 0}},
+        {"parameters": {"temperature": "2"}},
+        {"parameters": {"temperature": True}},
+        {"method": "platt"},
+        {"method": "platt", "parameters": {"slope": 1.0, "offsets": [1.0]}, "labels": ["a", "b"]},
+        {"method": "isotonic", "parameters": {"x": [0.0, 1.0], "y": [1.0, 0.0]}},
+        {"method": "isotonic", "parameters": {"x": [], "y": []}},
+        {"method": "isotonic", "parameters": {"x": [0.0], "y": [2.0]}},
+        {"kind": "prior"},
+        {"version": 9},
+        {"unknown": 1},
+    ],
+)
+def test_a_file_that_is_no_calibrator(wrong: dict[str, Any], tmp_path: Path) -> None:
+    good = {"version": 1, "kind": "calibrator", "method": "temperature", "parameters": {"temperature": 2.0}}
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(good))
+    assert Calibrator.load(path).parameters["temperature"] == 2.0
+    path.write_text(json.dumps({**good, **wrong}))
+    with pytest.raises(CalibrationError):
+        Calibrator.load(path)
+    path.write_text("[")
+    with pytest.raises(CalibrationError, match=r"c\.json"):
+        Calibrator.load(path)
+
+
+def test_a_calibrator_is_never_applied_on_its_own() -> None:
+    """No field of a task, of the configuration or of an engine takes one."""
+    from prelude import Decide, EngineConfig, RequestOptions
+
+    names = [field.name for kind in (Decide, EngineConfig, RequestOptions) for field in dataclasses.fields(kind)]
+    assert not any("calibrat" in name or "prior" in name.replace("priority", "") for name in names)

@@ -1,0 +1,152 @@
+"""``prelude calibrate``: labelled files, the split, the figures, and errors that name the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import Calibrator, PriorCorrection
+from prelude.calibration.report import calibrate
+from prelude.calibration.rows import answers_of, read_rows
+from prelude.cli import main
+from prelude.errors import CalibrationError
+from tests.calibration.test_calibrator import LABELS, drawn
+
+
+def write_answered(path: Path, count: int = 600, name: str = "probabilities") -> Path:
+    rows, truth = drawn(count)
+    change = np.log if name == "logprobs" else np.asarray
+    lines = [
+        json.dumps({name: dict(zip(LABELS, change(row).tolist())), "label": LABELS[at]})
+        for row, at in zip(rows, truth)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("method", ["temperature", "platt", "isotonic"])
+def test_the_command_fits_on_some_rows_and_measures_on_the_others(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = write_answered(tmp_path / "rows.jsonl")
+    given = ["calibrate", str(path), "--method", method, "--labels", "200", "--save", str(tmp_path / "c.json")]
+    given += ["--report", str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.png")]
+    assert main([*given, "--risk-plot", str(tmp_path / "risk.svg")]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["fitted"], report["held_out"]) == (200, 400)
+    assert report["after"]["ece"] < report["before"]["ece"] / 2
+    assert report["after_ece_95"][0] <= report["after_ece_95"][1]
+    assert Calibrator.load(tmp_path / "c.json").method == method
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG" and b"<svg" in (tmp_path / "risk.svg").read_bytes()[
+        :600
+    ]
+    said = capsys.readouterr().out
+    assert "400 held-out answers; fitted on 200" in said and "ece, 95 %" in said
+
+
+def test_logprobs_are_normalised(tmp_path: Path) -> None:
+    shares, logs = (
+        [
+            list(row.answer.probabilities.values())
+            for row in read_rows(write_answered(tmp_path / name, 50, name))
+            if row.answer
+        ]
+        for name in ("probabilities", "logprobs")
+    )
+    assert np.abs(np.array(shares) - np.array(logs)).max() < 1e-12
+
+
+def test_rows_for_a_model_become_its_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [("The library is open.", "English"), ("Der Zug hat Verspätung.", "German"), ("Il fait beau.", "French")]
+    question, labels = "Which language is it?", ["English", "French", "German"]
+    rows = [{"state": text, "question": question, "labels": labels, "label": label} for text, label in texts * 4]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    prior = tmp_path / "prior.json"
+    assert main(["calibrate", str(path), "--labels", "6", "--prior", "content-free", "--save-prior", str(prior)]) == 0
+    assert PriorCorrection.load(prior).labels == tuple(labels)
+    assert "6 held-out answers" in capsys.readouterr().out
+    mixed = [
+        *rows[:2],
+        {"state": "a", "question": "Is it?", "label": True},
+        {"state": "a", "question": "?", "levels": 3, "label": 2},
+    ]
+    path.write_text("\n".join(map(json.dumps, mixed)))
+    assert [row.label for row in read_rows(path)] == ["English", "German", "yes", "2"]
+    assert main(["calibrate", str(path), "--prior", "content-free"]) == 2
+    assert "the rows of the file ask several" in capsys.readouterr().err
+
+
+def test_the_prior_of_the_labels_corrects_a_leaning(tmp_path: Path) -> None:
+    path = write_answered(tmp_path / "rows.jsonl", 900)
+    rows = read_rows(path)
+    answers, truth = answers_of(rows, None), [row.label for row in rows]
+    leaning = PriorCorrection(LABELS, (0.1, 0.3, 0.6))
+    told = [leaning.apply(answer) for answer in answers]
+    plain, corrected = (calibrate(told, truth, prior=prior) for prior in ("none", "labels"))  # type: ignore[arg-type]
+    assert corrected.after.accuracy > plain.after.accuracy and corrected.after.ece < corrected.before.ece / 2
+    assert calibrate(told, truth, prior=leaning).prior is leaning
+    with pytest.raises(CalibrationError, match="'none', 'labels'"):
+        calibrate(told, truth, prior="some")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "an object with a label"),
+        ('{"label": "a"}', "neither probabilities nor logprobs"),
+        ('{"label": null, "state": "a"}', "label None"),
+        ('{"label": "c", "probabilities": {"a": 1, "b": 0}}', "is none of"),
+        ('{"label": "a", "probabilities": {"a": 1}}', "finite numbers by label"),
+        ('{"label": "a", "probabilities": {"a": NaN, "b": 1}}', "finite numbers by label"),
+        ('{"label": "a", "probabilities": {"a": -1, "b": 1}}', "not negative"),
+        ('{"label": "a", "logprobs": {"a": true, "b": 1}}', "finite numbers by label"),
+    ],
+)
+def test_a_wrong_line_is_named(line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"label": "a", "probabilities": {"a": 1, "b": 0}}\n\n' + line + "\n")
+    assert main(["calibrate", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert message in said and "rows.jsonl:3" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plot", "x.txt"], "has to end in"),
+        (["--save", "/nowhere/at/all/c.json"], "there is no folder"),
+        (["--labels", "0"], "rows to fit on"),
+        (["--labels", "600"], "rows to fit on"),
+        (["--prior", "content-free"], "answered already"),
+    ],
+)
+def test_options_are_checked(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_answered(tmp_path / "rows.jsonl")
+    assert main(["calibrate", str(path), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_files_without_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", str(tmp_path / "none.jsonl")]) == 2
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    assert main(["calibrate", str(tmp_path / "empty.jsonl")]) == 2
+    assert "no rows" in capsys.readouterr().err
+
+
+def test_the_committed_figures_halve_the_error() -> None:
+    """Of the run in bench/results; ``python -m bench.calibration`` makes it anew."""
+    file = Path(__file__).resolve().parents[2] / "bench" / "results" / "calibration.json"
+    found: dict[str, Any] = json.loads(file.read_text())
+    for model in ("packaged", "overconfident"):
+        pairs = found[model]["temperature"]["ece"]
+        assert found["labels"] == 200 and len(pairs) == 5
+        assert all(one["after"] <= one["before"] / 2 for one in pairs)
