@@ -210,6 +210,10 @@ class Decide(TaskOf[Answers]):
 
     ``questions`` may be a mapping: its keys name the answers, and the model does not see them. ``state`` may be any
     JSON object or array.
+
+    ``orders``: "given" shows the options as they are listed. "sorted" shows them in one fixed order, and a number or
+    "all" in so many cyclic shifts of it, whose logprobs are averaged: then the listed order changes no bit of an
+    answer. A shift costs the tokens of its options and labels.
     """
 
     state: Prompt | Text
@@ -220,6 +224,7 @@ class Decide(TaskOf[Answers]):
     cache: CacheMode = "auto"
     salt: str | None = None
     mass: bool = True
+    orders: Orders = "given"
 
 
 @strict_keywords

@@ -17,6 +17,7 @@ from prelude.tasks import (
     Activation,
     CacheMode,
     LengthNorm,
+    Orders,
     Pooling,
     Truncation,
     unknown_keyword,
@@ -51,6 +52,7 @@ class DecideKeywords(VerbKeywords, total=False):
     length_norm: LengthNorm
     template: DecisionTemplate | None
     mass: bool
+    orders: Orders
 
 
 class ClassifyKeywords(VerbKeywords, total=False):

@@ -38,9 +38,10 @@ class Asked:
         return len(self.text) + sum(map(len, self.labels)) + sum(map(len, self.notes))
 
     def arranged(self, order: Sequence[int]) -> Asked:
-        """The same with its labels in another order."""
+        """The same with its labels, and their descriptions, in another order."""
         notes = tuple([self.notes[at] for at in order]) if self.notes else ()
-        return replace(self, labels=tuple([self.labels[at] for at in order]), notes=notes)
+        labels = tuple([self.labels[at] for at in order]) if self.labels else ()
+        return replace(self, labels=labels, notes=notes)
 
 
 def asked_of(facts: Facts, question: Any, field: str) -> Asked:

@@ -25,6 +25,7 @@ from prelude.admission.prompts import beginning, is_messages, kept, shorten
 from prelude.admission.questions import QuestionPlan, cut_question
 from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.admission.tokenization import Use, token_ids
+from prelude.admission.weighing import replaced, weigh_shifts
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
 from prelude.results import Answer, Answers
@@ -158,30 +159,37 @@ def answers(decision: Decision, outcome: Outcome, names: tuple[str, ...] | None 
     by_length, relative = decision.norm == "token", not decision.mass
     half = len(logprobs) // 2 if decision.norm == "unconditional" else -1  # the second half is without the state
     found, at = [], 0
-    for plan in decision.plans:
-        weigh = plan.trie.paths.weigh
-        found.append(answer(plan, *weigh(plan.labels, logprobs, at, half, by_length, relative)))
-        at += len(plan.trie.targets)
-        half += len(plan.trie.targets) if half >= 0 else 0
+    for plan, places in zip(decision.plans, decision.places):
+        labels, edges = plan.labels, len(plan.trie.targets) * plan.copies
+        if plan.copies == 1:
+            weighed = plan.trie.paths.weigh(labels, logprobs, at, half, by_length, relative)
+        else:
+            weighed = weigh_shifts(plan, logprobs, at, half, by_length, relative)
+        if places is not None:
+            labels, weighed = replaced(labels, places, weighed)
+        found.append(answer(plan, labels, *weighed))
+        at += edges
+        half += edges if half >= 0 else 0
     return Answers(found, outcome.stats, names)
 
 
 def answer(
     plan: QuestionPlan,
+    labels: tuple[str, ...],
     index: int,
     shares: list[float],
     probabilities: dict[str, float],
     logprobs: dict[str, float],
     mass: float,
 ) -> Answer:
-    """From the numbers of ``LabelPaths.weigh``."""
+    """From the numbers of ``LabelPaths.weigh``, in the order of ``labels``."""
     expected = None
     kind = plan.asked.kind
     if kind == "score":
         expected = math.fsum([level * share for level, share in enumerate(shares, start=plan.asked.first)])
     probability = shares[0 if kind == "noul" else index]
     found: Answer = _make_answer(
-        plan.labels[index], index, plan.labels, probabilities, logprobs, mass, probability, expected, kind
+        labels[index], index, labels, probabilities, logprobs, mass, probability, expected, kind
     )
     return found
 
@@ -203,7 +211,7 @@ def cut_questions(facts: Facts, use: Use, decision: Decision, state: int, trunca
         for at, plan in enumerate(decision.plans)
     ]
     cut = sum(plan.tokens for plan in decision.plans) - sum(plan.tokens for plan in found)
-    return assembled(found, decision.frame, decision.norm, decision.mass, decision.dropped), cut
+    return assembled(found, decision.frame, decision.norm, decision.mass, decision.places, decision.dropped), cut
 
 
 def fit_state(

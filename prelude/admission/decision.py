@@ -24,9 +24,10 @@ from prelude._native.core import PromptMould, grow_tree, join_ids
 from prelude.admission import checks
 from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.facts import Facts
+from prelude.admission.orders import check_orders
 from prelude.admission.prepared import TokenTree, make_tree
 from prelude.admission.prompts import TRUNCATIONS
-from prelude.admission.questions import QuestionPlan, plan_questions, strip_start, warn_of_lengths
+from prelude.admission.questions import Places, QuestionPlan, plan_questions, strip_start, warn_of_lengths
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use
 from prelude.batch import I32, LogprobRows
@@ -107,6 +108,7 @@ class Decision:
     parents: I32
     readout: LogprobRows
     nbytes: int
+    places: tuple[Places, ...] = ()  # of each question: where its labels, as the caller listed them, are in the plan
     dropped: int = 0  # characters that were cut of the questions' texts before tokenising
     moulds: dict[str, PromptMould] = field(default_factory=dict)  # by cache mode
 
@@ -140,30 +142,46 @@ def state_segments(plans: Sequence[QuestionPlan], state: I32) -> tuple[list[tupl
 def hang(
     segments: list[tuple[int, I32]], plans: Sequence[QuestionPlan], parent: int, start: I32 | None = None
 ) -> list[int]:
-    """Append each question and its label pieces; returns the token index of each question's last token."""
+    """Append each question, its shifts and the label pieces of each; returns the token index of the last token of
+    each shift, and of a question that has none."""
     bases = []
     count = sum(len(ids) for _, ids in segments)
     for plan in plans:
-        own = len(segments)
         ids = plan.token_ids if start is None else np.concatenate([start, plan.token_ids])
+        count += len(ids)
+        question = len(segments)
         segments.append((parent, ids))
-        bases.append(count + len(ids) - 1)
-        segments += [(own if above < 0 else own + 1 + above, piece) for above, piece in plan.trie.segments]
-        count += len(ids) + plan.tokens - len(plan.token_ids)
+        for shift in plan.shifts or (None,):
+            own = question
+            if shift is not None:
+                own = len(segments)
+                segments.append((question, shift))
+                count += len(shift)
+            bases.append(count - 1)
+            first = len(segments)
+            segments += [(own if above < 0 else first + above, piece) for above, piece in plan.trie.segments]
+            count += sum([len(piece) for _, piece in plan.trie.segments])
     return bases
 
 
-def assembled(plans: Sequence[QuestionPlan], frame: StateFrame, norm: str, mass: bool, dropped: int = 0) -> Decision:
+def assembled(
+    plans: Sequence[QuestionPlan],
+    frame: StateFrame,
+    norm: str,
+    mass: bool,
+    places: Sequence[Places] = (),
+    dropped: int = 0,
+) -> Decision:
     """The tree behind an empty state, from whose end places count."""
     none: I32 = np.zeros(0, dtype=np.int32)
     unconditional = norm == "unconditional"
     segments, bases = state_segments(plans, none)
     asked = sum(plan.tokens for plan in plans)
-    read = list(plans)
+    read = [plan for plan in plans for _ in range(plan.copies)]
     if unconditional:
         bases += hang(segments, plans, -1, frame.start)
         asked = 2 * asked + len(frame.start) * len(plans)
-        read += plans
+        read += read
     tree = TokenTree.build(segments)
     raw = not mass and all(plan.trie.depth == 0 for plan in plans)  # labels of more tokens need their normalisers
     return Decision(
@@ -180,12 +198,13 @@ def assembled(plans: Sequence[QuestionPlan], frame: StateFrame, norm: str, mass:
         tree.parents,
         read_rows(read, bases, raw),
         1024 + sum(plan.nbytes for plan in plans),
+        tuple(places),
         dropped,
     )
 
 
 def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) -> LogprobRows:
-    """Every edge of every trie, once."""
+    """Every edge of every trie, once; ``plans`` and ``bases`` side by side."""
     rows, target_rows, before = [], [], 0
     for plan, base in zip(plans, bases):
         rows.append(plan.trie.rows + np.int32(base))
@@ -213,12 +232,13 @@ def decision_of(facts: Facts, use: Use, task: Decide, questions: Any) -> Decisio
     checks.one_of(task.truncation, "truncation", TRUNCATIONS)
     template = template_of(facts, task)
     frame = state_frame(facts, use, template)
-    plans, dropped = plan_questions(facts, use, questions, template, frame.frame, task.truncation)
+    orders = check_orders(task.orders)
+    plans, places, dropped = plan_questions(facts, use, questions, template, frame.frame, task.truncation, orders)
     if norm == "none":
         for plan in plans:
             if plan.uneven:
                 warn_of_lengths(plan.labels, plan.label_ids)
-    made = assembled(plans, frame, norm, mass, dropped)
+    made = assembled(plans, frame, norm, mass, places, dropped)
     if made.asked >= facts.step_tokens:
         fit = len(plans) * facts.step_tokens // made.asked
         raise RequestTooLarge(
@@ -241,10 +261,13 @@ def decision_key(facts: Facts, task: Decide, asked: Any, salt: str | None) -> tu
         return None
     if task.template is not None and type(task.template) is not DecisionTemplate:
         return None
+    orders = task.orders
+    if type(orders) is not str and type(orders) is not int and type(orders) is not range:
+        return None
     parts = [question_key(question) for question in asked]
     if None in parts:
         return None
-    return tuple(parts), task.template, task.length_norm, task.mass, task.truncation, salt
+    return tuple(parts), task.template, task.length_norm, task.mass, task.truncation, orders, salt
 
 
 def question_key(question: Any) -> Any:

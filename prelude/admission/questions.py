@@ -6,19 +6,21 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from prelude.admission.asked import Asked, asked_of, check_characters
 from prelude.admission.chat import Frame
 from prelude.admission.facts import CHARS_PER_TOKEN, Facts
 from prelude.admission.labels import LabelTrie, build_trie
+from prelude.admission.orders import Arranged, arranged, shifted, split
 from prelude.admission.prompts import kept, shorten
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
-from prelude.tasks import Choice, Noul, Question, Score
+from prelude.tasks import Choice, Noul, Orders, Question, Score
 
+Places: TypeAlias = tuple[int, ...] | None
 EVEN = 3
 """Tokens by which labels may differ in length before a comparison of their joint logprobs is warned about."""
 
@@ -31,21 +33,35 @@ class QuestionPlan:
     labels: tuple[str, ...]
     label_ids: tuple[tuple[int, ...], ...]
     token_ids: I32  # the question part, with what follows it in a chat template; at least one
-    trie: LabelTrie
+    starts: tuple[int, ...]  # the shifts of the options that are shown
+    shifts: tuple[I32, ...]  # what follows ``token_ids`` in each of them; () where there is one
+    trie: LabelTrie  # behind each shift
     tokens: int  # that it adds to a tree
     depth: int  # that it adds to the longest sequence
     uneven: bool  # its labels' lengths differ by more than ``EVEN`` tokens
     chars: int
     nbytes: int
 
+    @property
+    def copies(self) -> int:
+        """How often the trie is read."""
+        return len(self.starts)
+
 
 def plan_questions(
-    facts: Facts, use: Use, questions: Sequence[Question], template: DecisionTemplate, frame: Frame, truncation: str
-) -> tuple[list[QuestionPlan], int]:
-    """One plan per question, and how many characters were cut of their texts; ``InvalidRequest`` names the question
-    that is wrong, ``questions[i]``."""
+    facts: Facts,
+    use: Use,
+    questions: Sequence[Question],
+    template: DecisionTemplate,
+    frame: Frame,
+    truncation: str,
+    orders: Orders = "given",
+) -> tuple[list[QuestionPlan], list[Places], int]:
+    """One plan per question, the places of its labels in the plan, and how many characters were cut of their texts.
+    ``InvalidRequest`` names the question that is wrong, ``questions[i]``."""
     check_list(facts, questions)
-    plans = []
+    plans: list[QuestionPlan] = []
+    places: list[Places] = []
     most = max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)
     left, dropped = most, 0
     for index, question in enumerate(questions):
@@ -54,9 +70,10 @@ def plan_questions(
         if len(asked.text) > facts.max_chars:
             text, _, cut = shorten(asked.text, facts.max_chars, truncation)
             asked, dropped = replace(asked, text=text), dropped + cut
-        key = (template, asked, use.salt)
+        shown_in = arranged(asked, orders, template, here)
+        key = (template, shown_in.asked, shown_in.starts, use.salt)
         plan: QuestionPlan | None = None if use.alone else facts.plans.get(key)
-        left -= check_characters(facts, asked, here) if plan is None else plan.chars
+        left -= check_characters(facts, asked, here) * len(shown_in.starts) if plan is None else plan.chars
         if left < 0:
             raise RequestTooLarge(
                 f"questions and labels have more than {most} characters, checked before tokenising; ask them in "
@@ -64,11 +81,12 @@ def plan_questions(
                 field="questions",
             )
         if plan is None:
-            plan = make_plan(facts, use, asked, template, frame, here)
+            plan = make_plan(facts, use, shown_in, template, frame, here)
             if not use.alone:
                 facts.plans.put(key, plan)
         plans.append(plan)
-    return plans, dropped
+        places.append(shown_in.places)
+    return plans, places, dropped
 
 
 def check_list(facts: Facts, questions: Sequence[Question]) -> None:
@@ -105,27 +123,32 @@ def warn_of_lengths(labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], .
 
 
 def make_plan(
-    facts: Facts, use: Use, asked: Asked, template: DecisionTemplate, frame: Frame, field: str
+    facts: Facts, use: Use, given: Arranged, template: DecisionTemplate, frame: Frame, field: str
 ) -> QuestionPlan:
+    asked, starts = given.asked, given.starts
     labels = template.labels_of(asked)
-    token_ids = use.encode_pieces(question_pieces(asked, labels, template, frame))
-    if len(token_ids) == 0:
+    rows = [use.encode_pieces(question_pieces(asked, labels, start, template, frame)) for start in starts]
+    if not all(map(len, rows)):
         raise InvalidRequest("the question tokenises to nothing", field=f"{field}.question")
+    token_ids, shifts = split(rows)
     label_ids, trie = labels_of(facts, use, labels, template, f"{field}.labels")
     fed = sum(len(ids) for _, ids in trie.segments)
-    chars = asked.chars
+    chars = asked.chars * len(starts)
+    own = len(token_ids) + sum(map(len, shifts))
     edges = sum(map(len, label_ids))
     return QuestionPlan(
         asked=asked,
         labels=labels,
         label_ids=label_ids,
         token_ids=token_ids,
+        starts=starts,
+        shifts=shifts,
         trie=trie,
-        tokens=len(token_ids) + fed,
-        depth=len(token_ids) + trie.depth,
+        tokens=own + fed * len(starts),
+        depth=max(map(len, rows)) + trie.depth,
         uneven=int(trie.lengths.max() - trie.lengths.min()) > EVEN,
         chars=chars,
-        nbytes=1024 + 8 * chars + 8 * len(token_ids) + 64 * edges + 256 * (len(labels) + len(trie.segments)),
+        nbytes=1024 + 8 * chars + 8 * own + 64 * edges + 256 * (len(labels) + len(trie.segments)),
     )
 
 
@@ -144,8 +167,11 @@ def labels_of(
     return ids, trie
 
 
-def question_pieces(asked: Asked, labels: tuple[str, ...], template: DecisionTemplate, frame: Frame) -> list[Piece]:
-    pieces = template.question_pieces(asked, labels)
+def question_pieces(
+    asked: Asked, labels: tuple[str, ...], start: int, template: DecisionTemplate, frame: Frame
+) -> list[Piece]:
+    """With the label at ``start`` first."""
+    pieces = template.question_pieces(*shifted(asked, labels, start))
     return [*(strip_end(pieces) if frame.strips else pieces), (frame.after, True)]
 
 
@@ -161,13 +187,20 @@ def cut_question(
 ) -> QuestionPlan:
     """The plan with as many tokens of the question's own text left out as make it at most ``room`` deep, where that
     text has more than half of ``max_length``. Not kept."""
-    pieces = question_pieces(plan.asked, plan.labels, template, frame)
-    ids, cuttable = use.encode_cuttable(pieces, fixed=[template.listing(plan.asked, plan.labels)])
-    if 2 * int(cuttable.sum()) <= facts.max_length:
-        return plan
-    excess = plan.depth - room
-    left = ids[kept(facts, cuttable, excess, truncation, f"{field}.question", room)]
-    return replace(plan, token_ids=left, tokens=plan.tokens - excess, depth=room)
+    rows = []
+    for start in plan.starts:
+        pieces = question_pieces(plan.asked, plan.labels, start, template, frame)
+        listing = template.listing(*shifted(plan.asked, plan.labels, start))
+        ids, cuttable = use.encode_cuttable(pieces, fixed=listing)
+        if 2 * int(cuttable.sum()) <= facts.max_length:
+            return plan
+        excess = len(ids) + plan.trie.depth - room
+        rows.append(ids[kept(facts, cuttable, excess, truncation, f"{field}.question", room)] if excess > 0 else ids)
+    token_ids, shifts = split(rows)
+    fed = plan.tokens - len(plan.token_ids) - sum(map(len, plan.shifts))
+    tokens = len(token_ids) + sum(map(len, shifts)) + fed
+    depth = max(map(len, rows)) + plan.trie.depth
+    return replace(plan, token_ids=token_ids, shifts=shifts, tokens=tokens, depth=depth)
 
 
 def strip_start(pieces: list[Piece]) -> list[Piece]:

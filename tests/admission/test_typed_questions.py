@@ -38,7 +38,6 @@ def said(preparer: Preparer, question: Any, **options: Any) -> str:
     return text.removeprefix(f"{STATE}\n\n")
 
 
-@pytest.mark.feature("A19")
 @pytest.mark.parametrize(
     "question, text",
     [

@@ -49,7 +49,6 @@ def answers(port: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.feature("A19")
 @pytest.mark.skipif(find_spec("uvicorn") is None, reason="uvicorn is not installed")
 @pytest.mark.skipif(
     find_spec("jevcompat") is None, reason="jevcompat is not installed: pip install jevcompat typesafe-sdk"

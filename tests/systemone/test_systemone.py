@@ -45,7 +45,7 @@ def ask(one: SystemOne, questions: Any = QUESTIONS, state: Any = TICKET, **more:
     return one.answer({"model": "jev-latest", "state": state, "questions": questions, **more})
 
 
-@pytest.mark.feature("A11", "A19")
+@pytest.mark.feature("G13")
 def test_a_body_of_three_questions_is_what_decide_says(engine: Engine, one: SystemOne) -> None:
     body = ask(one)
     noul, choice, score = engine.decide(
@@ -204,7 +204,6 @@ def test_what_is_too_large_is_413_and_what_is_cut_is_reported(one: SystemOne, en
     assert "x_truncated_tokens" not in ask(cut)
 
 
-@pytest.mark.feature("A27")
 def test_more_questions_than_a_step_holds_are_several_decisions() -> None:
     """400 questions by default limits; and in an engine of small steps the answers are those of a large one."""
     questions = {f"q{i}": {"type": "noul", "instructions": f"Is there a {i} in it?"} for i in range(400)}
