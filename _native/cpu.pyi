@@ -86,6 +86,8 @@ class Attention:
         run_pool: Any,
         hidden: Any = None,
         cap: float = 0.0,
+        places: Any = None,
+        relative_panels: int = 0,
     ) -> None: ...
     @property
     def pairs(self) -> int: ...
@@ -107,6 +109,10 @@ class Attention:
         slots: int,
         half: bool,
         threads: int,
+        relative_keys: int = 0,
+        relative_queries: int = 0,
+        relative_rows: int = 0,
+        relative_span: int = 0,
     ) -> None: ...
 
 @final

@@ -78,6 +78,12 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         int64_t length
         cbool pool
 
+    cdef struct RelativeTerm:
+        const float* keys
+        const float* queries
+        const int32_t* rows
+        int64_t span
+
     cdef struct AttentionTensors:
         const void* q
         const void* k
@@ -91,6 +97,7 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         int64_t pool_stride
         int64_t out_stride
         Type type
+        RelativeTerm relative
 
     cdef struct AttentionShape:
         int32_t heads
@@ -98,6 +105,7 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         int32_t width
         float scale
         float cap
+        int32_t relative_panels
 
 
 cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
@@ -145,10 +153,12 @@ cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
 cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil:
     cdef cppclass AttentionPlan:
         cbool build(const Kernels&, const AttentionShape&, vector[int32_t], vector[int32_t], vector[int32_t],
-                    vector[KeyRun], vector[int32_t])
+                    vector[KeyRun], vector[int32_t], vector[int32_t])
         int64_t queries()
         int64_t step_keys()
         int64_t pool_keys()
+        int64_t longest()
+        cbool has_places()
         int64_t pairs()
         cbool run(const AttentionTensors&, Fork, int)
 
@@ -319,7 +329,8 @@ cdef class Attention:
     Item i has queries ``query_starts[i]:query_starts[i + 1]`` and the keys of runs
     ``run_starts[i]:run_starts[i + 1]``, in order; query q sees the first ``visible[q]`` of them. A run is
     ``run_length`` keys from ``run_from`` on, of the pool where ``run_pool`` is not 0, else of the step. Where
-    ``hidden`` is given, query q does not see the first ``hidden[q]`` keys. A ``cap`` above 0 makes a score
+    ``hidden`` is given, query q does not see the first ``hidden[q]`` keys. ``places[q]`` is its own place among them,
+    for layers with a relative term. A ``cap`` above 0 makes a score
     ``cap * tanh(score / cap)``.
     """
 
@@ -327,7 +338,7 @@ cdef class Attention:
     cdef AttentionShape shape
 
     def __cinit__(self, int heads, int kv_heads, int width, float scale, query_starts, visible, run_starts, run_from,
-                 run_length, run_pool, hidden=None, float cap=0.0):
+                 run_length, run_pool, hidden=None, float cap=0.0, places=None, int relative_panels=0):
         if heads < 1 or kv_heads < 1 or heads % kv_heads or width < 1:
             raise ValueError(f"{heads} heads do not share {kv_heads} KV heads of {width} values")
         cdef cnp.ndarray seen_by = column(visible, np.int32, "visible")
@@ -347,11 +358,15 @@ cdef class Attention:
         cdef cnp.ndarray hidden_before = column(() if hidden is None else hidden, np.int32, "hidden")
         cdef const int32_t* first_hidden = <const int32_t*> cnp.PyArray_DATA(hidden_before)
         cdef vector[int32_t] seen
+        cdef cnp.ndarray own_places = column(() if places is None else places, np.int32, "places")
+        cdef const int32_t* first_place = <const int32_t*> cnp.PyArray_DATA(own_places)
         cdef vector[int32_t] skipped
+        cdef vector[int32_t] placed
         cdef vector[KeyRun] runs
         cdef Py_ssize_t i
         seen.assign(first_seen, first_seen + seen_by.shape[0])
         skipped.assign(first_hidden, first_hidden + hidden_before.shape[0])
+        placed.assign(first_place, first_place + own_places.shape[0])
         runs.resize(firsts.shape[0])
         for i in range(firsts.shape[0]):
             runs[i].from_ = from_[i]
@@ -362,8 +377,9 @@ cdef class Attention:
         self.shape.width = width
         self.shape.scale = scale
         self.shape.cap = cap
-        if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs, skipped):
-            raise ValueError("a query sees no key, or more keys than its item has")
+        self.shape.relative_panels = relative_panels
+        if not self.plan.build(kernels[0], self.shape, queries, seen, items, runs, skipped, placed):
+            raise ValueError("a query sees no key, or more keys than its item has, or stands outside of them")
 
     @property
     def pairs(self):
@@ -372,8 +388,10 @@ cdef class Attention:
 
     def run(self, uintptr_t q, int64_t q_stride, uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride,
             uintptr_t pool_k, uintptr_t pool_v, int64_t pool_stride, uintptr_t out, int64_t out_stride,
-            int64_t queries, int64_t tokens, int64_t slots, bint half, int threads):
-        """``queries`` rows of q and out, ``tokens`` of k and v, ``slots`` of the pool; strides in values."""
+            int64_t queries, int64_t tokens, int64_t slots, bint half, int threads, uintptr_t relative_keys=0,
+            uintptr_t relative_queries=0, uintptr_t relative_rows=0, int64_t relative_span=0):
+        """``queries`` rows of q and out, ``tokens`` of k and v, ``slots`` of the pool; strides in values. ``relative_``:
+        see ``RelativeTerm`` in types.hpp; 0 without such a term."""
         if self.plan.queries() > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
             raise ValueError("the tensors are smaller than what was planned")
         cdef AttentionTensors t
@@ -383,6 +401,11 @@ cdef class Attention:
         t.q_stride, t.k_stride, t.v_stride = q_stride, k_stride, v_stride
         t.pool_stride, t.out_stride = pool_stride, out_stride
         t.type = Type.bf16 if half else Type.f32
+        t.relative.keys, t.relative.queries = <const float*> relative_keys, <const float*> relative_queries
+        t.relative.rows, t.relative.span = <const int32_t*> relative_rows, relative_span
+        if relative_keys and (self.plan.longest() > relative_span or not self.plan.has_places()
+                              or self.shape.relative_panels < 1 or self.shape.heads != self.shape.kv_heads):
+            raise ValueError("a relative term for fewer distances than there are, or none was planned")
         if worth_releasing_gil(self.plan.pairs() * self.shape.width // 4):
             with nogil:
                 done = self.plan.run(t, fork, threads)

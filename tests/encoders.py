@@ -26,6 +26,9 @@ SIZES: dict[str, Any] = {
 DISTILBERT = {"vocab_size": 211, "dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 100}
 CLASSES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert"}
 CLASSES |= {"electra": "Electra", "modernbert": "ModernBert", "gemma3_text": "Gemma3Text"}
+CLASSES |= {"deberta-v2": "DebertaV2"}
+_V3 = {"position_buckets": 32, "norm_rel_ebd": "layer_norm", "share_att_key": True, "relative_attention": True}
+DEBERTA = {**_V3, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"], "layer_norm_eps": 1e-7}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "bert": {"family": "bert"},
@@ -43,6 +46,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "modernbert-biases": {"family": "modernbert", "attention_bias": True, "mlp_bias": True, "norm_bias": True},
     "modernbert-all-global": {"family": "modernbert", "global_attn_every_n_layers": 1, "hidden_activation": "relu"},
     "modernbert-wide-window": {"family": "modernbert", "local_attention": 90, "num_hidden_layers": 5},
+    "deberta-v2": {"family": "deberta-v2"},
+    "deberta-v2-few-buckets": {"family": "deberta-v2", "position_buckets": 6, "num_attention_heads": 3},
+    "deberta-v2-no-buckets": {"family": "deberta-v2", "position_buckets": -1, "max_relative_positions": 40},
+    "deberta-v2-old-spelling": {"family": "deberta-v2", "pos_att_type": "c2p|p2c", "norm_rel_ebd": "none"},
     "gemma3_text": {"family": "gemma3_text"},
     "gemma3_text-odd-window": {"family": "gemma3_text", "sliding_window": 7, "query_pre_attn_scalar": 12},
 }
@@ -56,6 +63,8 @@ def write_encoder(path: Path, *, family: str, kind: str = "Model", seed: int = 0
         sizes |= {"cls_token_id": 1, "sep_token_id": 2}
     if family == "electra":
         sizes = {"embedding_size": 48, **sizes}
+    if family == "deberta-v2":
+        sizes = {**DEBERTA, **sizes}
     if family == "gemma3_text":
         kinds = ["sliding_attention", "full_attention", "sliding_attention"]
         sizes = {"use_bidirectional_attention": True, "sliding_window": 16, "layer_types": kinds, **sizes}

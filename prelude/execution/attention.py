@@ -26,6 +26,7 @@ from torch import Tensor
 from prelude._native.cpu import PagedRows
 from prelude.batch import DecodeRows
 from prelude.execution.layout import I64, Forest, StepTokens, pool_rows
+from prelude.models.relative import RelativeWeights
 from prelude.models.spec import Attention as Heads
 
 Where: TypeAlias = "slice | Tensor"
@@ -33,9 +34,17 @@ Where: TypeAlias = "slice | Tensor"
 
 class AttentionPlan(Protocol):
     """``run`` maps queries [Q, heads, D] to outputs [Q, heads * D]; K and V are [tokens, kv_heads, D] of this
-    step, ``pool_k`` and ``pool_v`` [slots, kv_heads, D] of this layer."""
+    step, ``pool_k`` and ``pool_v`` [slots, kv_heads, D] of this layer, ``relative`` its relative term."""
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor: ...
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pool_k: Tensor,
+        pool_v: Tensor,
+        relative: RelativeWeights | None = None,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,15 @@ class CascadePlan:
         if step.decode is not None:
             self.decode = DecodePart.of(step.decode, step.prompt_tokens, block_size, heads, rows)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pool_k: Tensor,
+        pool_v: Tensor,
+        relative: RelativeWeights | None = None,
+    ) -> Tensor:
         queries, heads, width = q.shape
         if len(self.own) == 1 and not self.more and self.decode is None:
             return self._part(self.own[0], q, k, v)[0].reshape(queries, heads * width)

@@ -20,6 +20,7 @@ from prelude.batch import DecodeRows
 from prelude.execution.attention import DecodePart
 from prelude.execution.layout import I64, Forest, StepTokens
 from prelude.models.kernels import is_half
+from prelude.models.relative import RelativeWeights, panels_of
 from prelude.models.spec import Attention as Heads
 
 Runs = npt.NDArray[np.int64]
@@ -70,7 +71,15 @@ class RunsPlan:
         hidden = None if heads.window is None else seen_by - 1 - heads.window
         self._attention = _planned(heads, _starts(lengths), seen_by, _starts(items), all_runs, hidden)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pool_k: Tensor,
+        pool_v: Tensor,
+        relative: RelativeWeights | None = None,
+    ) -> Tensor:
         queries, heads, width = q.shape
         for x in (q, k, v, pool_k, pool_v):
             if x.dtype != q.dtype or x.stride(2) != 1 or x.stride(1) != width:
@@ -93,10 +102,20 @@ class RunsPlan:
             min(pool_k.size(0), pool_v.size(0)),
             is_half(q),
             torch.get_num_threads(),
+            **({} if relative is None else _addresses(relative)),
         )
         if self._paged is not None:
             self._paged.run(q, pool_k, pool_v, out.view(queries, heads, width))
         return out
+
+
+def _addresses(relative: RelativeWeights) -> dict[str, int]:
+    return {
+        "relative_keys": relative.keys.data_ptr(),
+        "relative_queries": relative.queries.data_ptr(),
+        "relative_rows": relative.rows.data_ptr(),
+        "relative_span": relative.span,
+    }
 
 
 def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None) -> Attention:
@@ -119,12 +138,12 @@ def _of_whole_prompts(forest: Forest, heads: Heads, rows: I64 | None) -> Attenti
     items = np.searchsorted(wanted, trees)
     counts = np.diff(items)
     visible, hidden = np.repeat(lengths, counts), None
+    at = wanted - np.repeat(begins, counts)
     if heads.window is not None:
-        at = wanted - np.repeat(begins, counts)
         hidden = at - heads.window
         visible = np.minimum(at + heads.window + 1, visible)
     own = np.stack([begins, lengths, np.zeros_like(begins)], axis=1)
-    return _planned(heads, items.astype(np.int32), visible, np.arange(len(trees), dtype=np.int32), own, hidden)
+    return _planned(heads, items.astype(np.int32), visible, np.arange(len(trees), dtype=np.int32), own, hidden, at)
 
 
 def _planned(
@@ -134,9 +153,11 @@ def _planned(
     run_starts: npt.NDArray[np.int32],
     runs: Runs,
     hidden: I64 | None,
+    places: I64 | None = None,
 ) -> Attention:
     """``items`` and ``run_starts``: where each item's queries and runs begin. A query sees the first ``visible`` keys
-    of its item, without the first ``hidden`` ones where that is above 0."""
+    of its item, without the first ``hidden`` ones where that is above 0. ``places``: of the queries in their
+    items."""
     return Attention(
         heads.heads,
         heads.kv_heads,
@@ -150,6 +171,8 @@ def _planned(
         runs[:, 2].astype(np.uint8),
         None if hidden is None else np.maximum(hidden, 0).astype(np.int32),
         heads.cap,
+        None if places is None or heads.relative is None else places.astype(np.int32),
+        0 if heads.relative is None else panels_of(heads.relative),
     )
 
 

@@ -213,7 +213,7 @@ class CpuExecutor:
             if len(slots):
                 write_pool(k, v, pool_k, pool_v, slots, written)
             plan = final if layer + 1 == len(layers) else plans[windows[layer]]
-            return plan.run(q, k, v, pool_k, pool_v)
+            return plan.run(q, k, v, pool_k, pool_v, self.weights.layers[layer].relative)
 
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
         ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)

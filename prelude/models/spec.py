@@ -83,6 +83,28 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Relative:
+    """DeBERTa's relative term. Vectors of distances are ``norm`` of ``name`` [2 * buckets, hidden], the same in all
+    layers; a layer's key and query projections make its own of them. A score is the sum of three products, query by
+    key, query by the key vector and key by the query vector of ``buckets + bucket(query - key)``.
+
+    ``bucket``: the distance itself up to half of ``buckets``, beyond it by the logarithm, so that ``farthest``
+    falls into the last one; with ``farthest`` None the distance itself, cut at ``buckets``.
+    """
+
+    name: str
+    buckets: int
+    width: int
+    farthest: int | None
+    norm: Norm | None
+
+    def tensors(self) -> Shapes:
+        yield f"{self.name}.weight", (2 * self.buckets, self.width)
+        if self.norm is not None:
+            yield from self.norm.tensors()
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """``qkv`` stacks queries, keys and values. ``q_norm`` and ``k_norm`` norm single heads, before the rotation.
 
@@ -103,6 +125,7 @@ class Attention:
     k_norm: Norm | None = None
     scale: float | None = None
     cap: float = 0.0
+    relative: Relative | None = None
 
     @property
     def score_scale(self) -> float:
@@ -115,9 +138,9 @@ class Attention:
     def tensors(self) -> Shapes:
         yield from self.qkv.tensors()
         yield from self.out.tensors()
-        for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
-                yield from norm.tensors()
+        for part in (self.q_norm, self.k_norm, self.relative):
+            if part is not None:
+                yield from part.tensors()
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,9 +128,9 @@ class Transformer:
         x = weights.tokens.index_select(0, ids).to(torch.float32)
         if self.spec.embeddings.scale != 1.0:
             x.mul_(torch.tensor(self.spec.embeddings.scale, dtype=self.dtype).to(torch.float32))
+        if highest >= self.spec.max_positions:
+            raise IndexError(f"position {highest} is past the model's last, {self.spec.max_positions - 1}")
         if weights.positions is not None:
-            if highest >= self.spec.max_positions:
-                raise IndexError(f"position {highest} is past the model's last, {self.spec.max_positions - 1}")
             at = positions if types is None else positions + types * self.spec.max_positions
             x.add_(weights.positions.index_select(0, at))
         if weights.norm is not None:

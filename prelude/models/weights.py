@@ -18,7 +18,19 @@ import torch
 from torch import Tensor
 
 from prelude.models.ops import Linear, RowNorm
-from prelude.models.spec import LM_HEAD, Attention, Classifier, Embeddings, Layer, ModelSpec, Norm, Projection, Rope
+from prelude.models.relative import RelativeWeights, relative_weights, rows_of_distances
+from prelude.models.spec import (
+    LM_HEAD,
+    Attention,
+    Classifier,
+    Embeddings,
+    Layer,
+    ModelSpec,
+    Norm,
+    Projection,
+    Relative,
+    Rope,
+)
 from prelude.progress import watched
 
 
@@ -44,6 +56,7 @@ class LayerWeights:
     mixer_after: RowNorm | None
     mlp_after: RowNorm | None
     qk_gain: Tensor | None  # [heads + kv_heads, head_dim], interleaved; None for models without norms of heads
+    relative: RelativeWeights | None = None
 
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.out, self.up, self.down
@@ -56,6 +69,8 @@ class LayerWeights:
                 yield from norm.tensors()
         if self.qk_gain is not None:
             yield self.qk_gain
+        if self.relative is not None:
+            yield from self.relative.tensors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +123,13 @@ class ModelWeights:
 class _Reader:
     """Reads weights of one layer after another into merged tensors of the working dtype."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
+    def __init__(self, source: WeightSource, dtype: torch.dtype, span: int = 1) -> None:
+        """``span``: more than any distance of two tokens."""
+        self.span = span
         self.source = source
         self.dtype = dtype
         self.names = frozenset(source.names())
+        self.distances: tuple[Tensor, Tensor] | None = None  # vectors and rows, read with the first layer
 
     def vector(self, name: str) -> Tensor:
         return self.source.finite(name).to(torch.float32, copy=True)
@@ -153,9 +171,10 @@ class _Reader:
         turned = None if mixer.rope is None else Turned.of(mixer, mixer.rope)
         after = (None if norm is None else self.norm(norm) for norm in (spec.mixer_after, spec.mlp_after))
         mixer_after, mlp_after = after
+        qkv = self.linear(mixer.qkv, mixer_gain, turned)
         return LayerWeights(
             spec,
-            qkv=self.linear(mixer.qkv, mixer_gain, turned),
+            qkv=qkv,
             out=self.linear(mixer.out),
             up=self.linear(mlp.up, mlp_gain),
             down=self.linear(mlp.down),
@@ -164,6 +183,7 @@ class _Reader:
             mixer_after=mixer_after,
             mlp_after=mlp_after,
             qk_gain=self._qk_gain(mixer),
+            relative=None if mixer.relative is None else self._relative(mixer, mixer.relative, qkv),
         )
 
     def embeddings(self, spec: Embeddings, count: int) -> EmbeddingWeights:
@@ -188,6 +208,14 @@ class _Reader:
             None if spec.dense is None else self.linear(spec.dense),
             None if spec.norm is None else self.norm(spec.norm),
         )
+
+    def _relative(self, mixer: Attention, relative: Relative, qkv: Linear) -> RelativeWeights:
+        if self.distances is None:
+            vectors = self.vector(f"{relative.name}.weight")
+            if relative.norm is not None:
+                self.norm(relative.norm)(vectors, torch.float32, vectors)
+            self.distances = vectors, rows_of_distances(relative, self.span)
+        return relative_weights(mixer, qkv, *self.distances)
 
     def _qk_gain(self, mixer: Attention) -> Tensor | None:
         if mixer.q_norm is None or mixer.k_norm is None:
@@ -232,7 +260,7 @@ def interleave(rows: Tensor, head_dim: int, width: int) -> Tensor:
 
 def load_weights(source: WeightSource, spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:
     """Read everything ``spec`` needs out of ``source``, which may be closed afterwards."""
-    reader = _Reader(source, dtype)
+    reader = _Reader(source, dtype, spec.max_positions)
     embeddings = reader.embeddings(spec.embeddings, spec.max_positions)
     lm_head: Linear | None = None
     if f"{LM_HEAD}.weight" in reader.names:

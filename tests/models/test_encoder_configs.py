@@ -41,7 +41,26 @@ DISTILBERT: dict[str, Any] = {
 }
 MODERNBERT = {**SMALL, "architectures": ["ModernBertModel"], "model_type": "modernbert"}
 MODERN = ("rope_parameters", "layer_types", "local_attention", "norm_eps", "norm_bias", "global_rope_theta")
-CONFIGS = {"modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "electra": ELECTRA, "distilbert": DISTILBERT}
+DEBERTA: dict[str, Any] = {
+    **SMALL,
+    "architectures": ["DebertaV2Model"],
+    "model_type": "deberta-v2",
+    "relative_attention": True,
+    "position_biased_input": False,
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 8,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+}
+CONFIGS = {
+    "deberta-v2": DEBERTA,
+    "modernbert": MODERNBERT,
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "electra": ELECTRA,
+    "distilbert": DISTILBERT,
+}
 
 
 @pytest.mark.parametrize("kind", ["Model", "ForSequenceClassification"])
@@ -108,11 +127,24 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({**BERT, "hidden_act": "mish"}, "hidden_act 'mish'; supported: gelu"),
     ({**BERT, "quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ({**DISTILBERT, "sinusoidal_pos_embds": True}, "sinusoidal_pos_embds"),
+    ({**DEBERTA, "position_biased_input": True}, "position_biased_input"),
+    ({**DEBERTA, "relative_attention": False}, "relative_attention"),
+    ({**DEBERTA, "share_att_key": False}, "share_att_key"),
+    ({**DEBERTA, "type_vocab_size": 2}, "type_vocab_size"),
+    ({**DEBERTA, "conv_kernel_size": 3}, "conv_kernel_size"),
+    ({**DEBERTA, "embedding_size": 16}, "embedding_size"),
+    ({**DEBERTA, "pos_att_type": ["c2p"]}, "pos_att_type"),
+    ({**DEBERTA, "norm_rel_ebd": "batch"}, "norm_rel_ebd 'batch'"),
     ({**BERT, "architectures": ["BertForTokenClassification"]}, "architecture 'BertForTokenClassification'"),
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({**BERT, "num_attention_heads": 5}, "hidden_size is 32, .* a multiple of num_attention_heads = 5"),
     ({**DISTILBERT, "n_heads": 5}, "dim is 32, .* a multiple of n_heads = 5"),
+    ({**DEBERTA, "num_attention_heads": 5}, "hidden_size is 32, .* a multiple of num_attention_heads = 5"),
+    ({**DEBERTA, "position_buckets": 78}, "position_buckets is 78, it must be below"),
+    ({**DEBERTA, "position_buckets": 2**20}, "position_buckets is 1048576"),
+    ({**DEBERTA, "pos_att_type": 7}, "pos_att_type is 7"),
+    ({**DEBERTA, "max_relative_positions": "x"}, "max_relative_positions is 'x'"),
     ({**BERT, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
     ({**BERT, "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
     ({**BERT, "max_position_embeddings": 0}, "max_position_embeddings is 0"),

@@ -52,6 +52,18 @@ def test_modernbert(shared: Path, tmp_path: Path) -> None:
     assert abs(float(np.abs(states).mean()) - case["last_hidden_state"]["abs_mean"]) < 1e-4
 
 
+def test_deberta_v3(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "decision"
+    case = json.loads((folder / "arch_tiny.json").read_text())["deberta_v3"]
+    config = {**case["config"], "architectures": ["DebertaV2Model"], "model_type": "deberta-v2"}
+    _write(tmp_path, folder, case, config)
+    executor = run_encoder(tmp_path)
+    ids = i32(case["ids"])
+    states = hidden(executor, prompts(ids), np.arange(len(ids)))
+    for row, values in case["last_hidden_state"]["rows"].items():
+        assert np.abs(states[int(row), : len(values)] - values).max() < 1e-5
+
+
 def test_modernbert_with_a_head(shared: Path, tmp_path: Path) -> None:
     folder = shared / "decision"
     recorded = json.loads((folder / "arch_tiny.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prelude.models.families import bert
 from prelude.models.families.base import Asked, Family, Head
 from prelude.models.families.bert import encoder
+from prelude.models.families.deberta import DEBERTA
 from prelude.models.families.decoder import decoder
 from prelude.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from prelude.models.families.modernbert import MODERNBERT
@@ -76,6 +77,7 @@ _ALL = (
     DISTILBERT,
     ELECTRA,
     MODERNBERT,
+    DEBERTA,
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

@@ -2,7 +2,8 @@
 //
 //   item      some queries of a step in a row, and their keys: runs that lie in a row in the step or in the pool,
 //             in the order of the sequence. Query i sees the first visible[i] keys of its item, or, where the plan
-//             has windows, those of them from hidden[i] on.
+//             has windows, those of them from hidden[i] on. places[i] is the query's own place among the keys; only
+//             a relative term needs it.
 //   unit      queries of one item on one KV head; largest first, so that threads end together.
 //
 // A prompt is an item with one run; a branch has a run for every ancestor and runs of the pool before them; a
@@ -24,15 +25,17 @@ namespace prelude::cpu {
 class AttentionPlan {
  public:
   // query_starts [items + 1], visible [query_starts[items]], run_starts [items + 1]; runs [run_starts[items]]; hidden
-  // as visible, or empty. Returns false, and stays empty, where a query sees no key or more keys than its item has.
+  // and places as visible, or empty. Returns false, and stays empty, where a query sees no key or more keys than its
+  // item has.
   bool build(const Kernels& kernels, const AttentionShape& shape, std::vector<int32_t> query_starts,
              std::vector<int32_t> visible, std::vector<int32_t> run_starts, std::vector<KeyRun> runs,
-             std::vector<int32_t> hidden) {
+             std::vector<int32_t> hidden, std::vector<int32_t> places = {}) {
     if (!hidden.empty() && hidden.size() != visible.size()) return false;
+    if (!places.empty() && places.size() != visible.size()) return false;
     kernels_ = &kernels;
     shape_ = shape;
     units_.clear();
-    step_keys_ = pool_keys_ = 0;
+    step_keys_ = pool_keys_ = longest_ = 0;
     const auto items = static_cast<int32_t>(query_starts.size()) - 1;
     for (const KeyRun& run : runs) {
       if (run.from < 0 || run.length < 0) return false;
@@ -42,14 +45,18 @@ class AttentionPlan {
     for (int32_t item = 0; item < items; ++item) {
       int64_t keys = 0;
       for (int32_t r = run_starts[item]; r < run_starts[item + 1]; ++r) keys += runs[r].length;
+      longest_ = std::max(longest_, keys);
+      for (int32_t q = query_starts[item]; !places.empty() && q < query_starts[item + 1]; ++q)
+        if (places[q] < 0 || places[q] >= keys) return units_.clear(), false;
       if (!cut(item, query_starts[item], query_starts[item + 1], keys, visible, hidden)) return units_.clear(), false;
     }
     std::stable_sort(units_.begin(), units_.end(),
                      [](const AttentionUnit& a, const AttentionUnit& b) { return cost(a) > cost(b); });
     for (const AttentionUnit& unit : units_)
-      room_floats_ = std::max(room_floats_, kernels.unit_floats(unit.keys - unit.from, shape.width));
+      room_floats_ = std::max(room_floats_, kernels.unit_floats(unit.keys - unit.from, shape));
     visible_ = std::move(visible);
     hidden_ = std::move(hidden);
+    places_ = std::move(places);
     run_starts_ = std::move(run_starts);
     runs_ = std::move(runs);
     return true;
@@ -58,14 +65,17 @@ class AttentionPlan {
   int64_t queries() const { return static_cast<int64_t>(visible_.size()); }
   int64_t step_keys() const { return step_keys_; }  // tokens of the step and slots of the pool
   int64_t pool_keys() const { return pool_keys_; }  // that a layer's tensors must have
-  int64_t pairs() const {                           // (query, key) pairs of all heads
+  int64_t longest() const { return longest_; }      // keys of the longest item
+  bool has_places() const { return !places_.empty() || visible_.empty(); }
+  int64_t pairs() const {  // (query, key) pairs of all heads
     int64_t all = 0;
     for (const AttentionUnit& unit : units_) all += cost(unit);
     return all * (shape_.heads / shape_.kv_heads);
   }
 
   // One layer. Its room is taken at the first layer and kept until the plan goes. False: no memory, nothing done.
-  bool run(const AttentionTensors& tensors, Fork fork, int threads) {
+  bool run(AttentionTensors tensors, Fork fork, int threads) {
+    tensors.places = places_.data();
     threads = std::max(1, std::min<int>(fork ? threads : 1, static_cast<int>(units_.size())));
     const int64_t apart = (room_floats_ + 31) / 32 * 32;
     if (threads > room_threads_) {
@@ -113,11 +123,13 @@ class AttentionPlan {
   AttentionShape shape_{};
   std::vector<int32_t> visible_;
   std::vector<int32_t> hidden_;
+  std::vector<int32_t> places_;
   std::vector<int32_t> run_starts_;
   std::vector<KeyRun> runs_;
   std::vector<AttentionUnit> units_;
   int64_t step_keys_ = 0;
   int64_t pool_keys_ = 0;
+  int64_t longest_ = 0;
   int64_t room_floats_ = 0;
   std::unique_ptr<float[]> room_;
   int room_threads_ = 0;

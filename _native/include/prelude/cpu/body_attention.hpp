@@ -7,31 +7,39 @@
 //   order     everything about a row is summed in the order of its own keys. Keys behind the row's own, which a
 //             tile computes for its later rows, have weight exactly 0.
 //
+//   relative  the terms of DeBERTa are products with vectors of a row of distances. Those of the keys are made once a
+//             unit, those of the queries once a tile, for the rows that occur; each score picks two of them.
+//
 // Work of a unit of R rows and N keys of width D: 4 R N D flops and R N exponentials, after moving 2 N D values.
 
 struct UnitRoom {
-  float* panels;   // [panels][width][kLanes]
-  float* values;   // [keys][padded width], unless they are read in place
-  float* scores;   // [kTileRows][panels * kLanes]
-  float* queries;  // [kTileRows][width]
-  float* row;      // [kLanes][padded width]: rows on their way, output rows
+  float* panels;    // [panels][width][kLanes]
+  float* values;    // [keys][padded width], unless they are read in place
+  float* scores;    // [kTileRows][panels * kLanes]
+  float* queries;   // [kTileRows][width]
+  float* row;       // [kLanes][padded width]: rows on their way, output rows
+  float* by_key;    // [keys][relative panels * kLanes]: keys by vectors of rows
+  float* by_query;  // [kTileRows][relative panels * kLanes]: queries by vectors of rows
 };
 
 inline int64_t padded_width(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
 
-inline int64_t unit_floats(int64_t keys, int64_t width) {
-  const int64_t panels = (keys + kLanes - 1) / kLanes, wide = padded_width(width);
-  return panels * kLanes * (width + wide + kTileRows) + kTileRows * width + kLanes * wide;
+inline int64_t unit_floats(int64_t keys, const AttentionShape& shape) {
+  const int64_t width = shape.width, panels = (keys + kLanes - 1) / kLanes, wide = padded_width(width);
+  return panels * kLanes * (width + wide + kTileRows) + kTileRows * width + kLanes * wide +
+         (keys + kTileRows) * shape.relative_panels * kLanes;
 }
 
-inline UnitRoom cut_room(float* room, int64_t keys, int64_t width) {
-  const int64_t panels = (keys + kLanes - 1) / kLanes, wide = padded_width(width);
+inline UnitRoom cut_room(float* room, int64_t keys, const AttentionShape& shape) {
+  const int64_t width = shape.width, panels = (keys + kLanes - 1) / kLanes, wide = padded_width(width);
   UnitRoom cut;
   cut.panels = room;
   cut.values = cut.panels + panels * kLanes * width;
   cut.scores = cut.values + panels * kLanes * wide;
   cut.queries = cut.scores + panels * kLanes * kTileRows;
   cut.row = cut.queries + kTileRows * width;
+  cut.by_key = cut.row + kLanes * wide;
+  cut.by_query = cut.by_key + keys * shape.relative_panels * kLanes;
   return cut;
 }
 
@@ -136,14 +144,62 @@ inline void score_panels(const float* queries, const float* panel, int64_t width
     for (int v = 0; v < V; ++v) store(scores + r * stride + v * kLanes, sums[r][v]);
 }
 
+// Products of R rows with all vectors of some panels: out[row * panels * kLanes + vector].
 template <int R>
-inline void all_scores(const UnitRoom& room, int64_t panels, int64_t width, int64_t stride) {
+inline void all_scores(const float* rows, const float* panel, int64_t panels, int64_t width, float* out) {
+  const int64_t stride = panels * kLanes;
   int64_t p = 0;
   for (; p + kKeyVectors <= panels; p += kKeyVectors)
-    score_panels<R, kKeyVectors>(room.queries, room.panels + p * width * kLanes, width, room.scores + p * kLanes,
-                                 stride);
-  for (; p < panels; ++p)
-    score_panels<R, 1>(room.queries, room.panels + p * width * kLanes, width, room.scores + p * kLanes, stride);
+    score_panels<R, kKeyVectors>(rows, panel + p * width * kLanes, width, out + p * kLanes, stride);
+  for (; p < panels; ++p) score_panels<R, 1>(rows, panel + p * width * kLanes, width, out + p * kLanes, stride);
+}
+
+template <int R>
+inline void some_scores(int64_t count, const float* rows, const float* panel, int64_t panels, int64_t width,
+                        float* out) {
+  if constexpr (R > 0) {
+    if (count == R) return all_scores<R>(rows, panel, panels, width, out);
+    some_scores<R - 1>(count, rows, panel, panels, width, out);
+  }
+}
+
+// The rows of distances that occur in a unit, in whole panels; `panels` is 0 without a relative term.
+struct RelativeRows {
+  const int32_t* row;  // of distance d: row[d]
+  int64_t first;       // the first row of the panels
+  int64_t panels;
+};
+
+inline RelativeRows relative_rows(const AttentionTensors& t, const AttentionUnit& unit) {
+  if (!t.relative.keys) return {nullptr, 0, 0};
+  int32_t nearest = t.places[unit.first], farthest = nearest;
+  for (int32_t q = unit.first; q < unit.last; ++q) {
+    nearest = t.places[q] < nearest ? t.places[q] : nearest;
+    farthest = t.places[q] > farthest ? t.places[q] : farthest;
+  }
+  const int32_t* row = t.relative.rows + t.relative.span - 1;
+  const int64_t first = row[nearest - (unit.keys - 1)] / kLanes, last = row[farthest - unit.from] / kLanes;
+  return {row, first * kLanes, last + 1 - first};
+}
+
+inline void meet_rows_by_key(const AttentionTensors& t, KeyCursor cursor, int64_t keys, int64_t head_at,
+                             int64_t width, const float* panels, int64_t count, const UnitRoom& room) {
+  for (int64_t first = 0; first < keys; first += kTileRows) {
+    const int64_t some = keys - first < kTileRows ? keys - first : kTileRows;
+    for (int64_t i = 0; i < some; ++i) {
+      bool pool;
+      const int64_t at = cursor.next(pool);
+      const int64_t offset = at * (pool ? t.pool_stride : t.k_stride) + head_at;
+      const void* base = pool ? t.pool_k : t.k;
+      float* to = room.queries + i * width;
+      if (t.type == Type::f32) {
+        std::memcpy(to, static_cast<const float*>(base) + offset, sizeof(float) * static_cast<size_t>(width));
+      } else {
+        widen(static_cast<const uint16_t*>(base) + offset, width, to);
+      }
+    }
+    some_scores<kTileRows>(some, room.queries, panels, count, width, room.by_key + first * count * kLanes);
+  }
 }
 
 // Scores to weights in place; returns the reciprocal of their sum. Keys before `hidden` have weight 0. `cap`: see
@@ -196,7 +252,19 @@ struct Tile {
   float cap;
   const float* values;
   int64_t value_stride;
+  RelativeRows relative;
+  int64_t panels_of_head = 0;  // of the relative term
 };
+
+// Adds the relative term to scores of keys [least, least + count) of the unit; `row` is the query's in the tile.
+inline void add_relative(const Tile& tile, int64_t query, int64_t row, int64_t least, int64_t count,
+                         const UnitRoom& room, float* scores) {
+  const int64_t stride = tile.relative.panels * kLanes;
+  const int32_t* rows = tile.relative.row + (tile.tensors->places[query] - tile.from - least);
+  const float* by_query = room.by_query + row * stride - tile.relative.first;
+  const float* by_key = room.by_key + least * stride - tile.relative.first;
+  for (int64_t k = 0; k < count; ++k) scores[k] += by_query[rows[-k]] + by_key[k * stride + rows[-k]];
+}
 
 // Rows row0 ... row0 + R - 1 of the unit, row = (query - first) * group + head within the group.
 template <int R>
@@ -227,7 +295,12 @@ void run_tile(const Tile& tile, int64_t first, int64_t row0, const UnitRoom& uni
   const float* values = tile.values + least * tile.value_stride;
   most -= least;
   const int64_t panels = (most + kLanes - 1) / kLanes, stride = panels * kLanes;
-  all_scores<R>(room, panels, width, stride);
+  all_scores<R>(room.queries, room.panels, panels, width, room.scores);
+  if (tile.relative.panels > 0) {
+    const int64_t from = (tile.head * tile.panels_of_head + tile.relative.first / kLanes) * width * kLanes;
+    all_scores<R>(room.queries, t.relative.keys + from, tile.relative.panels, width, room.by_query);
+    for (int r = 0; r < R; ++r) add_relative(tile, first + row0 + r, r, least, most, room, room.scores + r * stride);
+  }
   float inverse[R];
   for (int r = 0; r < R; ++r)
     inverse[r] = soften(room.scores + r * stride, skips[r] - least, sees[r] - least, stride, tile.cap);
@@ -258,12 +331,19 @@ inline void attend_unit(const AttentionShape& shape, const AttentionTensors& t, 
                         const int32_t* visible, const int32_t* hidden, const AttentionUnit& unit, float* floats) {
   const int64_t width = shape.width, group = shape.heads / shape.kv_heads;
   const int64_t keys = unit.keys - unit.from;
-  const UnitRoom room = cut_room(floats, keys, width);
+  const UnitRoom room = cut_room(floats, keys, shape);
   const int64_t head_at = unit.kv_head * width;
   const KeyCursor cursor(runs, unit.from);
   pack_keys(t, cursor, keys, head_at, width, room);
-  Tile tile{&t, visible, hidden, unit.from, group, unit.kv_head * group, width, shape.scale, shape.cap, nullptr, 0};
+  Tile tile{&t,    visible,     hidden,    unit.from, group, unit.kv_head * group,
+            width, shape.scale, shape.cap, nullptr,   0,     relative_rows(t, unit)};
   tile.values = pack_values(t, cursor, keys, head_at, width, room, tile.value_stride);
+  if (tile.relative.panels > 0) {
+    tile.panels_of_head = shape.relative_panels;
+    const int64_t first = unit.kv_head * shape.relative_panels + tile.relative.first / kLanes;
+    meet_rows_by_key(t, cursor, keys, head_at, width, t.relative.queries + first * width * kLanes,
+                     tile.relative.panels, room);
+  }
   const int64_t rows = (unit.last - unit.first) * group;
   int64_t row = 0;
   for (; row + kTileRows <= rows; row += kTileRows) run_tile<kTileRows>(tile, unit.first, row, room);

@@ -24,7 +24,7 @@ struct Kernels {
   void (*attend_row)(const PagedArgs&, int64_t row, int first, int last, float* room);
   // Outputs [first, last); `x` are the inputs as floats.
   void (*product)(const ProductArgs&, const float* x, int64_t first, int64_t last);
-  int64_t (*unit_floats)(int64_t keys, int64_t width);
+  int64_t (*unit_floats)(int64_t keys, const AttentionShape&);
   void (*exp)(const float* x, int64_t count, float* out);  // for tests: count is a multiple of `lanes`
 };
 
