@@ -93,10 +93,10 @@ struct AttentionUnit {
 // where distance is the query's place minus the key's. Rows do not fall with the distance. Null pointers: no such
 // term. It needs as many heads of keys as of queries, and a plan with places.
 struct RelativeTerm {
-  const float* keys;     // [heads][panels][width][lanes of the kernels]: vectors of a row in one lane
-  const float* queries;  // the same, times the scale
-  const int32_t* rows;   // [2 * span - 1]
-  int64_t span;          // more than any distance
+  const float* keys = nullptr;     // [heads][panels][width][lanes of the kernels]: vectors of a row in one lane
+  const float* queries = nullptr;  // the same, times the scale
+  const int32_t* rows = nullptr;   // [2 * span - 1]
+  int64_t span = 0;                // more than any distance
 };
 
 // One layer's tensors: a row holds all its heads of `width` values side by side; strides are in values.
@@ -113,8 +113,8 @@ struct AttentionTensors {
   int64_t pool_stride;
   int64_t out_stride;
   Type type;
-  RelativeTerm relative;
-  const int32_t* places;  // of queries in their items; the plan sets it
+  RelativeTerm relative{};
+  const int32_t* places = nullptr;  // of queries in their items; the plan sets it
 };
 
 // Block tables of decode rows: key t of row r is slot  blocks[begins[r] + u / size] * size + u % size  of a pool,
@@ -154,8 +154,8 @@ struct AttentionShape {
   int32_t kv_heads;
   int32_t width;
   float scale;
-  float cap;                // a score becomes cap * tanh(score / cap); 0: it stays
-  int32_t relative_panels;  // of a RelativeTerm: panels of a head; 0 where there is none
+  float cap;                    // a score becomes cap * tanh(score / cap); 0: it stays
+  int32_t relative_panels = 0;  // of a RelativeTerm: panels of a head; 0 where there is none
 };
 
 }  // namespace prelude::cpu
