@@ -66,7 +66,9 @@ def build(tool: Path, python: str, minor: int, architecture: str, out: Path) -> 
         told = {**compiler(tool, architecture), "SETUPTOOLS_EXT_SUFFIX": suffix}
         run(pip_of(python, Path(raw) / "build"), "wheel", "-q", "--no-deps", "-w", raw, ".", **told)
         (wheel,) = Path(raw).glob("*.whl")
-        tag = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
+        # auditwheel takes the names of this machine's processor alone; for another one it finds the tag.
+        native = architecture == platform.machine()
+        tag = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}" if native else "auto"
         path = f"{tool}:{os.environ['PATH']}"
         run(tool / "auditwheel", "repair", "--strip", "--plat", tag, "-w", out, wheel, PATH=path)
     (made,) = out.glob(f"*-cp3{minor}-*{architecture}.whl")
