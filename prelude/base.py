@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from prelude.admission.preparer import Preparer
-from prelude.call import Options
 from prelude.errors import ConfigError, shown
 from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
 from prelude.runtime.events import Listener
 from prelude.scheduling.cost import CostModel
-from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task, TaskOf
+from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingParams, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +177,15 @@ class EngineBase(EngineFacts):
             reason,
         )
 
-    def run_many(
-        self, tasks: Sequence[TaskOf[Any]], options: Options = None, *, return_exceptions: bool = False
-    ) -> list[Any]:
+    def _run_each(self, tasks: Sequence[Any]) -> None:
+        """Runs the tasks; what one raises is no matter."""
         raise NotImplementedError
 
     def warmup(self, *, freeze_gc: bool = False) -> None:
         """Runs one small request of each kind that the model can do, so that the first caller finds everything
         touched. ``freeze_gc`` then takes what is alive now out of the garbage collector's sight: for a process that
         is about to serve."""
-        self.run_many(_warm_tasks(), return_exceptions=True)
+        self._run_each(_warm_tasks())
         if freeze_gc:
             gc.collect()
             gc.freeze()

@@ -1,6 +1,6 @@
 """Verbs that are more than one task, each as a generator: it yields tasks that run together, and gets their results.
 
-Both engines drive the same generators (``Engine._steps``, ``AsyncEngine._steps``).
+Both engines drive the same generators (``Engine._answer``, ``AsyncEngine._answer``).
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from prelude._native.core import Ends
 from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
-from prelude.base import EngineFacts, Health, not_loaded
+from prelude.base import Health, not_loaded
 from prelude.call import Call, Options, make_calls, mark_all
 from prelude.calls import (
     INLINE_CHARS,
@@ -36,69 +36,33 @@ from prelude.calls import (
     task_list,
     text_size,
 )
-from prelude.compound import Remaining, Steps, guard_steps, rerank_steps
+from prelude.compound import Remaining
 from prelude.config import EngineConfig
 from prelude.errors import EngineClosed, shown
 from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress
 from prelude.results import (
-    Answers,
-    Classification,
-    Completion,
-    Embedding,
     Explanation,
-    GuardResult,
-    LoglikelihoodResult,
-    PromptLogprobsResult,
-    Ranking,
-    RewardResult,
 )
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import Group, Outbox
 from prelude.runtime.events import Listener
 from prelude.scheduling.request import Request
 from prelude.streams import AsyncTextStream
-from prelude.sync import Engine, stream_task
+from prelude.sync import Engine
 from prelude.tasks import (
-    Classify,
-    Continuation,
-    Decide,
-    Embed,
     Generate,
-    Guard,
-    Loglikelihood,
-    Message,
-    Pair,
-    Prompt,
-    PromptLogprobs,
-    Questions,
     R,
-    Rerank,
-    Reward,
-    SamplingParams,
     Task,
     TaskOf,
-    Text,
 )
-from prelude.verbs import (
-    ClassifyKeywords,
-    DecideKeywords,
-    EmbedKeywords,
-    GuardKeywords,
-    PromptLogprobsKeywords,
-    RequestKeywords,
-    RerankKeywords,
-    RewardKeywords,
-    VerbKeywords,
-    split_options,
-    with_signature,
-)
+from prelude.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class AsyncEngine(EngineFacts):
+class AsyncEngine(AsyncVerbs):
     """The engine inside an asyncio service. ``async with`` loads it off the loop and closes it at the end.
 
     Any number of loops and threads may use it at the same time. Cancelling an awaiting task gives back what its
@@ -194,9 +158,31 @@ class AsyncEngine(EngineFacts):
         found: R = result
         return found
 
+    @overload
     async def run_many(
         self,
-        tasks: Sequence[TaskOf[Any]],
+        tasks: Iterable[TaskOf[R]],
+        options: Options = None,
+        *,
+        return_exceptions: Literal[False] = False,
+        progress: bool | Advance | None = None,
+        **keywords: Unpack[RequestKeywords],
+    ) -> list[R]: ...
+
+    @overload
+    async def run_many(
+        self,
+        tasks: Iterable[TaskOf[R]],
+        options: Options = None,
+        *,
+        return_exceptions: bool,
+        progress: bool | Advance | None = None,
+        **keywords: Unpack[RequestKeywords],
+    ) -> list[R | Exception]: ...
+
+    async def run_many(
+        self,
+        tasks: Iterable[TaskOf[Any]],
         options: Options = None,
         *,
         return_exceptions: bool = False,
@@ -208,12 +194,12 @@ class AsyncEngine(EngineFacts):
         at once. ``progress(done, total)`` is called in this loop as tasks end; True shows a tqdm bar."""
         if self._engine is None:
             await self.start()
-        tasks = task_list(tasks)
-        with Progress(progress, len(tasks)) as told:
-            if len(tasks) > PART_TASKS:
-                results = await self._run_parts(list(tasks), options, keywords, told)
+        given = task_list(tasks)
+        with Progress(progress, len(given)) as told:
+            if len(given) > PART_TASKS:
+                results = await self._run_parts(list(given), options, keywords, told)
             else:
-                results = await self._run_all(tasks, options, keywords, told)
+                results = await self._run_all(given, options, keywords, told)
         return first_error(results, return_exceptions)
 
     async def _run_all(
@@ -297,16 +283,6 @@ class AsyncEngine(EngineFacts):
                 one.cancel()
             raise
 
-    async def _steps(self, steps: Steps, options: RequestOptions | None) -> Any:
-        """What a verb of several tasks returns."""
-        remaining = Remaining(options)
-        try:
-            tasks = next(steps)
-            while True:
-                tasks = steps.send(await self.run_many(tasks, remaining.now()))
-        except StopIteration as end:
-            return end.value
-
     async def warmup(self, *, freeze_gc: bool = False) -> None:
         """As ``Engine.warmup``, on a thread."""
         if self._engine is None:
@@ -334,99 +310,23 @@ class AsyncEngine(EngineFacts):
             outbox = self._outboxes[id(loop)] = Outbox(loop, core)
         return outbox
 
-    # -------------------------------------------------------------- the verbs
+    # -------------------------------------------------------------- what a verb asks for
 
-    @with_signature(Decide)
-    async def decide(self, state: Prompt | Text, questions: Questions, **keywords: Unpack[DecideKeywords]) -> Answers:
-        """Answers every question about ``state`` in one forward pass; the state is computed once."""
-        own, options = split_options(keywords, Decide)
-        return await self.run(Decide(state, questions, **own), options)
+    async def _answer(self, ask: Ask[R]) -> R:
+        """The result of a verb."""
+        if isinstance(ask.work, TaskOf):
+            return await self.run(ask.work, ask.options)
+        remaining = Remaining(ask.options)
+        try:
+            tasks = next(ask.work)
+            while True:
+                tasks = ask.work.send(await self.run_many(tasks, remaining.now()))
+        except StopIteration as end:
+            result: R = end.value
+            return result
 
-    @with_signature(Classify)
-    async def classify(self, prompt: Prompt | Pair, **keywords: Unpack[ClassifyKeywords]) -> Classification:
-        """Label and scores of the model's own classification head."""
-        own, options = split_options(keywords, Classify)
-        return await self.run(Classify(prompt, **own), options)
-
-    @with_signature(Embed)
-    async def embed(self, prompt: Prompt, **keywords: Unpack[EmbedKeywords]) -> Embedding:
-        """A vector of ``prompt``, float32 ``[dimensions]``."""
-        own, options = split_options(keywords, Embed)
-        return await self.run(Embed(prompt, **own), options)
-
-    @with_signature(Loglikelihood)
-    async def loglikelihood(
-        self, context: Prompt, continuation: Continuation, **keywords: Unpack[VerbKeywords]
-    ) -> LoglikelihoodResult:
-        """Total and per-token logprob of ``continuation`` after ``context``."""
-        own, options = split_options(keywords, Loglikelihood)
-        return await self.run(Loglikelihood(context, continuation, **own), options)
-
-    @with_signature(Rerank)
-    async def rerank(
-        self,
-        query: str,
-        documents: Iterable[Any],
-        *,
-        top_k: int | None = None,
-        top_n: int | None = None,
-        **keywords: Unpack[RerankKeywords],
-    ) -> Ranking:
-        """``documents`` (texts, or mappings with a ``text``) by how well they answer ``query``, the best first;
-        ``top_k`` or ``top_n`` of them, two names of one limit. They run together and share the query's tokens."""
-        own, options = split_options(keywords, Rerank)
-        steps = rerank_steps(query, documents, top_k, top_n, own)
-        ranking: Ranking = await self._steps(steps, options)
-        return ranking
-
-    @with_signature(Reward)
-    async def reward(self, messages: Sequence[Message], **keywords: Unpack[RewardKeywords]) -> RewardResult:
-        """A reward model's score of a conversation."""
-        own, options = split_options(keywords, Reward)
-        return await self.run(Reward(messages, **own), options)
-
-    @with_signature(Guard)
-    async def guard(
-        self, messages: Sequence[Message], *, detail: bool = False, **keywords: Unpack[GuardKeywords]
-    ) -> GuardResult:
-        """A guard model's answer about the last message: one forward pass. ``detail`` reads the further fields that
-        the model would write, such as categories, in a pass each."""
-        own, options = split_options(keywords, Guard)
-        result: GuardResult = await self._steps(guard_steps(self._facts_of()[0], messages, detail, own), options)
-        return result
-
-    @with_signature(PromptLogprobs)
-    async def prompt_logprobs(
-        self, prompt: Prompt, **keywords: Unpack[PromptLogprobsKeywords]
-    ) -> PromptLogprobsResult:
-        """Logprob, rank and the ``top`` alternatives of the prompt's tokens, or of its ``last`` ones."""
-        own, options = split_options(keywords, PromptLogprobs)
-        return await self.run(PromptLogprobs(prompt, **own), options)
-
-    @with_signature(Generate)
-    async def complete(
-        self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Unpack[VerbKeywords]
-    ) -> Completion:
-        """The text after ``prompt``, when it is whole."""
-        own, options = split_options(keywords, Generate)
-        return await self.run(Generate(prompt, params or SamplingParams(), **own), options)
-
-    @with_signature(Generate)
-    def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        hold_words: bool = False,
-        **keywords: Unpack[VerbKeywords],
-    ) -> AsyncTextStream:
-        """``async for chunk in engine.generate(...)``: the text after ``prompt`` as it comes.
-
-        All chunks' ``text`` is that of ``complete``; the last chunk, and no other, has ``finish_reason`` and
-        ``stats``. ``hold_words`` ends chunks between words where it can. Leaving the loop early cancels the request.
-        """
-        task, options = stream_task(prompt, params, keywords)
-        return AsyncTextStream(partial(self._admit_stream, snapshot(task), options), hold_words)
+    def _stream(self, ask: AskStream) -> AsyncTextStream:
+        return AsyncTextStream(partial(self._admit_stream, snapshot(ask.task), ask.options), ask.hold_words)
 
     async def _admit_stream(
         self, task: Generate, options: RequestOptions | None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -62,6 +64,10 @@ def called(engine: Engine) -> None:
     engine.embed("a", pooling="lsat")
     engine.run(Embed("a"), priorty=3)
     engine.complete("a", temperature=0.0)
+    reveal_type(engine.run_many([Embed("a"), Embed("b")]))
+    reveal_type(engine.run_many([Embed("a")], return_exceptions=True))
+    engine.run_many([Embed("a")], priorty=3)
+    engine.run_many(["a"])
 
 async def awaited(engine: AsyncEngine) -> None:
     questions = [YesNo("Is it?")]
@@ -69,20 +75,32 @@ async def awaited(engine: AsyncEngine) -> None:
     reveal_type(await engine.run(Generate("a")))
     reveal_type(engine.generate("a", salt="b"))
     await engine.decide("a", questions, priorty=3)
+    reveal_type(await engine.run_many([Decide("a", questions)]))
+    reveal_type(await engine.rerank("a", ["b"], top_k=1))
+    await engine.embed("a", pooling="lsat")
 """
-SAID = {
-    6: 'Revealed type is "prelude.results.Answers"',
-    7: 'Revealed type is "prelude.results.Answers"',
-    8: 'Revealed type is "prelude.results.Embedding"',
-    9: 'Revealed type is "prelude.streams.TextStream"',
-    10: 'Unexpected keyword argument "priorty" for "decide"',
-    11: 'Argument "pooling" to "embed"',
-    12: 'Unexpected keyword argument "priorty" for "run"',
-    13: 'Unexpected keyword argument "temperature" for "complete"',
-    17: 'Revealed type is "prelude.results.Answers"',
-    18: 'Revealed type is "prelude.results.Completion"',
-    19: 'Revealed type is "prelude.streams.AsyncTextStream"',
-    20: 'Unexpected keyword argument "priorty" for "decide"',
+# line: what mypy says of it, and what pyright says
+ANSWERS, EMBEDDING = "prelude.results.Answers", "prelude.results.Embedding"
+SAID: dict[int, tuple[str, str]] = {
+    6: (f'"{ANSWERS}"', '"Answers"'),
+    7: (f'"{ANSWERS}"', '"Answers"'),
+    8: (f'"{EMBEDDING}"', '"Embedding"'),
+    9: ('"prelude.streams.TextStream"', '"TextStream"'),
+    10: ('Unexpected keyword argument "priorty"', 'No parameter named "priorty"'),
+    11: ('Argument "pooling"', '"pooling"'),
+    12: ('Unexpected keyword argument "priorty"', 'No parameter named "priorty"'),
+    13: ('Unexpected keyword argument "temperature"', 'No parameter named "temperature"'),
+    14: (f"list[{EMBEDDING}]", "list[Embedding]"),
+    15: (f"list[{EMBEDDING} | Exception]", "list[Embedding | Exception]"),
+    16: ("No overload variant", "No overloads"),
+    17: ("run_many", "run_many"),
+    21: (f'"{ANSWERS}"', '"Answers"'),
+    22: ('"prelude.results.Completion"', '"Completion"'),
+    23: ('"prelude.streams.AsyncTextStream"', '"AsyncTextStream"'),
+    24: ('Unexpected keyword argument "priorty"', 'No parameter named "priorty"'),
+    25: (f"list[{ANSWERS}]", "list[Answers]"),
+    26: ('"prelude.results.Ranking"', '"Ranking"'),
+    27: ('Argument "pooling"', '"pooling"'),
 }
 
 
@@ -97,8 +115,23 @@ def test_mypy_knows_the_verbs(tmp_path: Path) -> None:
     found = [line.split(":", 2) for line in done.stdout.splitlines() if line.startswith("snippet.py:")]
     said = {int(line): text for _, line, text in found if "error:" in text or "Revealed" in text}
     assert sorted(said) == sorted(SAID), done.stdout + done.stderr
-    for line, text in SAID.items():
+    for line, (text, _) in SAID.items():
         assert text in said[line].replace("*", ""), (line, said[line])
+
+
+@pytest.mark.skipif(find_spec("pyright") is None or not shutil.which("node"), reason="needs pyright and node")
+def test_pyright_knows_the_verbs(tmp_path: Path) -> None:
+    lint.link_package()
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    settings = {"extraPaths": [str(lint.TREE)], "pythonVersion": "3.10", "include": ["snippet.py"]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    said = {one["range"]["start"]["line"] + 1: one["message"] for one in found}
+    assert sorted(said) == sorted(SAID), found
+    for line, (_, text) in SAID.items():
+        assert text in said[line], (line, said[line])
 
 
 @pytest.mark.parametrize("verb", VERBS)
