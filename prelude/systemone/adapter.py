@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude.engine import AsyncEngine, Engine
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, shown
-from prelude.results import Answer, Answers
+from prelude.results import Answers
 from prelude.systemone.answers import answer_body, usage_of
 from prelude.systemone.errors import SystemOneError, fault, located
 from prelude.systemone.openai import openai_body, parse_openai, relocated
@@ -68,6 +68,16 @@ class SystemOne:
     async def aanswer(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
         """As ``answer``, in an event loop."""
         return await self._arun(self._systemone(request), keywords)
+
+    def answer_many(self, requests: Sequence[Any], **keywords: Unpack[RequestKeywords]) -> list[dict[str, Any]]:
+        """The bodies that answer ``requests``, run together. The first request that is wrong raises its error."""
+        return self._run_all([self._systemone(request) for request in requests], keywords)
+
+    async def aanswer_many(
+        self, requests: Sequence[Any], **keywords: Unpack[RequestKeywords]
+    ) -> list[dict[str, Any]]:
+        """As ``answer_many``, in an event loop."""
+        return await self._arun_all([self._systemone(request) for request in requests], keywords)
 
     def decisions(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
         """The body that answers ``request``, the body of OpenAI's ``POST /v1/decisions``. Raises as ``answer``."""
@@ -147,25 +157,44 @@ class SystemOne:
     # -------------------------------------------------------------- running
 
     def _run(self, work: Work, keywords: Any) -> dict[str, Any]:
-        engine = self._engine.engine if isinstance(self._engine, AsyncEngine) else self._engine
-        try:
-            tasks = next(work)
-            while True:
-                tasks = work.send(engine.run_many(tasks, return_exceptions=True, **keywords))
-        except StopIteration as end:
-            body: dict[str, Any] = end.value
-            return body
+        return self._run_all([work], keywords)[0]
 
     async def _arun(self, work: Work, keywords: Any) -> dict[str, Any]:
+        return (await self._arun_all([work], keywords))[0]
+
+    def _run_all(self, works: Sequence[Work], keywords: Any) -> list[dict[str, Any]]:
+        engine = self._engine.engine if isinstance(self._engine, AsyncEngine) else self._engine
+        rounds = _Rounds(works)
+        while rounds.tasks:
+            rounds.take(engine.run_many(rounds.tasks, return_exceptions=True, **keywords))
+        return rounds.bodies
+
+    async def _arun_all(self, works: Sequence[Work], keywords: Any) -> list[dict[str, Any]]:
         if isinstance(self._engine, Engine):
             self._engine = AsyncEngine(self._engine)
-        try:
-            tasks = next(work)
-            while True:
-                tasks = work.send(await self._engine.run_many(tasks, return_exceptions=True, **keywords))
-        except StopIteration as end:
-            body: dict[str, Any] = end.value
-            return body
+        rounds = _Rounds(works)
+        while rounds.tasks:
+            rounds.take(await self._engine.run_many(rounds.tasks, return_exceptions=True, **keywords))
+        return rounds.bodies
 
 
-__all__ = ["Answer", "SystemOne"]
+class _Rounds:
+    """Several requests at the same time: what they want run next, all together, and their bodies at the end."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self.bodies: list[dict[str, Any]] = [{}] * len(works)
+        self._running = [(at, work, next(work)) for at, work in enumerate(works)]
+
+    @property
+    def tasks(self) -> list[Decide]:
+        return [task for _, _, tasks in self._running for task in tasks]
+
+    def take(self, results: list[Any]) -> None:
+        running, first = self._running, 0
+        self._running = []
+        for at, work, tasks in running:
+            part, first = results[first : first + len(tasks)], first + len(tasks)
+            try:
+                self._running.append((at, work, work.send(part)))
+            except StopIteration as end:
+                self.bodies[at] = end.value

@@ -95,6 +95,7 @@ def test_means_under_every_norm(norm: Any, mass: bool) -> None:
     assert math.isnan(answer.mass) is not mass
 
 
+@pytest.mark.feature("G20")
 @pytest.mark.parametrize("orders", ["sorted", 2, "all"])
 @pytest.mark.parametrize("described", [False, True])
 def test_no_order_changes_a_bit(orders: Any, described: bool) -> None:

@@ -173,6 +173,7 @@ def test_structures_without_end_are_refused(preparer: Preparer) -> None:
                     preparer.prepare(one)
 
 
+@pytest.mark.feature("G18")
 def test_a_named_question_is_found_by_its_name_and_the_model_never_sees_it(preparer: Preparer) -> None:
     questions = {
         "ticket-1": Noul("Is it?"),
@@ -199,6 +200,7 @@ def test_a_named_question_is_found_by_its_name_and_the_model_never_sees_it(prepa
 
 
 @pytest.mark.feature("G13")
+@pytest.mark.feature("G18")
 def test_answers_by_kind(preparer: Preparer) -> None:
     noul, choice, one, levels = toys.run(
         preparer,

@@ -40,7 +40,7 @@ def bits(answer: Any) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.feature("G13")
+@pytest.mark.feature("G19")
 @pytest.mark.parametrize("orders", ["given", "sorted", 2, "all"])
 def test_questions_renamed_reordered_and_extended_have_the_same_bits(
     make_engine: Callable[..., Engine], orders: Any
@@ -54,6 +54,7 @@ def test_questions_renamed_reordered_and_extended_have_the_same_bits(
         assert [bits(answer) for answer in answers] == [alone[name] for name in names]
 
 
+@pytest.mark.feature("G20")
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_options_in_every_order_have_the_same_answer(make_engine: Callable[..., Engine], deterministic: bool) -> None:
     engine = make_engine(deterministic=deterministic)

@@ -48,6 +48,7 @@ def answers(port: int) -> bool:
         return False
 
 
+@pytest.mark.feature("G21")
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("uvicorn") is None, reason="uvicorn is not installed")
 @pytest.mark.skipif(

@@ -45,7 +45,7 @@ def ask(one: SystemOne, questions: Any = QUESTIONS, state: Any = TICKET, **more:
     return one.answer({"model": "jev-latest", "state": state, "questions": questions, **more})
 
 
-@pytest.mark.feature("G13")
+@pytest.mark.feature("G21")
 def test_a_body_of_three_questions_is_what_decide_says(engine: Engine, one: SystemOne) -> None:
     body = ask(one)
     noul, choice, score = engine.decide(
@@ -174,6 +174,7 @@ WRONG += [
 ]
 
 
+@pytest.mark.feature("G21")
 @pytest.mark.parametrize(
     "body, loc, kind", WRONG, ids=[f"{index}-{kind}" for index, (_, _, kind) in enumerate(WRONG)]
 )
