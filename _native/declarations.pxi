@@ -327,9 +327,9 @@ cdef extern from "prelude/handover.hpp" namespace "prelude" nogil:
         Bounded requests, tokens
         int64_t leave(int64_t& charged)
 
-    cdef cppclass CBaton "prelude::Baton":
-        cbool take(uint64_t me)
-        cbool take_or_want(uint64_t me)
+    cdef cppclass CStepLock "prelude::StepLock":
+        cbool try_acquire(uint64_t me)
+        cbool try_acquire_or_request(uint64_t me)
         cbool release()
         uint64_t holder()
 

@@ -72,7 +72,7 @@ cdef class Lease:
 
 
 cdef class KvPool:
-    """The leases of one engine on one pool. One writer at a time: the holder of the baton. ``slots``: how many
+    """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``slots``: how many
     sequences a recurrent model keeps a state of; a pool that has any does not cache prefixes, which have none."""
 
     cdef CKvPool* c  # owned; refers to what `trie` and `allocator` keep alive

@@ -20,7 +20,7 @@ cdef class BlockAllocator:
 
     cdef int enter(self) except -1:
         if not self.writer.enter():
-            raise ConcurrentUse("another thread is writing to this pool: only the holder of the baton may")
+            raise ConcurrentUse("another thread is writing to this pool: only the holder of the step lock may")
         return 0
 
     @property

@@ -1,6 +1,6 @@
-# Between threads: the inbox, the completions' way back, the baton and the doorbell. Part of core.pyx.
+# Between threads: the inbox, the completions' way back, the step lock and the wake event. Part of core.pyx.
 #
-# The queues hold a reference on what is in them, from push to take. Nothing here waits for a lock but Doorbell.wait.
+# The queues hold a reference on what is in them, from push to take. Nothing here waits for a lock but WakeEvent.wait.
 
 cdef list _contents(Handover* queue, Link** left, bint owned):
     """Everything that was pushed until now, the oldest first. ``owned``: its parcels are the queue's own, and end
@@ -61,7 +61,7 @@ cdef tuple _REASONS = ("queued_requests", "queued_tokens", "deadline")
 
 cdef class Inbox:
     """The way in. ``reserve`` takes places before anything is made, ``charge`` counts a request's tokens, ``post``
-    hands requests over, all of a call in one piece; ``take`` is for the holder of the baton. ``refusal(reason,
+    hands requests over, all of a call in one piece; ``take`` is for the holder of the step lock. ``refusal(reason,
     tokens)`` makes the error of what is turned away: by a subclass. Any thread, no lock."""
 
     cdef Handover queue
@@ -109,7 +109,7 @@ cdef class Inbox:
 
     @property
     def items(self) -> list:
-        """What was posted and not taken, the oldest first. For the holder of the baton."""
+        """What was posted and not taken, the oldest first. For the holder of the step lock."""
         cdef Link* link = self.left
         cdef list out = []
         while link != NULL:
@@ -196,7 +196,7 @@ cdef class Inbox:
             raise
 
     def take(self) -> list:
-        """What was posted until now. For the holder of the baton."""
+        """What was posted until now. For the holder of the step lock."""
         return _contents(&self.queue, &self.left, False)
 
     def leave(self, Record request not None) -> None:
@@ -308,38 +308,38 @@ cdef class Tally:
 
 
 @cython.final
-cdef class Baton:
-    """Who may step: one thread at a time. Nobody waits for it: ``take_or_want`` of one that another thread has lets
-    that one hear of it at its ``release``."""
+cdef class StepLock:
+    """Held by the one thread that may step. No thread waits for it: ``try_acquire_or_request`` of a lock that another
+    thread holds leaves a mark, which that thread finds at its ``release``."""
 
-    cdef CBaton c
+    cdef CStepLock c
 
-    def take(self) -> bool:
-        return self.c.take(PyThread_get_thread_ident())
+    def try_acquire(self) -> bool:
+        return self.c.try_acquire(PyThread_get_thread_ident())
 
-    def take_or_want(self) -> bool:
-        return self.c.take_or_want(PyThread_get_thread_ident())
+    def try_acquire_or_request(self) -> bool:
+        return self.c.try_acquire_or_request(PyThread_get_thread_ident())
 
     def release(self) -> bool:
-        """Whether another wanted it meanwhile, and is to be woken."""
+        """Whether another thread requested it meanwhile, and is to be woken."""
         return self.c.release()
 
     @property
-    def mine(self) -> bool:
-        """Whether the calling thread has it."""
+    def held(self) -> bool:
+        """Whether the calling thread holds it."""
         return self.c.holder() == PyThread_get_thread_ident()
 
 
 @cython.final
-cdef class Doorbell:
-    """Wakes one sleeping thread. ``ring`` after the work is in its place; ``wait`` returns once for any number of
-    rings before it. Ringing waits for nothing and may happen inside a finaliser."""
+cdef class WakeEvent:
+    """Wakes one sleeping thread. ``set`` after the work is in its place; ``wait`` returns once for any number of calls
+    of ``set`` before it, and clears the event. ``set`` waits for nothing and may be called by a finaliser."""
 
-    cdef AtomicBool rung
-    cdef PyThread_type_lock sleeper  # released by the ring that finds `rung` false; taken again by wait
+    cdef AtomicBool is_set
+    cdef PyThread_type_lock sleeper  # released by the `set` that finds `is_set` false; taken again by wait
 
     def __cinit__(self):
-        self.rung.store(False)
+        self.is_set.store(False)
         self.sleeper = PyThread_allocate_lock()
         if self.sleeper == NULL:
             raise MemoryError()
@@ -347,12 +347,12 @@ cdef class Doorbell:
 
     def __dealloc__(self):
         if self.sleeper != NULL:
-            if not self.rung.exchange(True):
+            if not self.is_set.exchange(True):
                 PyThread_release_lock(self.sleeper)  # some systems mind freeing one that is taken
             PyThread_free_lock(self.sleeper)
 
-    def ring(self) -> None:
-        if not self.rung.exchange(True):
+    def set(self) -> None:
+        if not self.is_set.exchange(True):
             PyThread_release_lock(self.sleeper)
 
     def wait(self, timeout=None) -> bool:
@@ -362,5 +362,5 @@ cdef class Doorbell:
             status = PyThread_acquire_lock_timed(self.sleeper, microseconds, 0)
         if status != PyLockStatus.PY_LOCK_ACQUIRED:
             return False
-        self.rung.store(False)  # before the work is looked at: what comes from here on rings again
+        self.is_set.store(False)  # before the work is looked at: what comes from here on sets it again
         return True

@@ -173,7 +173,7 @@ def overhead(report: Report, repeats: int, count: int = 32, length: int = 128) -
     engines = {"on": engine_with(kv_bytes=32 << 20), "off": engine_with(**OFF), "off again": engine_with(**OFF)}
     clocks = {name: Clocked(engine._core.executor) for name, engine in engines.items()}
     for name, engine in engines.items():
-        engine._core.executor = clocks[name]
+        engine._core.stepper.executor = clocks[name]
     prompts = Prompts(engines["on"])
     times: dict[str, list[float]] = {name: [] for name in engines}
     hosts: dict[str, list[float]] = {name: [] for name in engines}

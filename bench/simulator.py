@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.common import machine_facts
 from prelude import Choice, Decide, Embed, Engine, EngineConfig, PromptLogprobs
-from prelude.scheduling.cost import CostModel, step_work
+from prelude.scheduling.cost import CostModel, Work
 
 _WORDS = ["the", "harbour", "was", "quiet", "that", "morning", "two", "boats", "lay", "at", "quay", "storm", "and"]
 
@@ -30,17 +30,17 @@ def fit(path: str, rounds: int) -> None:
         observed: list[tuple[float, float]] = []
         model = CostModel(memory=1 << 20)
         held_out = False
-        measure = core._measure
+        measure = core.stepper.measure
 
-        def watched(plan, packed, result):  # type: ignore[no-untyped-def]
-            work = step_work(packed.batch, result)
+        def watched(plan, tokens, result):  # type: ignore[no-untyped-def]
+            work = Work(tokens, result.attended_tokens, result.lm_head_rows)
             if held_out:
                 observed.append((model.predict(work), result.seconds))
             else:
                 model.observe(work, result.seconds)
-            measure(plan, packed, result)
+            measure(plan, tokens, result)
 
-        core._measure = watched  # type: ignore[method-assign]
+        core.stepper.measure = watched  # type: ignore[method-assign]
         for number in range(rounds):
             held_out = number >= rounds * 2 // 3
             rubric = text(rng, rng.choice([20, 150, 500]))

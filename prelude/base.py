@@ -157,7 +157,7 @@ class EngineBase(EngineFacts):
 
     def health(self) -> Health:
         core = self._core
-        error = core.last_error
+        error = core.failures.last_error
         hanging = core.hanging
         reason: str | None
         if core.forked:
@@ -167,10 +167,10 @@ class EngineBase(EngineFacts):
         elif hanging:
             reason = f"a step has run for {hanging:.1f} s"
         else:
-            reason = None if core.healthy else f"{core.failures_in_a_row} steps failed in a row"
+            reason = None if core.healthy else f"{core.failures.in_a_row} steps failed in a row"
         return Health(
             reason is None,
-            core.failures_in_a_row,
+            core.failures.in_a_row,
             None if error is None else f"{type(error).__name__}: {error}",
             core.closed,
             hanging,

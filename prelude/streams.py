@@ -241,7 +241,7 @@ def _let_go(core: EngineCore, sink: StreamSink, request: Request) -> None:
     thread holds it. While the request lives the engine is stepping, so it needs no waking."""
     if not sink.ended and not sink.abandoned:
         sink.abandoned = True
-        core.abandon(request)
+        core.cancel(request)
 
 
 # ------------------------------------------------------------------ asyncio

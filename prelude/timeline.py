@@ -73,10 +73,14 @@ class Timeline:
             self._last_append = end
         self.add(name, start, end)
 
-    @property
-    def last(self) -> float:
-        """When the last span ended that another follows."""
-        return self._last
+    def mark_run(self, began: float, sample_seconds: float) -> None:
+        """A forward that began at ``began`` and ends now, and its last ``sample_seconds``, which sampled the token: 0
+        where the executor does not measure them."""
+        now = time.perf_counter()
+        began = max(began, self._last)
+        sampled = now - min(sample_seconds, now - began)
+        self.mark("run", began, sampled)
+        self.mark("sample", sampled, now)
 
     def add(self, name: str, start: float, end: float) -> None:
         """A span that the next one does not follow. From any thread."""

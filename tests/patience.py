@@ -62,7 +62,7 @@ class Paced:
 
     @classmethod
     def of(cls, core: Any, steps: int = 0) -> Paced:
-        paced = core.executor = cls(core.executor, steps)
+        paced = core.stepper.executor = cls(core.executor, steps)
         return paced
 
     def __getattr__(self, name: str) -> Any:

@@ -211,7 +211,7 @@ def play(
     for step in range(most):
         for at, cancel, request in arrivals:
             if at == step:
-                core._post([request])
+                core.lifecycle.post([request])
             if cancel is not None and at + cancel == step:
                 core.cancel(request)
         if step in failing:

@@ -75,7 +75,7 @@ def storm(count: int, seed: int, load: Load) -> dict[str, int]:
     """Runs until ``count`` requests have come and gone. Raises where an account is wrong; ``wrong`` are answers."""
     rng = np.random.default_rng(seed)
     core = load.core
-    meddler = core.executor = Meddler(core, rng)  # type: ignore[assignment]
+    meddler = core.stepper.executor = Meddler(core, rng)  # type: ignore[assignment]
     sink = Ends()
     notes: dict[int, Any] = {}
     states: dict[str, int] = {}
@@ -88,7 +88,7 @@ def storm(count: int, seed: int, load: Load) -> dict[str, int]:
                 notes[request.id] = note
                 if rng.random() < 0.02:
                     core.cancel(request)
-                core._post([request])
+                core.lifecycle.post([request])
                 waiting.append(request)
                 made += 1
         for request in waiting:

@@ -133,6 +133,22 @@ def test_no_two_files_of_the_package_import_each_other() -> None:
     assert not circles
 
 
+@pytest.mark.parametrize("folder", ["runtime", "scheduling"])
+def test_no_object_reaches_into_anothers_private_attributes(folder: str) -> None:
+    wrong = []
+    for path in (ROOT / "prelude" / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__")
+            if private and ast.unparse(node.value) not in ("self", "cls", "cls._shared", "super()"):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "prelude" / "runtime").glob("*.py")), ids=lambda path: path.name)
+def test_a_file_of_the_runtime_has_less_than_300_lines(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 300
+
+
 def fresh(code: str) -> str:
     """Output of ``code`` in a new interpreter."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

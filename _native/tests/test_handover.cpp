@@ -45,11 +45,11 @@ static void one_thread() {
   places.give_back(5);
   CHECK(places.count() == 0);
 
-  Baton baton;
-  CHECK(baton.take(7) && baton.holder() == 7 && !baton.take(8));
-  CHECK(!baton.release());
-  CHECK(baton.take_or_want(7) && !baton.take_or_want(8) && baton.holder() == 7);
-  CHECK(baton.release() && baton.holder() == 0 && baton.take(8));
+  StepLock lock;
+  CHECK(lock.try_acquire(7) && lock.holder() == 7 && !lock.try_acquire(8));
+  CHECK(!lock.release());
+  CHECK(lock.try_acquire_or_request(7) && !lock.try_acquire_or_request(8) && lock.holder() == 7);
+  CHECK(lock.release() && lock.holder() == 0 && lock.try_acquire(8));
 }
 
 // Three callers push chains of one to four; one taker; somebody closes in the middle of it.
@@ -142,14 +142,14 @@ static void admission_of_many(int64_t rounds) {
   CHECK(in.requests.count() == 0 && in.tokens.count() == 0 && left.load() == 0);
 }
 
-// An engine thread that sleeps whenever it does not get the baton, and callers that step for themselves: everything
+// An engine thread that sleeps whenever it does not get the step lock, and callers that step for themselves: everything
 // is done, by one at a time, and the sleeper is always woken.
-static void baton_of_many(int64_t rounds) {
-  Baton baton;
+static void lock_of_many(int64_t rounds) {
+  StepLock lock;
   std::atomic<uint32_t> bell{0};
   std::atomic<int64_t> posted{0};
   std::atomic<bool> stop{false};
-  int64_t inside = 0, done = 0;  // the baton's: not atomic, so that the sanitizer sees whoever is not alone
+  int64_t inside = 0, done = 0;  // the step lock's: not atomic, so that the sanitizer sees whoever is not alone
   auto step = [&] {
     CHECK(++inside == 1);
     done = posted.load();
@@ -164,17 +164,17 @@ static void baton_of_many(int64_t rounds) {
     while (!stop.load()) {
       bell.wait(heard);
       heard = bell.load();
-      if (!baton.take_or_want(1)) continue;
+      if (!lock.try_acquire_or_request(1)) continue;
       step();
-      if (baton.release()) ring();
+      if (lock.release()) ring();
     }
   });
   auto call = [&](uint64_t me) {
     for (int64_t i = 0; i < rounds; ++i) {
       posted.fetch_add(1);
-      if (baton.take(me)) {
+      if (lock.try_acquire(me)) {
         step();
-        if (baton.release()) ring();
+        if (lock.release()) ring();
       } else {
         ring();
       }
@@ -183,9 +183,9 @@ static void baton_of_many(int64_t rounds) {
   std::thread a(call, 2), b(call, 3);
   a.join(), b.join();
   for (int64_t seen = -1; seen < 2 * rounds;) {  // the last ones may be the engine thread's
-    while (!baton.take(4)) std::this_thread::yield();
+    while (!lock.try_acquire(4)) std::this_thread::yield();
     seen = done;
-    if (baton.release()) ring();
+    if (lock.release()) ring();
   }
   stop.store(true);
   ring();
@@ -198,6 +198,6 @@ int main(int argc, char** argv) {
   queue_of_many(rounds, false);
   queue_of_many(rounds, true);
   admission_of_many(rounds / 4);
-  baton_of_many(rounds / 4);
+  lock_of_many(rounds / 4);
   return 0;
 }

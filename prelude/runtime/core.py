@@ -1,8 +1,10 @@
-"""EngineCore: the engine's doors and its thread.
+"""EngineCore: the engine without text. It makes the parts of a running engine and has the calls of other threads.
 
-One writer at a time: queues, pool and requests are touched only by the holder of the baton. Callers on any
-thread append to the inbox and wake the engine thread. A synchronous caller who finds the engine idle takes the
-baton and runs the step itself: the same rule, the same code, no hop between threads.
+    inbox ──▶ Lifecycle ──▶ Queues ──▶ Stepper ──▶ StepsInFlight ──▶ postprocess ──▶ Lifecycle ──▶ Sinks
+                                          │ a step that fails: Failures
+              StepLoop: the step lock and the engine thread, which calls the Stepper
+
+A part is given the parts that it uses, and calls their public methods alone.
 """
 
 from __future__ import annotations
@@ -12,41 +14,121 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
-from prelude._native.core import all_fit, any_lives, begin_requests
-from prelude.admission.classes import ExecutionClass
-from prelude.admission.prepared import Outcome, Prepared
-from prelude.errors import DeadlineExceeded, ExecutionError, RequestTooLarge
-from prelude.options import NO_OPTIONS, RequestOptions
-from prelude.runtime.forks import alive
-from prelude.runtime.inbox import Places
-from prelude.runtime.stats import EngineStats
-from prelude.runtime.stepper import LoopFlush, Stepper
-from prelude.scheduling.request import IDS, Request, Sink
+from prelude._native.core import StepLock, any_lives
+from prelude.admission.prepared import Outcome
+from prelude.errors import ExecutionError
+from prelude.execution.executor import Executor
+from prelude.runtime.entry import Entry
+from prelude.runtime.events import Listeners
+from prelude.runtime.failures import Failures
+from prelude.runtime.forks import Forkable, alive
+from prelude.runtime.in_flight import StepsInFlight
+from prelude.runtime.inbox import Inbox, Places
+from prelude.runtime.inspection import audit, snapshot
+from prelude.runtime.lifecycle import Lifecycle
+from prelude.runtime.loop import StepLoop
+from prelude.runtime.sinks import LoopFlush, Sinks
+from prelude.runtime.stats import EngineStats, GcPauses
+from prelude.runtime.stepper import Stepper
+from prelude.runtime.unkept import Unkept
+from prelude.runtime.watchdog import Watchdog
+from prelude.scheduling.cost import CostModel
+from prelude.scheduling.estimates import PoolEstimates
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.pacing import Pacer
+from prelude.scheduling.planner import Budgets
+from prelude.scheduling.queues import Policies, Queues
+from prelude.scheduling.request import Request
 
 log = logging.getLogger("prelude.engine")
 
 _CLOSE_LOOKS = 0.05
 _EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for a step under way
-_NO_MEMORY_SECONDS = 0.01  # before the engine thread tries again
-_START = threading.Lock()
 
 
-class EngineCore(Stepper):
-    """The scheduler and its executor, without text. ``submit``, ``cancel``, ``run_inline`` and ``close`` may be
-    called from any thread."""
+class EngineCore(Forkable):
+    """``submit``, ``cancel``, ``run_inline`` and ``close`` may be called from any thread."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        pool: KvPool,
+        budgets: Budgets,
+        *,
+        max_queued_requests: int,
+        max_queued_tokens: int,
+        unhealthy_after: int,
+        hang_seconds: float = math.inf,
+        oneshot_share: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        overlap: bool = False,
+        policies: Policies | None = None,
+        cost: CostModel | None = None,
+        estimates: Callable[[KvPool], PoolEstimates] = PoolEstimates,
+    ) -> None:
+        """``clock``: seconds, for deadlines; a simulator has its own. ``estimates``: how much of a waiting prompt the
+        prefix cache has."""
+        super().__init__()
+        self.pool = pool
+        self.budgets = budgets
+        self.limits = executor.limits()
+        self.stats = EngineStats()
+        self.gc_pauses = GcPauses.shared()
+        self.cost = cost or CostModel()
+        self.pacer = Pacer(oneshot_share)
+        self.inbox = Inbox(max_queued_requests, max_queued_tokens)
+        self.queues = Queues(policies, estimates(pool))
+        self.stopped = threading.Event()  # closed, and nothing runs any more
+        lock = StepLock()
+        self.events = events = Listeners(inside=lambda: lock.held)
+        self.sinks = Sinks(self.stats)
+        self.steps = StepsInFlight(pool, overlap)
+        self.lifecycle = Lifecycle(self.queues, pool, self.steps, self.inbox, self.sinks, self.stats, events, clock)
+        self.live = self.lifecycle.live
+        self.failures = Failures(
+            self.queues, pool, self.steps, self.lifecycle, self.sinks, self.stats, events, unhealthy_after
+        )
+        self.stepper = Stepper(
+            executor,
+            pool,
+            budgets,
+            self.queues,
+            self.steps,
+            self.inbox,
+            self.lifecycle,
+            self.failures,
+            self.sinks,
+            self.stats,
+            events,
+            self.pacer,
+            self.cost,
+        )
+        self.stepper.plan_hooks.append(Unkept(pool).look)
+        self.watchdog: Watchdog | None = None
+        if math.isfinite(hang_seconds):
+            self.watchdog = self.stepper.watchdog = Watchdog(self.stepper, hang_seconds)
+        self.loop = StepLoop(self.stepper, lock, self._close_when_idle)
+        self.step = self.stepper.step
+        self.entry = Entry(self.inbox, self.lifecycle, events, budgets, pool, self.limits, self.check_process)
+        self.reserve, self.request, self.requests = self.entry.reserve, self.entry.request, self.entry.requests
 
     @property
     def healthy(self) -> bool:
-        return self.failures_in_a_row < self.unhealthy_after and self.hanging == 0.0
+        return self.failures.healthy and self.hanging == 0.0
 
     @property
     def hanging(self) -> float:
         """Seconds that the step under way has taken, where that is past the watchdog's limit; else 0."""
-        began = self.step_began
+        began = self.stepper.began
         seconds = time.monotonic() - began if began else 0.0
-        return seconds if self._watchdog is not None and seconds > self._watchdog.limit else 0.0
+        return seconds if self.watchdog is not None and seconds > self.watchdog.limit else 0.0
+
+    @property
+    def executor(self) -> Executor:
+        return self.stepper.executor
 
     @property
     def closed(self) -> bool:
@@ -54,250 +136,80 @@ class EngineCore(Stepper):
 
     # -------------------------------------------------------------- any thread
 
-    def reserve(self, count: int) -> Places:
-        """Places in the queue, before anything is tokenised; use it in a ``with`` block around ``request`` and
-        ``submit_many``."""
-        if self.forked:
-            self.check_process()
-        places = self.inbox.reserve(count)
-        if places.left < count and self.events:
-            self.events.emit("rejected", reason="queued_requests", count=count - places.left)
-        return places
-
-    def request(
-        self,
-        prepared: Prepared,
-        sink: Sink,
-        options: RequestOptions = NO_OPTIONS,
-        places: Places | None = None,
-        expires: float | None = None,
-    ) -> Request:
-        """``requests`` of one, with a place of its own where none is given; raises what was wrong with it."""
-        moment = options.expires() if expires is None else expires
-        if places is not None:
-            [found] = self.requests([prepared], sink, options, places, moment)
-        else:
-            with self.inbox.reserve(1) as own:
-                [found] = self.requests([prepared], sink, options, own, moment)
-                own.posted()
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def requests(
-        self,
-        prepared: list[Prepared],
-        sink: Sink,
-        options: RequestOptions,
-        places: Places,
-        expires: float,
-        call: object = None,
-        outbox: object = None,
-    ) -> list[Request | Exception]:
-        """Requests that the same was said of, each checked against everything that could keep it from ever being
-        planned, or the error of one that was refused. They hold nothing but their ``places``. ``expires``: the moment
-        of their deadline, on the monotonic clock."""
-        self.check_process()
-        now = time.perf_counter()
-        found = begin_requests(
-            Request,
-            prepared,
-            sink,
-            options,
-            self._classes,
-            IDS,
-            self._ended,
-            call,
-            outbox,
-            expires,
-            now,
-        )
-        in_time = expires == math.inf or self.clock() < expires
-        if in_time and all_fit(found, ExecutionClass.ONESHOT, self._most_oneshot) and places.take_all(found):
-            return list(found)
-        return [self._place(request, places, in_time) for request in found]
-
-    def _place(self, request: Request, places: Places, in_time: bool) -> Request | Exception:
-        try:
-            self._check_fits(request)
-            if not in_time:
-                self.inbox.refused("deadline")
-                self.events.emit("rejected", request.options.request_id, reason="deadline", count=1)
-                raise DeadlineExceeded(
-                    f"the deadline of {request.options.deadline:g} s passed before the request was queued"
-                )
-            places.take(request)
-        except Exception as error:
-            return error
-        return request
-
-    @property
-    def _classes(self) -> tuple[ExecutionClass, ExecutionClass]:
-        """Of requests for at most one token, and for more."""
-        if self.force_class is not None:
-            return self.force_class, self.force_class
-        return ExecutionClass.ONESHOT, ExecutionClass.DECODE
-
-    @property
-    def _most_oneshot(self) -> int:
-        """Tokens that a OneShot request may have: a step's, beside running rows."""
-        return self.budgets.step_tokens - self.budgets.running
-
     def submit(self, request: Request) -> None:
         """Puts a request in the inbox and wakes the engine thread."""
         self.submit_many([request])
 
     def submit_many(self, requests: list[Request], places: Places | None = None) -> None:
         """All in one planning step, as far as the budgets go: they arrive together."""
-        self._post(requests, places)
-        self._wake_thread()
-
-    def _post(self, requests: list[Request], places: Places | None = None) -> None:
-        self.inbox.enter(requests, self.live)
-        if places is not None:
-            places.posted()
-        self.events.emit_accepted(requests)
+        self.lifecycle.post(requests, places)
+        self.loop.wake()
 
     def cancel(self, request: Request) -> None:
-        """Ends a request that nobody waits for any more, at the next step's begin. In any state, any number of
-        times; one that has ended is left alone."""
-        request.cancelled = True
-        if not self.forked and request.id in self.live:
-            self._cancels.append(request)
-            self._wake.ring()  # a request without an engine thread is stepped by its own caller
-
-    def abandon(self, request: Request) -> None:
-        """``cancel`` under a name that says it may be called by a finaliser: it takes no lock."""
-        self.cancel(request)
+        """The request ends when the next step begins. In any state, any number of times; one that has ended is left
+        alone. Takes no lock: a finaliser may call it."""
+        if not self.forked and self.lifecycle.cancel(request):
+            self.loop.wake_if_started()  # a request without an engine thread is stepped by its own caller
 
     def let_go(self) -> None:
         """Nothing can be submitted any more (the engine was garbage-collected): what is under way ends, then the
         threads do. Takes no lock."""
         if not self.forked:
             self.inbox.close()
-            self._wake.ring()
-            if self._thread is None and self._watchdog is not None:  # else the engine thread stops it when it ends
-                self._watchdog.stop()
+            self.loop.wake_if_started()
+            if self.loop.thread is None and self.watchdog is not None:  # else the engine thread stops it when it ends
+                self.watchdog.stop()
 
     def run_inline(self, requests: list[Request], places: Places | None = None) -> None:
-        """The direct path: on an idle engine the caller runs the steps itself, else it waits like everybody."""
-        if not self._baton.take():
+        """The direct path: on an idle engine the caller takes the steps itself; else it waits as all others do."""
+        lock = self.loop.lock
+        if not lock.try_acquire():
             self.check_may_wait()
             self.submit_many(requests, places)
             return
         try:
-            self._post(requests, places)
+            self.lifecycle.post(requests, places)
             while self.step() and any_lives(self.live, requests):
                 pass
         finally:
-            wanted, inbox = self._baton.release(), self.inbox
-            left = not inbox.empty or not self.queues.empty or self._flights or self._broken is not None
-            if wanted or left or inbox.closed:
-                self._wake_thread()  # others', or left by an interrupt
+            wanted = lock.release()
+            if wanted or self.stepper.busy or self.inbox.closed:
+                self.loop.wake()  # others' work, or what an interrupt left
 
     def check_may_wait(self) -> None:
         """``ExecutionError`` where this thread is in the middle of a step: it would wait for itself."""
-        if self._baton.mine:
+        if self.loop.lock.held:
             raise ExecutionError("an event listener or a sink must not wait for the engine that calls it")
 
-    def _wake_thread(self) -> None:
-        if self._thread is None:
-            self._start_thread()
-        self._wake.ring()
+    # -------------------------------------------------------------- closing
 
-    def _check_fits(self, request: Request) -> None:
-        tree = request.prepared.tree
-        most = self._most_oneshot
-        if request.execution_class is ExecutionClass.ONESHOT and tree.num_tokens > most:
-            raise RequestTooLarge(
-                f"the request has {tree.num_tokens} tokens with all its branches, a step computes at most {most} "
-                "beside running rows; ask fewer questions at a time or raise max_step_tokens"
-            )
-        if request.execution_class is ExecutionClass.DECODE:
-            if self.limits.slot_bytes and not self.pool.num_slots:
-                raise RequestTooLarge(
-                    "a request for more than one token takes a recurrent slot, the executor has none; ask for one "
-                    "token (max_tokens=1), or give it room for states"
-                )
-            blocks = -(-(request.max_device_len - 1) // self.pool.block_size)  # the last token is never written
-            if blocks > self.pool.num_blocks:
-                raise RequestTooLarge(
-                    f"{request.max_device_len} tokens (prompt and max_tokens) need {blocks} KV blocks, the pool has "
-                    f"{self.pool.num_blocks}; lower max_tokens or raise kv_blocks"
-                )
-
-    # -------------------------------------------------------------- the engine thread
-
-    def _start_thread(self) -> None:
-        with _START:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="prelude-engine", daemon=True)
-                try:
-                    self._thread.start()
-                except BaseException:  # no memory for a thread: the next call tries again
-                    self._thread = None
-                    raise
-
-    def _loop(self) -> None:
-        while True:
-            try:
-                self._wake.wait()
-                if not self._baton.take_or_want():
-                    continue  # the thread that has it rings when it is done
-                if self._run_down():
-                    return
-            except MemoryError:  # not even enough to tell those who wait: `step` goes on where it stopped
-                self._wake.ring()
-                time.sleep(_NO_MEMORY_SECONDS)
-
-    def _run_down(self) -> bool:
-        """Steps until nothing is left to do, and gives the baton back. Whether the engine is closed then."""
-        try:
-            while self.step() and self._more():
-                pass
-            if self.closed and not self.live:
-                self._finish_close()
-                return True
+    def _close_when_idle(self) -> bool:
+        """By the engine thread, when nothing is left to do: whether it is to end."""
+        if not self.closed or self.live:
             return False
-        finally:
-            self._baton.release()
-
-    def _more(self) -> bool:
-        """Whether another step has anything to do. Looked at before it is begun: whoever was told of the last one's
-        ends waits for the interpreter's lock meanwhile."""
-        return bool(
-            self._flights
-            or self._cancels
-            or self._expiring
-            or self._abort
-            or self._broken is not None
-            or not self.inbox.empty
-            or not self.queues.empty
-        )
-
-    def _finish_close(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        if self.watchdog is not None:
+            self.watchdog.stop()
         try:
             self.executor.close()
         finally:
             self.events.emit("closed")
-            self._closed.set()
+            self.stopped.set()
+        return True
 
     def close(self, *, drain: bool = True, timeout: float = math.inf) -> None:
         """Stops taking requests; waits for what was taken (``drain``) or fails it with ``EngineClosed``. Any number
         of times, from any thread; a later ``drain=False`` cuts an earlier draining short. Gives up waiting for a step
         that hangs, or after ``timeout`` seconds: the engine thread is a daemon. In a forked child it does nothing."""
-        if self.forked or self._closed.is_set():
+        if self.forked or self.stopped.is_set():
             return
-        self._abort = self._abort or not drain
+        self.lifecycle.aborting = self.lifecycle.aborting or not drain
         self.inbox.close()
-        self._wake_thread()
-        if self._baton.mine or threading.current_thread() is self._thread:
-            return  # called back from a step: the loop closes when the step is over
+        self.loop.wake()
+        if self.loop.lock.held or threading.current_thread() is self.loop.thread:
+            return  # called back from a step: the engine closes when the step is over
         began = time.monotonic()
-        while not self._closed.wait(_CLOSE_LOOKS):
-            self._wake.ring()
+        while not self.stopped.wait(_CLOSE_LOOKS):
+            self.loop.wake_if_started()
             if self.hanging:
                 log.error("closing without waiting for a step that has run for %.1f s", self.hanging)
                 return
@@ -309,37 +221,11 @@ class EngineCore(Stepper):
 
     def snapshot(self) -> dict[str, Any]:
         """The counters, with what is measured at the moment of asking."""
-        stats = self.stats
-        live = list(self.live.values())
-        leases = [lease for lease in (request.lease for request in live) if lease is not None]
-        allocator = self.pool.allocator
-        stats.rejected = self.inbox.rejected
-        stats.queued_requests, stats.queued_tokens = self.inbox.requests, self.inbox.tokens
-        stats.running_requests = len(self.queues.running)
-        stats.live_futures = len(live)
-        stats.live_streams = sum(request.sink.streams for request in live)
-        stats.evictions = self.pool.evictions
-        stats.prefixes_not_kept = self.pool.unkept
-        stats.callback_errors = self.events.errors
-        stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
-        stats.blocks_cached = allocator.num_cached
-        stats.slots_free, stats.slots_used = self.pool.free_slots, self.pool.num_slots - self.pool.free_slots
-        stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})
-        return {**stats.numbers(), "gc_pauses": self.gc_pauses.numbers()}
+        return snapshot(self)
 
     def audit(self) -> None:
         """Every account against every other; raises with the numbers. For tests and debugging, between steps."""
-        self.queues.audit()
-        flying = [row.request for flight in self._flights for row in flight.plan.oneshot]
-        holders = [*self.queues, *flying, *self._flights.lingering]
-        self.pool.audit([request.lease for request in holders if request.lease is not None])
-        self._flights.audit(self.queues)
-        known = {request.id for request in [*self.queues, *self.inbox.items, *flying]}
-        if known != self.live.keys():
-            raise RuntimeError(f"{len(self.live)} requests are to be answered, {len(known)} are in the queues")
-        counted = [r.queued_tokens for r in [*self.queues, *self.inbox.items] if r.queued_tokens >= 0]
-        if len(counted) > self.inbox.requests or sum(counted) > self.inbox.tokens:
-            raise RuntimeError(f"{len(counted)} requests wait, the inbox counts {self.inbox.requests}")
+        audit(self)
 
 
 @atexit.register
@@ -348,10 +234,10 @@ def _at_exit() -> None:
     for core in alive(EngineCore):
         if core.forked:
             continue
-        if core._thread is not None:
+        if core.loop.thread is not None:
             core.close(drain=False, timeout=_EXIT_SECONDS)
-        if core._watchdog is not None:
-            core._watchdog.stop(wait=_EXIT_SECONDS)
+        if core.watchdog is not None:
+            core.watchdog.stop(wait=_EXIT_SECONDS)
 
 
 __all__ = ["EngineCore", "EngineStats", "LoopFlush", "Outcome"]

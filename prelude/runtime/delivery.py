@@ -17,7 +17,7 @@ from prelude.batch import SampleOutput
 from prelude.progress import Progress
 from prelude.runtime.core import EngineCore
 from prelude.runtime.events import INTERRUPTS
-from prelude.runtime.stepper import LoopFlush
+from prelude.runtime.sinks import LoopFlush
 from prelude.scheduling.request import Request
 
 log = logging.getLogger("prelude.engine")
@@ -123,7 +123,7 @@ class Outbox(LoopFlush):
         self.loop = loop
         self.create_future = loop.create_future
         self._core = core
-        core.loops.append(self)
+        core.sinks.loops.append(self)
         self._ends = Outlet()  # of calls of `_deliver`'s
         self._asked: list[Group] = []  # of this turn of the loop
         self.sink = LoopSink(self)
@@ -182,7 +182,7 @@ class Outbox(LoopFlush):
 
     def _put(self, call: tuple[Any, ...]) -> None:
         if self._ends.put(call):  # else the loop has been told, or will be at the step's end
-            self._core.on_step_end.append(self)
+            self._core.sinks.wake_later(self)
 
     def flush(self) -> None:
         try:

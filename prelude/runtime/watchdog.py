@@ -11,7 +11,7 @@ import time
 import weakref
 from typing import Protocol
 
-from prelude._native.core import Doorbell
+from prelude._native.core import WakeEvent
 
 log = logging.getLogger("prelude.engine")
 
@@ -19,7 +19,7 @@ _LOOKS = 4  # per limit
 
 
 class Watched(Protocol):
-    step_began: float  # on the monotonic clock; 0 between steps
+    began: float  # on the monotonic clock; 0 between steps
 
     def hung(self, seconds: float) -> None: ...
 
@@ -30,7 +30,7 @@ class Watchdog:
     def __init__(self, watched: Watched, limit: float) -> None:
         self._watched = weakref.ref(watched)
         self.limit = limit
-        self._bell = Doorbell()
+        self._wake = WakeEvent()
         self._busy = False
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -42,19 +42,19 @@ class Watchdog:
                 thread = threading.Thread(target=self._watch, name="prelude-watchdog", daemon=True)
                 thread.start()
                 self._thread = thread
-            self._bell.ring()
+            self._wake.set()
 
     def stop(self, wait: float = 0.0) -> None:
         """Its thread ends; that is waited for up to ``wait`` seconds."""
         self._stopped = True
-        self._bell.ring()
+        self._wake.set()
         if wait and self._thread is not None:
             self._thread.join(wait)
 
     def _watch(self) -> None:
         seen = -1.0
         while not self._stopped:
-            self._bell.wait(self.limit / _LOOKS if self._busy else None)
+            self._wake.wait(self.limit / _LOOKS if self._busy else None)
             watched = self._watched()
             if watched is None:
                 return
@@ -65,10 +65,10 @@ class Watchdog:
             del watched
 
     def _look(self, watched: Watched, seen: float) -> float:
-        began = watched.step_began
+        began = watched.began
         if not began and began == seen:  # idle at two looks in a row
             self._busy = False
-            if watched.step_began:
+            if watched.began:
                 self._busy = True
         elif began and time.monotonic() - began > self.limit:
             watched.hung(time.monotonic() - began)

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from prelude._native.core import CostFit, prompt_keys
-from prelude.batch import ForwardBatch, StepResult
 from prelude.errors import ConfigError
 
 _TERMS = ("constant", "token", "key", "lm_row")
@@ -44,10 +43,6 @@ class Work:
 def request_work(uncached: int, cached: int, lm_rows: int = 0) -> Work:
     """A prompt of ``uncached`` tokens to compute behind ``cached`` ones."""
     return Work(uncached, prompt_keys(uncached, cached), lm_rows)
-
-
-def step_work(batch: ForwardBatch, result: StepResult) -> Work:
-    return Work(batch.num_tokens, result.attended_tokens, result.lm_head_rows)
 
 
 class CostModel:

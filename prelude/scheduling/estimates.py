@@ -27,6 +27,9 @@ class Estimates(Protocol):
     def moved(self) -> Iterator[tuple[Request, int]]:
         """Requests whose answer changed since it was asked for, with the new one."""
 
+    def clear(self) -> None:
+        """Forgets all requests."""
+
     def peer(self, request: Request, cached: int) -> Request | None:
         """Another one that waits, with as many tokens cached and the same tokens in the block that comes next."""
 

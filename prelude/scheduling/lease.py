@@ -1,6 +1,18 @@
-"""Lease: proof of held KV resources, given back exactly once, in one place; and the pool that gives it.
+"""Lease: proof of held KV resources; and the pool that gives it.
 
-What both are, and how promises work, is drawn in ``_native/include/prelude/kv_pool.hpp``.
+``Request.give_back`` is the only function that gives a lease back, once (``_give_back`` of ``_native/records.pxi``).
+These functions call it, each at another turn of a request's life:
+
+    settle.finish                   the request ends
+    postprocess.settle_group        OneShot requests end with their step, in one native call
+    planner.preempt                 a running request gives way, and is computed again later
+    planner._defer                  a prompt waits for another request that computes its prefix
+    planner._start                  a prompt finds no room in this step
+    recovery.withdraw               a planned OneShot row waits again, since its step failed or was interrupted
+    in_flight.give_back_ended       the last step that has a row of an ended request is complete
+    lifecycle.abandon               an error of the engine's own ended the step
+
+``_native/include/prelude/kv_pool.hpp`` has the drawing of both and of promises.
 """
 
 from prelude._native import core
@@ -8,7 +20,7 @@ from prelude._native.core import Lease
 
 
 class KvPool(core.KvPool):
-    """Block accounts of one engine. One writer at a time: the holder of the baton."""
+    """Block accounts of one engine. One writer at a time: the holder of the step lock."""
 
 
 __all__ = ["KvPool", "Lease"]

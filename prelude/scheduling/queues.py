@@ -1,4 +1,4 @@
-"""Waiting and running requests. Owned by the holder of the baton; the counts may be read by anybody."""
+"""Waiting and running requests. Owned by the holder of the step lock; the counts may be read by anybody."""
 
 from __future__ import annotations
 
@@ -32,10 +32,16 @@ class Queues:
 
     def __init__(self, policies: Policies | None = None, estimates: Estimates | None = None) -> None:
         """``estimates``: how much of a prompt the prefix cache has, for policies that ask."""
-        policies = policies or Policies()
-        self.oneshot = Line(policies.oneshot, estimates)
-        self.decode = Line(policies.decode, estimates)
+        self._policies = policies or Policies()
         self.estimates = estimates
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty, as when they were made."""
+        if self.estimates is not None:
+            self.estimates.clear()
+        self.oneshot = Line(self._policies.oneshot, self.estimates)
+        self.decode = Line(self._policies.decode, self.estimates)
         self.served = 0
         self.running: list[Request] = []
         self.arrivals = 0

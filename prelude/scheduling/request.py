@@ -17,7 +17,7 @@ from prelude.scheduling.lease import Lease
 
 
 class Sink(Protocol):
-    """Where a request's tokens and its end go. Called by the holder of the baton; must not raise.
+    """Where a request's tokens and its end go. Called by the holder of the step lock; must not raise.
 
     ``streams`` asks for ``token`` after every sampled token; it returns True to end the text there (a stop string,
     say). ``deliver`` is called once, last.

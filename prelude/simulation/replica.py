@@ -31,7 +31,6 @@ from prelude.runtime.core import EngineCore
 from prelude.scheduling.estimates import PoolEstimates
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.policies import FairTenants, Policy, Priority, ShortestPrefillFirst
-from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request
 from prelude.simulation.costs import StepCost, work_of
 from prelude.simulation.machines import Machine
@@ -110,19 +109,6 @@ class _Blind(PoolEstimates):
         return iter(())
 
 
-class _Core(EngineCore):
-    """Without a thread: whoever has the replica turns it."""
-
-    replica: Replica
-
-    def post(self, request: Request) -> None:
-        self._post([request])
-
-    def _launch(self, plan: Plan) -> None:
-        self.replica.begins(plan)
-        super()._launch(plan)
-
-
 def _bound(policy: Policy) -> Callable[[int], float] | None:
     """Tokens served after which nobody who comes later goes before a request of so many tokens; ``None`` where the
     order inside the layers states no bound."""
@@ -152,10 +138,15 @@ class Replica:
         self._latest = dict.fromkeys(ExecutionClass, 0)  # when, in tokens served, the latest of the started ones came
         limits = machine.limits()
         self.executor = CostedExecutor(machine.cost, limits, self.clock)
-        self.core = make_core(_Core, self.executor, config, machine.cost_model(), clock=lambda: self.clock.now)
-        self.core.replica = self
-        if not machine.reestimate:
-            self.core.queues = Queues(self.core.policies, _Blind(self.core.pool))
+        self.core = make_core(
+            EngineCore,
+            self.executor,
+            config,
+            machine.cost_model(),
+            clock=lambda: self.clock.now,
+            estimates=PoolEstimates if machine.reestimate else _Blind,
+        )
+        self.core.stepper.plan_hooks.append(self.begins)
         self._bound = _bound(self.core.queues.oneshot.policy)
 
     @property
@@ -177,7 +168,7 @@ class Replica:
                 arrival = replace(arrival, cache="always")
             prepared = self._tokens.prepared(arrival)
             flight.request = self.core.request(prepared, flight, arrival.options(), None, expires)
-            self.core.post(flight.request)
+            self.core.lifecycle.post([flight.request])
         except (QueueFull, RequestTooLarge, DeadlineExceeded) as refused:
             flight.ended = now
             flight.error = refused
@@ -192,8 +183,8 @@ class Replica:
     def step(self) -> None:
         """One turn of the core, from ``clock.now`` on."""
         self.core.step()
-        if self.core.last_error is not None:
-            raise self.core.last_error  # nothing fails here but our own code
+        if self.core.failures.last_error is not None:
+            raise self.core.failures.last_error  # nothing fails here but our own code
         self.steps += 1
         if self.audit and self.steps % self.audit == 0:
             self.core.audit()

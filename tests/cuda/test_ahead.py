@@ -87,7 +87,7 @@ def play(executor: Executor, prepared: list[Prepared], overlap: bool) -> tuple[E
     waves = []
     for wave in (prepared[::2], prepared[1::2]):
         waves.append([core.request(item, sink) for item in wave])
-        core._post(waves[-1])
+        core.lifecycle.post(waves[-1])
         for _ in range(3):
             core.step()
             core.audit()

@@ -49,7 +49,7 @@ def saturated(prompt: Callable[[int], I32], flights: int, count: int) -> list[Fo
     while len(sink.ends) < count:
         more = min(flights - (sent - len(sink.ends)), count - sent)
         if more:
-            core._post([core.request(last_logprob(prompt(sent + i)), sink) for i in range(more)])
+            core.lifecycle.post([core.request(last_logprob(prompt(sent + i)), sink) for i in range(more)])
             sent += more
         core.step()
     return executor.batches
@@ -113,7 +113,7 @@ def test_a_full_step_of_rows_finds_room_though_their_limit_is_no_power_of_two(
     config = EngineConfig(**limits, prefix_cache=False, fold=False)
     core = make_core(EngineCore, on_device(model, step_rows=step_rows), config)
     sink = ById()
-    core._post([core.request(chat(random_ids(i, 5), 1), sink) for i in range(rows)])
+    core.lifecycle.post([core.request(chat(random_ids(i, 5), 1), sink) for i in range(rows)])
     run_steps(core)
     assert len(sink.ends) == rows and all(error is None for _, error in sink.ends.values())
     assert sum(core.stats.steps.values()) == 1

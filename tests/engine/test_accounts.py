@@ -58,7 +58,7 @@ def test_host_time_is_all_of_a_step_but_what_the_executor_took(together: int) ->
     sink = Slow()
     if together > 1:
         post(core, chat(prompt(4, 1), 2), sink)  # not a step of OneShot requests alone
-    core._post([core.request(last_logprob(prompt(4, i)), sink) for i in range(together)])
+    core.lifecycle.post([core.request(last_logprob(prompt(4, i)), sink) for i in range(together)])
     began = time.perf_counter()
     run_steps(core)
     wall = time.perf_counter() - began

@@ -198,7 +198,7 @@ def test_submit_after_close_and_close_with_work_under_way(checkpoint: Path) -> N
         work = asyncio.create_task(engine.complete(STATE, params))
         await comes(lambda: steps.held)
         closing = asyncio.create_task(engine.aclose(drain=False))
-        await comes(lambda: engine.engine._core._abort)
+        await comes(lambda: engine.engine._core.lifecycle.aborting)
         steps.open()
         await closing
         with pytest.raises(EngineClosed):

@@ -72,7 +72,7 @@ def test_the_loop_turns_while_steps_run() -> None:
         async with toy_service(service_core(toy.ToyExecutor(delay=0.5))) as engine:
             longest, tasks = 0.0, []
             first = asyncio.create_task(engine.run(chat(prompt(6, 1), 2)))
-            await comes(lambda: engine.engine._core.step_began)
+            await comes(lambda: engine.engine._core.stepper.began)
             for i in range(100):
                 began = time.perf_counter()
                 tasks.append(asyncio.create_task(engine.run(chat(prompt(6, i), 2))))

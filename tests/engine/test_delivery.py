@@ -48,7 +48,7 @@ def test_an_interrupt_in_one_end_leaves_the_others_to_the_next_turn(loop: asynci
     outbox, told = Outbox(loop, core), list[int]()
     for name, raises in ((1, None), (2, KeyboardInterrupt()), (3, None), (4, None)):
         outbox.put(Told(name, told, raises), None, None, None)  # type: ignore[arg-type]
-    core._flush()
+    core.sinks.flush()
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
     turns(loop)
@@ -69,7 +69,7 @@ def test_a_loop_that_was_not_told_because_of_an_interrupt_is_told_by_the_next_st
 
     monkeypatch.setattr(Outbox, "flush", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        core._flush()
+        core.sinks.flush()
     sink = ById()
     post(core, last_logprob(prompt(5, 1)), sink)
     run_steps(core)
@@ -99,7 +99,7 @@ def test_an_interrupt_while_calls_of_one_step_are_told_leaves_them_to_the_next_t
         group.expected = 1
     outcomes: list[Any] = ["a", "b", "c"]
     outbox.sink.deliver_all(requests, outcomes)
-    outbox._core._flush()
+    outbox._core.sinks.flush()
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
     assert [group.future.done() for group in groups] == [True, False, False]

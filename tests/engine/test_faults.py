@@ -24,7 +24,7 @@ RAISES = ["raise", "cancel"]
 
 def submit(core: Any, items: list[Any], sink: Collect) -> list[Any]:
     requests = [core.request(item, sink) for item in items]
-    core._post(requests)
+    core.lifecycle.post(requests)
     return requests
 
 
@@ -135,7 +135,7 @@ def test_a_failure_outside_a_batch_ends_every_request_and_is_unhealthy_until_a_s
         raise RuntimeError("injected")
 
     with monkeypatch.context() as patch:
-        patch.setattr(core, "_step", fails)
+        patch.setattr(core.lifecycle, "take_in", fails)
         core.step()
     assert all("the engine failed" in str(sink.ends[request.id][1]) for request in requests)
     assert not core.healthy and is_empty(core)
@@ -249,7 +249,7 @@ def test_the_watchdog_answers_everybody_while_a_step_hangs() -> None:
         assert all("hangs" in str(error) for _, error in sink.ends.values())
         assert core.hanging > 0 and not core.healthy
         hanging.over.set()
-        until(lambda: not core.step_began)
+        until(lambda: not core.stepper.began)
         again = core.request(last_logprob(prompt(5, 2)), sink)
         core.submit(again)
         until(lambda: again.id in sink.ends)
@@ -266,7 +266,7 @@ def test_closing_does_not_wait_for_a_step_that_hangs() -> None:
     hanging = Fault("hang", "wait", 0)
     core = service_core(FaultyExecutor(hanging), hang_seconds=0.1)
     core.submit(core.request(last_logprob(prompt(5, 2)), ById()))
-    until(lambda: core.step_began)
+    until(lambda: core.stepper.began)
     core.close()
     assert not hanging.given_up
     hanging.over.set()

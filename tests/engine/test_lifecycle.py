@@ -80,7 +80,7 @@ def test_two_loops_and_threads_at_once_and_asyncio_run_twice() -> None:
         thread.join(PATIENCE)
     assert not wrong and not any(thread.is_alive() for thread in threads)
     engine.engine.close()
-    assert is_empty(engine.engine._core) and len(engine.engine._core.loops) <= 4
+    assert is_empty(engine.engine._core) and len(engine.engine._core.sinks.loops) <= 4
 
 
 @pytest.mark.fault(60)
@@ -217,7 +217,7 @@ def test_a_later_close_without_draining_cuts_the_draining_short() -> None:
         await comes(lambda: steps.held)
         assert not draining.done() and len(core.live) == 2
         cutting = asyncio.create_task(engine.aclose(drain=False))
-        await comes(lambda: core._abort)
+        await comes(lambda: core.lifecycle.aborting)
         steps.open()
         await asyncio.gather(draining, cutting)
         assert steps.begun == 9, "with the step that was under way, of about 2000"
@@ -269,11 +269,11 @@ def test_closed_from_its_own_listener() -> None:
     core.events.add(lambda event: core.close() if event.name == "finished" else None)
     sink = Waiter()
     core.submit(core.request(last_logprob(prompt(4, 1)), sink))
-    assert sink.event.wait(PATIENCE) and core._closed.wait(PATIENCE)
+    assert sink.event.wait(PATIENCE) and core.stopped.wait(PATIENCE)
     inline = service_core()
     inline.events.add(lambda event: inline.close() if event.name == "finished" else None)
     inline.run_inline([inline.request(last_logprob(prompt(4, 1)), ById())])
-    assert inline._closed.wait(PATIENCE)
+    assert inline.stopped.wait(PATIENCE)
 
 
 # ------------------------------------------------------------------ idle, and waking

@@ -29,7 +29,7 @@ from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_co
 
 def post(core: Any, prepared: Any, sink: ById, **options: Any) -> Any:
     request = core.request(prepared, sink, RequestOptions(**options))
-    core._post([request])
+    core.lifecycle.post([request])
     return request
 
 
@@ -58,7 +58,7 @@ def test_the_bound_is_exact_whatever_the_number_of_threads() -> None:
         thread.join()
     assert len(made) == 100 and len(refused) == 700
     assert core.snapshot()["rejected"] == {"queued_requests": 700}
-    core._post(made)
+    core.lifecycle.post(made)
     run_steps(core)
     assert is_empty(core)
 
@@ -268,7 +268,7 @@ def test_a_deadline_that_passes_ends_the_request_wherever_it_is(state: str) -> N
 def expire(core: Any, request: Any) -> None:
     """As if its time had passed."""
     request.expires = 0.0
-    core._expiring = [(0.0, request.id, request)] if core._expiring else []
+    core.lifecycle.expiring = [(0.0, request.id, request)] if core.lifecycle.expiring else []
 
 
 @pytest.mark.fault(18)
@@ -287,7 +287,7 @@ def test_many_deadlines_that_do_not_come_are_forgotten() -> None:
     for i in range(2000):
         post(core, last_logprob(prompt(3, i)), sink, deadline=1e8)
         core.step()
-    assert len(core._expiring) < 100
+    assert len(core.lifecycle.expiring) < 100
 
 
 @pytest.mark.fault(63)
@@ -396,7 +396,7 @@ def test_cancel_in_every_state_twice_and_after_the_end() -> None:
         gone = core.request(chat(prompt(18, 2), 6), sink)
         if steps == 0:
             core.cancel(gone)  # before admission: it is told when it arrives
-        core._post([gone])
+        core.lifecycle.post([gone])
         for _ in range(steps):
             core.step()
         core.cancel(gone)
@@ -439,7 +439,7 @@ def test_cancelling_the_awaiting_task_gives_everything_back(when: str) -> None:
             await task
         steps.open()
         await blocker
-        await comes(lambda: not core.live and not core.step_began)
+        await comes(lambda: not core.live and not core.stepper.began)
         await engine.aclose()
         assert is_empty(core)
 
@@ -501,7 +501,7 @@ def test_a_wall_clock_that_jumps_ends_nobody(monkeypatch: pytest.MonkeyPatch) ->
     import time
 
     core = service_core()
-    assert abs(core.clock() - time.monotonic()) < 60  # not the wall clock: deadlines outlive its jumps
+    assert abs(core.lifecycle.clock() - time.monotonic()) < 60  # not the wall clock: deadlines outlive its jumps
     assert 0 < RequestOptions(deadline=30.0).expires() - time.monotonic() <= 30
     sink = ById()
     jumps = iter(range(10**9))

@@ -133,7 +133,7 @@ def test_the_engine_thread_outlives_a_lack_of_memory() -> None:
     deliver = sink.deliver
     sink.deliver = lambda *end: (deliver(*end), told.set())  # type: ignore[method-assign,assignment,func-returns-value]
     core.submit(core.request(chat(prompt(6, 1), 3), sink))
-    assert told.wait(PATIENCE) and core._thread is not None and core._thread.is_alive()
+    assert told.wait(PATIENCE) and core.loop.thread is not None and core.loop.thread.is_alive()
     core.close()
 
 

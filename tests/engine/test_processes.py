@@ -31,7 +31,7 @@ def test_a_forked_child_is_told_at_once() -> None:
     engine = slow_service()
     core = engine.engine._core
     core.submit(core.request(chat(prompt(6, 1), 200), ById()))
-    assert core._baton.take() or core._thread is not None  # somebody has it at that moment
+    assert core.loop.lock.try_acquire() or core.loop.thread is not None  # somebody has it at that moment
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover
@@ -53,9 +53,9 @@ def test_a_forked_child_is_told_at_once() -> None:
             code = 0 if told == 3 and not health.ok and "forked" in str(health.reason) else 1
         finally:
             os._exit(code)
-    if core._baton.mine:
-        core._baton.release()
-        core._wake.ring()
+    if core.loop.lock.held:
+        core.loop.lock.release()
+        core.loop.wake_if_started()
     os.close(read)
     os.close(write)
     _, status = os.waitpid(child, 0)
@@ -127,7 +127,7 @@ def test_an_engine_that_is_dropped_ends_its_threads() -> None:
     engine = toy_service()
     core = engine.engine._core
     asyncio.run(engine.run(last_logprob(prompt(4, 1))))
-    thread = core._thread
+    thread = core.loop.thread
     assert thread is not None and thread.is_alive()
     gone = weakref.ref(engine.engine)
     del engine

@@ -43,7 +43,7 @@ async def all_back(engine: AsyncEngine) -> None:
 
 
 def at_rest(core: Any) -> bool:
-    nobody = core.queues.empty and not core.live and not core.inbox.items and not core._flights
+    nobody = core.queues.empty and not core.live and not core.inbox.items and not core.steps
     return nobody and core.pool.live_leases == core.pool.allocator.num_used == 0
 
 

@@ -76,7 +76,7 @@ async def nothing_left(engine: Any, ended: int) -> None:
     core = engine.engine._core
     # a stream that is let go between two steps may count as finished: it ended with the token it had
     await comes(lambda: engine.stats()["cancelled"] + engine.stats()["finished"] == ended and core.queues.empty)
-    await comes(lambda: not core._flights and core.pool.live_leases == 0)
+    await comes(lambda: not core.steps and core.pool.live_leases == 0)
     assert engine.stats()["decode_tokens"] < 1200 * ended
     core.audit()
 

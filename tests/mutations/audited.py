@@ -5,13 +5,15 @@ from __future__ import annotations
 from tests.mutations.edit import edit
 
 STEPPER = "prelude/runtime/stepper.py"
+CORE = "prelude/runtime/core.py"
+LIFECYCLE = "prelude/runtime/lifecycle.py"
 PLANNER = "prelude/scheduling/planner.py"
 RECORDS = "_native/records.pxi"
 CPU = "prelude/execution/cpu.py"
-_CAME = '            self.stats.requests["oneshot"] += len(came)\n            self.queues.add_all(came)'
+_CAME = '            self._stats.requests["oneshot"] += len(came)\n            self._queues.add_all(came)'
 _FORWARD = "        hidden = self._forward(step, rows)\n"
-_HOST = """        self.stats.host_seconds += time.perf_counter() - began - self._blocked
-        self._flush()"""
+_HOST = """        self._stats.host_seconds += time.perf_counter() - began - self._blocked
+"""
 
 EDITS = (
     edit(
@@ -50,23 +52,23 @@ EDITS = (
     edit(
         "clock_wall",
         "63",
-        (STEPPER, "clock: Callable[[], float] = time.monotonic", "clock: Callable[[], float] = time.time"),
+        (CORE, "clock: Callable[[], float] = time.monotonic", "clock: Callable[[], float] = time.time"),
         ("prelude/options.py", "time.monotonic() + self.deadline", "time.time() + self.deadline"),
     ),
     edit(
         "oneshot_decode_state",
         "A16 A15",
         (
-            STEPPER,
-            "self.stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE",
-            "self.stats.decode_state_objects += 1",
+            LIFECYCLE,
+            "self._stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE",
+            "self._stats.decode_state_objects += 1",
         ),
         (
-            STEPPER,
+            LIFECYCLE,
             _CAME,
             _CAME.replace(
-                "            self.queues",
-                "            self.stats.decode_state_objects += len(came)\n            self.queues",
+                "            self._queues",
+                "            self._stats.decode_state_objects += len(came)\n            self._queues",
             ),
         ),
     ),
@@ -74,17 +76,17 @@ EDITS = (
         "oneshot_stream_objects",
         "A11",
         (
-            STEPPER,
+            LIFECYCLE,
             _CAME,
             _CAME.replace(
-                "            self.queues",
-                "            self.stats.streaming_objects += len(came)\n            self.queues",
+                "            self._queues",
+                "            self._stats.streaming_objects += len(came)\n            self._queues",
             ),
         ),
         (
-            STEPPER,
-            "        self.stats.streaming_objects += request.sink.streams",
-            "        self.stats.streaming_objects += 1",
+            LIFECYCLE,
+            "        self._stats.streaming_objects += request.sink.streams",
+            "        self._stats.streaming_objects += 1",
         ),
     ),
     edit(
@@ -140,9 +142,9 @@ EDITS = (
         "batch_delay",
         "F19",
         (
-            "prelude/runtime/core.py",
-            "            self._wake.wait()\n",
-            "            self._wake.wait()\n            time.sleep(0.05)\n",
+            "prelude/runtime/loop.py",
+            "                self._wake.wait()\n",
+            "                self._wake.wait()\n                time.sleep(0.05)\n",
         ),
     ),
     edit(

@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - the source is quoted as it is
 from __future__ import annotations
 
-from tests.mutations.audited import PLANNER, STEPPER
+from tests.mutations.audited import CORE, LIFECYCLE, PLANNER, STEPPER
 from tests.mutations.edit import edit
 
 SETTLE = "prelude/scheduling/settle.py"
@@ -16,7 +16,8 @@ QUEUES = "prelude/scheduling/queues.py"
 ACCOUNTS = "prelude/scheduling/accounts.py"
 RECOVERY = "prelude/scheduling/recovery.py"
 CLASSES = "prelude/admission/classes.py"
-CORE = "prelude/runtime/core.py"
+ENTRY = "prelude/runtime/entry.py"
+FAILURES = "prelude/runtime/failures.py"
 
 EDITS = (
     edit(
@@ -289,28 +290,28 @@ EDITS = (
     edit(
         "too_many_blocks_are_admitted",
         "54",
-        (CORE, "            if blocks > self.pool.num_blocks:", "            if False:"),
+        (ENTRY, "            if blocks > self._pool.num_blocks:", "            if False:"),
     ),
     edit(
         "too_many_tokens_are_admitted",
         "4",
-        (CORE, "if request.execution_class is ExecutionClass.ONESHOT and tree.num_tokens > most:", "if False:"),
+        (ENTRY, "if request.execution_class is ExecutionClass.ONESHOT and tree.num_tokens > most:", "if False:"),
     ),
     edit(
         "cancelling_is_forgotten",
         "51 N4",
         (
-            CORE,
-            "            self._cancels.append(request)\n            self._wake.ring()  # a",
-            "            self._wake.ring()  # a",
+            LIFECYCLE,
+            "        self._cancels.append(request)\n        return True",
+            "        return True",
         ),
     ),
     edit(
         "deadlines_in_the_queue_pass",
         "18",
         (
-            STEPPER,
-            "            heapq.heappush(self._expiring, (request.expires, request.id, request))\n",
+            LIFECYCLE,
+            "            heapq.heappush(self.expiring, (request.expires, request.id, request))\n",
             "            pass\n",
         ),
     ),
@@ -318,7 +319,7 @@ EDITS = (
         "ends_are_told_twice",
         "58",
         (
-            STEPPER,
+            LIFECYCLE,
             "        if self.live.pop(request.id, None) is None:\n            return\n",
             "        self.live.pop(request.id, None)\n",
         ),
@@ -326,34 +327,34 @@ EDITS = (
     edit(
         "hangs_are_not_told",
         "58",
-        (STEPPER, '            self._ended(request, None, failure_of(self.last_error, "the engine hangs"))\n', ""),
+        (LIFECYCLE, '            self.ended(request, None, failure_of(error, "the engine hangs"))\n', ""),
     ),
     edit(
         "preemptions_of_the_engine_are_not_counted",
         "D9",
-        (STEPPER, "        self.stats.preemptions += len(plan.preempted)\n", ""),
+        (STEPPER, "        self._stats.preemptions += len(plan.preempted)\n", ""),
     ),
     edit(
         "a_failed_engine_is_healthy",
         "58",
-        (STEPPER, "self.failures_in_a_row = self.unhealthy_after", "self.failures_in_a_row = 0"),
+        (FAILURES, "self.in_a_row = self._unhealthy_after", "self.in_a_row = 0"),
     ),
     edit(
         "steps_never_overlap",
         "H13",
         (
             STEPPER,
-            "if self._flights and (len(self._flights) > 1 or not launched or not self.overlap):",
-            "if self._flights:",
+            "if steps and (len(steps) > 1 or not submitted or not self._overlap):",
+            "if steps:",
         ),
     ),
     edit(
         "always_overlaps",
         "H14",
         (
-            STEPPER,
-            "        self._flights = Flights(pool, overlap)\n",
-            "        self.overlap = overlap = True\n        self._flights = Flights(pool, overlap)\n",
+            CORE,
+            "        self.steps = StepsInFlight(pool, overlap)\n",
+            "        self.steps = StepsInFlight(pool, True)\n",
         ),
     ),
 )

@@ -75,7 +75,7 @@ EDITS = (
     edit(
         "the_idle_loop_spins",
         "F4",
-        ("prelude/runtime/core.py", "                self._wake.wait()\n", "                self._wake.wait(1e-6)\n"),
+        ("prelude/runtime/loop.py", "                self._wake.wait()\n", "                self._wake.wait(1e-6)\n"),
     ),
     edit(
         "health_is_always_well",

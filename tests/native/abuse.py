@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 ROOM = 1 << 30  # bytes of address space beyond what the process has: larger requests are a MemoryError
-WAITS = {"Doorbell.wait"}  # for ever, by contract
+WAITS = {"WakeEvent.wait"}  # for ever, by contract
 NUMBERS = [-(2**31), -3, -1, 0, 1, 2, 3, 7, 16, 4097, 2**31, 2**40, 2**63, 2**70]
 
 
@@ -71,7 +71,7 @@ def core_objects(module: Any) -> list[Any]:
     return [
         pool, pool.trie, pool.allocator, record, lease, module.OneShotRow(record, 0), module.RequestStats(),
         module.Outcome(None, (), module.RequestStats()), module.CostFit(8), module.Inbox(4, 100),
-        module.Inbox(4, 100).reserve(2), module.Ends(), module.StepCounts(), module.Tally(), module.Baton(),
+        module.Inbox(4, 100).reserve(2), module.Ends(), module.StepCounts(), module.Tally(), module.StepLock(),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The inbox, the way back, the baton and the doorbell as Python threads use them; their C++ is stressed by
+"""The inbox, the way back, the step lock and the wake event as Python threads use them; their C++ is stressed by
 ``_native/tests/test_handover.cpp``."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 import weakref
 
 import pytest
-from prelude._native.core import Baton, Doorbell, Outlet, Tally
+from prelude._native.core import Outlet, StepLock, Tally, WakeEvent
 
 from prelude.errors import EngineClosed, QueueFull
 from prelude.runtime.inbox import Inbox
@@ -119,33 +119,35 @@ def test_a_tally_counts_what_every_thread_adds() -> None:
     assert tally.count == 4 * 3 * 5000
 
 
-def test_the_baton_is_one_threads_and_its_holder_hears_who_wanted_it() -> None:
-    baton = Baton()
-    assert baton.take() and baton.mine and not baton.take()
+def test_the_step_lock_is_held_by_one_thread_which_is_told_of_requests() -> None:
+    lock = StepLock()
+    assert lock.try_acquire() and lock.held and not lock.try_acquire()
     heard: list[bool] = []
-    other = threading.Thread(target=lambda: heard.extend([baton.mine, baton.take(), baton.take_or_want()]))
+    other = threading.Thread(
+        target=lambda: heard.extend([lock.held, lock.try_acquire(), lock.try_acquire_or_request()])
+    )
     other.start()
     other.join()
     assert heard == [False, False, False]
-    assert baton.release() and not baton.mine
-    assert baton.take_or_want() and not baton.release()
+    assert lock.release() and not lock.held
+    assert lock.try_acquire_or_request() and not lock.release()
 
 
-def test_a_doorbell_wakes_once_for_any_number_of_rings_and_sleeps_without() -> None:
-    bell = Doorbell()
-    assert not bell.wait(0.01)
-    bell.ring()
-    bell.ring()
-    assert bell.wait() and not bell.wait(0.01)
+def test_a_wake_event_wakes_once_for_any_number_of_sets() -> None:
+    event = WakeEvent()
+    assert not event.wait(0.01)
+    event.set()
+    event.set()
+    assert event.wait() and not event.wait(0.01)
     woken = threading.Event()
 
     def sleep() -> None:
-        bell.wait()
+        event.wait()
         woken.set()
 
     thread = threading.Thread(target=sleep)
     thread.start()
     assert not woken.wait(0.1), "it waits without the GIL, and without a ring for ever"
-    bell.ring()
+    event.set()
     assert woken.wait(PATIENCE)
     thread.join()

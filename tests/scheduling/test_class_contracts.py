@@ -70,7 +70,7 @@ def test_a_thousand_oneshot_requests_make_no_state_of_texts() -> None:
     for i in range(20):  # each alone, on an idle engine
         post(core, last_logprob(prompt(20, i)), sink)
         run_steps(core)
-    core._post([core.request(last_logprob(prompt(20, 20 + i)), sink) for i in range(490)])
+    core.lifecycle.post([core.request(last_logprob(prompt(20, 20 + i)), sink) for i in range(490)])
     run_steps(core)
     post(core, chat(prompt(6, 1), 30), sink)  # beside a text that runs
     core.step()

@@ -144,7 +144,7 @@ def test_results_carry_what_the_model_expected_of_them() -> None:
     estimates = []
     for i in range(60):
         request = core.request(last_logprob(prompt(5 + 7 * i, i)), sink)
-        core._post([request])
+        core.lifecycle.post([request])
         run_steps(core)
         estimates.append(sink.ends[id(request)][0].stats.estimated_jct)
     lengths = [5 + 7 * i for i in range(60)]

@@ -136,12 +136,12 @@ def test_who_ended_is_told_at_once_and_its_extra_row_thrown_away() -> None:
         core.step()
         core.audit()
     assert text(sink, ending) == toy.generate(prompt(9, 1).tolist(), 3)
-    assert len(rows_of(core._flights[0].packed.batch).token_ids) == 2, "its row is under way"
+    assert len(rows_of(core.steps[0].packed.batch).token_ids) == 2, "its row is under way"
     assert ending.lease is not None and not ending.lease.released, "which writes what it holds"
     stats = repr(ending.stats)
     core.step()
     core.audit()
-    assert ending.lease is None and not core._flights.lingering
+    assert ending.lease is None and not core.steps.ended
     assert repr(ending.stats) == stats and core.stats.discarded_rows == 1
     run_steps(core)
     check(sink, [going])
@@ -168,7 +168,7 @@ def test_who_is_cancelled_or_late_in_flight_ends_at_once_and_holds_until_it_land
     chats = [
         dated(core, chat(prompt(9, i), 30), sink, 5.0 if i < 2 and how == "deadline" else None) for i in range(3)
     ]
-    core._post(chats)
+    core.lifecycle.post(chats)
     for _ in range(3):
         core.step()
     held = chats[0].lease
@@ -176,11 +176,11 @@ def test_who_is_cancelled_or_late_in_flight_ends_at_once_and_holds_until_it_land
         for request in chats[:2]:
             core.cancel(request)
     now[0] = 10.0 if how == "deadline" else 0.0
-    core._drain()
+    core.lifecycle.take_in()
     core.audit()
     wanted = RequestCancelled if how == "cancel" else DeadlineExceeded
     assert [type(sink.ends[r.id][1]) for r in chats[:2]] == [wanted] * 2
-    assert not held.released and len(core._flights.lingering) == 2
+    assert not held.released and len(core.steps.ended) == 2
     run_steps(core)
     assert held.released and is_empty(core)
     check(sink, chats[2:])
@@ -319,7 +319,7 @@ def test_a_step_behind_one_that_failed_keeps_what_does_not_depend_on_it() -> Non
     core.step()  # waits for the step that fails; theirs is behind it
     core.audit()
     assert shot.id in sink.ends and late.stats.replays == 0 and len(late.output) == 1
-    assert [r.stats.replays for r in chats] == [1, 1] and not core._flights
+    assert [r.stats.replays for r in chats] == [1, 1] and not core.steps
     run_steps(core)
     check(sink, [*chats, shot, late])
     assert core.stats.failed_steps == 1 and is_empty(core)
@@ -354,7 +354,7 @@ def test_ctrl_c_while_two_steps_are_in_flight_takes_everybody_back() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_steps(core)
     core.audit()
-    assert not core._flights and not core._flights.lingering
+    assert not core.steps and not core.steps.ended
     assert all(r.ahead == r.in_flight == 0 for r in requests)
     run_steps(core)
     for i, request in enumerate(requests, 1):
@@ -369,12 +369,12 @@ def test_an_engine_that_fails_itself_gives_back_what_was_in_flight() -> None:
     for _ in range(3):
         core.step()
     core.cancel(requests[0])
-    core._drain()
-    assert core._flights.lingering
-    core._plan = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    core.lifecycle.take_in()
+    assert core.steps.ended
+    core.stepper.plan = lambda: 1 / 0  # type: ignore[assignment, return-value]
     core.step()
     assert all(r.id in sink.ends for r in requests)
-    assert is_empty(core) and not core._flights and not core._flights.lingering
+    assert is_empty(core) and not core.steps and not core.steps.ended
 
 
 # ------------------------------------------------------------------ anything at all
@@ -405,7 +405,7 @@ def made(kind: str, tokens: np.ndarray, count: int, cache: str) -> Prepared:
 def endings(core: Any, items: list[Any], failing: set[int], deadlines: bool) -> Iterator[tuple[str, Request, Any]]:
     sink = ById()
     now = [0.0]
-    core.clock = lambda: now[0]
+    core.lifecycle.clock = lambda: now[0]
 
     def tick(core: Any) -> None:
         now[0] += 1.0
@@ -417,9 +417,9 @@ def endings(core: Any, items: list[Any], failing: set[int], deadlines: bool) -> 
         request = dated(core, made(kind, tokens, count, cache), sink, expires)
         waiting.append((at, cancel, request))
     play(core, waiting, failing=failing, after_step=tick)
-    assert is_empty(core) and not core._flights and not core._flights.lingering
+    assert is_empty(core) and not core.steps and not core.steps.ended
     assert core.pool.trie.num_promised == 0
-    assert core.last_error is None or str(core.last_error) == "injected"
+    assert core.failures.last_error is None or str(core.failures.last_error) == "injected"
     for (kind, *_), (_, cancel, request) in zip(items, waiting):
         assert request.state is State.FINISHED and request.ahead == request.in_flight == 0
         outcome, error = sink.ends[request.id]

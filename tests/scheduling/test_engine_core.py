@@ -82,7 +82,7 @@ def run(core: EngineCore, items: list[Prepared]) -> list[Outcome]:
     """All at once, audited after every step."""
     sink = Collect()
     requests = [core.request(item, sink) for item in items]
-    core._post(requests)
+    core.lifecycle.post(requests)
     while core.step():
         core.audit()
     core.audit()
@@ -348,7 +348,7 @@ def test_a_request_that_can_never_fit_the_pool_is_refused() -> None:
 def test_queue_limits_refuse_at_once() -> None:
     core = make_core(queued=2)
     sink = Collect()
-    core._post([core.request(last_logprob(prompt(4, i)), sink) for i in range(2)])
+    core.lifecycle.post([core.request(last_logprob(prompt(4, i)), sink) for i in range(2)])
     with pytest.raises(QueueFull, match="max_queued_requests"):
         core.request(last_logprob(prompt(4, 9)), sink)
     assert core.snapshot()["rejected"] == {"queued_requests": 1}
@@ -394,7 +394,7 @@ def test_one_token_is_the_same_through_either_class_and_path() -> None:
     [oneshot] = run(make_core(), [chat(tokens, 1)])
     assert oneshot.stats.execution_class == "oneshot"
     forced = make_core()
-    forced.force_class = ExecutionClass.DECODE
+    forced.entry.force_class = ExecutionClass.DECODE
     [decode] = run(forced, [chat(tokens, 1)])
     assert decode.stats.execution_class == "decode"
     assert oneshot.token_ids == decode.token_ids == tuple(toy.generate(tokens.tolist(), 1))
@@ -412,12 +412,12 @@ def test_mixed_steps_keep_chunks_decisions_and_rows_apart() -> None:
     core = make_core(chunk=8)
     sink = Collect()
     first = core.request(chat(prompt(4, 1), 20), sink)
-    core._post([first])
+    core.lifecycle.post([first])
     core.step()
     assert first.state is State.DECODE
     late = core.request(chat(prompt(30, 2), 5), sink)
     shot = core.request(last_logprob(prompt(10, 3)), sink)
-    core._post([late, shot])
+    core.lifecycle.post([late, shot])
     while core.step():
         core.audit()
     mixed = [b for b in core.executor.batches if isinstance(b, MixedBatch) and b.decode_tokens]
@@ -443,7 +443,7 @@ def test_every_step_keeps_its_accounts_apart_and_its_budget(seed: int) -> None:
         for _ in range(int(rng.integers(0, 4))):
             tokens = prompt(int(rng.integers(1, 30)), int(rng.integers(0, 1000)))
             prepared = chat(tokens, int(rng.integers(2, 9))) if rng.random() < 0.5 else last_logprob(tokens)
-            core._post([core.request(prepared, sink)])
+            core.lifecycle.post([core.request(prepared, sink)])
         core.step()
     while core.step():
         pass
@@ -469,11 +469,13 @@ def test_oneshot_load_does_not_lower_decode_capacity() -> None:
     def capacity(shots: int) -> int:
         core = make_core(toy.ToyExecutor(num_blocks=24), running=64, step_tokens=512, chunk=64)
         sink = Collect()
-        core._post([core.request(chat(prompt(8, i), 8), sink) for i in range(12)])
+        core.lifecycle.post([core.request(chat(prompt(8, i), 8), sink) for i in range(12)])
         most = 0
         for step in range(200):
             if shots:
-                core._post([core.request(last_logprob(prompt(20, 1000 * step + i)), sink) for i in range(shots)])
+                core.lifecycle.post(
+                    [core.request(last_logprob(prompt(20, 1000 * step + i)), sink) for i in range(shots)]
+                )
             if not core.step():
                 break
             most = max(most, len(core.queues.running))
@@ -490,7 +492,7 @@ def test_oneshot_load_does_not_lower_decode_capacity() -> None:
 def test_oneshot_rows_have_no_decode_state() -> None:
     core = make_core(cache=False)
     requests = [core.request(last_logprob(prompt(20, i)), Collect()) for i in range(1000)]
-    core._post(requests)
+    core.lifecycle.post(requests)
     while core.step():
         pass
     assert core.stats.steps == {"oneshot": core.stats.steps["oneshot"], "mixed": 0, "decode": 0}
@@ -516,7 +518,7 @@ def test_lifecycle_arithmetic() -> None:
     sink = Collect()
     request = core.request(chat(prompt(5, 1), 4), sink)
     assert (request.cached_len, request.device_len, request.max_device_len) == (0, 5, 9)
-    core._post([request])
+    core.lifecycle.post([request])
     core.step()
     assert (request.cached_len, request.device_len, len(request.output)) == (5, 6, 1)
     core.step()
@@ -531,7 +533,7 @@ def test_a_failed_step_fails_its_rows_publishes_nothing_and_the_engine_goes_on()
     core = make_core()
     sink = Collect()
     request = core.request(last_logprob(prompt(20, 1)), sink)
-    core._post([request])
+    core.lifecycle.post([request])
     core.executor.fail_next = ValueError("device fell over")
     core.step()
     outcome, error = sink.ends[id(request)]
@@ -547,7 +549,7 @@ def test_repeated_failures_are_unhealthy_until_a_step_succeeds() -> None:
     core = make_core()
     for i in range(3):
         core.executor.fail_next = RuntimeError("again")
-        core._post([core.request(last_logprob(prompt(5, i)), Collect())])
+        core.lifecycle.post([core.request(last_logprob(prompt(5, i)), Collect())])
         core.step()
     assert not core.healthy
     run(core, [last_logprob(prompt(5, 9))])
@@ -560,7 +562,7 @@ def test_cancelling_gives_everything_back_from_any_state() -> None:
         sink = Collect()
         keep = core.request(chat(prompt(6, 1), 12), sink)
         gone = core.request(chat(prompt(20, 2), 12), sink)
-        core._post([keep, gone])
+        core.lifecycle.post([keep, gone])
         for _ in range(steps):
             core.step()
         core.cancel(gone)

@@ -99,7 +99,7 @@ def test_ctrl_c_while_a_step_that_could_not_be_submitted_waits_for_the_one_befor
 def test_an_executor_beside_that_is_dropped_takes_its_thread_and_the_model_along() -> None:
     inner = toy.ToyExecutor()
     core = service_core(inner, overlap=True)
-    core.executor = BesideExecutor(inner)
+    core.stepper.executor = BesideExecutor(inner)
     sink = ById()
     post(core, last_logprob(prompt(9, 1)), sink)
     run_steps(core)

@@ -37,7 +37,7 @@ class Scripted(toy.ToyExecutor):
 def start(core: EngineCore, *items: Prepared) -> tuple[Collect, list[Request]]:
     sink = Collect()
     requests = [core.request(item, sink) for item in items]
-    core._post(requests)
+    core.lifecycle.post(requests)
     return sink, requests
 
 
@@ -157,7 +157,7 @@ def test_a_sink_may_end_the_text_and_so_may_cancelling() -> None:
     core = make_core()
     sink = Three()
     request = core.request(text([5, 6, 7], 9), sink)
-    core._post([request])
+    core.lifecycle.post([request])
     while core.step():
         core.audit()
     [(outcome, _)] = sink.ends.values()
@@ -322,7 +322,7 @@ def test_a_hundred_thousand_texts_leave_nothing() -> None:
 
     items, sink = [text([i, i + 1, i + 2], 2) for i in range(50)], Count()
     for _ in range(100):
-        core._post([core.request(items[i % 50], sink) for i in range(1000)])
+        core.lifecycle.post([core.request(items[i % 50], sink) for i in range(1000)])
         while core.step():
             pass
     core.audit()

@@ -98,8 +98,8 @@ def test_a_request_that_is_cancelled_in_flight_keeps_what_the_device_reads_until
     core = service_core(executor, step_tokens=64, overlap=True)
     sink, requests = decisions(core, 8)
     core.step()
-    assert len(core._flights) == 1
-    flying = [row.request for row in core._flights[0].plan.oneshot]
+    assert len(core.steps) == 1
+    flying = [row.request for row in core.steps[0].plan.oneshot]
     for request in flying:
         core.cancel(request)
     core.step()
@@ -145,7 +145,7 @@ def test_a_step_that_fails_beside_another_takes_its_own_rows_alone(site: str, ki
     ended = [r for r in requests if sink.ends[r.id][1] is None]
     check(sink, [*ended, *chats])
     assert len(requests) - len(ended) <= (0 if kind == "memory" else 2)
-    assert is_empty(core) and not core._flights
+    assert is_empty(core) and not core.steps
 
 
 def test_a_caller_that_steps_itself_gets_its_answer_and_leaves_nothing_in_flight() -> None:
@@ -155,7 +155,7 @@ def test_a_caller_that_steps_itself_gets_its_answer_and_leaves_nothing_in_flight
         request = core.request(last_logprob(prompt(8, i)), sink)
         core.run_inline([request])
         assert sink.ends[request.id][0].output.logprobs[0] == pytest.approx(expected_logprob(prompt(8, i)))
-    assert is_empty(core) and not core._flights
+    assert is_empty(core) and not core.steps
     core.close()
 
 
@@ -163,9 +163,9 @@ def test_closing_lands_what_is_in_flight() -> None:
     for drain in (True, False):
         core = service_core(Beside(1, 1, num_blocks=256), step_tokens=64, overlap=True)
         sink, requests = decisions(core, 30)
-        core._wake_thread()
+        core.loop.wake()
         core.close(drain=drain)
-        assert core._closed.is_set() and len(sink.ends) == len(requests) and not core._flights
+        assert core.stopped.is_set() and len(sink.ends) == len(requests) and not core.steps
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -215,7 +215,7 @@ def test_an_engine_that_is_closed_has_its_slots_back() -> None:
         await comes(lambda: steps.held)
         assert core.pool.free_slots == 0
         closing = asyncio.create_task(engine.aclose(drain=False))
-        await comes(lambda: core._abort)
+        await comes(lambda: core.lifecycle.aborting)
         steps.open()
         await closing
         ends = await asyncio.gather(*tasks, return_exceptions=True)

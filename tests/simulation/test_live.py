@@ -80,12 +80,11 @@ def simulated(chosen: Machine, trace: list[Arrival]) -> list[tuple[object, ...]]
     return plans
 
 
-def live(chosen: Machine, trace: list[Arrival], monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+def live(chosen: Machine, trace: list[Arrival]) -> list[tuple[object, ...]]:
     executor = Steered(chosen)
     core = make_core(EngineCore, executor, chosen.config, chosen.cost_model())
     plans: list[tuple[object, ...]] = []
-    launch = core._launch
-    monkeypatch.setattr(core, "_launch", lambda plan: (plans.append(described(plan)), launch(plan))[1])
+    core.stepper.plan_hooks.append(lambda plan: plans.append(described(plan)))
     source = TokenSource()
     waiting = list(trace)
     leaving: list[tuple[float, Silent, object]] = []
@@ -129,7 +128,7 @@ def live(chosen: Machine, trace: list[Arrival], monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.feature("G12")
 @pytest.mark.parametrize("settings", [{}, {"policy": "response_ratio"}, {"fold": False, "kv_blocks": 60}])
 def test_a_trace_gives_the_same_plans_live_and_simulated(
-    settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, object],
 ) -> None:
     """Decisions that share rubrics, chats, and callers who go away: every step of an engine with its thread, its toy
     model that checks what each row reads, and its real clock, is the simulator's."""
@@ -142,4 +141,4 @@ def test_a_trace_gives_the_same_plans_live_and_simulated(
     trace = list(cancelled(merged(judged, talked), 0.15, 0.03, 3))
     plans = simulated(chosen, trace)
     assert len(plans) > 30 and any(plan[3] for plan in plans)
-    assert live(chosen, trace, monkeypatch) == plans
+    assert live(chosen, trace) == plans

@@ -5,17 +5,17 @@
 //
 //   Admission   requests <= most, tokens <= most         a place is counted before anything is made for it
 //
-//   Baton       │ holder's id │ wanted │                 0: nobody's. One writer at a time, and nobody waits for it
+//   StepLock    │ holder's id │ wanted │                 0: free. One writer at a time, and no thread waits for it
 //
 // Invariants. A link is in one chain at a time; from push to take it is the queue's, after it the taker's. A chain is
 // taken whole or not at all, in the order in which its links were pushed. What push() accepted will be taken; after
 // close() it accepts nothing. Since takers take everything, a link that comes back while another thread pushes (the
 // ABA of stacks that pop) harms nobody: what is below the head it compares with is what it links to.
 //
-// Counts are exact: whoever takes a place or tokens gives back as many, once. The baton's holder hears at release()
-// whether another wanted it meanwhile, and wakes that one; so a thread that does not get it goes to sleep, and none
-// spins. All of it may be called without the GIL, from any thread, but for take() and newest(), which are one taker's
-// at a time.
+// Counts are exact: whoever takes a place or tokens gives back as many, once. The step lock's holder hears at
+// release() whether another wanted it meanwhile, and wakes that one; so a thread that does not get it goes to sleep,
+// and none spins. All of it may be called without the GIL, from any thread, but for take() and newest(), which are
+// one taker's at a time.
 #pragma once
 
 #include <atomic>
@@ -108,15 +108,15 @@ struct Admission {
   }
 };
 
-class Baton {
+class StepLock {
  public:
   // `me` is not 0.
-  bool take(uint64_t me) {
+  bool try_acquire(uint64_t me) {
     uint64_t nobody = 0;
     return state_.compare_exchange_strong(nobody, me << 1, std::memory_order_acquire, std::memory_order_relaxed);
   }
-  // As take(); where another has it, that one hears of it at its release().
-  bool take_or_want(uint64_t me) {
+  // As try_acquire(); where another thread holds it, that one is told at its release().
+  bool try_acquire_or_request(uint64_t me) {
     uint64_t state = state_.load(std::memory_order_relaxed);
     for (;;) {
       if (state == 0) {
@@ -128,7 +128,7 @@ class Baton {
       }
     }
   }
-  // Whether somebody wanted it meanwhile, and is to be woken.
+  // Whether another thread requested it meanwhile, and is to be woken.
   bool release() { return (state_.exchange(0, std::memory_order_release) & 1) != 0; }
   uint64_t holder() const { return state_.load(std::memory_order_relaxed) >> 1; }
 

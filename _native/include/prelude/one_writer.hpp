@@ -1,5 +1,5 @@
 // Detects two threads inside the writing calls of one pool, which the contract forbids (one holder of the
-// baton at a time). It never waits: the second one is told. Costs one uncontended exchange a call.
+// step lock at a time). It never waits: the second one is told. Costs one uncontended exchange a call.
 #pragma once
 
 #include <atomic>

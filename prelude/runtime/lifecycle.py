@@ -1,0 +1,234 @@
+"""Lifecycle: requests from the inbox to their end.
+
+``live`` has every request that was posted until its end has been told, once: the thread that removes it there tells
+it."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+
+from prelude._native.core import claim, end_all, plain
+from prelude.admission.classes import ExecutionClass
+from prelude.admission.prepared import Outcome
+from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
+from prelude.runtime.events import Listeners
+from prelude.runtime.in_flight import StepsInFlight
+from prelude.runtime.inbox import Inbox, Places
+from prelude.runtime.sinks import Sinks
+from prelude.runtime.stats import EngineStats
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.queues import Queues
+from prelude.scheduling.recovery import failure_of
+from prelude.scheduling.request import Request, State
+from prelude.scheduling.settle import finish
+
+
+class Lifecycle:
+    """``clock``: seconds, for deadlines. ``aborting``: requests that wait end with ``EngineClosed``."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        pool: KvPool,
+        steps: StepsInFlight,
+        inbox: Inbox,
+        sinks: Sinks,
+        stats: EngineStats,
+        events: Listeners,
+        clock: Callable[[], float],
+    ) -> None:
+        self.live: dict[int, Request] = {}
+        self.expiring: list[tuple[float, int, Request]] = []  # a heap
+        self.aborting = False
+        self.clock = clock
+        self._queues = queues
+        self._pool = pool
+        self._steps = steps
+        self._inbox = inbox
+        self._sinks = sinks
+        self._stats = stats
+        self._events = events
+        self._cancels: deque[Request] = deque()
+        self._late: list[tuple[Request, Exception]] = []  # ends that wait for a step in flight
+
+    # -------------------------------------------------------------- in
+
+    def post(self, requests: list[Request], places: Places | None = None) -> None:
+        """Into the inbox. Any thread."""
+        self._inbox.enter(requests, self.live)
+        if places is not None:
+            places.posted()
+        self._events.emit_accepted(requests)
+
+    def cancel(self, request: Request) -> bool:
+        """The request ends when the next step begins; False where it has ended. Any thread, and takes no lock."""
+        request.cancelled = True
+        if request.id not in self.live:
+            return False
+        self._cancels.append(request)
+        return True
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``take_in`` may have requests to end."""
+        return bool(self._cancels or self.expiring or self.aborting)
+
+    def take_in(self) -> None:
+        """The inbox into the queues; then requests end that were cancelled, have expired, or whose loop is closed."""
+        self._enter(self._inbox.take())
+        for loop in self._sinks.remove_closed() if self._sinks.loops else ():
+            self._cancels.extend(request for request in self._queues if request.outbox is loop)
+        while self._cancels:
+            self.end(self._cancels.popleft(), RequestCancelled("cancelled"))
+        now = self.clock() if self.expiring else 0.0
+        while self.expiring and (self.expiring[0][0] <= now or self.expiring[0][2].state is State.FINISHED):
+            request = heapq.heappop(self.expiring)[2]
+            self.end(request, _expired(request))
+        if self.aborting:
+            for request in list(self._queues):
+                self.end(request, EngineClosed("the engine was closed"))
+
+    def _enter(self, came: list[Request]) -> None:
+        if plain(came, ExecutionClass.ONESHOT):
+            self._stats.requests["oneshot"] += len(came)
+            self._queues.add_all(came)
+            return
+        for request in came:
+            self._enter_one(request)
+
+    def _enter_one(self, request: Request) -> None:
+        self._stats.requests[request.execution_class.value] += 1
+        if request.cancelled:
+            request.move(State.FINISHED)
+            self.ended(request, None, RequestCancelled("cancelled before it was queued"))
+            return
+        self._queues.add(request)
+        self._stats.decode_state_objects += request.execution_class is ExecutionClass.DECODE
+        self._stats.streaming_objects += request.sink.streams
+        if request.expires < math.inf:
+            heapq.heappush(self.expiring, (request.expires, request.id, request))
+
+    def forget_expiring(self) -> None:
+        """Requests that ended long before their deadline leave the heap."""
+        if len(self.expiring) > 2 * len(self.live) + 64:
+            self.expiring = [entry for entry in self.expiring if entry[2].state is not State.FINISHED]
+            heapq.heapify(self.expiring)
+
+    # -------------------------------------------------------------- out
+
+    def end(self, request: Request, error: Exception) -> None:
+        """Ends a request that waits or runs. A OneShot row in flight ends with its step."""
+        if self._steps.has(request):
+            self._late.append((request, error))
+        elif request.order and request.state is not State.FINISHED:
+            finish(request, self._queues, self._pool, None, error)
+
+    def end_late(self) -> None:
+        """After a step: the ends that waited for it."""
+        if self._late:
+            late, self._late = self._late, []
+            for request, error in late:
+                self.end(request, error)
+
+    def end_waiting(self, error: Exception) -> None:
+        """All that wait or run end with ``error``."""
+        for request in list(self._queues):
+            self.end(request, error)
+
+    def abandon(self, error: BaseException) -> None:
+        """The queues are empty and in an unknown order: all requests but those in the inbox give back what they hold
+        and end with ``error``. Where memory is missing, it raises, and goes on from there when it is called again."""
+        self._late = []
+        posted = set(map(id, self._inbox.items))
+        for request in list(self.live.values()):
+            if id(request) in posted:
+                continue
+            request.give_back(self._pool)
+            if request.state is not State.FINISHED:
+                request.move(State.FINISHED)
+            self.ended(request, None, failure_of(error, "the engine failed"))
+
+    def tell_hung(self, error: BaseException) -> None:
+        """All callers are told that the engine hangs. Called by the watchdog beside the step: the requests give back
+        what they hold in the thread that steps, if the step ever returns."""
+        for request in list(self.live.values()):
+            request.cancelled = True
+            self._cancels.append(request)
+            self.ended(request, None, failure_of(error, "the engine hangs"))
+
+    def ended(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        """Tells a request's end, unless it has been told."""
+        if request.lease is not None and request.state is State.FINISHED:
+            self._steps.keep_lease(request)
+        self._inbox.leave(request)
+        if self.live.pop(request.id, None) is None:
+            return
+        try:
+            self._tell(request, outcome, error)
+        except BaseException:  # no memory: its end is told by the next step
+            self.live[request.id] = request
+            raise
+
+    def _tell(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        stats = request.stats
+        stats.total_ms = (time.perf_counter() - request.arrived) * 1e3
+        stats.ttft_ms = (request.first_token - request.arrived) * 1e3 if request.first_token else stats.total_ms
+        if request.timeline is not None and outcome is not None and outcome.output is not None:
+            request.timeline.mark("append")  # a Decode request's tokens were appended one by one
+        if error is None and self.clock() >= request.expires:
+            outcome, error = None, _expired(request)
+        name = _count_end(self._stats, error, 1)
+        try:
+            if self._events:
+                self._events.emit(
+                    name,
+                    request.options.request_id,
+                    error=type(error).__name__ if error else None,
+                    stats=stats,
+                    output_tokens=len(request.output),
+                )
+            self._sinks.deliver(request, outcome, error)
+        except BaseException:
+            _count_end(self._stats, error, -1)
+            raise
+
+    def ended_well(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        """``ended`` of the OneShot requests that a step ended without an error."""
+        runs, more = end_all(requests, outcomes, self.live, time.perf_counter())
+        for sink, some, theirs in runs:
+            if not claim(self.live, some):  # the watchdog told some of them meanwhile
+                more = [*zip(some, theirs), *more]
+                continue
+            self._stats.finished += len(some)
+            try:
+                self._events.emit_finished(some)
+                self._sinks.deliver_all(sink, some, theirs)
+            except BaseException:  # no memory: their ends are told by the next step
+                self._stats.finished -= len(some)
+                self.live.update({request.id: request for request in some})
+                raise
+        for request, outcome in more:
+            self.ended(request, outcome, None)
+
+
+def _expired(request: Request) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the deadline of {request.options.deadline:g} s passed")
+
+
+def _count_end(stats: EngineStats, error: BaseException | None, by: int) -> str:
+    """Counts an end, or takes it back (``by`` -1); the name of its event."""
+    if error is None:
+        stats.finished += by
+        return "finished"
+    if isinstance(error, DeadlineExceeded):
+        stats.expired += by
+        return "expired"
+    if isinstance(error, RequestCancelled | EngineClosed):
+        stats.cancelled += by
+        return "cancelled"
+    stats.failed += by
+    return "failed"

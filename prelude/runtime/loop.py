@@ -1,0 +1,69 @@
+"""StepLoop: the step lock, and the engine thread that takes steps while there is work.
+
+Queues, pool and requests are touched only by the thread that holds the step lock. Callers on any thread append to the
+inbox and wake the engine thread. A synchronous caller that finds the engine idle takes the lock and steps itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from prelude._native.core import StepLock, WakeEvent
+from prelude.runtime.stepper import Stepper
+
+_NO_MEMORY_SECONDS = 0.01  # before the engine thread tries again
+_START = threading.Lock()
+
+
+class StepLoop:
+    """``close_when_idle`` is asked after the last step there is work for; True ends the thread."""
+
+    def __init__(self, stepper: Stepper, lock: StepLock, close_when_idle: Callable[[], bool]) -> None:
+        self.lock = lock
+        self.thread: threading.Thread | None = None
+        self._stepper = stepper
+        self._close_when_idle = close_when_idle
+        self._wake = WakeEvent()
+
+    def wake(self) -> None:
+        """Starts the engine thread where there is none, and wakes it. ``MemoryError`` where it cannot be started."""
+        if self.thread is None:
+            self._start()
+        self._wake.set()
+
+    def wake_if_started(self) -> None:
+        """Takes no lock: a finaliser may call it."""
+        self._wake.set()
+
+    def _start(self) -> None:
+        with _START:
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="prelude-engine", daemon=True)
+                try:
+                    self.thread.start()
+                except BaseException:  # no memory for a thread: the next call tries again
+                    self.thread = None
+                    raise
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._wake.wait()
+                if not self.lock.try_acquire_or_request():
+                    continue  # the thread that holds it wakes this one when it releases it
+                if self._step_until_idle():
+                    return
+            except MemoryError:  # not even enough to tell the callers: the next step goes on from there
+                self._wake.set()
+                time.sleep(_NO_MEMORY_SECONDS)
+
+    def _step_until_idle(self) -> bool:
+        """Steps until nothing is left to do, and releases the lock. Whether the engine is closed then."""
+        try:
+            while self._stepper.step() and self._stepper.has_work:
+                pass
+            return self._close_when_idle()
+        finally:
+            self.lock.release()

@@ -1,0 +1,105 @@
+"""Sinks: requests' ends go to their sinks, and callers' event loops are woken once a step.
+
+A sink that raises is told so with a second end: a caller waits behind it. Its error is logged and reaches no other
+request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from typing import Any
+
+from prelude.admission.prepared import Outcome
+from prelude.runtime.stats import EngineStats
+from prelude.scheduling.recovery import failure_of
+from prelude.scheduling.request import Request
+
+log = logging.getLogger("prelude.engine")
+
+
+class LoopFlush:
+    """Ends of requests for one caller's event loop, handed over by one wake-up of it."""
+
+    def flush(self) -> None:
+        raise NotImplementedError
+
+    def closed(self) -> bool:
+        """Whether the event loop is closed, and no task waits there."""
+        return False
+
+
+class Sinks:
+    """``loops``: those of all callers."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self.loops: list[LoopFlush] = []
+        self._stats = stats
+        self._to_wake: deque[LoopFlush] = deque()
+
+    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+        """Raises ``MemoryError`` where there is no memory to tell the sink of its own error."""
+        try:
+            request.sink.deliver(request, outcome, error)
+        except BaseException as raised:
+            self._deliver_again(request, raised)
+            log_failure("a sink raised on its request's end", raised, request.options.request_id)
+
+    def deliver_all(self, sink: Any, requests: list[Request], outcomes: list[Outcome]) -> None:
+        """Requests of one sink that ended without an error."""
+        deliver_all = getattr(sink, "deliver_all", None)
+        if deliver_all is None:
+            for request, outcome in zip(requests, outcomes):
+                self.deliver(request, outcome, None)
+            return
+        try:
+            deliver_all(requests, outcomes)
+        except BaseException as raised:
+            for request in requests:
+                self._deliver_again(request, raised)
+            log_failure("a sink raised on the end of its requests", raised)
+
+    def _deliver_again(self, request: Request, raised: BaseException) -> None:
+        try:
+            request.sink.deliver(request, None, failure_of(raised, "the result could not be handed over"))
+        except MemoryError:
+            raise
+        except BaseException as again:
+            log_failure("a sink raised twice on its request's end; its caller is not told", again)
+
+    # -------------------------------------------------------------- callers' event loops
+
+    def wake_later(self, loop: LoopFlush) -> None:
+        """``loop`` has ends to hand over: it is flushed when the step is over. Any thread."""
+        self._to_wake.append(loop)
+
+    def remove_closed(self) -> list[LoopFlush]:
+        """Event loops that were closed since the last call."""
+        closed = [loop for loop in self.loops if loop.closed()]
+        for loop in closed:
+            self.loops.remove(loop)
+        return closed
+
+    def flush(self) -> None:
+        """One wake-up of each event loop that has ends."""
+        while self._to_wake:
+            try:
+                loop = self._to_wake[0]
+                self._stats.loop_wakeups += 1  # before: a caller that is woken may read it
+                loop.flush()  # before it is removed: after an interrupt between the two it is flushed again
+                self._to_wake.popleft()
+            except IndexError:  # the watchdog flushed meanwhile
+                return
+
+    def flush_all(self) -> None:
+        """Also loops whose ends were put without a wake-up, when a step was interrupted."""
+        for loop in self.loops:
+            loop.flush()
+        self.flush()
+
+
+def log_failure(message: str, error: BaseException, request_id: str | None = None) -> None:
+    """The last thing done about an error: a record that finds no memory is dropped."""
+    with contextlib.suppress(MemoryError):
+        log.error(message, exc_info=error, extra={"request_id": request_id} if request_id else None)
