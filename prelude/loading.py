@@ -212,6 +212,7 @@ def _preparer(
 ) -> Preparer:
     from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
+    from prelude.models.marker import is_marker_model, marker_settings
     from prelude.models.pooling import read_embedding
     from prelude.models.recipes import read_recipes
 
@@ -237,18 +238,21 @@ def _preparer(
         chat=chat_renderer(tokenizer, process),
         decision_chat=chat_renderer(tokenizer, process, enable_thinking=False),
         template_process=process,
+        markers=marker_settings(directory, tokenizer) if is_marker_model(directory) else None,
     )
 
 
 def _tokenizer(directory: ModelDirectory) -> Tokenizer:
     """The tokenizer of ``directory``; ``ModelError`` naming the file for whatever its contents make loading raise."""
+    from prelude.models.marker import TOKENIZER, is_marker_model
     from prelude.tokenizer import Tokenizer
 
-    if not directory.has("tokenizer.json"):
-        raise ModelError(f"{directory}: there is no tokenizer.json; save the model's fast tokenizer there")
+    folder = f"{TOKENIZER}/" if is_marker_model(directory) else ""
+    if not directory.has(f"{folder}tokenizer.json"):
+        raise ModelError(f"{directory}: there is no {folder}tokenizer.json; save the model's fast tokenizer there")
 
     def read(name: str, limit: int) -> bytes | None:
-        return directory.read(name, limit) if directory.has(name) else None
+        return directory.read(folder + name, limit) if directory.has(folder + name) else None
 
     try:
         tokenizer = Tokenizer.from_reader(read, str(directory))

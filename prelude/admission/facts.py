@@ -18,6 +18,7 @@ from prelude.config import EngineConfig
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest
 from prelude.execution.executor import ExecutorLimits
+from prelude.marking import MarkerSettings
 from prelude.readouts import RequestReadout
 from prelude.readouts.sampling import Sampling
 from prelude.recipes import ModelRecipes
@@ -47,6 +48,7 @@ class Facts:
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     template: Any = None  # DecisionTemplate
     recipes: ModelRecipes = field(default_factory=ModelRecipes)
+    markers: MarkerSettings | None = None  # of a model whose head reads the options of a question
     chat: ChatRenderer | None = None
     decision_chat: ChatRenderer | None = None
     plans: Memo[Any, Any] = field(init=False)  # of questions that were asked before

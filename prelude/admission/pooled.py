@@ -86,6 +86,8 @@ def unit(vector: F32) -> F32:
 
 def prepare_classify(facts: Facts, use: Use, task: Classify) -> tuple[Admitted, Notes]:
     count = facts.limits.num_labels
+    if facts.limits.head_pooling == "markers":
+        raise InvalidRequest("this model's head reads the options of a question; ask it with decide(state, [...])")
     if count == 0:
         raise InvalidRequest(
             "this model has no classification head; load a …ForSequenceClassification checkpoint"

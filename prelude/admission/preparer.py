@@ -10,10 +10,11 @@ from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
 from prelude.admission.decide import named, prepare_decides
 from prelude.admission.decision import decision_of
-from prelude.admission.facts import Facts, make_facts
+from prelude.admission.facts import Facts, each_alone, make_facts
 from prelude.admission.generate import prepare_generates
 from prelude.admission.guard import prepare_guard
 from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
+from prelude.admission.marked import prepare_marked
 from prelude.admission.pooled import prepare_classify, prepare_embed, prepare_reward
 from prelude.admission.prepared import Admitted, Notes
 from prelude.admission.rerank import prepare_rerank
@@ -24,6 +25,7 @@ from prelude.config import EngineConfig
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
+from prelude.marking import MarkerSettings
 from prelude.recipes import ModelRecipes
 from prelude.results import Explanation
 from prelude.tasks import (
@@ -77,6 +79,7 @@ class Preparer:
         chat: ChatRenderer | None = None,
         decision_chat: ChatRenderer | None = None,
         template_process: TemplateProcess | None = None,
+        markers: MarkerSettings | None = None,
     ) -> None:
         self._template_process = template_process
         if template is None:
@@ -96,6 +99,7 @@ class Preparer:
                 "recipes": recipes,
                 "chat": chat,
                 "decision_chat": decision_chat or chat,
+                "markers": markers,
             },
         )
 
@@ -173,6 +177,8 @@ class Preparer:
         facts, task = self._facts, tasks[0]
         use = Use(facts.encoder, facts.config.default_cache, task)
         try:
+            if isinstance(task, Decide) and facts.markers is not None:
+                return each_alone(facts, prepare_marked, tasks)
             if isinstance(task, Decide):
                 return prepare_decides(facts, use, tasks)
             if isinstance(task, Generate):
@@ -211,7 +217,8 @@ class Preparer:
                 ready, notes = self.prepare(task), _NOTHING_MORE
             else:
                 ready, notes = self._prepare_alone(use, task)
-            labels = self._labels(use, task) if isinstance(task, Decide) else (notes.labels,) * bool(notes.labels)
+            planned = isinstance(task, Decide) and self._facts.markers is None
+            labels = self._labels(use, task) if planned else (notes.labels,) * bool(notes.labels)
         finally:
             use.close()
         prepared = ready.prepared

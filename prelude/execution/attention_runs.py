@@ -82,7 +82,7 @@ class RunsPlan:
     ) -> Tensor:
         queries, heads, width = q.shape
         for x in (q, k, v, pool_k, pool_v):
-            if x.dtype != q.dtype or x.stride(2) != 1 or x.stride(1) != width:
+            if len(x) and (x.dtype != q.dtype or x.stride(2) != 1 or x.stride(1) != width):
                 raise ValueError(f"heads of a token are not side by side: {x.dtype} with strides {x.stride()}")
         out = torch.empty(queries, heads * width, dtype=q.dtype)
         self._attention.run(

@@ -41,12 +41,13 @@ from prelude.execution.threads import GOVERNOR
 from prelude.models.config import ModelConfig
 from prelude.models.kernels import wide, write_pool
 from prelude.models.spec import Attention as Heads
-from prelude.models.spec import ModelSpec
+from prelude.models.spec import ModelSpec, Projection
 from prelude.models.transformer import Transformer
 from prelude.models.weights import ModelWeights, WeightSource, load_weights
 
 _LOGITS_BYTES = 64 << 20
 """What one chunk of logits may take where the caller does not say."""
+_NO_PROJECTION = Projection((), (), 0)
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _TOKEN_CHUNK = 256
 """Tokens between two attentions at a time. What they need beside the weights stays in the second-level cache: longer
@@ -198,12 +199,9 @@ class CpuExecutor:
     def _forward(self, step: StepTokens, rows: I64 | None) -> Tensor:
         layers = [layer.mixer for layer in self.config.spec.layers]
         highest = int(step.positions.max(initial=-1))
-        windows = [None if heads.window is None or heads.window >= highest else heads.window for heads in layers]
-        plans = {
-            window: self._plan(step, None, replace(heads, window=window))
-            for window, heads in dict(zip(windows[:-1], layers)).items()
-        }
-        final = self._plan(step, rows, replace(layers[-1], window=windows[-1]))
+        reading = [_reading(heads, highest) for heads in layers]
+        plans = {heads: self._plan(step, None, heads) for heads in dict.fromkeys(reading[:-1])}
+        final = self._plan(step, rows, reading[-1])
         written = None if step.written is None else torch.from_numpy(step.written)
         slots = torch.from_numpy(step.slots)
 
@@ -212,7 +210,7 @@ class CpuExecutor:
             pool_k, pool_v = self.pool.layer(layer)
             if len(slots):
                 write_pool(k, v, pool_k, pool_v, slots, written)
-            plan = final if layer + 1 == len(layers) else plans[windows[layer]]
+            plan = final if layer + 1 == len(layers) else plans[reading[layer]]
             return plan.run(q, k, v, pool_k, pool_v, self.weights.layers[layer].relative)
 
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
@@ -222,7 +220,7 @@ class CpuExecutor:
 
     def _types(self, step: StepTokens) -> Tensor | None:
         """[tokens], for models with token types."""
-        count = self.config.spec.embeddings.num_types
+        count = self.config.spec.num_types
         if count < 2 or step.forest is None or step.forest.apart:
             return None
         return torch.from_numpy(np.repeat(np.minimum(step.forest.depths(), count - 1), np.diff(step.forest.starts)))
@@ -261,6 +259,13 @@ class CpuExecutor:
 def _wanted(spec: ModelSpec, element: str, deterministic: bool) -> Wanted:
     plain = all(_is_plain(layer.mixer) for layer in spec.layers)
     return Wanted(spec.attention.head_dim, element, deterministic, spec.attention.causal, plain)
+
+
+def _reading(heads: Heads, highest: int) -> Heads:
+    """Attention as a plan needs it, the same for layers that read alike. A window as long as the step's longest
+    sequence is none."""
+    window = None if heads.window is None or heads.window >= highest else heads.window
+    return replace(heads, window=window, qkv=_NO_PROJECTION, out=_NO_PROJECTION, rope=None, q_norm=None, k_norm=None)
 
 
 def _is_plain(heads: Heads) -> bool:

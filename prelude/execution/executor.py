@@ -26,7 +26,9 @@ class ExecutorLimits:
     lm_head: bool = True  # False: no logits over the vocabulary, only vectors and class logits
     recurrent_slots: int = 0  # sequences of which it keeps a recurrent state at a time
     slot_bytes: int = 0  # of such a state; 0 for a model without recurrent layers
-    head_pooling: str = "last"  # the token that a classification head reads: "first", "last", or "mean" of all
+    head_pooling: str = (
+        "last"  # the token that a classification head reads: "first", "last", "mean" of all, or "markers"
+    )
     bidirectional: bool = False  # an encoder: every prompt is computed whole, in one step, and shares nothing
 
 

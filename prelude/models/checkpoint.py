@@ -37,7 +37,12 @@ FLOATS = ("F32", "BF16", "F16", "F64")
 _LM_HEAD = f"{LM_HEAD}.weight"
 _IGNORED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias", ".position_ids", ".token_type_ids")
 """Buffers that old versions saved; they are computed."""
-_OLD_ENDINGS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+_OLD_ENDINGS = {
+    ".LayerNorm.gamma": ".LayerNorm.weight",
+    ".LayerNorm.beta": ".LayerNorm.bias",
+    ".in_proj_weight": ".in_proj.weight",
+    ".in_proj_bias": ".in_proj.bias",
+}
 """Of the first BERT checkpoints, which came from TensorFlow."""
 _CHUNK = 1 << 22
 

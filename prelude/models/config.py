@@ -19,6 +19,7 @@ from prelude.models.families import ARCHITECTURES, FAMILIES, Asked, Family
 from prelude.models.families.base import is_one_of
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
+from prelude.models.marker import is_marker_model, marker_spec
 from prelude.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -75,11 +76,18 @@ class ModelConfig:
     def from_dir(cls, where: Where) -> ModelConfig:
         """Read ``config.json``, and ``generation_config.json`` where there is one."""
         directory = ModelDirectory.of(where)
+        if is_marker_model(directory):
+            return cls._of_marker_model(directory)
         raw = directory.object("config.json", CONFIG_LIMIT)
         generation = None
         if directory.has("generation_config.json"):
             generation = directory.object("generation_config.json", CONFIG_LIMIT)
         return cls.from_dict(raw, generation, where=str(directory.path / "config.json"))
+
+    @classmethod
+    def _of_marker_model(cls, directory: ModelDirectory) -> ModelConfig:
+        spec, encoder = marker_spec(directory)
+        return cls("Laya", "laya", spec, pad_token_id=encoder.token_id("pad_token_id", spec.embeddings.vocab))
 
     @classmethod
     def from_dict(

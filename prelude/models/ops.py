@@ -17,6 +17,7 @@ from prelude.models.spec import NormKind
 FEW_ROWS = 16
 """Products of so few rows are bound by reading the weights. Ours reads them once, where they lie; torch's are made
 for many rows and take 1.4 to 3.5 times as long for the packaged model's."""
+MANY_ROWS = 1 << 62
 STEADY_WIDTH = 512
 """Inner values of one float32 product in deterministic mode. torch cuts wider ones by the number of rows and of
 threads, so that a row's bits would depend on both (measured from 1,024 on; 512 and fewer were never cut)."""
@@ -45,10 +46,12 @@ class Linear:
     @min_rows.setter
     def min_rows(self, rows: int) -> None:
         self._min_rows = rows
-        native = rows == 1 and wide() and self.weight.is_contiguous()
-        width = self.weight.shape[1]
+        outputs, width = self.weight.shape
+        native = self.weight.is_contiguous() and self.weight.dtype in (torch.float32, torch.bfloat16)
         self._inner = STEADY_WIDTH if rows > 1 and self.weight.dtype == torch.float32 else width
-        self._few = FEW_ROWS if native and self.weight.dtype in (torch.float32, torch.bfloat16) else 0
+        # torch makes one output by a product of a matrix and a vector, which it cuts by the number of rows.
+        always = outputs == 1 and rows > 1
+        self._few = 0 if not native else MANY_ROWS if always else FEW_ROWS if rows == 1 and wide() else 0
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.into(x, torch.empty(x.shape[0], self.weight.shape[0], dtype=self.weight.dtype))

@@ -27,7 +27,7 @@ Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 HeadActivation: TypeAlias = Activation | Literal["tanh"]
-HeadPooling = Literal["first", "last", "mean"]
+HeadPooling = Literal["first", "last", "mean", "markers"]
 LmHead = Literal["own", "tied"]
 
 
@@ -164,6 +164,20 @@ Mixer: TypeAlias = Attention
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """What happens to x in front of a layer: ``x = norm(x) + types``, with the row of ``types`` [num_types, width] of
+    each token's type (see ``Embeddings``)."""
+
+    norm: Norm
+    types: str
+    num_types: int
+
+    def tensors(self) -> Shapes:
+        yield from self.norm.tensors()
+        yield f"{self.types}.weight", (self.num_types, self.norm.width)
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     mixer: Mixer
     mlp: Mlp
@@ -175,6 +189,7 @@ class Layer:
     """With ``norm_first``: the norm of what the mixer adds to x,"""
     mlp_after: Norm | None = None
     """and of what the MLP adds."""
+    entry: Entry | None = None
 
     def norms(self) -> Iterator[Norm]:
         """All that there are, those of single heads among them."""
@@ -182,6 +197,8 @@ class Layer:
         yield from (norm for norm in (self.mixer.q_norm, self.mixer.k_norm) if norm is not None)
 
     def tensors(self) -> Shapes:
+        if self.entry is not None:
+            yield from self.entry.tensors()
         for norm in self._own_norms():
             yield from norm.tensors()
         yield from self.mixer.tensors()
@@ -231,14 +248,16 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """``out(norm(activation(dense row)))``, or ``out row`` where there is no ``dense``. The row is the hidden
-    state of the first or last token, or the mean of all."""
+    """``out(norm(activation(dense row)))``, or ``out row`` where there is no ``dense``; with ``norm_first`` the norm
+    stands in front of ``dense``. The row is the hidden state of the first or last token, or the mean of all; with
+    ``markers`` there is one row for each option of a question."""
 
     out: Projection
     pooling: HeadPooling = "last"
     dense: Projection | None = None
     activation: HeadActivation | None = None
     norm: Norm | None = None
+    norm_first: bool = False
 
     def tensors(self) -> Shapes:
         for part in (self.dense, self.norm, self.out):
@@ -249,8 +268,8 @@ class Classifier:
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """``prefix`` begins the names of the body's weights in a checkpoint of a model with a head; one of the body alone
-    leaves it out. ``layers`` is not empty, and the attention of all layers has heads of the same number
-    and width, and is causal in all or in none."""
+    leaves it out. ``layers`` is not empty. Attention is causal in all of them or in none. Where it is causal, all
+    layers have heads of the same number and width; so have all layers that rotate."""
 
     prefix: str
     hidden: int
@@ -276,6 +295,12 @@ class ModelSpec:
     def attention(self) -> Attention:
         """The first layer's, for what all layers have in common: the number and width of heads."""
         return self.layers[0].mixer
+
+    @property
+    def num_types(self) -> int:
+        """How many types of tokens there are; 0 for models without types."""
+        entries = (0 if layer.entry is None else layer.entry.num_types for layer in self.layers)
+        return max(self.embeddings.num_types, *entries)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of keys and values that one token takes over all layers; 0 where none are kept."""

@@ -38,7 +38,7 @@ class Transformer:
         self.token_chunk = token_chunk
         self.dtype = weights.embeddings.tokens.dtype
         ropes = dict.fromkeys(layer.mixer.rope for layer in spec.layers if layer.mixer.rope is not None)
-        pairs = spec.attention.head_dim // 2
+        pairs = spec.attention.head_dim // 2  # of all layers that rotate
         self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions, pairs) for rope in ropes}
         last = weights.layers[-1].qkv
         width = spec.layers[-1].mixer.query_width
@@ -73,11 +73,15 @@ class Transformer:
         turns = {rope: table.upto(highest) for rope, table in self._tables.items()}
         room = _Room(self.spec, tokens, min(tokens, self.token_chunk), self.dtype)
         for index, layer in enumerate(layers[:-1]):
+            _enter(layer, x, types)
             q, k, v = self._project(layer, x, positions, turns, room)
             self._finish(layer, x, attention(index, q, k, v), room)
         last, index = layers[-1], len(layers) - 1
+        _enter(last, x, types)
         width = last.spec.mixer.query_width
-        k, v = self._heads(self._last_kv, last, x, positions, turns, room, room.qkv[:, width:]).chunk(2, dim=1)
+        k, v = self._heads(
+            self._last_kv, last, x, positions, turns, room, room.qkv[:, width : last.spec.mixer.qkv.outputs]
+        ).chunk(2, dim=1)
         if rows is not None:
             x, positions = x.index_select(0, rows), positions.index_select(0, rows)
         q = self._heads(self._last_q, last, x, positions, turns, room, room.qkv[: x.size(0), :width])
@@ -113,13 +117,16 @@ class Transformer:
         if head is None:
             raise ValueError("this model has no classification head")
         rows, spec = normed, self.spec.classifier
+        norm_first = spec is not None and spec.norm_first
+        if norm_first and head.norm is not None:
+            rows = head.norm(rows, torch.float32)
         if head.dense is not None and spec is not None:
             rows = head.dense(rows)
             if spec.activation == "tanh":
                 rows = rows.tanh_()
             elif spec.activation is not None:
                 rows = activate(rows, rows.shape[1], spec.activation, gated=False)
-            if head.norm is not None:
+            if head.norm is not None and not norm_first:
                 rows = head.norm(rows, torch.float32)
         return head.out(rows)
 
@@ -150,7 +157,7 @@ class Transformer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all tokens, in the room's memory."""
         heads, kv_heads = layer.spec.mixer.heads, layer.spec.mixer.kv_heads
-        found = self._heads(layer.qkv, layer, x, positions, turns, room, room.qkv)
+        found = self._heads(layer.qkv, layer, x, positions, turns, room, room.qkv[:, : layer.spec.mixer.qkv.outputs])
         return found[:, :heads], found[:, heads : heads + kv_heads], found[:, heads + kv_heads :]
 
     def _heads(
@@ -194,7 +201,7 @@ class Transformer:
             if not norm_first and layer.mixer_norm is not None:
                 layer.mixer_norm(part, torch.float32, part)
             read = self._input(layer, layer.mlp_norm, part, room)
-            up = layer.up.into(read, room.up[: part.size(0)])
+            up = layer.up.into(read, room.up[: part.size(0), : mlp.up.outputs])
             _add(part, layer.down, activate(up, mlp.inner, mlp.activation, mlp.gated), layer.mlp_after)
             if not norm_first:
                 layer.mlp_norm(part, torch.float32, part)
@@ -206,10 +213,19 @@ class _Room:
     __slots__ = ("normed", "qkv", "up")
 
     def __init__(self, spec: ModelSpec, tokens: int, longest: int, dtype: torch.dtype) -> None:
-        layer = spec.layers[0]
-        self.qkv = torch.empty(tokens, layer.mixer.qkv.outputs, dtype=dtype)
+        width = max(layer.mixer.qkv.outputs for layer in spec.layers)
+        inner = max(layer.mlp.up.outputs for layer in spec.layers)
+        self.qkv = torch.empty(tokens, width, dtype=dtype)
         self.normed = torch.empty(longest, spec.hidden, dtype=dtype)
-        self.up = torch.empty(longest, layer.mlp.up.outputs, dtype=dtype)
+        self.up = torch.empty(longest, inner, dtype=dtype)
+
+
+def _enter(layer: LayerWeights, x: Tensor, types: Tensor | None) -> None:
+    """What stands in front of the layer, in place."""
+    entry = layer.entry
+    if entry is not None:
+        entry.norm(x, torch.float32, x)
+        x.add_(entry.types[0] if types is None else entry.types.index_select(0, types))
 
 
 def _add(x: Tensor, linear: Linear, read: Tensor, after: RowNorm | None) -> None:

@@ -24,6 +24,7 @@ from prelude.models.spec import (
     Attention,
     Classifier,
     Embeddings,
+    Entry,
     Layer,
     ModelSpec,
     Norm,
@@ -45,6 +46,15 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class EntryWeights:
+    norm: RowNorm
+    types: Tensor  # [num_types, width] float32
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.norm.tensors(), self.types]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     spec: Layer
     qkv: Linear
@@ -57,6 +67,7 @@ class LayerWeights:
     mlp_after: RowNorm | None
     qk_gain: Tensor | None  # [heads + kv_heads, head_dim], interleaved; None for models without norms of heads
     relative: RelativeWeights | None = None
+    entry: EntryWeights | None = None
 
     def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.out, self.up, self.down
@@ -69,8 +80,9 @@ class LayerWeights:
                 yield from norm.tensors()
         if self.qk_gain is not None:
             yield self.qk_gain
-        if self.relative is not None:
-            yield from self.relative.tensors()
+        for part in (self.relative, self.entry):
+            if part is not None:
+                yield from part.tensors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +196,7 @@ class _Reader:
             mlp_after=mlp_after,
             qk_gain=self._qk_gain(mixer),
             relative=None if mixer.relative is None else self._relative(mixer, mixer.relative, qkv),
+            entry=None if spec.entry is None else self._entry(spec.entry),
         )
 
     def embeddings(self, spec: Embeddings, count: int) -> EmbeddingWeights:
@@ -208,6 +221,9 @@ class _Reader:
             None if spec.dense is None else self.linear(spec.dense),
             None if spec.norm is None else self.norm(spec.norm),
         )
+
+    def _entry(self, entry: Entry) -> EntryWeights:
+        return EntryWeights(self.norm(entry.norm), self.vector(f"{entry.types}.weight"))
 
     def _relative(self, mixer: Attention, relative: Relative, qkv: Linear) -> RelativeWeights:
         if self.distances is None:

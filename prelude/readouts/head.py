@@ -37,19 +37,20 @@ class HeadRows(Readout, RequestReadout):
 
     rows: I32  # [R]
     indptr: I32 | None = None  # [N + 1]
+    several: bool = False  # a request may have any number of rows
 
-    # ---- of a request, which has one item
+    # ---- of a request, which has one item, or with ``several`` one for each row
 
     @property
     def key(self) -> Key:
-        return ("head", self.indptr is not None)
+        return ("head", self.indptr is not None, self.several)
 
     def describe(self) -> str:
         return f"head at {'' if self.indptr is None else 'the mean of '}{counted_rows(len(self.rows))}"
 
     def join(self, readouts: Sequence[HeadRows], rows: I32, row_ends: I32) -> Joined:
         if self.indptr is None:
-            return Joined(HeadRows(rows), None, None)
+            return Joined(HeadRows(rows), row_ends if self.several else None, None)
         return Joined(HeadRows(rows, indptr_of(row_ends)), None, None)
 
     # ---- of a batch

@@ -117,6 +117,19 @@ def test_classification_heads(name: str, tmp_path: Path) -> None:
     assert np.array_equal(alone.logits[0], output.logits[1])
 
 
+def test_a_head_of_one_label_has_the_same_bits_in_any_company(tmp_path: Path) -> None:
+    """torch makes one output by a product of a matrix and a vector, which it cuts by the number of rows."""
+    model = Encoder(write_encoder(tmp_path, family="bert", kind="ForSequenceClassification", num_labels=1))
+    executor = model.executor(deterministic=True)
+    batch = [ids_of(n, 3 + n % 9) for n in range(300)]
+    s = prompts(*batch)
+    together = run(executor, OneShotBatch(s, HeadRows(s.starts[:-1]))).outputs[0].logits
+    for at in (0, 150, 299):
+        alone = run(executor, OneShotBatch(prompts(batch[at]), HeadRows(i32([0])))).outputs[0].logits
+        assert np.array_equal(alone[0], together[at])
+        assert np.abs(alone[0] - model.run(batch[at]).logits.numpy()).max() < 2e-5
+
+
 def test_a_head_over_the_mean(tmp_path: Path) -> None:
     options = {"kind": "ForSequenceClassification", "num_labels": 3, "classifier_pooling": "mean"}
     model = Encoder(write_encoder(tmp_path, family="modernbert", **options))

@@ -42,7 +42,8 @@ _FULL, _LOCAL = "full_attention", "sliding_attention"
 _OLD_THETA = {_FULL: "global_rope_theta", _LOCAL: "local_rope_theta"}
 
 
-def _build(fields: Fields, asked: Asked) -> ModelSpec:
+def build(fields: Fields, asked: Asked, prefix: str = _PREFIX) -> ModelSpec:
+    """``prefix`` begins the names of the body's weights."""
     refuse_other_values(fields, {"is_causal": (None, False)})
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
@@ -62,7 +63,7 @@ def _build(fields: Fields, asked: Asked) -> ModelSpec:
         return Projection((name,), (rows,), columns, biased)
 
     def layer(index: int, kind: str) -> Layer:
-        at = f"{_PREFIX}layers.{index}"
+        at = f"{prefix}layers.{index}"
         mixer = Attention(
             heads,
             heads,
@@ -84,14 +85,14 @@ def _build(fields: Fields, asked: Asked) -> ModelSpec:
 
     vocab = fields.integer("vocab_size", 1, MAX_VOCABULARY)
     return ModelSpec(
-        prefix=_PREFIX,
+        prefix=prefix,
         hidden=hidden,
         max_positions=fields.integer("max_position_embeddings", 1, MAX_POSITIONS),
         embeddings=Embeddings(
-            f"{_PREFIX}embeddings.tok_embeddings", vocab, hidden, norm=norm(f"{_PREFIX}embeddings.norm")
+            f"{prefix}embeddings.tok_embeddings", vocab, hidden, norm=norm(f"{prefix}embeddings.norm")
         ),
         layers=tuple(layer(index, kind) for index, kind in enumerate(_kinds(fields))),
-        final_norm=norm(f"{_PREFIX}final_norm"),
+        final_norm=norm(f"{prefix}final_norm"),
         classifier=_classifier(fields, asked.labels, hidden, norm("head.norm")) if asked.labels else None,
     )
 
@@ -142,7 +143,7 @@ def _theta(fields: Fields, kind: str) -> float:
 MODERNBERT = Family(
     "modernbert",
     {"ModernBertModel": "none", "ModernBertForMaskedLM": "none", "ModernBertForSequenceClassification": "classifier"},
-    _build,
+    build,
     {
         "hidden_activation": "gelu",
         "classifier_activation": "gelu",

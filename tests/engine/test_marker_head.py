@@ -1,0 +1,178 @@
+"""Models with a marker head (Laya): recorded answers of its own program, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude import Choice, Engine, EngineConfig, Noul, Score
+from prelude.errors import InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
+from prelude.marking import MarkerSettings
+from prelude.systemone import SystemOne
+from tests.markers import write_laya, write_random
+
+QUESTIONS = [
+    Choice("Which team?", {"billing": "invoices", "technical": None, "sales": "plans"}),
+    Score("How urgent?", ["low", "medium", "high"]),
+    Noul("The writer is angry."),
+    Choice("Pick one", ["a", "b"]),
+]
+STATE = "I was billed twice. Please refund me today!"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path = write_random(tmp_path_factory.mktemp("marker"))
+    with Engine.from_pretrained(path, config=EngineConfig(deterministic=True)) as engine:
+        yield engine
+
+
+def test_answers_are_those_of_layas_own_program(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "decision"
+    spec = importlib.util.spec_from_file_location("hashweights", folder / "hashweights.py")
+    assert spec is not None and spec.loader is not None
+    formula = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(formula)
+    recorded = json.loads((folder / "laya_tiny.json").read_text())
+    asked = 0
+    with Engine.from_pretrained(write_laya(tmp_path, recorded, formula.tensor)) as engine:
+        decide = SystemOne(engine, truncation="head")
+        for case in recorded["cases"].values():
+            if "request" not in case:
+                continue
+            body = decide.answer(case["request"])
+            for name, theirs in case["answers"]["answers"].items():
+                ours = body["answers"][name]
+                for key in ("noul", "score"):
+                    assert (key in ours) == (key in theirs)
+                    assert abs(ours.get(key, 0.0) - theirs.get(key, 0.0)) < 6e-5  # they are rounded to 4 digits
+                for label, share in theirs.get("probabilities", {}).items():
+                    assert abs(ours["probabilities"][label] - share) < 6e-5
+                asked += 1
+            assert body["usage"]["input_tokens"] == case["answers"]["usage"]["input_tokens"]
+    assert asked == 8
+
+
+def test_temperatures_of_the_trained_checkpoint_by_kind_and_number_of_options(shared: Path) -> None:
+    recorded = json.loads((shared / "decision" / "laya_real.json").read_text())
+    said = recorded["temperature"]["typed-decisions by options"]
+    settings = MarkerSettings(1024, 256, 0, 1, 2, "[MASK]", (1.0148, 1.0374, 1.0575), said)
+    assert settings.temperature("choice", 2) == said["choice:2"]
+    assert settings.temperature("choice", 4) == said["choice:3-5"]
+    assert settings.temperature("choice", 12) == 0.5, "0.1 would saturate"
+    assert settings.temperature("score", 4) == said["score:3-5"] and settings.temperature("score", 9) == 1.0374
+    assert settings.temperature("noul", 2) == said["noul:2"]
+
+
+def test_a_question_has_the_same_bits_in_any_company(engine: Engine) -> None:
+    together = engine.decide(STATE, QUESTIONS)
+    turned = engine.decide(STATE, QUESTIONS[::-1])
+    for at, question in enumerate(QUESTIONS):
+        [alone] = engine.decide(STATE, [question])
+        assert alone.logprobs == together[at].logprobs == turned[len(QUESTIONS) - 1 - at].logprobs
+        assert math.isclose(sum(alone.probabilities.values()), 1.0, rel_tol=1e-9)
+
+
+def test_requests_of_several_sizes_share_a_step(engine: Engine) -> None:
+    from prelude import Decide
+
+    tasks = [Decide(STATE[:n], QUESTIONS[: 1 + n % 4]) for n in range(1, 40)]
+    for task, found in zip(tasks, engine.run_many(tasks)):
+        alone = engine.decide(task.state, task.questions)
+        assert [one.logprobs for one in found] == [one.logprobs for one in alone]
+
+
+def test_the_kinds_of_questions_differ(engine: Engine) -> None:
+    """The type of a question is added to every row."""
+    choice, score = engine.decide(STATE, [Choice("How?", ["level 0: a", "level 1: b"]), Score("How?", ["a", "b"])])
+    assert abs(choice.probability - max(score.probabilities.values())) > 1e-4
+    assert score.expected == pytest.approx(score.probabilities["1"])
+    assert math.isnan(choice.mass)
+    [noul] = engine.decide(STATE, [Noul("It is.")])
+    assert noul.labels == ("yes", "no") and noul.probability == noul.probabilities["yes"]
+
+
+def test_a_mask_token_in_a_text_is_a_space(engine: Engine) -> None:
+    one, other = (engine.decide(f"a{text}b", [QUESTIONS[3]])[0] for text in ("[MASK]", " "))
+    assert one.logprobs == other.logprobs
+
+
+def test_what_is_too_long_is_refused_or_cut_as_in_training(engine: Engine) -> None:
+    long = "word " * 100
+    with pytest.raises(PromptTooLong, match=r"questions\[0\] .* longer than the model reads \(200, of them 120"):
+        engine.decide(long, QUESTIONS)
+    cut = engine.decide(long, [QUESTIONS[3]], truncation="head")
+    assert cut.stats.truncated_tokens == 500 - (200 - cut_head(engine)) and cut.stats.prompt_tokens == 200
+    with pytest.raises(PromptTooLong, match="60 options and their question"):
+        engine.decide("x", [Choice("q", [f"option {n}" for n in range(60)])], truncation="head")
+    with pytest.raises(PromptTooLong):
+        engine.decide("x", [Choice("q", {"a": "y" * 60, "b": None})])
+
+
+def cut_head(engine: Engine) -> int:
+    """Tokens of a prompt without its state, but for the last one."""
+    return engine.decide("", [QUESTIONS[3]]).stats.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda engine: engine.classify("x"), "head reads the options of a question"),
+        (lambda engine: engine.decide(STATE, QUESTIONS, orders="all"), "orders"),
+        (lambda engine: engine.decide(STATE, QUESTIONS, length_norm="token"), "length_norm"),
+        (lambda engine: engine.decide(STATE, []), "1 or more questions"),
+        (lambda engine: engine.decide(7, QUESTIONS), "7 is not text, an object or an array"),
+        (lambda engine: engine.decide(STATE, [Choice("q", ["a", "a"])]), "given twice"),
+        (lambda engine: engine.loglikelihood("a", "b"), "language-model head"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(engine: Engine, ask: Any, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        ask(engine)
+
+
+def test_explain_shows_the_prompts(engine: Engine) -> None:
+    from prelude import Decide
+
+    shown = engine.explain(Decide("st", QUESTIONS[2:]))
+    assert shown.text.startswith("[CLS]noul question: The writer is angry.[SEP][MASK] false: no, the statement")
+    assert len(shown.rows) == 4 and shown.execution_class == "oneshot"
+    assert np.array_equal(shown.token_ids[shown.rows], [4, 4, 4, 4])
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize(
+    ("agent", "encoder", "words"),
+    [
+        ({"option_layout": "parallel"}, {}, "option_layout 'parallel'"),
+        ({"head_layers": 0}, {}, "head_layers is 0"),
+        ({"head_layers": 10**6}, {}, "head_layers is 1000000"),
+        ({"max_len": 8}, {}, "max_len is 8"),
+        ({"head_max_len": 201}, {}, "head_max_len is 201"),
+        ({"temperature": [1.0]}, {}, "temperature is .* 3 numbers"),
+        ({"temperature": [1.0, 0.0, 1.0]}, {}, "score is 0.0"),
+        ({"temperature_by_options": [1]}, {}, "temperature_by_options is"),
+        ({}, {"model_type": "bert"}, "model_type 'bert'"),
+        ({}, {"num_attention_heads": 5}, "num_attention_heads = 5"),
+        ({}, {"hidden_size": 200}, "hidden_size is 200|num_attention_heads"),
+        ({}, {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    ],
+)
+def test_hostile_configs(agent: dict[str, Any], encoder: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write_random(tmp_path, agent, encoder)
+    with pytest.raises((ModelError, UnsupportedModel), match=words):
+        Engine.from_pretrained(tmp_path)
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
+    write_random(tmp_path)
+    (tmp_path / "tokenizer/tokenizer_config.json").write_text(json.dumps({"mask_token": "<mask>"}))
+    with pytest.raises(ModelError, match="no token '<mask>' for mask_token"):
+        Engine.from_pretrained(tmp_path)
