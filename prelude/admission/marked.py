@@ -43,10 +43,8 @@ class Marked:
     cut: int
 
 
-def prepare_marked(facts: Facts, use: Use, task: Decide) -> Admitted:
+def prepare_marked(settings: MarkerSettings, facts: Facts, use: Use, task: Decide) -> Admitted:
     _refuse(task)
-    settings = facts.markers
-    assert settings is not None
     truncation = checks.one_of(task.truncation, "truncation", TRUNCATIONS)
     questions, names = named(task.questions)
     if not isinstance(questions, list | tuple) or not questions:

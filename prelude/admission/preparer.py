@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prelude._native.core import Alike
@@ -178,7 +179,7 @@ class Preparer:
         use = Use(facts.encoder, facts.config.default_cache, task)
         try:
             if isinstance(task, Decide) and facts.markers is not None:
-                return each_alone(facts, prepare_marked, tasks)
+                return each_alone(facts, partial(prepare_marked, facts.markers), tasks)
             if isinstance(task, Decide):
                 return prepare_decides(facts, use, tasks)
             if isinstance(task, Generate):
@@ -217,8 +218,9 @@ class Preparer:
                 ready, notes = self.prepare(task), _NOTHING_MORE
             else:
                 ready, notes = self._prepare_alone(use, task)
-            planned = isinstance(task, Decide) and self._facts.markers is None
-            labels = self._labels(use, task) if planned else (notes.labels,) * bool(notes.labels)
+            labels = (notes.labels,) * bool(notes.labels)
+            if isinstance(task, Decide) and self._facts.markers is None:
+                labels = self._labels(use, task)
         finally:
             use.close()
         prepared = ready.prepared
