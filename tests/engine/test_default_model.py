@@ -34,14 +34,30 @@ def test_accuracies_on_heldout_sentences() -> None:
     assert stats["folded_tokens"] + stats["prefix_hit_tokens"] > stats["prefill_tokens"], "the rubric is shared"
 
 
-def test_the_demo_runs_and_says_what_happened() -> None:
-    done = subprocess.run([sys.executable, "-m", "prelude", "demo"], capture_output=True, text=True, env=_wide())
+@pytest.mark.parametrize("arguments", [["demo"], []])
+def test_the_demo_runs_and_says_what_happened(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "prelude", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=_wide())
     assert done.returncode == 0, done.stderr
-    for word in ("Which language is it?", "Embeddings", "Completion", "oneshot", "decode", "tokens reused", "steps"):
+    said = ("Which team?", "confidence", "mass", "all 8 probabilities have the same bits", "Which language is it?")
+    for word in (*said, "Embeddings", "oneshot", "tokens reused", "steps"):
         assert word in done.stdout
+    bars = re.findall(r"^  ([\w ]+?) +(█*) +([01]\.\d{3})$", done.stdout, re.M)
+    assert [name for name, _, _ in bars] == [
+        "yes",
+        "no",
+        "Billing",
+        "Support",
+        "Sales",
+        "calm",
+        "annoyed",
+        "very angry",
+    ]
+    assert all(abs(len(bar) - 24 * float(share)) <= 0.6 for _, bar, share in bars)
     decided = [line for line in done.stdout.splitlines() if re.search(r"  (yes|no) +[01]\.\d{3}$", line)]
-    assert len(decided) == 28, "a line a text"
+    assert len([line for line in decided if "█" not in line]) == 10, "a line a text"
     assert "in this wording" in done.stdout and "free of personal data" in done.stdout
+    assert not done.stderr
 
 
 def test_what_is_said_of_the_packaged_model_is_so() -> None:
