@@ -392,9 +392,12 @@ def files(seed: int, real: list[dict[str, Any]]) -> Iterator[bytes]:
             change = targeted if rng.random() < 0.3 else changed
             try:
                 change(rng, whole)
-            except (TypeError, AttributeError, KeyError, IndexError):
-                continue  # an earlier change took away what this one works on
-        data = json.dumps(whole).encode("utf-8", "surrogatepass")
+            except (TypeError, AttributeError, KeyError, IndexError, RecursionError):
+                continue  # an earlier change took away, or nested too deeply, what this one works on
+        try:
+            data = json.dumps(whole).encode("utf-8", "surrogatepass")
+        except RecursionError:
+            continue
         yield data[: rng.randrange(len(data))] if rng.random() < 0.01 else data
 
 

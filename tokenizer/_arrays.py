@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ._literal import LiteralText
 from ._trusted import ControlTokens
 from .config import FileConfig
+from .errors import TokenizerError
 
 if TYPE_CHECKING:
     from ._core import EncodeEntry, MatcherUse
@@ -171,7 +172,7 @@ class ArrayMethods(EncodeEntry):
     def _frame(self) -> Frame:
         frame = self._frames[1]
         if frame is None:
-            raise ValueError(
+            raise TokenizerError(
                 "this file's post_processor does more than put tokens around the text: use encode() for it"
             )
         return frame

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ._schema import FIELDS, REQUIRED
-from .errors import TokenizersMutationError
+from .errors import TokenizerError, TokenizersMutationError
 
 CUSTOM = "Custom"  # in place of a type's name: a component written in Python
 # Names of files -> HF's names of arguments, where they differ.
@@ -78,7 +78,7 @@ def file_value(field: str, value: Any, default: Any) -> Any:
 
 def _checked_text(field: str, value: str) -> str:
     if field in _ONE_CHARACTER and len(value) != 1:
-        raise ValueError(f"argument '{field}': expected a string of length 1")
+        raise TokenizerError(f"argument '{field}': expected a string of length 1")
     if field == "prepend_scheme":
         return _one_of(field, value, _SCHEMES)
     if field == "behavior":  # "merged_with_next" in Python, "MergedWithNext" in files
@@ -122,7 +122,7 @@ def _parts(field: str, value: Iterable[Any]) -> list[Any]:
 
 def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
-        raise ValueError(f"{value!r:.60} is not a {field}: expected one of {', '.join(known)}")
+        raise TokenizerError(f"{value!r:.60} is not a {field}: expected one of {', '.join(known)}")
     return value
 
 
@@ -138,11 +138,11 @@ def _template(single: Any = None, pair: Any = None, special_tokens: Any = None) 
         "special_tokens": {token["id"]: token for token in sorted(tokens, key=lambda token: token["id"])},
     }
     if {"A", "B"} - {piece["Sequence"]["id"] for piece in member["pair"] if "Sequence" in piece}:
-        raise ValueError("Template for `pair` must use both sequences")
+        raise TokenizerError("Template for `pair` must use both sequences")
     used = [p["SpecialToken"]["id"] for p in [*member["single"], *member["pair"]] if "SpecialToken" in p]
     missing = [name for name in dict.fromkeys(used) if name not in member["special_tokens"]]
     if missing:
-        raise ValueError(f"Missing SpecialToken(s) with id(s) {', '.join(missing)}")
+        raise TokenizerError(f"Missing SpecialToken(s) with id(s) {', '.join(missing)}")
     return member
 
 
@@ -157,12 +157,12 @@ def _pieces(template: Any) -> list[dict[str, Any]]:
 def _piece(text: str) -> dict[str, Any]:
     name, colon, number = text.partition(":")
     if colon and not _is_decimal(number):
-        raise ValueError(f'Cannot build Piece from string "{text}"')
+        raise TokenizerError(f'Cannot build Piece from string "{text}"')
     if not name.startswith("$"):
         return {"SpecialToken": {"id": name, "type_id": int(number or 0)}}
     rest = name[1:]
     if rest not in ("", "A", "a", "B", "b") and not _is_decimal(rest):
-        raise ValueError(f'Cannot build Piece from string "{text}"')
+        raise TokenizerError(f'Cannot build Piece from string "{text}"')
     type_id = number or (rest if _is_decimal(rest) else 0)
     return {"Sequence": {"id": "B" if rest in ("B", "b") else "A", "type_id": int(type_id)}}
 
@@ -172,9 +172,9 @@ def _special(given: Any) -> dict[str, Any]:
     if isinstance(given, dict):
         for name in ("id", "ids", "tokens"):
             if name not in given:
-                raise ValueError(f"`{name}` must be specified")
+                raise TokenizerError(f"`{name}` must be specified")
         if len(given["ids"]) != len(given["tokens"]):
-            raise ValueError("SpecialToken: ids and tokens must be of the same length")
+            raise TokenizerError("SpecialToken: ids and tokens must be of the same length")
         return {name: given[name] for name in ("id", "ids", "tokens")}
     if isinstance(given, tuple) and len(given) == 2:
         token, id = given if isinstance(given[0], str) else given[::-1]

@@ -427,7 +427,7 @@ cdef class CoreTokenizer:
 
     cdef int full_into(self, object text, cbool special, object offsets, cbool trim, Encoded& out) except -1:
         if offsets not in ("char", "byte"):
-            raise ValueError("offsets is 'char' or 'byte'")
+            raise TokenizerError("offsets is 'char' or 'byte'")
         cdef string_view view = view_of(text)
         cdef cbool chars = offsets == "char"
         if view.size() < RELEASE_AT:
@@ -552,7 +552,7 @@ cdef class CoreTokenizer:
         cdef Encoded e
         cdef vector[int64_t] starts
         if offsets not in ("char", "byte"):
-            raise ValueError("offsets is 'char' or 'byte'")
+            raise TokenizerError("offsets is 'char' or 'byte'")
         cdef cbool chars = offsets == "char", special = parse_special, trimmed = trim
         texts = list(texts)
         for text in texts:

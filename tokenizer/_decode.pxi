@@ -101,7 +101,7 @@ cdef extern from *:
     """
     int64_t small_int(PyObject*)
     size_t small_ints(PyObject** items, size_t n, vector[uint32_t]& out)
-    object text_of_bytes(const Core&, const vector[uint32_t]&, cbool)
+    object text_of_bytes(const Core&, const vector[uint32_t]&, cbool) except +raise_core
     object list_of_pairs(const int32_t*, size_t, PyObject**, size_t)
 
 cdef extern from "Python.h":

@@ -190,7 +190,9 @@ cdef class EncodeEntry:
     """What a call reads of a tokenizer's settings."""
 
     cdef CoreTokenizer native  # None on the reference rung
-    cdef tuple theirs  # reference rung: the settings last in use, HF's encode() under them, the type of encodings
+    # Reference rung: the settings last in use, HF's encode() under them, the characters of a text that it may be given
+    # unseen, the type of encodings.
+    cdef tuple theirs
     cdef QuickFrame plain, special
     cdef bytes control  # by id: 1 for a control token, which must not come out of untrusted text
     cdef public object _truncation, _padding, _encode_special
@@ -205,21 +207,21 @@ cdef class EncodeEntry:
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
-    def _settle_theirs(self, truncation, padding, encode_special, encode not None, type not None):
-        """``encode``: HF's, for a text under these settings."""
+    def _settle_theirs(self, truncation, padding, encode_special, encode not None, int longest, type not None):
+        """``encode``: HF's, for a text of at most ``longest`` characters under these settings."""
         if not issubclass(type, FreshEncoding):
             raise TypeError(f"{type!r} is not a type of FreshEncoding")
-        self.theirs = (truncation, padding, encode_special, encode, type)
+        self.theirs = (truncation, padding, encode_special, encode, longest, type)
 
     cdef object by_theirs(self, object text, bint special):
         """An encoding of HF's; None where it is to be asked for in the general way, which says what is wrong."""
         cdef tuple known = self.theirs
         if (known is None or known[0] is not self._truncation or known[1] is not self._padding
-                or known[2] is not self._encode_special):
+                or known[2] is not self._encode_special or PyUnicode_GET_LENGTH(text) > <Py_ssize_t> known[4]):
             return None
         encode = known[3]
         try:
-            return encoding_over(encode(text) if special else encode(text, None, False, False), known[4])
+            return encoding_over(encode(text) if special else encode(text, None, False, False), known[5])
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException:  # a panic of HF's is no Exception

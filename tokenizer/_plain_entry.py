@@ -73,7 +73,9 @@ class EncodeEntry:
     def _settle_entry(self, core: None, plain: None, special: None, control: bytes) -> None:
         pass
 
-    def _settle_theirs(self, truncation: Any, padding: Any, encode_special: Any, encode: Any, type: Any) -> None:
+    def _settle_theirs(
+        self, truncation: Any, padding: Any, encode_special: Any, encode: Any, longest: int, type: Any
+    ) -> None:
         pass
 
     def _copy_entry(self, other: EncodeEntry) -> None:

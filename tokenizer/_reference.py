@@ -31,7 +31,7 @@ class ReferenceCore:
 
     def __init__(self, data: bytes, feature: str) -> None:
         tokenizers = self.package(feature)
-        text = checked(data)
+        text, self._growth = checked(data)
         try:
             whole = asked(tokenizers.Tokenizer.from_str, text)
             state = json.loads(asked(whole.to_str))
@@ -71,8 +71,19 @@ class ReferenceCore:
     def encode_ids(self, text: str | bytes, parse_special: bool = True) -> list[int]:
         if len(text) >= _FAST_FROM:
             return self.encode_batch_ids([text], parse_special)[0]
-        ids: list[int] = asked(self._engine(parse_special).encode, checked_text(text), add_special_tokens=False).ids
+        ids: list[int] = asked(self._engine(parse_special).encode, self.taken(text), add_special_tokens=False).ids
         return ids
+
+    def taken(self, text: str | bytes) -> str:
+        """``checked_text``, which HF can normalize within the memory that a call may take."""
+        string = checked_text(text)
+        self._growth.require(string, self._hf.normalizer)
+        return string
+
+    @property
+    def free_characters(self) -> int:
+        """How long a text may be that HF is given without ``taken``."""
+        return self._growth.free
 
     def matcher_use(self) -> None:
         """HF's patterns are not matched here, and not bounded."""
@@ -105,7 +116,7 @@ class ReferenceCore:
 
     def encode_found(self, text: str | bytes, parse_special: bool) -> tuple[Int32, Int32, Int32, list[str]]:
         """As ``encode_full`` untrimmed, with HF's token strings: an unknown word has its own text there."""
-        return _columns(asked(self._engine(parse_special).encode, checked_text(text), add_special_tokens=False))
+        return _columns(asked(self._engine(parse_special).encode, self.taken(text), add_special_tokens=False))
 
     def encode_batch_found(
         self, texts: Sequence[str | bytes], parse_special: bool
@@ -135,7 +146,7 @@ class ReferenceCore:
 
     def encode_batch(self, texts: Sequence[str | bytes], parse_special: bool, fast: bool) -> list[Any]:
         """HF's encodings, without special tokens; ``fast``: without offsets and the like."""
-        engine, texts = self._engine(parse_special), [checked_text(t) for t in texts]
+        engine, texts = self._engine(parse_special), [self.taken(t) for t in texts]
         if fast:
             found: list[Any] = asked(engine.encode_batch_fast, texts, add_special_tokens=False)
             return found
@@ -177,10 +188,10 @@ class ReferenceCore:
 
     def normalize(self, text: str | bytes) -> str:
         normalizer = self._hf.normalizer
-        return checked_text(text) if normalizer is None else str(asked(normalizer.normalize_str, checked_text(text)))
+        return checked_text(text) if normalizer is None else str(asked(normalizer.normalize_str, self.taken(text)))
 
     def pre_tokenize(self, text: str | bytes) -> list[tuple[str, tuple[int, int]]]:
-        splitter, string = self._hf.pre_tokenizer, checked_text(text)
+        splitter, string = self._hf.pre_tokenizer, self.taken(text)
         if splitter is None:
             return [(string, (0, len(string)))] if string else []
         pieces: list[tuple[str, tuple[int, int]]] = asked(splitter.pre_tokenize_str, string)
@@ -234,15 +245,24 @@ class ReferenceCore:
     # ---- decoding
 
     def decode(self, ids: Sequence[int] | Int32, skip_special_tokens: bool = True, used: Any = None) -> str:
-        return str(asked(self._hf.decode, _plain(ids), skip_special_tokens))
+        return str(asked(self._hf.decode, self._decodable(ids), skip_special_tokens))
 
     def decode_batch(self, rows: Iterable[Sequence[int] | Int32], skip_special_tokens: bool = True) -> list[str]:
-        found: list[str] = asked(self._hf.decode_batch, [_plain(r) for r in rows], skip_special_tokens)
+        found: list[str] = asked(self._hf.decode_batch, [self._decodable(r) for r in rows], skip_special_tokens)
         return found
 
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         decoder = self._hf.decoder
-        return " ".join(tokens) if decoder is None else str(asked(decoder.decode, list(tokens)))
+        if decoder is None:
+            return " ".join(tokens)
+        self._growth.require_decoded(list(tokens), lambda: tokens)
+        return str(asked(decoder.decode, list(tokens)))
+
+    def _decodable(self, ids: Sequence[int] | Int32) -> list[int]:
+        """The ids, whose text fits into the memory that a call may take."""
+        row = _plain(ids)
+        self._growth.require_decoded(row, lambda: map(self._hf.id_to_token, row))
+        return row
 
     def _engine(self, parse_special: bool) -> Any:
         if parse_special:

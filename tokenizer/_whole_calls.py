@@ -39,8 +39,13 @@ class WholeCalls:
             return None
         return WholeCalls(core, processor)
 
+    @property
+    def free_characters(self) -> int:
+        return self._core.free_characters
+
     def for_texts(self, settings: Settings) -> Any:
-        """HF's ``encode``, where any text may be given to it under these settings; None where that depends."""
+        """HF's ``encode``, where any text of ``free_characters`` may be given to it under these settings; None where
+        that depends."""
         rule = settings[0]
         return None if rule is not None and not self._cuts(rule, None, True) else self._engine(settings).encode
 
@@ -51,6 +56,9 @@ class WholeCalls:
         rule = settings[0]
         if rule is not None and not self._cuts(rule, inputs, add_special_tokens):
             return None
+        for text in _texts(list(inputs)):
+            if len(text) > self.free_characters:
+                self._core.taken(text)
         engine = self._engine(settings)
         if len(inputs) == 1 and not fast:  # HF's call for batches wakes its threads
             both = inputs[0] if isinstance(inputs[0], tuple) else (inputs[0], None)

@@ -227,7 +227,7 @@ class Encoding(FreshEncoding):
         """Keep at most ``max_length`` tokens; the rest become ``overflowing`` parts that overlap by ``stride``."""
         limit, stride, total = _unsigned(max_length), _unsigned(stride), len(self._ids)
         if direction not in ("left", "right"):
-            raise ValueError(f"Invalid truncation direction value : {direction}")
+            raise TokenizerError(f"Invalid truncation direction value : {direction}")
         if limit >= total:
             return
         if limit == 0:
@@ -236,7 +236,7 @@ class Encoding(FreshEncoding):
             self._overflowing = [whole]
             return
         if stride >= limit:
-            raise ValueError(f"stride {stride} must be below max_length {limit}")
+            raise TokenizerError(f"stride {stride} must be below max_length {limit}")
         parts = (total - stride) // (limit - stride) + 1
         if parts * (limit + _PART) > _MOST_PART_TOKENS:
             raise TokenizerError(
@@ -260,7 +260,7 @@ class Encoding(FreshEncoding):
         target = _unsigned(length)
         id, type_id = unsigned_32("pad_id", pad_id), unsigned_32("pad_type_id", pad_type_id)
         if direction not in ("left", "right"):
-            raise ValueError(f"Unknown `direction`: `{direction}`. Use one of `left` or `right`")
+            raise TokenizerError(f"Unknown `direction`: `{direction}`. Use one of `left` or `right`")
         for part in self._overflowing:
             part.pad(target, direction, pad_id, pad_type_id, pad_token)
         missing = target - len(self._ids)

@@ -10,6 +10,7 @@ from . import decoders, models, normalizers, pre_tokenizers, processors
 from .added_token import AddedToken
 from .components import Component, Regex
 from .encoding import Encoding
+from .errors import TokenizerError
 from .models import Merges, Path, Vocab
 from .tokenizer import Tokenizer
 
@@ -60,7 +61,7 @@ class BaseTokenizer:
         add_special_tokens: bool = True,
     ) -> Encoding:
         if sequence is None:
-            raise ValueError("encode: `sequence` can't be `None`")
+            raise TokenizerError("encode: `sequence` can't be `None`")
         made: Encoding = self._tokenizer.encode(sequence, pair, is_pretokenized, add_special_tokens)
         return made
 
@@ -68,18 +69,18 @@ class BaseTokenizer:
         self, inputs: Any, is_pretokenized: bool = False, add_special_tokens: bool = True
     ) -> list[Encoding]:
         if inputs is None:
-            raise ValueError("encode_batch: `inputs` can't be `None`")
+            raise TokenizerError("encode_batch: `inputs` can't be `None`")
         made: list[Encoding] = self._tokenizer.encode_batch(inputs, is_pretokenized, add_special_tokens)
         return made
 
     def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
         if ids is None:
-            raise ValueError("None input is not valid. Should be a list of integers.")
+            raise TokenizerError("None input is not valid. Should be a list of integers.")
         return self._tokenizer.decode(ids, skip_special_tokens)
 
     def decode_batch(self, sequences: Any, skip_special_tokens: bool = True) -> list[str]:
         if sequences is None:
-            raise ValueError("None input is not valid. Should be list of list of integers.")
+            raise TokenizerError("None input is not valid. Should be list of list of integers.")
         return self._tokenizer.decode_batch(sequences, skip_special_tokens)
 
     def normalize(self, sequence: str) -> str:

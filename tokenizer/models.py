@@ -130,7 +130,7 @@ class BPE(Model):
         ignore_merges: bool | None = False,
     ) -> None:
         if (vocab is None) != (merges is None):
-            raise ValueError("`vocab` and `merges` must be both specified")
+            raise TokenizerError("`vocab` and `merges` must be both specified")
         self._member = {"type": "BPE"}
         for name, value in (
             ("dropout", dropout),
@@ -148,7 +148,7 @@ class BPE(Model):
     def _checked(self, field: str, value: Any) -> Any:
         checked = super()._checked(field, value)
         if field == "dropout" and value is not None and not 0 <= value <= 1:
-            raise ValueError(f"dropout={value} is out of range; it takes 0 to 1")
+            raise TokenizerError(f"dropout={value} is out of range; it takes 0 to 1")
         return checked
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .components import Normalizer, component_type
+from .errors import TokenizerError
 
 __all__ = [
     "NFC",
@@ -43,8 +44,9 @@ NORMALIZERS = {"nfc": NFC, "nfd": NFD, "nfkc": NFKC, "nfkd": NFKD}
 
 
 def unicode_normalizer_from_str(normalizer: str) -> Normalizer:
-    """The normalizer of that name: "nfc", "nfd", "nfkc" or "nfkd". Raises ``ValueError`` for another name."""
+    """The normalizer of that name: "nfc", "nfd", "nfkc" or "nfkd". Raises ``TokenizerError`` for another name."""
     if normalizer not in NORMALIZERS:
-        raise ValueError(f"{normalizer} is not a known unicode normalizer. Available are {', '.join(NORMALIZERS)}")
+        known = ", ".join(NORMALIZERS)
+        raise TokenizerError(f"{normalizer} is not a known unicode normalizer. Available are {known}")
     made: Normalizer = NORMALIZERS[normalizer]()
     return made

@@ -34,7 +34,7 @@ class Truncation:
     @staticmethod
     def checked(max_length: int, stride: int, strategy: str, direction: str) -> Truncation:
         if strategy not in _STRATEGY_JSON:
-            raise ValueError(
+            raise TokenizerError(
                 f"Unknown `strategy`: `{strategy}`. Use one of `longest_first`, `only_first`, or `only_second`"
             )
         return Truncation(_unsigned(max_length), _unsigned(stride), cast(Strategy, strategy), _direction(direction))
@@ -67,7 +67,7 @@ class Truncation:
     def check_stride(self, added: int) -> None:
         effective = (self.max_length - added) % _WRAP
         if effective < self.stride:
-            raise ValueError(
+            raise TokenizerError(
                 f"tokenizer stride set to {self.stride}, which is greater than or equal to its effective max "
                 f"length of {effective} (= {self.max_length} original max length - {added} added special tokens), "
             )
@@ -109,7 +109,7 @@ class Padding:
     def from_json(member: dict[str, Any]) -> Padding:
         strategy, multiple, token = member["strategy"], member.get("pad_to_multiple_of"), member["pad_token"]
         if strategy != "BatchLongest" and not isinstance(strategy, dict):
-            raise ValueError(f'strategy={strategy!r:.60} is neither "BatchLongest" nor {{"Fixed": length}}')
+            raise TokenizerError(f'strategy={strategy!r:.60} is neither "BatchLongest" nor {{"Fixed": length}}')
         if not isinstance(token, str):
             raise TypeError(f"pad_token={token!r:.60} is not a string")
         return Padding(
@@ -192,14 +192,14 @@ def _longest_first(encoding: Encoding, pair: Encoding | None, limit: int) -> lis
 
 def _direction(value: str) -> Direction:
     if value not in ("left", "right"):
-        raise ValueError(f"Unknown `direction`: `{value}`. Use one of `left` or `right`.")
+        raise TokenizerError(f"Unknown `direction`: `{value}`. Use one of `left` or `right`.")
     return cast(Direction, value)
 
 
 def _whole(name: str, value: Any) -> int:
     """A member of a file that is a number of 64 bits without a sign."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _WRAP:
-        raise ValueError(f"{name}={value!r:.60} is not a whole number from 0 on")
+        raise TokenizerError(f"{name}={value!r:.60} is not a whole number from 0 on")
     return value
 
 

@@ -216,7 +216,8 @@ class Tokenizer(ArrayMethods):
         settings = truncation, padding, not special
         encode = whole.for_texts(settings)
         if encode is not None:
-            self._settle_theirs(truncation, padding, special, encode, ReferenceEncoding)
+            theirs = encode, whole.free_characters, ReferenceEncoding
+            self._settle_theirs(truncation, padding, special, *theirs)
         given = [one.first if one.second is None else (one.first, one.second) for one in inputs]
         made = whole.encode(settings, given, bool(is_pretokenized), bool(add_special_tokens), fast)
         return self._encoded(inputs, add_special_tokens, fast) if made is None else made

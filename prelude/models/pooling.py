@@ -76,11 +76,12 @@ def _read_pooling(directory: ModelDirectory, folder: str) -> dict[str, Any]:
     named = config.get("pooling_mode")
     old = [name for key, name in _OLD.items() if config.get(key)]
     modes = old if named is None else [named] if isinstance(named, str) else named
-    if named is not None and old and set(old) != set(modes):
+    texts = isinstance(modes, list) and all(isinstance(mode, str) for mode in modes)
+    if named is not None and old and texts and set(old) != set(modes):
         raise ModelError(f"{path / name}: pooling_mode {shown(named)} contradicts {', '.join(old)}")
     if not modes:
-        modes = ["mean"]
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _OURS:
+        modes, texts = ["mean"], True
+    if not texts or len(modes) != 1 or modes[0] not in _OURS:
         return {
             "unsupported": f"{path / name}: pooling {shown(modes)} is not supported; one of {', '.join(_OURS)} is"
         }

@@ -73,6 +73,8 @@ def test_malformed_files_are_refused(tmp_path: Path, config: dict[str, Any], mod
     "config, modules, match",
     [
         ({"pooling_mode": "max"}, None, "max"),
+        ({"pooling_mode": 5, "pooling_mode_cls_token": True}, None, "pooling 5"),
+        ({"pooling_mode": [["cls"]]}, None, "pooling"),
         ({"pooling_mode": ["cls", "mean"]}, None, "cls"),
         ({"pooling_mode": 3}, None, "pooling 3 is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "Pooling", "Dense"), "module 'Dense' is not supported"),

@@ -7,6 +7,7 @@ _PAIRS = "{% set ns = namespace(v=('x',)) %}{% for i in range(40) %}{% set ns.v 
 _LISTS = "{% set ns = namespace(v=['x']) %}{% for i in range(40) %}{% set ns.v = [ns.v, ns.v] %}{% endfor %}"
 _LAYERS = "{{% set ns = namespace(g=[1]) %}}{{% for i in range(100000) %}}{{% set ns.g = ns.g|{} %}}{{% endfor %}}"
 _TWICE = _LISTS + _LISTS.replace("ns", "nt")
+_EACH = "{{% set ns = namespace(v=[]) %}}{{% for i in range(100000) %}}{{% set ns.v = {} %}}{{% endfor %}}"
 _BIG = "{% set big = 'a' * 8000000 %}"
 _A, _B = "{% set a = 'a' * 7999999 ~ 'b' %}", "{% set b = 'a' * 7999999 ~ 'c' %}"
 
@@ -115,7 +116,6 @@ ATTACKS = {
     "many_if": "{% if a %}{% set b=1 %}{% endif %}" * 2000,
     "many_set": "".join("{%% set a%d = 1 %%}" % i for i in range(2500)),
     "many_macro": "".join("{%% macro a%d(x) %%}{%% endmacro %%}" % i for i in range(2000)),
-    "many_for": "{% for a in b %}{{ loop.index }}{% endfor %}" * 1600,
     "many_for_names": "".join("{%% for a%d in b %%}{{ loop.index }}{%% endfor %%}" % i for i in range(1600)),
     "many_filters": "{{ a" + "|list" * 95 + " }}",
     "long_add": "{{ a" + "+a" * 95 + " }}",
@@ -134,4 +134,12 @@ ATTACKS = {
     "looplen": "{% for i in range(100000) %}{% for c in messages[0].content * 1000000 if true %}{{ loop.length }}{% break %}{% endfor %}{% endfor %}",
     "setblock": "{% set ns = namespace(x='') %}{% for i in range(100000) %}{% set ns.x = ns.x ~ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' %}{% endfor %}",
     "center": "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}{% set ns.l = [ns.l, 'é'|center(7000000)] %}{% endfor %}",
+    "in_periodic": "{% set b = 'a' * 2000000 ~ 'b' ~ 'a' * 2000000 %}" + _EACH.format("('a' * 1000000 ~ 'c') in b"),
+    "find_periodic": "{% set p = 'ab' * 900000 ~ 'aa' %}{% set t = 'ab' * 3900000 %}" + _EACH.format("t.find(p)"),
+    "big_int_text": "{% set x = 10 ** 4000 %}" + _EACH.format("x * x * x * x|string|length"),
+    "calls_tripled": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{{ f(n-1) }}{% endif %}x{% endmacro %}{{ f(60) }}",
+    "sum_range": _EACH.format("range(100000)|sum"),
+    "slices_kept": "{% set x = range(100000)|list %}" + _EACH.format("[ns.v, x|slice(50000)|list]"),
+    "items_kept": "{% set d = dict.fromkeys(range(90000)) %}" + _EACH.format("[ns.v, d.items()|list]"),
+    "capitalized": _EACH.format("('\\u0130' * 4000000)|capitalize"),
 }

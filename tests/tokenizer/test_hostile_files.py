@@ -19,17 +19,10 @@ import pytest
 from prelude.tokenizer import BackendUnavailable, ChatTemplateError, Tokenizer, TokenizerError, TokenizerFileError
 
 from prelude.errors import PreludeError
+from tests.tokenizer.small_files import VOCAB, WORD, file, unigram
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("regex")
-
-VOCAB = {"a": 0, "b": 1, "ab": 2}
-
-
-def file(**members: Any) -> str:
-    """A small tokenizer.json with ``members`` in the place of its own."""
-    model = {"type": "BPE", "vocab": VOCAB, "merges": ["a b"]}
-    return json.dumps({"version": "1.0", "added_tokens": [], "model": model, **members})
 
 
 def apart(code: str, *arguments: str, seconds: float = 60) -> str:
@@ -92,7 +85,6 @@ def test_the_limit_of_ids_counts_holes_added_tokens_and_the_post_processor() -> 
 
 # ---- every rung hands on to the next
 
-WORD = {"content": "abab", "single_word": False, "lstrip": False, "rstrip": False, "special": False}
 NORMALIZED = [{**WORD, "id": 3, "normalized": True}]
 
 
@@ -276,12 +268,6 @@ def test_a_template_that_names_what_is_not_declared_loads_and_says_so_where_it_i
 # ---- what would end the process in the reference backend
 
 
-def unigram(**members: Any) -> str:
-    return file(
-        model={"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]}, **members
-    )
-
-
 def charsmap(size: int, rest: bytes) -> str:
     return base64.b64encode(size.to_bytes(4, "little") + rest).decode()
 
@@ -361,19 +347,6 @@ def test_a_prefix_that_ends_inside_a_character_is_no_end_of_the_process(
     )
     found = apart(code, file(model=model).replace('"KEY": 0', prefixes))
     assert found.startswith(("model.merges[0]: ", "the file: "))
-
-
-@pytest.mark.fault(30)
-def test_replacements_in_a_row_end_where_the_bound_is() -> None:
-    doubled = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-    grown = Tokenizer.from_str(file(normalizer={"type": "Sequence", "normalizers": [doubled] * 40}))
-    assert grown.backend == "native" and grown.encode("b").ids == [1]
-    with pytest.raises(TokenizerError, match="longer than"):
-        grown.encode("a")
-    decoded = Tokenizer.from_str(file(decoder={"type": "Sequence", "decoders": [doubled] * 40}))
-    assert decoded.decode([1]) == "b"
-    with pytest.raises(TokenizerError, match="longer than"):
-        decoded.decode([0])
 
 
 @pytest.mark.fault(30)

@@ -6,6 +6,23 @@
 
 namespace fasttoken {
 
+namespace {
+
+// What a step inserts.
+std::string content_of(const Json& json) {
+  std::string content(json.string());
+  if (content.size() > most_content)
+    json.fail(std::to_string(content.size()) + " bytes; at most " + std::to_string(most_content) + " are taken");
+  return content;
+}
+
+// Called before a step is added to so many.
+void require_step(const Json& json, size_t before) {
+  if (before >= most_steps) json.fail("more than " + std::to_string(most_steps) + " steps");
+}
+
+}  // namespace
+
 // ---- normalizers
 
 void Normalizer::read(const Json& json, Externals& externals) {
@@ -15,6 +32,7 @@ void Normalizer::read(const Json& json, Externals& externals) {
     json.need("normalizers").each([&](const Json& one) { read(one, externals); });
     return;
   }
+  require_step(json, steps_.size());
   if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
     step.kind = type == "NFC" ? Kind::nfc : type == "NFD" ? Kind::nfd : Kind::nfk;
     step.compose = type == "NFKC";
@@ -31,13 +49,13 @@ void Normalizer::read(const Json& json, Externals& externals) {
   } else if (type == "Replace") {
     step.kind = Kind::replace;
     step.pattern = Pattern::read(json.need("pattern"), externals);
-    step.content = json.need("content").string();
+    step.content = content_of(json.need("content"));
     // HF aligns what it inserts at the very start to nothing, and later steps then work on a part of the text.
     if (step.pattern.matches_empty() && !step.content.empty())
       throw Unsupported("a Replace that inserts text at empty matches", json.path());
   } else if (type == "Prepend") {
     step.kind = Kind::prepend;
-    step.content = json.need("prepend").string();
+    step.content = content_of(json.need("prepend"));
     // HF aligns the first character to nothing then.
     if (step.content.empty()) throw Unsupported("a Prepend of nothing", json.path());
   } else if (type == "ByteLevel") {
@@ -179,6 +197,7 @@ void PreTokenizer::read_one(const Json& json, Externals& externals) {
     json.need("pretokenizers").each([&](const Json& one) { read_one(one, externals); });
     return;
   }
+  require_step(json, steps_.size());
   if (type == "ByteLevel") {
     if (json.need("add_prefix_space").boolean()) {
       step.kind = Kind::prefix_space;
@@ -269,6 +288,7 @@ void Decoder::read(const Json& json, Externals& externals) {
     json.need("decoders").each([&](const Json& one) { read(one, externals); });
     return;
   }
+  require_step(json, steps_.size());
   if (type == "ByteLevel") {
     step.kind = Kind::byte_level;
   } else if (type == "ByteFallback") {
@@ -283,7 +303,7 @@ void Decoder::read(const Json& json, Externals& externals) {
   } else if (type == "Replace") {
     step.kind = Kind::replace;
     step.pattern = Pattern::read(json.need("pattern"), externals);
-    step.content = json.need("content").string();
+    step.content = content_of(json.need("content"));
   } else if (type == "Metaspace") {
     read_metaspace(json, step);
   } else if (type == "WordPiece") {
@@ -317,7 +337,7 @@ void Decoder::read_metaspace(const Json& json, Step& step) {
   step.keep_first = scheme == "never";
 }
 
-void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch, size_t most) const {
+void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch, Growth& growth) const {
   switch (step.kind) {
     case Kind::byte_level: {
       std::string bytes, text;
@@ -340,7 +360,7 @@ void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch, siz
       for (std::string& t : tokens) strip(step, t);
       break;
     case Kind::replace:
-      for (std::string& t : tokens) t = replaced(step, t, scratch, most);
+      for (std::string& t : tokens) t = replaced(step, t, scratch, growth);
       break;
     case Kind::metaspace:
       for (size_t i = 0; i < tokens.size(); ++i)

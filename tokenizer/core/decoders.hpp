@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bytelevel.hpp"
+#include "growth.hpp"
 #include "pattern.hpp"
 
 namespace fasttoken {
@@ -27,10 +28,13 @@ class Decoder {
   bool only_byte_level() const { return steps_.size() == 1 && steps_[0].kind == Kind::byte_level; }
 
   void apply(Tokens& tokens, RegexScratch& scratch) const {
-    const size_t most = most_made_of(size_of(tokens));
+    size_t size = size_of(tokens);
+    Growth growth(size);
     for (const Step& step : steps_) {
-      apply(step, tokens, scratch, most);
-      if (size_of(tokens) > most) made_too_long(most);
+      apply(step, tokens, scratch, growth);
+      const size_t now = size_of(tokens);
+      if (now > size && step.kind != Kind::replace) growth.take(now - size);  // Replace takes while it inserts
+      size = now;
     }
   }
 
@@ -61,8 +65,9 @@ class Decoder {
   // Of one that is apart(): what a token becomes, and whether that is one byte of a character.
   std::pair<std::string, bool> piece(std::string_view token, RegexScratch& scratch) const {
     std::string now(token);
+    Growth growth(token.size());
     for (const Step& step : steps_) {
-      if (step.kind == Kind::replace) now = replaced(step, now, scratch, most_made_of(token.size()));
+      if (step.kind == Kind::replace) now = replaced(step, now, scratch, growth);
       if (step.kind != Kind::byte_fallback) continue;
       if (int b = fallback_byte(now); b >= 0) return {std::string(1, static_cast<char>(b)), true};
     }
@@ -72,6 +77,7 @@ class Decoder {
   // What a token in the middle of a text becomes, in bytes.
   std::string alone(std::string_view token, RegexScratch& scratch) const {
     std::string now(token);
+    Growth growth(token.size());
     for (const Step& step : steps_) {
       if (step.kind == Kind::byte_level) {
         std::string bytes;
@@ -79,12 +85,12 @@ class Decoder {
       } else if (step.kind == Kind::byte_fallback) {
         if (int b = fallback_byte(now); b >= 0) now = std::string(1, static_cast<char>(b));
       } else if (step.kind == Kind::replace) {
-        now = replaced(step, now, scratch, most_made_of(token.size()));
+        now = replaced(step, now, scratch, growth);
       } else if (step.kind == Kind::metaspace) {
         now = replace_all(now, step.content, " ");
       } else if (step.kind == Kind::word_piece || step.kind == Kind::bpe) {
         Tokens three{"", now, ""};
-        apply(step, three, scratch, most_made_of(token.size()));
+        apply(step, three, scratch, growth);
         now = three[1];
       }
     }
@@ -109,8 +115,8 @@ class Decoder {
 
   void read_metaspace(const Json& json, Step& step);
 
-  // most: bytes that Replace may make of one token.
-  void apply(const Step& step, Tokens& tokens, RegexScratch& scratch, size_t most) const;
+  // growth: what Replace may add.
+  void apply(const Step& step, Tokens& tokens, RegexScratch& scratch, Growth& growth) const;
 
   static size_t size_of(const Tokens& tokens) {
     size_t n = 0;
@@ -163,13 +169,13 @@ class Decoder {
     t = std::string(p, q);
   }
 
-  static std::string replaced(const Step& step, const std::string& text, RegexScratch& scratch, size_t most) {
+  static std::string replaced(const Step& step, const std::string& text, RegexScratch& scratch, Growth& growth) {
     std::string out;
     size_t at = 0;
     step.pattern.each(text, scratch, [&](uint32_t begin, uint32_t end) {
+      if (step.content.size() > end - begin) growth.take(step.content.size() - (end - begin));
       out.append(text, at, begin - at);
       out += step.content;
-      if (out.size() > most) made_too_long(most);
       at = end;
     });
     out.append(text, at);

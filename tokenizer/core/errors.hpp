@@ -34,15 +34,9 @@ struct TextError : std::runtime_error {
 // Offsets and positions are 32-bit; a normalizer may make a text longer, hence the head room.
 inline constexpr size_t max_text = size_t{1} << 29;
 
-// How long the normalizers, the pre-tokenizers or the decoders of a file may make a text of so many bytes: a few
-// replacements in a row can make any text longer than all memory.
-inline constexpr size_t most_made_of(size_t bytes) {
-  constexpr size_t little = size_t{1} << 25, most = size_t{1} << 31;
-  return bytes > most / 16 ? most : bytes * 16 > little ? bytes * 16 : little;
-}
-[[noreturn]] inline void made_too_long(size_t most) {
-  throw TextError(
-      "the replacements of the tokenizer file make the text longer than " + std::to_string(most) + " bytes", most);
+[[noreturn]] inline void decoded_too_long() {
+  throw TextError("the ids decode to more than " + std::to_string(max_text) + " bytes; decode fewer at a time",
+                  max_text);
 }
 
 }  // namespace fasttoken

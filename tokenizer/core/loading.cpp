@@ -173,7 +173,7 @@ void Tokenizer::index_bytes() {
   if (!decodes_bytes() && !apart) return;
   uint32_t n = id_limit();
   token_bytes_.reserve(n);
-  size_t room = most_made_of(n * sizeof(uint64_t));  // for what the decoder makes of all tokens
+  size_t room = most_added_to(n * sizeof(uint64_t));  // for what Replace makes of all tokens
   std::string bytes;
   Scratch s;
   for (uint32_t i = 0; i < n; ++i) {
@@ -186,12 +186,12 @@ void Tokenizer::index_bytes() {
       } catch (const TextError&) {
         return token_bytes_.forget();  // it is said where the token is decoded
       }
-      if (bytes.empty()) return token_bytes_.forget();  // it would part the bytes around it, and say nothing
+      // It would part the bytes around it, and say nothing; or each of many tokens is made long.
+      if (bytes.empty() || bytes.size() > room) return token_bytes_.forget();
+      room -= bytes.size();
     } else if (t.data() && !byte_level_decode(t, bytes)) {
       bytes = t;
     }
-    if (bytes.size() > room) return token_bytes_.forget();
-    room -= bytes.size();
     token_bytes_.add(bytes, raw);
   }
   token_bytes_.close();

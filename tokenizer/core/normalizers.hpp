@@ -78,9 +78,15 @@ class Normalizer {
   static void replace(Text& text, const Pattern& pattern, std::string_view content, Scratch& scratch) {
     Matches& found = scratch.matches;
     found.clear();
-    pattern.each(text.view(), scratch.regex, [&](uint32_t b, uint32_t e) { found.push_back({b, e}); });
+    size_t matched = 0;
+    pattern.each(text.view(), scratch.regex, [&](uint32_t b, uint32_t e) {
+      found.push_back({b, e});
+      matched += e - b;
+    });
     if (found.empty()) return;
-    Rewrite out(text, text.view().size() + found.size() * content.size());
+    const size_t inserted = found.size() * content.size();
+    if (inserted > matched) text.growth().require(inserted - matched);
+    Rewrite out(text, text.view().size() + inserted);
     out.piece(text.whole());
     for (auto [begin, end] : found) {
       out.copy_to(begin);
@@ -92,6 +98,7 @@ class Normalizer {
   }
 
   static void prepend(Text& text, const Piece& whole, std::string_view content) {
+    text.growth().require(content.size());
     Rewrite out(text, text.view().size() + content.size());
     out.piece(whole);
     put_prefix(out, text, whole, content);

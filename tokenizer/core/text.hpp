@@ -18,7 +18,7 @@
 #include <string_view>
 
 #include "encoded.hpp"
-#include "errors.hpp"
+#include "growth.hpp"
 #include "scratch_vector.hpp"
 #include "utf8.hpp"
 
@@ -40,10 +40,10 @@ struct Piece {
 
 class Text {
  public:
-  // want_align: whether anyone will ask for offsets.
-  void start(std::string_view bytes, uint32_t base, bool want_align) {
+  // want_align: whether anyone will ask for offsets. growth outlives the use of the text.
+  void start(std::string_view bytes, uint32_t base, bool want_align, Growth& growth) {
     view_ = bytes;
-    most_ = most_made_of(bytes.size());
+    growth_ = &growth;
     base_ = base;
     touched_ = false;
     want_ = want_align;
@@ -52,7 +52,7 @@ class Text {
   // A part of another text, with what it knows of its origin.
   void start_slice(const Text& other, const Piece& piece) {
     std::string_view part = other.view().substr(piece.begin, piece.end - piece.begin);
-    start(part, piece.shift, other.want_);
+    start(part, piece.shift, other.want_, *other.growth_);
     if (!other.touched_) return;
     layer_.text.assign(part.begin(), part.end());
     if (want_) layer_.align.assign(other.layer_.align.begin() + piece.begin, other.layer_.align.begin() + piece.end);
@@ -61,7 +61,7 @@ class Text {
   }
 
   std::string_view view() const { return view_; }
-  size_t most() const { return most_; }  // bytes that it may be rewritten to
+  Growth& growth() { return *growth_; }
   bool wants_align() const { return want_; }
 
   Align align(size_t at) const {
@@ -98,7 +98,7 @@ class Text {
   }
 
   std::string_view view_;
-  size_t most_ = 0;
+  Growth* growth_ = nullptr;
   uint32_t base_ = 0;
   bool touched_ = false, want_ = true;
   Layer layer_, next_;
@@ -109,7 +109,7 @@ class Rewrite {
  public:
   Rewrite(Text& text, size_t reserve)
       : text_(text), source_(text.view()), out_(text.next()), want_(text.wants_align()) {
-    reserve = std::min(reserve, text.most());
+    reserve = std::min(reserve, most());
     out_.text.resize(reserve);
     if (want_) out_.align.reserve(reserve);
   }
@@ -176,6 +176,7 @@ class Rewrite {
   size_t at() const { return at_; }
   size_t written() const { return written_; }
   void finish() {
+    if (written_ > source_.size()) text_.growth().take(written_ - source_.size());
     out_.text.resize(written_);
     text_.adopt();
   }
@@ -184,12 +185,13 @@ class Rewrite {
   // Where to write, with room for n bytes.
   char* room(size_t n) {
     if (out_.text.size() - written_ < n) {
-      if (written_ + n > text_.most()) made_too_long(text_.most());
+      if (written_ + n > source_.size()) text_.growth().require(written_ + n - source_.size());
       out_.text.resize(std::max(written_ + n, 2 * out_.text.size()));
     }
     return out_.text.data() + written_;
   }
   size_t length() const { return utf8_length(static_cast<unsigned char>(source_[at_])); }
+  size_t most() const { return source_.size() + text_.growth().left(); }
 
   Text& text_;
   std::string_view source_;

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "errors.hpp"
 #include "table_array.hpp"
 #include "utf8.hpp"
 
@@ -81,6 +82,7 @@ class TokenBytes {
       bool raw = is_raw(id);
       if (run && !raw) settle();
       run += raw;
+      if (out.size() + b.size() > max_text) decoded_too_long();
       out.append(b);
     }
     settle();

@@ -28,6 +28,7 @@
 namespace fasttoken {
 
 struct Scratch {
+  Growth growth;  // of text and part
   Text text, part;
   PreTokenizer::Scratch pre;
   BpeScratch bpe;
@@ -92,6 +93,7 @@ class Tokenizer {
   bool encode_ids(std::string_view text, bool parse_special, Scratch& s, IdBuffer& out, bool ascii = false,
                   bool remember = true) const {
     check(text);
+    s.growth.start(text.size());
     s.ascii = ascii;
     s.rewritten = !spans_.known();
     s.readable = text.data() + text.size();
@@ -111,6 +113,7 @@ class Tokenizer {
 
   void encode(std::string_view text, bool parse_special, Scratch& s, Encoded& out) const {
     check(text);
+    s.growth.start(text.size());
     Full sink{out};
     run(text, parse_special, s, true, sink);
   }
@@ -183,7 +186,8 @@ class Tokenizer {
 
   std::string normalize(std::string_view text, Scratch& s) const {
     check(text);
-    s.text.start(text, 0, false);
+    s.growth.start(text.size());
+    s.text.start(text, 0, false, s.growth);
     normalizer_.apply(s.text, s.pre.normalizer);
     return std::string(s.text.view());
   }
@@ -192,7 +196,8 @@ class Tokenizer {
   void pre_tokenize(std::string_view text, Scratch& s, std::vector<std::string>& pieces,
                     std::vector<Align>& offsets) const {
     check(text);
-    s.text.start(text, 0, true);
+    s.growth.start(text.size());
+    s.text.start(text, 0, true, s.growth);
     s.pre.pieces.clear();
     if (!text.empty()) s.pre.pieces.push_back(s.text.whole());
     pre_.apply(s.text, s.pre);
@@ -270,6 +275,7 @@ class Tokenizer {
     size_t n = 0;
     for (uint32_t id : ids)
       if (!skip_special || !is_special(id)) n += bytes(id).size();
+    if (n > max_text) decoded_too_long();
     return n;
   }
   void put_bytes(const std::vector<uint32_t>& ids, bool skip_special, char* out, size_t size) const {
@@ -289,6 +295,7 @@ class Tokenizer {
         uint32_t i = static_cast<uint32_t>(id);
         if (skip_special && is_special(i)) continue;
         all.append(bytes(i));
+        if (all.size() > max_text) decoded_too_long();
       }
       if (utf8_invalid_at(all) == std::string_view::npos) return all;
       utf8_append_lossy(out, all);
@@ -297,10 +304,12 @@ class Tokenizer {
     if (decodes_apart())
       return token_bytes_.text(ids, [&](uint32_t i) { return skip_special && is_special(i); }, leading_);
     Decoder::Tokens tokens;
+    size_t size = 0;
     for (auto id : ids) {
       uint32_t i = static_cast<uint32_t>(id);
       std::string_view t = token(i);
       if (t.data() == nullptr || (skip_special && is_special(i))) continue;
+      if ((size += t.size()) > max_text) decoded_too_long();
       tokens.emplace_back(t);
     }
     return decode_tokens(std::move(tokens), s);
@@ -466,7 +475,7 @@ class Tokenizer {
         return spaced_words(bytes, base, {}, s, sink.out);
       if (plain_ascii_ && (s.ascii || is_ascii(bytes))) return planned(bytes, s, sink.out, s.readable);
     }
-    s.text.start(bytes, base, align);
+    s.text.start(bytes, base, align, s.growth);
     normalizer_.apply(s.text, s.pre.normalizer);
     s.rewritten |= s.text.touched();
     uint32_t n = static_cast<uint32_t>(s.text.view().size());

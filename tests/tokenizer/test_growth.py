@@ -1,0 +1,145 @@
+"""How much longer a file's normalizers, pre-tokenizers and decoders may make a text: the bound, and its errors."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from prelude.tokenizer import Tokenizer, TokenizerError, TokenizerFileError
+
+from tests.tokenizer.small_files import WORD, file, unigram
+
+pytest.importorskip("tokenizers")
+
+DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+MARKED = [{**WORD, "content": "<x>", "id": 3, "normalized": False}]
+
+
+@pytest.mark.fault(30)
+def test_replacements_in_a_row_end_where_the_bound_is() -> None:
+    """On the old code they wrote 32 MB for each call, and for each part between control tokens."""
+    grown = Tokenizer.from_str(
+        file(normalizer={"type": "Sequence", "normalizers": [DOUBLED] * 40}, added_tokens=MARKED)
+    )
+    assert grown.backend == "native" and grown.encode("b").ids == [1]
+    decoded = Tokenizer.from_str(file(decoder={"type": "Sequence", "decoders": [DOUBLED] * 40}))
+    assert decoded.decode([1]) == "b"
+    for call in (
+        lambda: grown.encode("a"),
+        lambda: grown.encode_array("a"),
+        lambda: grown.encode_with_offsets("a"),
+        lambda: grown.normalizer.normalize_str("a"),
+        lambda: decoded.decode([0]),
+        lambda: decoded.token_bytes(0),
+    ):
+        began = time.thread_time()
+        with pytest.raises(TokenizerError, match="longer than is allowed: they add more than 655"):
+            call()
+        assert time.thread_time() - began < 0.1
+
+
+@pytest.mark.fault(30)
+def test_what_replacements_add_is_counted_over_the_parts_of_a_text() -> None:
+    prepended = {"type": "Prepend", "prepend": "b" * 60_000}
+    ours = Tokenizer.from_str(file(normalizer=prepended, added_tokens=MARKED))
+    assert len(ours.encode("a").ids) == 60_001
+    began = time.thread_time()
+    for encode in (ours.encode, ours.encode_array):
+        with pytest.raises(TokenizerError, match="they add more than 65888 bytes to 11"):
+            encode("a<x>" * 2 + "a<x")
+        with pytest.raises(TokenizerError, match="longer than is allowed"):
+            encode("a<x>" * 100_000)
+    assert time.thread_time() - began < 2
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({"normalizer": {"type": "Prepend", "prepend": "b" * 70_000}}, "normalizer.prepend: 70000 bytes; at most"),
+        ({"normalizer": {**DOUBLED, "content": "é" * 40_000}}, "normalizer.content: 80000 bytes; at most 65536"),
+        ({"decoder": {**DOUBLED, "content": "b" * 70_000}}, "decoder.content: 70000 bytes; at most 65536"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 1025}}, "1025 steps|more than 1024"),
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}] * 1025}},
+            "1025 steps|more than 1024",
+        ),
+        ({"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}] * 1025}}, "1025 steps|more than 1024"),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda **m: file(**m), lambda **m: unigram(**m)], ids=["native", "reference"])
+def test_a_step_inserts_a_bounded_text_and_steps_are_bounded(make: Any, members: dict[str, Any], says: str) -> None:
+    with pytest.raises(TokenizerFileError, match=says):
+        Tokenizer.from_str(make(**members))
+
+
+SPACED = {"type": "Metaspace", "prepend_scheme": "always", "split": True}
+HUGE = {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 60_000}
+WIDE = {"type": "Sequence", "pretokenizers": [{**SPACED, "replacement": c} for c in "abcd"]}
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    "call", ["encode", "encode of a pair", "encode_batch", "encode_array", "normalize_str", "decode"]
+)
+def test_the_reference_backend_is_not_given_what_it_would_make_too_long(call: str) -> None:
+    """HF ends the process where memory ends: 20,000 bytes became 1.2 GB, and twenty times as many for offsets."""
+    t = Tokenizer.from_str(unigram(decoder=HUGE) if call == "decode" else unigram(normalizer=HUGE))
+    assert t.backend == "reference"
+    assert t.decode([1]) == "b" * 60_000 if call == "decode" else len(t.normalizer.normalize_str("ca")) == 60_001
+    text = "a" * 20_000
+    calls: dict[str, Any] = {
+        "encode": lambda: t.encode(text),
+        "encode of a pair": lambda: t.encode("b", text),
+        "encode_batch": lambda: t.encode_batch(["b", text]),
+        "encode_array": lambda: t.encode_array(text),
+        "normalize_str": lambda: t.normalizer.normalize_str(text),
+        "decode": lambda: t.decode([1] * 20_000),
+    }
+    t.encode("b")  # from now on the entry knows HF's encode()
+    with pytest.raises(TokenizerError, match=r"longer than 67108864|may decode to too much"):
+        calls[call]()
+    if call != "decode":
+        assert len(t.normalizer.normalize_str("c" * 20_000)) == 20_000
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({"pre_tokenizer": WIDE}, "more than 64 times"),
+        ({"decoder": {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 17}}, "65536 times"),
+        (
+            {"normalizer": HUGE, "added_tokens": [{**WORD, "id": 3, "normalized": True, "content": "a" * 2000}]},
+            "2000 b",
+        ),
+    ],
+)
+def test_a_file_whose_steps_multiply_is_not_given_to_the_reference_backend(members: Any, says: str) -> None:
+    with pytest.raises(TokenizerFileError, match=says):
+        Tokenizer.from_str(unigram(**members))
+
+
+@pytest.mark.fault(30)
+def test_a_stride_that_the_rest_of_a_text_cannot_have_is_a_typed_error() -> None:
+    """Found by the fuzzer of files: it was a plain ValueError. HF panics there."""
+    cut = {"direction": "Right", "max_length": 5, "strategy": "OnlyFirst", "stride": 4}
+    t = Tokenizer.from_str(file(truncation=cut))
+    with pytest.raises(TokenizerError, match="stride 4 must be below max_length 1"):
+        t.encode("bbb", "aaaa")
+
+
+@pytest.mark.fault(30)
+def test_long_tokens_of_a_byte_level_file_decode() -> None:
+    """On the old code all ids decoded to nothing where the tokens had more than 32 MB in all."""
+    vocab = {"a": 0, "b": 1, **{chr(0x370 + i) * 700_000: i + 2 for i in range(26)}}
+    ours = Tokenizer.from_str(
+        file(
+            model={"type": "BPE", "vocab": vocab, "merges": []},
+            decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        )
+    )
+    assert ours.decode([0, 1]) == "ab" and len(ours.decode([2])) == 700_000
+    with pytest.raises(TokenizerError, match="decode fewer at a time"):
+        ours.decode([2] * 1000)
