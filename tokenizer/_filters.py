@@ -15,7 +15,7 @@ from jinja2.utils import Joiner
 
 from . import _marks as marks
 from ._formats import percent
-from ._limits import ACTIVE, OBJECT, PIECE, measure
+from ._limits import ACTIVE, OBJECT, PIECE, checked_bits, measure
 from ._marks import Marked
 from ._methods import METHODS, Function, replaced
 from ._values import (
@@ -133,8 +133,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if isinstance(indent, int) and not isinstance(indent, bool) and abs(indent) > MAX_INDENT:
-        raise ChatTemplateError(f"tojson(indent={indent:.3g}): the limit is {MAX_INDENT}")
+    if isinstance(indent, int) and not isinstance(indent, bool):
+        number(indent, "the indent of tojson", MAX_INDENT)
     rendering = ACTIVE.get()
     size = measure(x)
     step = len(indent) if isinstance(indent, str) else int(indent or 0)
@@ -156,7 +156,8 @@ def _tojson(
 def _int(value: Any, default: Any = 0, base: int = 10) -> Any:
     if isinstance(value, str) and len(value) > 4000:
         return default
-    return settled(jinja2.filters.do_int(_bare(value), default, base), taints(value) or taints(default))
+    made = jinja2.filters.do_int(_bare(value), default, base)
+    return settled(checked_bits(made) if isinstance(made, int) else made, taints(value) or taints(default))
 
 
 def _float(value: Any, default: Any = 0.0) -> Any:

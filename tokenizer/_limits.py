@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 from .errors import ChatTemplateError
 
 STRIDE = 50_000  # units of work between two looks at the clock
-MAX_BITS = 1 << 16  # of a number
+MAX_BITS = 1 << 11  # of a number: an operation on one, or its text, takes a few units of work
 MOST_LAYERS = 50  # of iterators over iterators; real templates have up to 4
 MAX_DEPTH = 400  # of a value that is printed, compared or made to JSON
 CALL = 12  # units of work: a call of a function, a filter or a test
@@ -126,6 +126,13 @@ class Rendering:
 ACTIVE: ContextVar[Rendering] = ContextVar("rendering")
 
 
+def checked_bits(value: int) -> int:
+    """``value``, which an argument or a constant of the template is."""
+    if value.bit_length() > MAX_BITS:
+        raise ChatTemplateError(f"a number of {value.bit_length()} bits; the limit in chat templates is {MAX_BITS}")
+    return value
+
+
 class Measure(NamedTuple):
     """How large a value is, with everything in it counted each time that it is in it."""
 
@@ -155,6 +162,10 @@ def measure(value: Any) -> Measure:
                     narrow += length
                 else:
                     wide += length
+            elif isinstance(item, int):
+                length = item.bit_length() // 3  # at least as many digits
+                copied += length * depth
+                narrow += length
             elif isinstance(item, dict):
                 open_items.append(itertools.chain(item.keys(), item.values()))
             elif isinstance(item, (list, tuple)):

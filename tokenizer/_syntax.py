@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
 from ._filters import OUTPUT_FILTERS
-from ._limits import ACTIVE, OBJECT, PIECE
+from ._limits import ACTIVE, OBJECT, PIECE, checked_bits
 from .errors import ChatTemplateError
 
 MAX_DEPTH = 100
@@ -106,6 +106,8 @@ def _check_node(node: nodes.Node, parent: nodes.Node | None) -> None:
         raise TemplateAssertionError(f"{name!r} is left out of chat templates", node.lineno)
     if isinstance(node, (nodes.Call, nodes.Filter, nodes.Test)) and (node.dyn_args or node.dyn_kwargs):
         raise TemplateAssertionError("'*' and '**' in a call are left out of chat templates", node.lineno)
+    if isinstance(node, nodes.Const) and isinstance(node.value, int):
+        checked_bits(node.value)
     if isinstance(node, nodes.Filter) and node.name in OUTPUT_FILTERS and not isinstance(parent, nodes.Output):
         raise TemplateAssertionError(f"the filter {node.name!r} stands only at the end of an output", node.lineno)
     if isinstance(node, nodes.Compare) and len(node.ops) > 1 and any(op.op in ("in", "notin") for op in node.ops):

@@ -276,7 +276,7 @@ def _calculated(name: str, left: Any, right: Any) -> Any:
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * (abs(right) if name == "**" else 1) + right.bit_length()
         if bits > MAX_BITS:
-            raise ChatTemplateError(f"the chat template makes a number of {bits:.3g} bits; the limit is {MAX_BITS}")
+            raise ChatTemplateError(f"the chat template makes a number of more than {MAX_BITS} bits")
     result = _ARITHMETIC[name](left, right)
     if isinstance(result, complex):
         raise ChatTemplateError("the chat template takes a root of a negative number")

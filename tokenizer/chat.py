@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ._limits import ACTIVE, OBJECT, PIECE, Bounds, Rendering
+from ._limits import ACTIVE, OBJECT, PIECE, Bounds, Rendering, checked_bits
 from ._marks import Marked, MarkedFloat, MarkedInt, joined, segments
 from .errors import EXTRA, ChatTemplateError
 
@@ -288,6 +288,7 @@ class _Plain:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
+            value = checked_bits(value)
             return MarkedInt(value) if self._marked else int.__int__(value)
         if isinstance(value, float):
             return MarkedFloat(value) if self._marked else float.__float__(value)
@@ -306,7 +307,7 @@ class _Plain:
             if not (key is None or isinstance(key, (int, float, np.generic))):
                 _fail(f"{where}: a key of a dict is a string, a number or None, not {type(key).__name__}")
             if isinstance(key, int) and abs(key) >> _MAX_KEY_BITS:
-                _fail(f"{where}: a key of a dict is a number below 2**{_MAX_KEY_BITS}, not {key:.6g}")
+                _fail(f"{where}: a key of a dict is below 2**{_MAX_KEY_BITS}, not of {key.bit_length()} bits")
         return self.value(key, where, depth)
 
     def _described(self, value: Any, where: str, depth: int) -> Any:

@@ -7,6 +7,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prelude.tokenizer import ChatTemplateError
@@ -152,6 +153,26 @@ def test_a_bomb_leaves_other_renderings_alone() -> None:
         assert render(CHATML, bounds=Bounds(max_seconds=PATIENCE)) == "<|im_start|>user\nHello!<|im_end|>\n"
     thread.join()
     assert done == ["bomb"]
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize(
+    ("template", "messages", "says"),
+    [
+        ("{{ 10 ** 700 }}", None, "makes a number of more than 2048 bits"),
+        ("{{ 2 ** 10 ** 400 }}", None, "makes a number of more than 2048 bits"),
+        ("{{ 0x" + "f" * 600 + " }}", None, "a number of 2400 bits; the limit in chat templates is 2048"),
+        ("{{ ('z' * 500)|int(0, 36) }}", None, "a number of 2585 bits"),
+        ("{{ messages|tojson(indent=10 ** 300) }}", None, "the indent of tojson"),
+        (CHATML, [{"role": "user", "content": "x", "n": 10**700}], "a number of 2326 bits"),
+        (CHATML, [{"role": "user", "content": "x", 10**400: 1}], "not of 1329 bits"),
+    ],
+)
+def test_numbers_have_a_bounded_size(template: str, messages: Any, says: str) -> None:
+    """A list of 100,000 numbers of 4,000 digits took more than 10 seconds to become text."""
+    with pytest.raises(ChatTemplateError, match=says):
+        render(template, messages or [])
+    assert render("{{ 10 ** 500 }}") == "1" + "0" * 500
 
 
 def test_bounds_are_the_callers_choice() -> None:
