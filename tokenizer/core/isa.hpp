@@ -7,18 +7,28 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define FASTTOKEN_X86 1
+#include <cpuid.h>
 #endif
 
 namespace fasttoken {
 
 enum class Isa : uint8_t { scalar, avx2, avx512 };
 
+#ifdef FASTTOKEN_X86
+// By CPUID: clang 14's __builtin_cpu_supports does not know the name.
+inline bool has_lzcnt() {
+  constexpr unsigned features = 0x80000001, lzcnt = 1u << 5;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(features, &eax, &ebx, &ecx, &edx) != 0 && (ecx & lzcnt) != 0;
+}
+#endif
+
 // Asks for every instruction set that the `target` of kernels.cpp and transcode.cpp names for it.
 inline bool has_isa(Isa isa) {
 #ifdef FASTTOKEN_X86
   __builtin_cpu_init();
   const bool bits = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                    __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("popcnt");
+                    __builtin_cpu_supports("popcnt") && has_lzcnt();
   if (isa == Isa::avx512)
     return bits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
