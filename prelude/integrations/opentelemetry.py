@@ -1,0 +1,95 @@
+"""OpenTelemetry: a span of OpenInference's kind DECISION for every decision request.
+
+    one = TracedSystemOne(engine, content=True)
+    one.answer({...})                       # or in the place of an engine: PreludeModel(one), Transport(one)
+
+The attributes are ``decision.*`` of OpenInference: model, system (the form of the request), provider and token
+counts, and with ``content=True`` the request and the answer as JSON. The current span of the caller's thread or task
+is the parent. pip install 'prelude-engine[opentelemetry]'.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, Status, StatusCode
+
+from prelude import __version__
+from prelude.systemone import SystemOne
+
+_JSON = "application/json"
+
+
+class TracedSystemOne(SystemOne):
+    """``SystemOne`` with a span around each request. ``tracer_provider``: the global one where it is not given.
+    ``content``: whether spans hold what was asked and answered; it may be private, so they do not by default."""
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        tracer_provider: Any = None,
+        content: bool = False,
+        provider: str = "prelude",
+        **options: Any,
+    ) -> None:
+        super().__init__(engine, **options)
+        self._tracer = trace.get_tracer("prelude", __version__, tracer_provider=tracer_provider)
+        self._content = content
+        self._provider = provider
+
+    def answer(self, request: Any, **keywords: Any) -> dict[str, Any]:
+        with self._span(request, "typesafe") as span:
+            return self._told(span, super().answer(request, **keywords))
+
+    async def aanswer(self, request: Any, **keywords: Any) -> dict[str, Any]:
+        with self._span(request, "typesafe") as span:
+            return self._told(span, await super().aanswer(request, **keywords))
+
+    def decisions(self, request: Any, **keywords: Any) -> dict[str, Any]:
+        with self._span(request, "openai") as span:
+            return self._told(span, super().decisions(request, **keywords))
+
+    async def adecisions(self, request: Any, **keywords: Any) -> dict[str, Any]:
+        with self._span(request, "openai") as span:
+            return self._told(span, await super().adecisions(request, **keywords))
+
+    @contextmanager
+    def _span(self, request: Any, system: str) -> Iterator[Span]:
+        attributes = {
+            "openinference.span.kind": "DECISION",
+            "decision.system": system,
+            "decision.provider": self._provider,
+            "decision.model_name": self.name,
+        }
+        asked = request.get("model") if isinstance(request, dict) else None
+        if isinstance(asked, str):
+            attributes["decision.request.model_name"] = asked
+        if self._content:
+            attributes |= {"input.value": _json(request), "input.mime_type": _JSON}
+        with self._tracer.start_as_current_span(
+            "decision", attributes=attributes, set_status_on_exception=False
+        ) as span:
+            try:
+                yield span
+            except Exception as error:
+                span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+                raise
+
+    def _told(self, span: Span, body: dict[str, Any]) -> dict[str, Any]:
+        span.set_attribute("decision.response.model_name", body["model"])
+        span.set_attribute("decision.token_count.input", body["usage"]["input_tokens"])
+        span.set_attribute("decision.token_count.output", body["usage"]["output_tokens"])
+        if self._content:
+            span.set_attribute("output.value", _json(body))
+            span.set_attribute("output.mime_type", _JSON)
+        span.set_status(Status(StatusCode.OK))
+        return body
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,275 @@
+"""LangChain, pydantic-ai, DSPy, typesafe-sdk and openai over one engine: the answers are those of ``SystemOne``."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from enum import IntEnum
+from typing import Any, Literal
+
+import pytest
+
+from prelude import Engine
+from prelude.errors import ConfigError, InvalidRequest
+from prelude.systemone import SystemOne
+
+STATE = "I was charged twice for my order and want my money back."
+QUESTIONS: dict[str, Any] = {
+    "refund": {"type": "noul", "instructions": "Does the customer want money back?"},
+    "team": {"type": "choice", "instructions": "Which team?", "criteria": {"Billing": "Invoices", "Sales": None}},
+    "urgency": {"type": "score", "instructions": "How urgent?", "criteria": ["later", "today", "now"]},
+}
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine) -> dict[str, Any]:
+    answers: dict[str, Any] = SystemOne(engine).answer({"state": STATE, "questions": QUESTIONS})["answers"]
+    return answers
+
+
+def test_importing_prelude_imports_no_client() -> None:
+    code = (
+        "import sys, prelude, prelude.engine, prelude.integrations, prelude.integrations.dspy; "
+        "print([m for m in ('langchain_core', 'pydantic_ai', 'dspy', 'lm_eval', 'httpx2', 'openai', 'opentelemetry') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------ langchain
+
+
+def test_langchain_decisions(engine: Engine, expected: dict[str, Any]) -> None:
+    core = pytest.importorskip("langchain_core", minversion="1.8")
+    from langchain_core.decisions import Choice, Noul, Score
+    from langchain_core.messages import HumanMessage
+
+    from prelude.integrations.langchain import PreludeDecisions
+
+    model = PreludeDecisions(engine=engine, model="packaged")
+    questions = {
+        "refund": Noul(instructions="Does the customer want money back?"),
+        "team": Choice(instructions="Which team?", criteria={"Billing": "Invoices", "Sales": None}),
+        "urgency": Score(instructions="How urgent?", criteria=["later", "today", "now"]),
+    }
+    request = {"state": STATE, "questions": questions}
+    found = model.invoke(request)
+    assert found.model == "packaged" and core is not None
+    assert found.nouls["refund"].noul == pytest.approx(expected["refund"]["noul"], abs=1e-5)
+    assert found.choices["team"].choice == expected["team"]["choice"]
+    assert found.scores["urgency"].score == pytest.approx(expected["urgency"]["score"], abs=1e-4)
+    assert found.usage is not None and found.usage["input_tokens"] > 0
+    again = asyncio.run(model.ainvoke(request))
+    assert again.choices["team"].probabilities == pytest.approx(found.choices["team"].probabilities, abs=1e-5)
+    assert len(model.batch([request] * 3)) == 3
+    spoken = model.invoke({"state": [HumanMessage(STATE)], "questions": {"refund": questions["refund"]}})
+    plain = SystemOne(engine).answer(
+        {"state": [{"role": "user", "content": STATE}], "questions": {"refund": QUESTIONS["refund"]}}
+    )
+    assert spoken.nouls["refund"].noul == pytest.approx(plain["answers"]["refund"]["noul"], abs=1e-5)
+
+
+def test_langchain_embeddings_and_reranker(engine: Engine) -> None:
+    pytest.importorskip("langchain_core", minversion="1.8")
+    from langchain_core.documents import Document
+
+    from prelude.integrations.langchain import PreludeEmbeddings, PreludeReranker
+    from prelude.recipes import RerankRecipe
+
+    texts = ["a quiet harbour", "an open library"]
+    embeddings = PreludeEmbeddings(engine, pooling="mean", query={"dimensions": 64})
+    vectors = embeddings.embed_documents(texts)
+    for vector, text in zip(vectors, texts):
+        assert vector == pytest.approx(engine.embed(text, pooling="mean").tolist(), abs=1e-5)
+    assert len(embeddings.embed_query(texts[0])) == 64
+    assert asyncio.run(embeddings.aembed_documents(texts))[1] == pytest.approx(vectors[1], abs=1e-5)
+    assert len(asyncio.run(embeddings.aembed_query(texts[0]))) == 64
+
+    recipe = RerankRecipe("probe", yes=" yes", no=" no", parts=("{query}\n{document}\nAnswer:",))
+    reranker = PreludeReranker(engine=engine, top_n=2, options={"recipe": recipe})
+    documents = [Document(page_content=text, metadata={"at": at}) for at, text in enumerate([*texts, "a cat"])]
+    ranking = engine.rerank("boats", [one.page_content for one in documents], top_n=2, recipe=recipe)
+    for found in (
+        reranker.compress_documents(documents, "boats"),
+        asyncio.run(reranker.acompress_documents(documents, "boats")),
+    ):
+        assert [one.metadata["at"] for one in found] == [item.index for item in ranking]
+        scores = [one.metadata["relevance_score"] for one in found]
+        assert scores == pytest.approx([item.score for item in ranking], abs=1e-5)
+    assert "relevance_score" not in documents[0].metadata
+
+
+# ------------------------------------------------------------------ pydantic-ai
+
+
+class Severity(IntEnum):
+    """How severe it is."""
+
+    LOW = 0
+    HIGH = 1
+
+
+def test_a_pydantic_ai_agent_fills_its_output_type(engine: Engine) -> None:
+    pytest.importorskip("pydantic_ai.models.decision")
+    from pydantic import BaseModel, Field
+    from pydantic_ai import Agent
+
+    from prelude.integrations.pydantic_ai import PreludeModel
+
+    class Ticket(BaseModel):
+        """A ticket, routed."""
+
+        team: Literal["billing", "sales"] = Field(description="Which team?")
+        refund: bool = Field(description="Does the customer want money back?")
+        severity: Severity
+        topics: list[Literal["money", "delivery"]] = Field(description="What is it about?")
+
+    model = PreludeModel(engine, name="packaged")
+    run = asyncio.run(Agent(model, output_type=Ticket).run(STATE))
+    assert isinstance(run.output, Ticket) and run.output.team in ("billing", "sales")
+    assert run.usage.input_tokens > 0
+    assert (model.model_name, model.system) == ("packaged", "prelude")
+
+
+def test_a_pydantic_ai_request_gives_the_answers_of_systemone(engine: Engine, expected: dict[str, Any]) -> None:
+    decision = pytest.importorskip("pydantic_ai.models.decision")
+    from prelude.integrations.pydantic_ai import PreludeModel
+
+    questions = {
+        "refund": decision.NoulQuestion(instructions="Does the customer want money back?"),
+        "team": decision.ChoiceQuestion(instructions="Which team?", criteria={"Billing": "Invoices", "Sales": None}),
+        "urgency": decision.ScoreQuestion(instructions="How urgent?", criteria=["later", "today", "now"]),
+    }
+    request = decision.DecisionRequest(state=STATE, questions=questions, images={}, messages=[])
+    found = asyncio.run(PreludeModel(engine).decide(request, {})).answers
+    assert found["refund"].noul == pytest.approx(expected["refund"]["noul"], abs=1e-5)
+    assert found["team"].probabilities == pytest.approx(expected["team"]["probabilities"], abs=1e-5)
+    levels = {int(level): share for level, share in expected["urgency"]["probabilities"].items()}
+    assert found["urgency"].probabilities == pytest.approx(levels, abs=1e-5)
+    assert found["urgency"].legend == {0: "later", 1: "today", 2: "now"}
+
+
+# ------------------------------------------------------------------ dspy
+
+
+def test_dspy_decisions_sync_async_and_evaluated(engine: Engine) -> None:
+    dspy = pytest.importorskip("dspy")
+    pytest.importorskip("dspy.experimental")
+    from prelude.integrations.dspy import PreludeDecisions
+
+    class Triage(dspy.Signature):  # type: ignore[misc, name-defined]
+        """Triage a ticket."""
+
+        ticket: str = dspy.InputField()
+        spam: bool = dspy.OutputField(desc="Is it spam?")
+        team: Literal["billing", "tech"] = dspy.OutputField(desc="Which team?")
+
+    lm = PreludeDecisions(engine)
+    with dspy.context(lm=lm):
+        predict = dspy.Predict(Triage)
+        found = predict(ticket=STATE)
+        assert isinstance(found.spam, bool) and found.team in ("billing", "tech")
+        assert asyncio.run(predict.acall(ticket=STATE)).team == found.team
+        rows = [dspy.Example(ticket=f"{STATE} {n}", team="billing").with_inputs("ticket") for n in range(8)]
+        evaluate = dspy.Evaluate(
+            devset=rows,
+            metric=lambda row, said, trace=None: row.team == said.team,
+            num_threads=4,
+            display_progress=False,
+        )
+        score = evaluate(predict)
+        alone = sum(predict(ticket=row.ticket).team == "billing" for row in rows)
+        assert float(getattr(score, "score", score)) == pytest.approx(100 * alone / len(rows))
+
+
+def test_dspy_answers_have_no_more_than_dspy_takes(engine: Engine, expected: dict[str, Any]) -> None:
+    from prelude.integrations.dspy import PreludeDecisions
+
+    found = PreludeDecisions(engine)(STATE, QUESTIONS)
+    assert set(found["refund"]) == {"noul"} and set(found["team"]) == {"probabilities", "confidence"}
+    assert set(found["urgency"]["probabilities"]) == {0, 1, 2}
+    assert found["team"]["confidence"] == pytest.approx(expected["team"]["confidence"], abs=1e-4)
+
+
+# ------------------------------------------------------------------ the two SDKs, without a socket
+
+
+def test_typesafe_sdk_over_the_transport(engine: Engine, expected: dict[str, Any]) -> None:
+    sdk = pytest.importorskip("typesafe_sdk")
+    pytest.importorskip("httpx2")
+    from prelude.integrations.transports import AsyncTransport, Transport
+
+    questions = {
+        "refund": sdk.Noul(instructions="Does the customer want money back?"),
+        "team": sdk.Choice(instructions="Which team?", criteria={"Billing": "Invoices", "Sales": None}),
+        "urgency": sdk.Score(instructions="How urgent?", criteria=["later", "today", "now"]),
+    }
+    with sdk.TypeSafeClient(
+        api_key="local", transport=Transport(engine, name="packaged"), compression=False
+    ) as client:
+        found = client.system_one(state=STATE, questions=questions)
+        assert found.model == "packaged"
+        assert found.nouls["refund"].noul == pytest.approx(expected["refund"]["noul"], abs=1e-5)
+        assert found.choices["team"].choice == expected["team"]["choice"]
+        assert "packaged" in [one.name for one in client.models.list().models]
+        with pytest.raises(sdk.TypeSafeUnprocessableEntityError, match="levels"):
+            client.system_one(
+                state="x", questions={"a": {"type": "score", "instructions": "x", "criteria": ["a"] * 11}}
+            )
+    with sdk.TypeSafeClient(api_key="local", transport=Transport(engine)) as packed:  # zstd, where it is installed
+        assert (
+            packed.system_one(state=STATE, questions=questions).choices["team"].choice == expected["team"]["choice"]
+        )
+
+    async def awaited() -> Any:
+        transport = AsyncTransport(engine)
+        async with sdk.AsyncTypeSafeClient(api_key="local", transport=transport, compression=False) as client:
+            return await client.system_one(state={"text": STATE}, questions=questions)
+
+    assert set(asyncio.run(awaited()).scores["urgency"].probabilities) == {0, 1, 2}
+
+
+def test_openai_decisions_over_the_transport(engine: Engine, expected: dict[str, Any]) -> None:
+    openai = pytest.importorskip("openai", minversion="3.0")
+    httpx2 = pytest.importorskip("httpx2")
+    from prelude.integrations.transports import Transport
+
+    client = openai.OpenAI(api_key="local", http_client=httpx2.Client(transport=Transport(engine, name="packaged")))
+    found = client.decisions.create(
+        model="packaged",
+        input=STATE,
+        questions=[
+            {"type": "predicate", "name": "refund", "instructions": "Does the customer want money back?"},
+            {
+                "type": "choice",
+                "instructions": "Which team?",
+                "choices": [{"value": "Billing", "description": "Invoices"}, {"value": "Sales"}],
+            },
+        ],
+    )
+    assert found.answers[0].probability == pytest.approx(expected["refund"]["noul"], abs=1e-5)
+    assert found.answers[1].choice == expected["team"]["choice"]
+
+
+def test_transports_answer_what_they_do_not_serve(engine: Engine) -> None:
+    httpx2 = pytest.importorskip("httpx2")
+    from prelude.integrations.transports import Transport
+
+    client = httpx2.Client(transport=Transport(engine), base_url="http://prelude.invalid")
+    assert client.get("/v1/nothing").status_code == 404 and client.get("/v1/systemone").status_code == 404
+    assert client.get("/v1/models").json()["models"]
+    for content, headers in ((b"{", {}), (b"\x00", {"content-encoding": "zstd"})):
+        assert client.post("/v1/systemone", content=content, headers=headers).status_code in (400, 422)
+
+
+def test_a_client_takes_an_engine_alone() -> None:
+    from prelude.integrations.dspy import PreludeDecisions
+    from prelude.integrations.sentence_transformers import SentenceEncoder
+
+    with pytest.raises(ConfigError, match="not an Engine"):
+        PreludeDecisions("engine")
+    with pytest.raises(ConfigError, match="not an Engine"):
+        SentenceEncoder("engine")
+    assert issubclass(InvalidRequest, ValueError)

@@ -1,0 +1,161 @@
+"""lm-eval on the engine against lm-eval on transformers: likelihoods, perplexity and text of one checkpoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prelude import Engine, EngineConfig
+from prelude.errors import ConfigError, InvalidRequest
+
+pytest.importorskip("lm_eval")
+pytest.importorskip("accelerate", reason="lm-eval's own HF backend, the oracle, needs accelerate")
+
+from lm_eval.models.huggingface import HFLM
+
+from prelude.integrations.lm_eval import PreludeLM
+from tests.checkpoints import make_checkpoint
+
+CONTEXTS = ("The harbour was quiet that morning.", "Question: which is a fruit?\nAnswer:", "Two boats", "")
+CONTINUATIONS = (" two", " an apple and a pear", " lay at the quay ", "x")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_checkpoint(tmp_path_factory.mktemp("lm-eval"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ours(directory: Path) -> Iterator[PreludeLM]:
+    with Engine.from_pretrained(directory, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
+        yield PreludeLM(engine=engine)
+
+
+@pytest.fixture(scope="module")
+def theirs(directory: Path) -> Any:
+    return HFLM(pretrained=str(directory), dtype="float32", device="cpu", batch_size=4)
+
+
+def asked(*rows: tuple[Any, ...]) -> list[Any]:
+    return [SimpleNamespace(args=row) for row in rows]
+
+
+def test_multiple_choice_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> None:
+    rows = asked(*[(context, continuation) for context in CONTEXTS for continuation in CONTINUATIONS])
+    mine, other = (one.loglikelihood(rows, disable_tqdm=True) for one in (ours, theirs))
+    assert [row[0] for row in mine] == pytest.approx([row[0] for row in other], abs=1e-4)
+    assert [row[1] for row in mine] == [bool(row[1]) for row in other]
+
+
+def test_rows_that_are_too_long_are_cut_as_there(ours: PreludeLM, theirs: Any) -> None:
+    long = " ".join(f"word {n}" for n in range(400))
+    rows = asked((long, " two"), (long, " " + long[:600]))
+    mine, other = (one.loglikelihood(rows, disable_tqdm=True) for one in (ours, theirs))
+    assert ours.max_length == theirs.max_length == 512
+    assert [row[0] for row in mine] == pytest.approx([row[0] for row in other], abs=1e-3)
+    with pytest.raises(InvalidRequest, match="tokens of continuation"):
+        ours._loglikelihood_tokens([(None, [1], [1] * 600)], disable_tqdm=True)
+
+
+def test_perplexity_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> None:
+    rows = asked(("Two boats lay at the quay.",), (" ".join(f"word {n}" for n in range(500)),), ("a",))
+    mine, other = (one.loglikelihood_rolling(rows, disable_tqdm=True) for one in (ours, theirs))
+    assert len(ours.tok_encode(rows[1].args[0])) > ours.max_length  # several windows
+    for one, two in zip(mine, other):
+        assert one == pytest.approx(two, abs=1e-4, rel=1e-6)
+
+
+def test_generation_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> None:
+    given = {"until": ["\n\n"], "max_gen_toks": 24, "do_sample": False}
+    rows = asked(*[(context, given) for context in CONTEXTS[:3]], ("Two boats", {"until": ["e"], "max_gen_toks": 8}))
+    mine, other = (one.generate_until(rows, disable_tqdm=True) for one in (ours, theirs))
+    assert mine == other and any(mine)
+    for wrong in ({"max_gen_toks": 0}, {"max_gen_toks": 4096}, {"num_beams": 4}):
+        with pytest.raises(InvalidRequest, match="gen_kwargs"):
+            ours.generate_until(asked(("a", wrong)), disable_tqdm=True)
+
+
+def test_a_question_of_four_choices_costs_one_row(directory: Path) -> None:
+    with Engine.from_pretrained(directory, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
+        lm = PreludeLM(engine=engine)
+        context = "Question: which is a fruit?\nA. apple\nB. chair\nC. stone\nD. cloud\nAnswer:"
+        rows = asked(*[(context, f" {letter}") for letter in "ABCD"])
+        assert all(len(lm._encode_pair(*row.args)[1]) == 1 for row in rows)
+        before = engine.stats()
+        lm.loglikelihood(rows, disable_tqdm=True)
+        after = engine.stats()
+        tokens = len(lm.tok_encode(context))
+        assert after["lm_head_rows"] - before["lm_head_rows"] == 1
+        assert after["prefill_tokens"] - before["prefill_tokens"] == tokens
+
+
+def test_tokens_are_those_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> None:
+    assert ours.eot_token_id == theirs.eot_token_id and ours.prefix_token_id == theirs.prefix_token_id
+    for text in (*CONTEXTS, "<|endoftext|>a", "é \n\n"):
+        assert ours.tok_encode(text) == theirs.tok_encode(text)
+        assert ours.tok_encode(text, add_special_tokens=False) == theirs.tok_encode(text, add_special_tokens=False)
+
+
+def test_a_local_task_runs_from_the_command_line(directory: Path, tmp_path: Path) -> None:
+    rows = [{"question": f"Which is {n}?", "choices": [str(n), str(n + 1), "a", "b"], "gold": 0} for n in range(6)]
+    (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    task = f"""task: local_choice
+dataset_path: json
+dataset_kwargs:
+  data_files: {tmp_path / "rows.json"}
+test_split: train
+output_type: multiple_choice
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: gold
+metric_list:
+  - metric: acc
+"""
+    (tmp_path / "local_choice.yaml").write_text(task)
+    scores = []
+    for model, arguments in (("prelude", "dtype=float32"), ("hf", "dtype=float32")):
+        command = [sys.executable, "-m", "prelude.integrations.lm_eval", "run", "--model", model, "--model_args"]
+        command += [f"pretrained={directory},{arguments}", "--tasks", "local_choice", "--include_path", str(tmp_path)]
+        command += ["--output_path", str(tmp_path / model), "--device", "cpu"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**_offline(tmp_path)}, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        [report] = (tmp_path / model).rglob("results_*.json")
+        scores.append(json.loads(report.read_text())["results"]["local_choice"]["acc,none"])
+    assert scores[0] == scores[1]
+
+
+def _offline(folder: Path) -> dict[str, str]:
+    import os
+
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+
+
+def test_a_chat_template_is_applied(shared: Path, tmp_path: Path) -> None:
+    from tests.recipes.conftest import write_qwen
+
+    path = write_qwen(shared, tmp_path, (shared / "chat_templates" / "Qwen-Qwen3.jinja").read_text())
+    history = [{"role": "user", "content": "Which is a fruit?"}]
+    with Engine.from_pretrained(path, dtype="float32", config=EngineConfig(kv_bytes=1 << 22)) as engine:
+        lm = PreludeLM(engine=engine)
+        theirs = HFLM(pretrained=str(path), dtype="float32", device="cpu")
+        assert lm.apply_chat_template(history) == theirs.apply_chat_template(history)
+        assert "fruit" in lm.apply_chat_template(history, add_generation_prompt=False) and lm.tokenizer_name
+
+
+def test_an_engine_is_needed() -> None:
+    with pytest.raises(ConfigError, match="AsyncEngine has one"):
+        PreludeLM(engine="engine")  # type: ignore[arg-type]
