@@ -22,6 +22,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.__main__ import COMMANDS
+
 TABLE_WIDTH = 120
 FIGURES = (".png", ".svg", ".pdf")
 
@@ -233,8 +235,10 @@ def command_line(module: str | None = None, arguments: Sequence[str] | None = No
     """The command that runs this benchmark again, from the repository's root."""
     if module is None:
         spec = getattr(sys.modules["__main__"], "__spec__", None)
-        module = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
-    return shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)])
+        module = spec.name.removeprefix("bench.") if spec else Path(sys.argv[0]).stem
+    names = {of: name for name, of in COMMANDS.items()}
+    given = sys.argv[1:] if arguments is None else arguments
+    return shlex.join(["python", "-m", "bench", names.get(module, module), *given])
 
 
 def commit() -> str:
@@ -262,7 +266,7 @@ class Part(Protocol):
 
 
 def part_of_planning(doc: str | None, measured: Callable[[bool], Part], key: str) -> None:
-    """The command line of a part of ``bench.planning`` alone; ``key``: where its microseconds stand in the JSON."""
+    """The command line of a part of ``bench planning`` alone; ``key``: where its microseconds stand in the JSON."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_outputs(parser, plot=False)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")

@@ -5,7 +5,7 @@
 //   operations --list
 //
 // An operation is what the scheduler asks for one request: 512 tokens in 32 blocks of 16, on a pool full of cached
-// blocks. 64 of them make a repeat, as in bench/planning.py. Inputs are the same in every run.
+// blocks. 64 of them make a repeat, as in bench/host/planning.py. Inputs are the same in every run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

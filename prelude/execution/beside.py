@@ -5,7 +5,7 @@
     its own thread  ... run n ─────────────▶ run n+1 ──────┴──▶ ...
 
 What it gains is what the host does between two steps, as far as the interpreter lock is free then; what it costs is
-the way from thread to thread, twice a step. ``python -m bench.overlap`` measures both.
+the way from thread to thread, twice a step. ``python -m bench overlap`` measures both.
 """
 
 from __future__ import annotations

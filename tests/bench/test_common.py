@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def report_with_rows() -> Report:
-    report = Report("A title", "python -m bench.engine --quick", facts={"cpu": "a processor " * 12})
+    report = Report("A title", "python -m bench engine --quick", facts={"cpu": "a processor " * 12})
     report.add("64 decisions of a load with a long name", "transformers / prelude", (3.0, 2.5, 3.5), "x", ">= 2.5")
     report.add(
         "one decision " * 5, "a measure with a name of many words " * 2, (412.5, 0.5, 2.0), "x", note="n " * 90
@@ -51,9 +51,9 @@ def test_a_result_has_its_date_commit_and_command(tmp_path: Path) -> None:
     report_with_rows().write(tmp_path / "new" / "result.json")
     kept = json.loads((tmp_path / "new" / "result.json").read_text())
     assert kept["facts"]["date"].count("-") == 2 and "commit" in kept["facts"]
-    assert kept["command"] == "python -m bench.engine --quick"
+    assert kept["command"] == "python -m bench engine --quick"
     given = ["--texts", "a folder", "--only", "load"]
-    assert shlex.split(command_line("bench.tokenizer", given)) == ["python", "-m", "bench.tokenizer", *given]
+    assert shlex.split(command_line("tokenizer", given)) == ["python", "-m", "bench", "tokenizer", *given]
 
 
 @pytest.mark.parametrize("name, right", [("x.foo", False), ("x", False), ("x.PNG", True), ("x.svg", True)])

@@ -1,4 +1,4 @@
-"""What of bench/gpu.py can be shown without a GPU: floors, the checks of correctness, the loads' own code."""
+"""What of bench/gpu/device.py can be shown without a GPU: floors, the checks of correctness, the loads' own code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from prelude.cuda import driver, weights
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from bench import gpu, gpu_clients, gpu_exactness, gpu_loads
-from bench.gpu_models import MODELS, Floor, RandomSource, Reference, causal, qwen3
+from bench.gpu import clients as gpu_clients
+from bench.gpu import device as gpu
+from bench.gpu import exactness as gpu_exactness
+from bench.gpu import loads as gpu_loads
+from bench.gpu.models import MODELS, Floor, RandomSource, Reference, causal, qwen3
 from prelude import AsyncEngine, EngineConfig
 from prelude.models.config import ModelConfig
 from tests.cuda import twins
@@ -90,7 +93,9 @@ def test_a_load_knows_its_median_and_spread() -> None:
 
 @pytest.mark.skipif(not driver.missing(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so() -> None:
-    done = subprocess.run([sys.executable, "-m", "bench.gpu"], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "gpu"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 2 and "needs a GPU" in done.stderr
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import instructions
+from bench.host import instructions
 
 needs_tools = pytest.mark.skipif(
     not all(map(shutil.which, ("cmake", "valgrind", "c++"))), reason="cmake, valgrind and a C++ compiler are needed"
@@ -44,6 +44,6 @@ def test_counts_are_steady_and_the_kept_ones_are_of_these_operations(built: Path
 
 @needs_tools
 def test_an_unknown_operation_is_refused(built: Path) -> None:
-    command = [sys.executable, "-m", "bench.instructions", "nothing_like_it", "--build", str(built)]
+    command = [sys.executable, "-m", "bench", "instructions", "nothing_like_it", "--build", str(built)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=instructions.ROOT)
     assert done.returncode == 1 and "no operation nothing_like_it" in done.stderr

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench import overlap
 from bench.common import Report
+from bench.engine import overlap
 
 
 @pytest.mark.feature("H14")

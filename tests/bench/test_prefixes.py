@@ -1,4 +1,4 @@
-"""The curve of ``bench.prefixes``: throughput and latency against the share of a prompt that was seen before."""
+"""The curve of ``bench prefixes``: throughput and latency against the share of a prompt that was seen before."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import prefixes
 from bench.common import Report
+from bench.engine import prefixes
 from prelude import Engine, EngineConfig
 from tests.checkpoints import make_checkpoint
 

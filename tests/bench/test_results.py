@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from bench import serving
+from bench.__main__ import COMMANDS
+from bench.serving import service as serving
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))
@@ -31,7 +32,8 @@ def test_a_kept_result_has_a_command_whose_options_there_are(path: Path) -> None
             source = (ROOT / "prelude" / "simulation" / "command.py").read_text()
         else:
             assert words[1] == "-m", command
-            spec = importlib.util.find_spec(words[2])
+            module = f"bench.{COMMANDS[words[3]]}" if words[2] == "bench" else words[2]
+            spec = importlib.util.find_spec(module)
             assert spec is not None and spec.origin is not None, command
             source = Path(spec.origin).read_text() + (ROOT / "bench" / "common.py").read_text()
         for option in (word for word in words if word.startswith("--")):

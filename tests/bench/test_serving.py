@@ -15,10 +15,10 @@ import torch
 import transformers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from bench import serving
-from bench.serving_compare import Bench
-from bench.serving_load import SHAPES, Job, Sample, closed_loop, judged, make_jobs, open_loop, over_runs, summary
-from bench.serving_questions import ON_GPU, SIZES, Sides
+from bench.serving import service as serving
+from bench.serving.compare import Bench
+from bench.serving.load import SHAPES, Job, Sample, closed_loop, judged, make_jobs, open_loop, over_runs, summary
+from bench.serving.questions import ON_GPU, SIZES, Sides
 
 
 class Clockwork:
@@ -130,7 +130,7 @@ def test_it_runs_and_keeps_everything(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert "no HTTP is in these figures" in printed and "PASS" in printed
     kept = json.loads(target.read_text())
-    assert kept["command"].startswith("python -m bench.serving oneshot_128in_1out_c1") and kept["facts"]["torch"]
+    assert kept["command"].startswith("python -m bench serving oneshot_128in_1out_c1") and kept["facts"]["torch"]
     assert kept["facts"]["cpu"] and kept["facts"]["cores"] == os.cpu_count()
     assert kept["facts"]["transformers"] == transformers.__version__
     assert "no HTTP" in kept["http"] and len(kept["slo"]) == 10

@@ -16,17 +16,17 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bench.blocks import Times, blocks, means
 from bench.common import Report
-from bench.tokenizer_reference import CALLS, measured
-from bench.tokenizer_sides import HF, KINDS, OURS
-from bench.tokenizer_table import Table
-from bench.tokenizer_texts import EXTRA, inputs, made, texts_of, unseen
+from bench.tokenizer.reference import CALLS, measured
+from bench.tokenizer.sides import HF, KINDS, OURS
+from bench.tokenizer.table import Table
+from bench.tokenizer.texts import EXTRA, inputs, made, texts_of, unseen
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARACTERS = "The harbour was quiet; 12 boats lay at the quay. Straße, 你好世界 🙂"
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench.tokenizer", *arguments, "--quick"]
+    command = [sys.executable, "-m", "bench", "tokenizer", *arguments, "--quick"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -248,7 +248,7 @@ def test_a_folder_of_texts_is_made_of_sources_and_manual_pages(tmp_path: Path) -
 @pytest.mark.timeout(900)
 def test_the_core_is_timed_without_python_after_it_was_compared(tokenizer_file: str, tmp_path: Path) -> None:
     pytest.importorskip("pybind11", reason="the driver is built with pybind11")
-    command = [sys.executable, "-m", "bench.tokenizer_native", "--tokenizer", tokenizer_file, "--quick"]
+    command = [sys.executable, "-m", "bench", "tokenizer_native", "--tokenizer", tokenizer_file, "--quick"]
     command += ["--threads", "2", "--json", str(tmp_path / "table.json"), "--flags=-O0"]
     command += ["--build", str(tmp_path / "driver")]
 
@@ -275,7 +275,7 @@ def test_the_bench_of_the_reference_backend(tokenizer_file: str, tmp_path: Path)
     state["added_tokens"], state["pre_tokenizer"] = [], {"type": "WhitespaceSplit"}
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(state), encoding="utf-8")
-    command = [sys.executable, "-m", "bench.tokenizer_reference", "--tokenizer", str(file), "--quick"]
+    command = [sys.executable, "-m", "bench", "tokenizer_reference", "--tokenizer", str(file), "--quick"]
     done = subprocess.run([*command, "--json", str(tmp_path / "rows.json")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "backend reference" in done.stderr

@@ -143,7 +143,7 @@ def test_files_without_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_committed_figures_halve_the_error() -> None:
-    """Of the run in bench/results; ``python -m bench.calibration`` makes it anew."""
+    """Of the run in bench/results; ``python -m bench calibration`` makes it anew."""
     file = Path(__file__).resolve().parents[2] / "bench" / "results" / "calibration.json"
     found: dict[str, Any] = json.loads(file.read_text())
     for model in ("packaged", "overconfident"):

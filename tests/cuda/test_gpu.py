@@ -18,8 +18,9 @@ from prelude.cuda.device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
-from bench import gpu_exactness, gpu_loads
-from bench.gpu_models import MODELS, RandomSource, Reference
+from bench.gpu import exactness as gpu_exactness
+from bench.gpu import loads as gpu_loads
+from bench.gpu.models import MODELS, RandomSource, Reference
 from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.execution.cuda import attention_calls
 from prelude.models.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from prelude.cuda.graphs import GraphPolicy
 from prelude.cuda.layout import lay_out
 from prelude.cuda.shapes import Shape, token_bucket
 
-from bench.gpu_batches import draw
+from bench.gpu.batches import draw
 from prelude import EngineConfig
 from prelude.batch import I32, ForwardBatch, OneShotBatch
 from prelude.runtime.assembly import make_core
@@ -41,7 +41,7 @@ class Recording(CostedExecutor):
 
 
 def saturated(prompt: Callable[[int], I32], flights: int, count: int) -> list[ForwardBatch]:
-    """The steps of a closed loop with ``flights`` requests in flight, as ``bench.gpu`` drives it."""
+    """The steps of a closed loop with ``flights`` requests in flight, as ``bench gpu`` drives it."""
     executor = Recording()
     config = EngineConfig(max_length=4096, max_step_tokens=16_384, max_running=256, chunk_tokens=2048)
     core = make_core(EngineCore, executor, config)

@@ -110,12 +110,13 @@ def test_a_step_that_finds_no_memory_at_all_is_abandoned_by_the_next(monkeypatch
         _testcapi.set_nomemory(0, 0)
         raise MemoryError
 
-    monkeypatch.setattr(core.queues, "add", add)
-    try:
-        with pytest.raises(MemoryError):
-            core.step()
-    finally:
-        _testcapi.remove_mem_hooks()
+    with monkeypatch.context() as patch:
+        patch.setattr(core.queues, "add", add)
+        try:
+            with pytest.raises(MemoryError):
+                core.step()
+        finally:
+            _testcapi.remove_mem_hooks()
     assert request.id in core.live and core.inbox.empty
     run_steps(core)
     assert not core.live and isinstance(sink.ends[request.id][1], ExecutionError)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from prelude.tokenizer._core import CoreStream, CoreTokenizer, TokenizerFileError, UnsupportedFeature
 
-from bench.tokenizer_hostile import hostile_texts
+from bench.tokenizer.hostile import hostile_texts
 from tests.tokenizer.shared import shared, tokenizer_json
 
 needs_shared = pytest.mark.skipif(shared() is None, reason="the shared reference material is not here")

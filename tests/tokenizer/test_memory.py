@@ -12,7 +12,7 @@ from tests.tokenizer.shared import REPO
 
 SCRIPT = """
 import ctypes, gc, random, sys
-from bench.tokenizer_hostile import hostile_texts
+from bench.tokenizer.hostile import hostile_texts
 from prelude.tokenizer import Tokenizer
 
 def resident():

@@ -1,0 +1,1 @@
+"""The whole engine: decisions, shared prefixes, overlapped steps, calibration, the simulator."""

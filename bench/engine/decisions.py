@@ -1,0 +1,290 @@
+"""The engine against transformers on the CPU, same weights, same run.
+
+    python -m bench engine [--model DIR] [--repeats 7] [--threads 2] [--json FILE] [--plot FILE] [--quick]
+
+Equality first: every label's logprob of every load must agree, or nothing is timed. Baselines are what a
+transformers user would write: one padded batch with the LM head on the last position only, and one call after
+the other; the table compares with the faster of the two. Prefix caching is off for these loads (the same
+prompts come again in every repeat); what is measured is the forward, the packing and the host path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bench.common import Measured, Report, add_outputs, machine_facts, paired, ratio
+from prelude import Choice, Decide, Engine, EngineConfig
+from prelude.admission.template import DecisionTemplate
+
+TOLERANCE = 2e-2  # logprobs of bf16 weights through two float32 or bf16 paths; float32 agrees to 1e-4
+PLAIN = DecisionTemplate(state="{state}", question="{question}", label=" {label}")
+
+
+def mixed_lengths(count: int = 64) -> list[int]:
+    """Log-normal, median 80, sigma 0.8, cut to 16..512, seed 0."""
+    drawn = np.exp(np.random.default_rng(0).normal(math.log(80), 0.8, count))
+    return np.clip(drawn, 16, 512).astype(int).tolist()
+
+
+WORDS = ("is", "this", "text", "about", "the", "weather", "sea", "and", "who", "wrote", "it", "to", "in", "which")
+
+
+def word_questions(engine: Engine, tokens: int, count: int) -> list[str]:
+    """``count`` different questions of exactly ``tokens`` tokens each, the same in every run."""
+    encode = engine._preparer.tokenizer.encode_array
+    draw = np.random.default_rng(2)
+    found: dict[str, None] = {}
+    for _ in range(200 * count):
+        text = ""
+        for word in draw.choice(WORDS, tokens):
+            text = f"{text} {word}"
+            length = len(encode(text, False))
+            if length >= tokens:
+                break
+        if length == tokens:
+            found[text] = None
+        if len(found) == count:
+            return list(found)
+    raise SystemExit(f"this tokenizer gives no {count} different questions of {tokens} tokens")
+
+
+class Loads:
+    """The same decisions as tasks for us and as id sequences for transformers."""
+
+    def __init__(self, engine: Engine) -> None:
+        vocabulary = engine._preparer.tokenizer.get_vocab_size()
+        draw = np.random.default_rng(1)
+
+        def ids(n: int) -> list[int]:
+            return draw.integers(vocabulary // 8, vocabulary - 8, n).tolist()
+
+        labels = ["yes", "no"]
+        [question] = word_questions(engine, 4, 1)
+        self.mixed = [
+            Decide(ids(n - 4), [Choice(question, labels)], template=PLAIN, cache="never") for n in mixed_lengths()
+        ]
+        variants = [Choice(question, labels) for question in word_questions(engine, 12, 64)]
+        self.state = Decide(ids(1000), variants, template=PLAIN, cache="never")
+        self.one = Decide(ids(124), [Choice(question, labels)], template=PLAIN, cache="never")
+
+    def sequences(self, engine: Engine, task: Decide) -> list[list[int]]:
+        """The root-to-leaf sequences of a task, without labels."""
+        return [engine.explain(replace(task, questions=[question])).token_ids.tolist() for question in task.questions]
+
+
+class Baseline:
+    """transformers, as it comes: eager-free SDPA, logits of the last position only."""
+
+    def __init__(self, path: Any, dtype: Any, label_ids: list[int]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        self.label_ids = torch.tensor(label_ids)
+
+    def padded(self, sequences: list[list[int]], batch: int) -> np.ndarray:
+        """[N, labels] logprobs, right to left padded batches of ``batch``."""
+        torch = self.torch
+        out = []
+        with torch.inference_mode():
+            for at in range(0, len(sequences), batch):
+                part = sequences[at : at + batch]
+                longest = max(map(len, part))
+                ids = torch.zeros(len(part), longest, dtype=torch.long)
+                mask = torch.zeros(len(part), longest, dtype=torch.long)
+                for row, sequence in enumerate(part):
+                    ids[row, longest - len(sequence) :] = torch.tensor(sequence)
+                    mask[row, longest - len(sequence) :] = 1
+                positions = (mask.cumsum(1) - 1).clamp(min=0)
+                logits = self.model(
+                    ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, use_cache=False
+                ).logits[:, -1]
+                out.append(torch.log_softmax(logits.float(), -1)[:, self.label_ids])
+        return torch.cat(out).numpy()
+
+    def reusing_the_state(self, sequences: list[list[int]], batch: int) -> np.ndarray:
+        """[N, labels] logprobs: the tokens that all sequences begin with are computed once, as ``past_key_values``;
+        each batch of questions, which are of one length, reads a copy of them."""
+        torch = self.torch
+        shared = next(i for i, column in enumerate(zip(*sequences)) if len(set(column)) > 1)
+        rests = [sequence[shared:] for sequence in sequences]
+        out = []
+        with torch.inference_mode():
+            state = self.model(
+                torch.tensor([sequences[0][:shared]]), logits_to_keep=1, use_cache=True
+            ).past_key_values
+            for at in range(0, len(rests), batch):
+                part = torch.tensor(rests[at : at + batch])
+                copied = copy.deepcopy(state)
+                copied.batch_repeat_interleave(len(part))
+                logits = self.model(part, past_key_values=copied, logits_to_keep=1, use_cache=True).logits[:, -1]
+                out.append(torch.log_softmax(logits.float(), -1)[:, self.label_ids])
+        return torch.cat(out).numpy()
+
+    def one_by_one(self, sequences: list[list[int]]) -> np.ndarray:
+        torch = self.torch
+        out = []
+        with torch.inference_mode():
+            for sequence in sequences:
+                logits = self.model(torch.tensor([sequence]), logits_to_keep=1, use_cache=False).logits[:, -1]
+                out.append(torch.log_softmax(logits.float(), -1)[:, self.label_ids])
+        return torch.cat(out).numpy()
+
+
+Answers = Callable[[], list[Any]]
+
+
+def check(name: str, ours: Answers, theirs: Callable[[], np.ndarray], tolerance: float) -> None:
+    """Both sides once; where they differ, both once more, so that the message says which side changed."""
+
+    def run() -> np.ndarray:
+        return np.array([[answer.logprobs[label] for label in answer.labels] for row in ours() for answer in row])
+
+    mine, wanted = run(), theirs()
+    error = np.abs(mine - wanted).max(axis=1)
+    print(f"equality: {name}: largest difference of a label's logprob {error.max():.2e} (limit {tolerance:.0e})")
+    if error.max() <= tolerance:
+        return
+    for row in np.flatnonzero(~(error <= tolerance)):
+        print(f"row {row}: prelude {mine[row].tolist()}, transformers {wanted[row].tolist()}")
+    for side, first, again in (("prelude", mine, run()), ("transformers", wanted, theirs())):
+        print(f"{side} computed once more differs from itself by {np.abs(again - first).max():.2e}")
+    raise SystemExit(f"{name}: results differ from transformers by {error.max()}; no time is reported")
+
+
+def fastest(measured: dict[str, Measured], names: list[str]) -> Measured:
+    return min((measured[name] for name in names), key=lambda m: m.median)
+
+
+def compare(
+    report: Report,
+    load: str,
+    ours: Callable[[], Any],
+    baselines: dict[str, Callable[[], Any]],
+    repeats: int,
+    reach: str,
+) -> None:
+    measured = paired({"prelude": ours, **baselines}, repeats)
+    base = fastest(measured, list(baselines))
+    report.add(load, f"transformers ({base.name}) / prelude", ratio(base, measured["prelude"]), "x", reach=reach)
+    for name, times in measured.items():
+        report.add(load, name, (times.median * 1e3, times.spread[0] * 1e3, times.spread[1] * 1e3), "ms")
+
+
+def overhead(report: Report, engine: Engine, tasks: list[Decide], repeats: int) -> None:
+    """Microseconds a request beyond the forward's own time, text already tokenised."""
+    values = []
+    for _ in range(4 * repeats):  # a small difference of two large times
+        before = engine.stats()["forward_seconds"]
+        [measured] = paired({"prelude": lambda: engine.run_many(tasks)}, 1, 0).values()
+        forward = engine.stats()["forward_seconds"] - before
+        values.append((measured.median - forward) / len(tasks) * 1e6)
+    values.sort()
+    report.add(
+        "64 single decisions",
+        "host time a request beyond the forward",
+        (values[len(values) // 2], values[0], values[-1]),
+        "us",
+        reach="<= 60",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    add_outputs(parser)
+    parser.add_argument("--quick", action="store_true", help="two repeats")
+    chosen = parser.parse_args()
+    import torch
+    import transformers
+
+    torch.set_num_threads(chosen.threads)
+    repeats = 2 if chosen.quick else chosen.repeats
+    engine = Engine.from_pretrained(chosen.model, dtype=chosen.dtype)
+    fixed = Engine.from_pretrained(chosen.model, dtype=chosen.dtype, config=EngineConfig(deterministic=True))
+    loads = Loads(engine)
+    dtype = engine._core.limits.dtype
+    label_ids = [label[1][0] for label in engine.explain(loads.one).labels[0]]
+    base = Baseline(engine.model_path, getattr(torch, dtype), label_ids)
+    tolerance = 1e-4 if dtype == "float32" else TOLERANCE
+    mixed = [sequence for task in loads.mixed for sequence in loads.sequences(engine, task)]
+    state = loads.sequences(engine, loads.state)
+    [one] = loads.sequences(engine, loads.one)
+    check("64 single decisions", lambda: engine.run_many(loads.mixed), lambda: base.one_by_one(mixed), tolerance)
+
+    def questions() -> list[Any]:
+        return [engine.run(loads.state)]
+
+    check("64 questions on one state", questions, lambda: base.one_by_one(state), tolerance)
+    check("64 questions, the state reused", questions, lambda: base.reusing_the_state(state, 16), tolerance)
+    check("one decision", lambda: [engine.run(loads.one)], lambda: base.one_by_one([one]), tolerance)
+    facts = [
+        ("torch", torch.__version__),
+        ("transformers", transformers.__version__),
+        ("threads", chosen.threads),
+        ("dtype", dtype),
+        ("repeats", repeats),
+    ]
+    report = Report("prelude against transformers, one set of weights, CPU", facts=machine_facts(facts))
+    compare(
+        report,
+        "64 single decisions",
+        lambda: engine.run_many(loads.mixed),
+        {"one padded batch": lambda: base.padded(mixed, 64), "one by one": lambda: base.one_by_one(mixed)},
+        repeats,
+        ">= 2.5",
+    )
+    compare(
+        report,
+        "64 questions on one state",
+        lambda: engine.run(loads.state),
+        {
+            "state reused, 64 at once": lambda: base.reusing_the_state(state, 64),
+            "state reused, batches of 8": lambda: base.reusing_the_state(state, 8),
+        },
+        repeats,
+        ">= 1",
+    )
+    compare(
+        report,
+        "64 questions on one state, state computed again",
+        lambda: engine.run(loads.state),
+        {"padded batches of 8": lambda: base.padded(state, 8), "one by one": lambda: base.one_by_one(state)},
+        repeats,
+        ">= 20",
+    )
+    compare(
+        report,
+        "one decision alone",
+        lambda: engine.run(loads.one),
+        {"one by one": lambda: base.one_by_one([one])},
+        repeats * 10,
+        ">= 1",
+    )
+    overhead(report, engine, loads.mixed, repeats * 3)
+    measured = paired(
+        {"default": lambda: engine.run_many(loads.mixed), "fixed": lambda: fixed.run_many(loads.mixed)}, repeats
+    )
+    report.add(
+        "64 single decisions",
+        "deterministic / default",
+        ratio(measured["fixed"], measured["default"]),
+        "x",
+        reach="< 1.6",
+    )
+    report.finish(chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The CUDA executor, on a machine with a GPU."""

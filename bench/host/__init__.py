@@ -1,0 +1,1 @@
+"""The host's path of a request beside the forward pass."""

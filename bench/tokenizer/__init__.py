@@ -1,0 +1,1 @@
+"""The tokenizer against others, and its parts."""
