@@ -5,6 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from prelude.arrays import F32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """``activation(weight @ vector + bias)``, float32: what sentence-transformers' ``Dense`` makes of a pooled
+    vector."""
+
+    weight: F32  # [outputs, inputs]
+    bias: F32 | None
+    activation: str  # "identity", "tanh" or "relu"
+
+    def __call__(self, vector: F32) -> F32:
+        made = self.weight @ vector
+        if self.bias is not None:
+            made += self.bias
+        if self.activation == "tanh":
+            np.tanh(made, out=made)
+        elif self.activation == "relu":
+            np.maximum(made, 0.0, out=made)
+        return made
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
@@ -21,5 +45,7 @@ class EmbeddingSettings:
     max_length: int | None = None
     """Tokens of one text, prompt and special tokens among them; None for the model's own limit."""
     lower_case: bool = False
+    dense: tuple[Dense, ...] = ()
+    """One after the other, behind pooling and before the vector is normalised."""
     unsupported: str | None = None
     """Why the vector that the directory describes cannot be computed; None where it can."""

@@ -232,7 +232,7 @@ def _preparer(
         labels=model.labels,
         activation=model.activation,
         pad_id=model.pad_token_id,
-        embedding=read_embedding(directory),
+        embedding=read_embedding(directory, model.hidden_size),
         template=_decision_template(directory),
         recipes=read_recipes(directory, tokenizer.chat_template, model.vocab_size),
         chat=chat_renderer(tokenizer, process),

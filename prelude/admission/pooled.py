@@ -26,7 +26,9 @@ def prepare_embed(facts: Facts, use: Use, task: Embed) -> Admitted:
     if pooling is None:
         raise no_pooling(settings)
     checks.one_of(pooling, "pooling", POOLINGS)
-    hidden = facts.limits.hidden_size
+    # The Dense modules belong to the vector that the directory describes.
+    dense = settings.dense if pooling == settings.pooling else ()
+    hidden = len(dense[-1].weight) if dense else facts.limits.hidden_size
     dimensions = hidden if task.dimensions is None else checks.integer(task.dimensions, "dimensions", 1, hidden)
     normalize = settings.normalize if task.normalize is None else checks.flag(task.normalize, "normalize")
     before, text = prompt_before(settings, task), task.prompt
@@ -46,7 +48,10 @@ def prepare_embed(facts: Facts, use: Use, task: Embed) -> Admitted:
         output = outcome.output
         if not isinstance(output, PooledOutput):
             raise TypeError(f"an embedding needs PooledOutput, got {type(output).__name__}")
-        vector = output.vectors[0, :dimensions]
+        vector = output.vectors[0]
+        for module in dense:
+            vector = module(vector)
+        vector = vector[:dimensions]
         return Embedding.of(unit(vector) if normalize else vector.copy(), outcome.stats)
 
     return admitted(facts, use, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)

@@ -1,7 +1,8 @@
 """What a model directory says about embeddings, in the sentence-transformers layout, old spelling and new.
 
-    modules.json                         Transformer, Pooling, Normalize; other modules change the vector
+    modules.json                         Transformer, Pooling, Dense, Normalize; other modules change the vector
     1_Pooling/config.json                how the vector is pooled, and whether over the prompt's tokens too
+    2_Dense/                             a projection of the pooled vector, with its weights
     config_sentence_transformers.json    prompts by name, and the one that is taken where none is named
     sentence_bert_config.json            the longest text, and whether it is lowered
 
@@ -13,16 +14,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from prelude.embedding import EmbeddingSettings
-from prelude.errors import ModelError, shown
+import numpy as np
+
+from prelude.arrays import F32
+from prelude.embedding import Dense, EmbeddingSettings
+from prelude.errors import CheckpointError, ModelError, shown
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
+from prelude.models.safetensors_file import SafetensorsFile
 
 _LIMIT = 1 << 20
 _TOKENIZER_LIMIT = 16 << 20
 _MAX_PROMPTS = 4096
 _MAX_PROMPT_CHARS = 1 << 16
 _OURS = {"lasttoken": "last", "cls": "cls", "mean": "mean"}
+_MAX_DENSE = 1 << 16
+_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu"}
+_PLAIN_DENSE: dict[str, tuple[Any, ...]] = {
+    "module_input_name": (None, "sentence_embedding"),
+    "module_output_name": (None, "sentence_embedding"),
+    "use_residual": (None, False),
+}
 _OLD = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -33,15 +45,21 @@ _OLD = {
 }
 
 
-def read_embedding(where: Where) -> EmbeddingSettings:
-    """Raises ``ModelError`` for malformed files."""
+def read_embedding(where: Where, hidden: int | None = None) -> EmbeddingSettings:
+    """Raises ``ModelError`` for malformed files, and for a Dense module that does not take vectors of ``hidden``."""
     directory = ModelDirectory.of(where)
     pooling: dict[str, Any] = {}
     if directory.has("modules.json"):
         pooling = _read_modules(directory)
     elif directory.has("1_Pooling/config.json"):
         pooling = _read_pooling(directory, "1_Pooling")
-    return EmbeddingSettings(**pooling, **_read_prompts(directory), **_read_lengths(directory))
+    settings = EmbeddingSettings(**pooling, **_read_prompts(directory), **_read_lengths(directory))
+    if hidden is not None and settings.dense and settings.dense[0].weight.shape[1] != hidden:
+        raise ModelError(
+            f"{directory.path / 'modules.json'}: the first Dense module takes {settings.dense[0].weight.shape[1]} "
+            f"values, the model makes {hidden}"
+        )
+    return settings
 
 
 def _read_modules(directory: ModelDirectory) -> dict[str, Any]:
@@ -59,9 +77,12 @@ def _read_modules(directory: ModelDirectory) -> dict[str, Any]:
             found.update(_read_pooling(directory, folder))
         elif kind == "Normalize":
             found["normalize"] = True
+        elif kind == "Dense" and "pooling" in found and not found["normalize"]:
+            found.update(_read_dense(directory, module.get("path", ""), found.get("dense", ())))
         elif kind != "Transformer":
             found["unsupported"] = (
-                f"{where}: module {shown(kind)} is not supported (Transformer, Pooling, Normalize are)"
+                f"{where}: module {shown(kind)} is not supported (Transformer, Pooling, Normalize are, and Dense "
+                "between those two)"
             )
     if "unsupported" in found:
         found["pooling"] = None
@@ -86,6 +107,48 @@ def _read_pooling(directory: ModelDirectory, folder: str) -> dict[str, Any]:
             "unsupported": f"{path / name}: pooling {shown(modes)} is not supported; one of {', '.join(_OURS)} is"
         }
     return {"pooling": _OURS[modes[0]], "include_prompt": include}
+
+
+def _read_dense(directory: ModelDirectory, folder: Any, before: tuple[Dense, ...]) -> dict[str, Any]:
+    if not isinstance(folder, str):
+        raise ModelError(f"{directory.path / 'modules.json'}: path {shown(folder)} is not a string")
+    name = f"{folder}/config.json"
+    fields = Fields(directory.object(name, _LIMIT), str(directory.path / name))
+    inputs, outputs = (fields.integer(f"{side}_features", 1, _MAX_DENSE) for side in ("in", "out"))
+    said = fields.text("activation_function", "torch.nn.modules.activation.Tanh")
+    activation = _ACTIVATIONS.get(said.rsplit(".", 1)[-1])
+    biased = fields.boolean("bias", True)
+    for key, allowed in _PLAIN_DENSE.items():
+        if fields.get(key, None) not in allowed:
+            return {"unsupported": f"{fields.where}: {key} {shown(fields.get(key))} is not supported"}
+    if activation is None:
+        known = ", ".join(_ACTIVATIONS)
+        return {"unsupported": f"{fields.where}: activation_function {shown(said)} is not supported; {known} are"}
+    if before and len(before[-1].weight) != inputs:
+        raise fields.wrong("in_features", f"the module before it makes {len(before[-1].weight)} values")
+    weights = f"{folder}/model.safetensors"
+    if not directory.has(weights):
+        return {"unsupported": f"{directory.path / weights} is missing; its weights are read from safetensors"}
+    with SafetensorsFile(directory.file(weights, CheckpointError)) as file:
+        weight = _values(file, "linear.weight", (outputs, inputs))
+        bias = _values(file, "linear.bias", (outputs,)) if biased else None
+    return {"dense": (*before, Dense(weight, bias, activation))}
+
+
+def _values(file: SafetensorsFile, name: str, wanted: tuple[int, ...]) -> F32:
+    """A copy in float32."""
+    if name not in file:
+        raise CheckpointError(f"{file.path}: tensor {name} is missing")
+    tensor = file.tensor(name)
+    if tuple(tensor.shape) != wanted or not tensor.is_floating_point():
+        raise CheckpointError(
+            f"{file.path}: tensor {name} is {tensor.dtype} of shape {list(tensor.shape)}, config.json implies "
+            f"{list(wanted)}"
+        )
+    found: F32 = tensor.float().numpy().copy()
+    if not np.isfinite(found).all():
+        raise CheckpointError(f"{file.path}: tensor {name} holds a NaN or an infinity")
+    return found
 
 
 def _read_prompts(directory: ModelDirectory) -> dict[str, Any]:

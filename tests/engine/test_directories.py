@@ -188,7 +188,88 @@ def test_prompts_belong_to_text_and_are_never_cut(tmp_path: Path) -> None:
                 engine.embed(prompt, prompt_name="query")
 
 
-@pytest.mark.parametrize("module", ["Dense", "LogitScore"])
+def write_dense(folder: Path, inputs: int, outputs: int, activation: str, bias: bool = True, said: Any = None) -> Any:
+    """A module as sentence-transformers saves it; and what torch makes of a vector by it."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    linear = torch.nn.Linear(inputs, outputs, bias=bias)
+    name = {"Identity": "torch.nn.modules.linear.Identity"}.get(
+        activation, f"torch.nn.modules.activation.{activation}"
+    )
+    sizes = {"in_features": inputs, "out_features": outputs, "bias": bias, "activation_function": name}
+    edit(folder / "config.json", **{**sizes, **(said or {})})
+    save_file(
+        {f"linear.{key}": value.detach() for key, value in linear.named_parameters()}, folder / "model.safetensors"
+    )
+    return torch.nn.Sequential(linear, getattr(torch.nn, activation)())
+
+
+@pytest.mark.parametrize("kinds", [("Identity", "Tanh"), ("ReLU", "Identity")])
+def test_dense_modules_between_pooling_and_norm(kinds: tuple[str, str], tmp_path: Path) -> None:
+    import torch
+
+    path = sentence_directory(tmp_path, {"pooling_mode": "mean"}, "Dense", "Dense", "Normalize")
+    first = write_dense(path / "2_Dense", 64, 96, kinds[0])
+    second = write_dense(path / "3_Dense", 96, 40, kinds[1], bias=False)
+    with Engine.from_pretrained(path) as engine:
+        plain = engine.embed("a b c", pooling="last", normalize=False)
+        assert plain.shape == (64,), "another pooling than the directory's is the hidden state itself"
+        ours = engine.embed("a b c")
+        raw = engine.embed("a b c", normalize=False)
+        cut = engine.embed("a b c", dimensions=8)
+    (path / "modules.json").write_text((path / "modules.json").read_text().replace(".Dense", ".Transformer"))
+    with Engine.from_pretrained(path) as engine, torch.no_grad():
+        wanted = second(first(torch.from_numpy(engine.embed("a b c", normalize=False).copy()))).numpy()
+    assert np.abs(raw - wanted).max() < 1e-6
+    assert np.abs(ours - wanted / np.linalg.norm(wanted)).max() < 1e-6
+    assert cut.shape == (8,) and np.abs(cut - wanted[:8] / np.linalg.norm(wanted[:8])).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("inputs", "changes", "match"),
+    [
+        (63, {}, "the first Dense module takes 63 values, the model makes 64"),
+        (64, {"in_features": 65}, "config.json implies"),
+        (64, {"out_features": 0}, "out_features is 0"),
+        (64, {"bias": False}, None),
+        (64, {"bias": 3}, "bias is 3"),
+    ],
+)
+def test_dense_modules_that_do_not_fit(
+    inputs: int, changes: dict[str, Any], match: str | None, tmp_path: Path
+) -> None:
+    path = sentence_directory(tmp_path, {"pooling_mode": "cls"}, "Dense")
+    write_dense(path / "2_Dense", inputs, 16, "Identity", said=changes)
+    if match is None:
+        with Engine.from_pretrained(path) as engine:
+            assert engine.embed("a").shape == (16,)
+        return
+    with pytest.raises(ModelError, match=match):
+        Engine.from_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.GELU"}, "activation_function 'torch.nn"),
+        ({"use_residual": True}, "use_residual True"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name 'token_embeddings'"),
+    ],
+)
+def test_dense_modules_of_other_kinds_concern_embed_alone(
+    changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    path = sentence_directory(tmp_path, {"pooling_mode": "cls"}, "Dense")
+    write_dense(path / "2_Dense", 64, 16, "Tanh", said=changes)
+    with Engine.from_pretrained(path) as engine:
+        with pytest.raises(InvalidRequest, match=match):
+            engine.embed("a")
+        assert engine.embed("a", pooling="cls").shape == (64,)
+
+
+@pytest.mark.parametrize("module", ["CNN", "WordWeights"])
 def test_a_module_that_is_not_supported_concerns_embed_alone(module: str, tmp_path: Path) -> None:
     path = sentence_directory(tmp_path, {"pooling_mode": "cls"}, module)
     make_checkpoint(path)  # with its language-model head
