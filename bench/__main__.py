@@ -18,6 +18,7 @@ COMMANDS = {
     "engine": "engine.decisions",
     "overlap": "engine.overlap",
     "prefixes": "engine.prefixes",
+    "encoders": "engine.encoders",
     "calibration": "engine.calibration",
     "simulator": "engine.simulator",
     "planning": "host.planning",

@@ -1,6 +1,6 @@
 """Encoders on the CPU against sentence-transformers, ONNX Runtime and transformers, same weights, same run.
 
-    python -m bench.encoders [--minilm DIR] [--repeats 7] [--threads 2] [--json FILE] [--plot FILE] [--quick]
+    python -m bench encoders [--minilm DIR] [--repeats 7] [--threads 2] [--json FILE] [--plot FILE] [--quick]
 
 Vectors first: those of every side must agree with ours, or nothing is timed. ``--minilm`` is a directory of
 all-MiniLM-L6-v2; without it the shape of that model with random weights is taken. ModernBERT-base and
