@@ -172,17 +172,6 @@ PromptRow: TypeAlias = tuple[
     int,
 ]
 
-def pack_prompt(
-    rows: Sequence[PromptRow], block_size: int, out: Sequence[Int32s] | None = None
-) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s, Int32s, Int32s | None, Int32s, Int32s]: ...
-
-# tokens, num_known, shared_blocks, own_blocks
-DecodeRow: TypeAlias = tuple[IntsLike, int, IntsLike | None, IntsLike | None]
-
-def pack_decode(
-    rows: Sequence[DecodeRow], block_size: int, out: Sequence[Int32s] | None = None
-) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...
-
 # ------------------------------------------------------------------ leases
 
 @final

@@ -44,44 +44,6 @@ cdef class _Borrowed:
         return _data(a)
 
 
-cdef cnp.ndarray _room(object out, Py_ssize_t index, int64_t size, str name):
-    """A new array of ``size``, or the caller's buffer of that place, cut to it."""
-    if out is None:
-        return _new_int32(size)
-    cdef cnp.ndarray a = out[index]
-    if (cnp.PyArray_TYPE(a) != cnp.NPY_INT32 or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY(a)
-            or _len(a) < size):
-        raise ValueError(f"out: {name} needs a writable, contiguous int32 array of at least {size}")
-    return a[:size]
-
-
-def pack_prompt(rows, int32_t block_size, out=None):
-    """Lays the rows of a step end to end: (token_ids, positions, starts, parents, context_lens, context_indptr,
-    context_blocks, write_slots or None, row_offsets, row_segments), all int32.
-
-    A row is a tuple
-
-        (token_ids, positions, starts, parents, begin, end, parent, context, context_len,
-         slot_blocks, slot_start, slot_count)
-
-    ``positions`` None: a token's index. ``starts`` and ``parents`` None: one segment of tokens ``begin`` to
-    ``end``; else a tree of segments, of whose trunk the first ``begin`` tokens are left out (``end`` is not
-    read). ``parent``: the earlier row whose first segment this row continues, or -1. ``context``: pool blocks
-    of the ``context_len`` tokens before, or None. The first ``slot_count`` tokens are written to
-    ``slot_blocks``, from their position ``slot_start`` on.
-
-    ``row_offsets`` and ``row_segments`` say where each row begins. ``out``: ten buffers in this order to fill
-    instead of new arrays (``write_slots`` too, whether it is needed or not); views of them are returned.
-    """
-    cdef list given = rows if type(rows) is list else list(rows)
-    cdef vector[PromptRow] packed
-    cdef _Borrowed borrowed = _Borrowed()
-    packed.reserve(len(given))
-    for row in given:
-        packed.push_back(_prompt_row(row, packed.size(), borrowed))
-    return _lay_out(packed, block_size, out)
-
-
 cdef PromptRow _prompt_row(tuple row, int64_t i, _Borrowed borrowed) except *:
     cdef PromptRow r
     cdef int64_t n
@@ -102,19 +64,6 @@ cdef PromptRow _prompt_row(tuple row, int64_t i, _Borrowed borrowed) except *:
     r.slots = borrowed.take(row[9], "slot_blocks", &r.slot_blocks)
     r.slot_start, r.slot_count = row[10], row[11]
     return r
-
-
-cdef tuple _lay_out(const vector[PromptRow]& packed, int32_t block_size, object out):
-    """The rows end to end, into new arrays or the caller's; then where each begins."""
-    cdef vector[int32_t] places
-    cdef int64_t count = packed.size()
-    cdef tuple arrays = _slices_of(packed, block_size, out, places)
-    row_offsets = _room(out, 8, count, "row_offsets")
-    row_segments = _room(out, 9, count, "row_segments")
-    if count:
-        memcpy(_data(row_offsets), places.data(), count * sizeof(int32_t))
-        memcpy(_data(row_segments), places.data() + count, count * sizeof(int32_t))
-    return arrays + (row_offsets, row_segments)
 
 
 cdef bint _are_plain(const vector[PromptRow]& packed, const PromptSizes& sizes) noexcept:
@@ -143,8 +92,8 @@ cdef tuple _plain_arrays(int64_t count):
     return arrays
 
 
-cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, object out, vector[int32_t]& places):
-    """The first eight arrays of ``pack_prompt``. ``places``: every row's first token, then every row's first
+cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, vector[int32_t]& places):
+    """The first eight arrays of ``pack_step``. ``places``: every row's first token, then every row's first
     segment."""
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
@@ -155,17 +104,17 @@ cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, objec
 
     cdef PromptArrays a
     places.resize(2 * count)
-    token_ids = _room(out, 0, sizes.tokens, "token_ids")
-    positions = _room(out, 1, sizes.tokens, "positions")
-    starts = _room(out, 2, sizes.segments + 1, "starts")
-    if out is None and _are_plain(packed, sizes):
+    token_ids = _new_int32(sizes.tokens)
+    positions = _new_int32(sizes.tokens)
+    starts = _new_int32(sizes.segments + 1)
+    if _are_plain(packed, sizes):
         parents, context_lens, context_indptr, context_blocks = _plain_arrays(count)
     else:
-        parents = _room(out, 3, sizes.segments, "parents")
-        context_lens = _room(out, 4, sizes.segments, "context_lens")
-        context_indptr = _room(out, 5, sizes.segments + 1, "context_indptr")
-        context_blocks = _room(out, 6, sizes.context, "context_blocks")
-    write_slots = _room(out, 7, sizes.tokens, "write_slots") if sizes.writes else None
+        parents = _new_int32(sizes.segments)
+        context_lens = _new_int32(sizes.segments)
+        context_indptr = _new_int32(sizes.segments + 1)
+        context_blocks = _new_int32(sizes.context)
+    write_slots = _new_int32(sizes.tokens) if sizes.writes else None
     a.token_ids, a.positions, a.starts, a.parents = _data(token_ids), _data(positions), _data(starts), _data(parents)
     a.context_lens, a.context_indptr = _data(context_lens), _data(context_indptr)
     a.context_blocks = _data(context_blocks)
@@ -177,30 +126,7 @@ cdef tuple _slices_of(const vector[PromptRow]& packed, int32_t block_size, objec
     return token_ids, positions, starts, parents, context_lens, context_indptr, context_blocks, write_slots
 
 
-def pack_decode(rows, int32_t block_size, out=None):
-    """One token of each running row: (token_ids, positions, write_slots, context_lens, block_indptr, block_ids).
-
-    A row is a tuple ``(tokens, num_known, shared_blocks, own_blocks)``: the last of ``num_known`` tokens is fed,
-    and the two lists of blocks, end to end, are its block table. ``out``: six buffers to fill instead.
-    """
-    cdef list given = rows if type(rows) is list else list(rows)
-    cdef vector[DecodeRow] packed
-    cdef DecodeRow r
-    cdef _Borrowed borrowed = _Borrowed()
-    cdef tuple row
-    packed.reserve(len(given))
-    for row in given:
-        if len(row) != 4:
-            raise ValueError(f"row {packed.size()}: 4 fields are needed, not {len(row)}")
-        r.tokens = borrowed.take(row[0], "tokens", &r.num_tokens)
-        r.known = row[1]
-        r.shared = borrowed.take(row[2], "shared_blocks", &r.shared_blocks)
-        r.own = borrowed.take(row[3], "own_blocks", &r.own_blocks)
-        packed.push_back(r)
-    return _lay_out_running(packed, block_size, out)
-
-
-cdef tuple _lay_out_running(const vector[DecodeRow]& packed, int32_t block_size, object out):
+cdef tuple _lay_out_running(const vector[DecodeRow]& packed, int32_t block_size):
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
     cdef int64_t i, count = packed.size(), blocks = 0
@@ -213,9 +139,9 @@ cdef tuple _lay_out_running(const vector[DecodeRow]& packed, int32_t block_size,
     if blocks > 2147483647:
         raise ValueError("more blocks in one step than int32 can count")
     cdef DecodeArrays a
-    token_ids, positions = _room(out, 0, count, "token_ids"), _room(out, 1, count, "positions")
-    write_slots, context_lens = _room(out, 2, count, "write_slots"), _room(out, 3, count, "context_lens")
-    block_indptr, block_ids = _room(out, 4, count + 1, "block_indptr"), _room(out, 5, blocks, "block_ids")
+    token_ids, positions = _new_int32(count), _new_int32(count)
+    write_slots, context_lens = _new_int32(count), _new_int32(count)
+    block_indptr, block_ids = _new_int32(count + 1), _new_int32(blocks)
     a.token_ids, a.positions, a.write_slots = _data(token_ids), _data(positions), _data(write_slots)
     a.context_lens, a.block_indptr, a.block_ids = _data(context_lens), _data(block_indptr), _data(block_ids)
     fill_decode(packed.data(), count, block_size, a)

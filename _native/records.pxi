@@ -531,10 +531,22 @@ cdef object _brought(rows, folds, PackedRows& packed):
 
 
 def pack_step(rows, folds, more, int32_t block_size):
-    """The arrays of ``pack_prompt`` for OneShot rows, those of ``folds`` ((members, tokens)) computed once, and after
-    them ``more`` rows as ``pack_prompt`` takes them: the first eight, and where each of ``more`` begins; then the
-    tokens of the batch that the OneShot rows read, one after another, and where those of each end; and how many
-    tokens each brought (a fold's, to its first member)."""
+    """The rows of a step end to end, all int32: OneShot rows, those of ``folds`` ((members, tokens)) computed once, and
+    after them ``more``. (arrays, where each of ``more`` begins, the tokens of the batch that the OneShot rows read one
+    after another, where those of each end, how many tokens each brought: a fold's, to its first member.) ``arrays``:
+
+        token_ids, positions, starts, parents, context_lens, context_indptr, context_blocks, write_slots or None
+
+    One of ``more`` is a tuple
+
+        (token_ids, positions, starts, parents, begin, end, parent, context, context_len,
+         slot_blocks, slot_start, slot_count)
+
+    ``positions`` None: a token's index. ``starts`` and ``parents`` None: one segment of tokens ``begin`` to ``end``;
+    else a tree of segments, of whose trunk the first ``begin`` tokens are left out (``end`` is not read). ``parent``:
+    the earlier row whose first segment this row continues, or -1. ``context``: pool blocks of the ``context_len``
+    tokens before, or None. The first ``slot_count`` tokens are written to ``slot_blocks``, from their position
+    ``slot_start`` on."""
     cdef int64_t i, n = len(rows), m = len(more)
     cdef PackedRows packed
     cdef _Borrowed borrowed = _Borrowed()
@@ -542,7 +554,7 @@ def pack_step(rows, folds, more, int32_t block_size):
     cdef size_t first = packed.rows.size()
     for row in more:
         packed.rows.push_back(_prompt_row(row, packed.rows.size(), borrowed))
-    cdef tuple arrays = _slices_of(packed.rows, block_size, None, packed.places)
+    cdef tuple arrays = _slices_of(packed.rows, block_size, packed.places)
     offsets = _new_int32(m)
     for i in range(m):
         _data(offsets)[i] = packed.places[first + i]
@@ -605,7 +617,8 @@ def join_pairs(readouts, row_ends):
 
 
 def pack_running(requests, int32_t block_size):
-    """The arrays of ``pack_decode`` for running requests: the last token that each knows, or is about to."""
+    """One token of each running request, the last that it knows or is about to: (token_ids, positions, write_slots,
+    context_lens, block_indptr, block_ids)."""
     cdef int64_t i, blocks = 0, count = len(requests)
     cdef vector[DecodeRow] packed
     cdef DecodeRow row
@@ -621,7 +634,7 @@ def pack_running(requests, int32_t block_size):
         row.shared, row.shared_blocks = r.lease.c.shared.data(), r.lease.c.shared.size()
         row.own, row.own_blocks = r.lease.c.own.data(), r.lease.c.own.size()
         packed.push_back(row)
-    return _lay_out_running(packed, block_size, None)
+    return _lay_out_running(packed, block_size)
 
 
 cdef object _F32 = np.dtype(np.float32)

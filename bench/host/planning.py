@@ -179,26 +179,23 @@ class Bench:
         self.add(f"evict_{name}", load, "evict 32", timed(evict, ROWS, self.repeats, refill), 0.5)
 
     def packing(self) -> None:
-        """64 prompts of 128 tokens, each on 4 cached blocks and writing its KV; and 64 rows that decode."""
+        """64 prompts of 128 tokens, each on 4 cached blocks and writing its KV."""
         prompts = self.prompts(ROWS, 128)
         places = np.arange(64, 64 + 128, dtype=np.int32)
         starts, parents = np.array([0, 128], np.int32), np.array([-1], np.int32)
         context, own = np.arange(4, dtype=np.int32), np.arange(8, dtype=np.int32)
         prompt_rows = [(p, places, starts, parents, 0, -1, -1, context, 64, own, 0, 128) for p in prompts]
-        t = timed(lambda _: core.pack_prompt(prompt_rows, BLOCK), ROWS, self.repeats)
+        t = timed(lambda _: core.pack_step([], [], prompt_rows, BLOCK), ROWS, self.repeats)
         self.add("pack_prompt", "64 prompts of 128 tokens", "pack, rows given", t, 0.3)
 
         def gather(_: object) -> None:
             rows = []
             for p in prompts:
                 rows.append((p, places, starts, parents, 0, -1, -1, context, 64, own, 0, 128))
-            core.pack_prompt(rows, BLOCK)
+            core.pack_step([], [], rows, BLOCK)
 
         t = timed(gather, ROWS, self.repeats)
         self.add("pack_prompt_rows", "64 prompts of 128 tokens", "pack, and make the rows", t, 0.3)
-        decode_rows = [(p, 100, context, [4, 5, 6]) for p in prompts]
-        t = timed(lambda _: core.pack_decode(decode_rows, BLOCK), ROWS, self.repeats)
-        self.add("pack_decode", "64 rows of 100 tokens", "pack, rows given", t, 0.3)
 
     def lists(self) -> None:
         """What a prompt as a list of Python integers costs more than one as an array."""

@@ -97,45 +97,54 @@ def prompt_rows(draw: st.DrawFn) -> tuple[list[Any], int]:
 
 @pytest.mark.feature("H6")
 @settings(max_examples=200, deadline=None)
-@given(prompt_rows(), st.booleans())
-def test_prompt_rows(case: tuple[list[Any], int], own_buffers: bool) -> None:
+@given(prompt_rows())
+def test_prompt_rows(case: tuple[list[Any], int]) -> None:
     rows, size = case
     want = oracle(rows, size)
-    out = [np.full(300, 12345, np.int32) for _ in NAMES] if own_buffers else None
-    got = core.pack_prompt(rows, size, out)
-    for i, name in enumerate(NAMES):
-        array, expected = got[i], want[name]
+    arrays, offsets, *_ = core.pack_step([], [], rows, size)
+    for name, array in zip(NAMES, (*arrays, offsets)):
+        expected = want[name]
         if expected is None:
             assert array is None
             continue
         assert array is not None and array.dtype == np.int32 and array.flags.c_contiguous
         assert array.tolist() == expected, name
-        if out is not None:
-            assert np.shares_memory(array, out[i]) or not len(array)
-            assert (out[i][len(array) :] == 12345).all()
 
 
 @pytest.mark.feature("H6")
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_decode_rows(data: st.DataObject) -> None:
+    """Running requests with blocks of the prefix cache and blocks of their own."""
     size = data.draw(st.integers(1, 4))
-    rows: list[Any] = []
+    pool = core.KvPool(64, size)
     want: list[list[int]] = [[], [], [], [], [0], []]
+    records = []
     for index in range(data.draw(st.integers(0, 5))):
         tokens = ids(range(100 * index, 100 * index + data.draw(st.integers(1, 12))))
         known = data.draw(st.integers(1, len(tokens)))
-        table = data.draw(st.permutations(range(40)))[: -(-known // size) + data.draw(st.integers(0, 2))]
-        shared = data.draw(st.integers(0, len(table)))
-        rows.append((tokens, known, ids(table[:shared]), table[shared:]))
+        record = running(pool, tokens, known, published=data.draw(st.booleans()))
+        assert record.lease is not None
+        table = record.lease.table().tolist()
+        records.append(record)
         at = known - 1
         for column, value in zip(want, (tokens[at], at, table[at // size] * size + at % size, at)):
             column.append(int(value))
         want[5] += table
         want[4].append(len(want[5]))
-    assert [a.tolist() for a in core.pack_decode(rows, size)] == want
-    out = [np.zeros(300, np.int32) for _ in want]
-    assert [a.tolist() for a in core.pack_decode(rows, size, out)] == want
+    assert [a.tolist() for a in core.pack_running(records, size)] == want
+
+
+def running(pool: core.KvPool, tokens: Any, known: int, published: bool = False) -> core.Record:
+    """A request that decodes and holds the blocks of its ``known`` tokens."""
+    record = core.Record()
+    record.known, record.num_known = tokens, known
+    lease = pool.attach(tokens[:known], 0, known - 1, growable=True)
+    pool.grow(lease, -(-known // pool.block_size))
+    if published:
+        pool.publish(lease, tokens[:known], 0)
+    record.hold(lease)
+    return record
 
 
 def row(**changes: Any) -> tuple[Any, ...]:
@@ -184,38 +193,22 @@ def row(**changes: Any) -> tuple[Any, ...]:
     ],
 )
 def test_a_wrong_row_is_named(changes: dict[str, Any], message: str) -> None:
-    core.pack_prompt([row(), row()], 4)
+    core.pack_step([], [], [row(), row()], 4)
     with pytest.raises(ValueError, match=rf"row 1.*{message}"):
-        core.pack_prompt([row(), row(**changes)], 4)
+        core.pack_step([], [], [row(), row(**changes)], 4)
 
 
 def test_other_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="12 fields"):
-        core.pack_prompt([(1, 2)], 4)  # type: ignore[list-item]
+        core.pack_step([], [], [(1, 2)], 4)  # type: ignore[list-item]
     with pytest.raises(TypeError):
-        core.pack_prompt([row(token_ids=np.zeros(8))], 4)
-    with pytest.raises(ValueError, match="positions"):
-        core.pack_prompt([row()], 4, [np.zeros(8 if i != 1 else 7, np.int32) for i in range(10)])
-    for wrong in ((ids([1]), 0, None, None), (ids([1]), 2, None, [1]), (ids(range(9)), 5, ids([1]), None)):
+        core.pack_step([], [], [row(token_ids=np.zeros(8))], 4)
+    pool = core.KvPool(16, 4)
+    record = running(pool, ids(range(9)), 4)
+    for wrong in (0, 5, 10):  # none is fed, one past the lease's blocks, one past the tokens
+        record.num_known = wrong
         with pytest.raises(ValueError, match="row 0"):
-            core.pack_decode([wrong], 4)
-    for function in (core.pack_prompt, core.pack_decode):
+            core.pack_running([record], 4)
+    for pack in (lambda size: core.pack_step([], [], [], size), lambda size: core.pack_running([], size)):
         with pytest.raises(ValueError, match="block_size"):
-            function([], 0)
-
-
-def test_lists_are_taken_where_integers_are() -> None:
-    pool = core.BlockAllocator(4, 2)
-    trie = core.PrefixTrie(pool)
-    trie.insert([1, 2, 3], trie.allocate(1))
-    assert trie.match((1, 2)).num_blocks == trie.match(np.array([1, 2])).num_blocks == 1
-    for wrong, error in (
-        ([2**31, 0], ValueError),
-        ([-(2**40), 0], ValueError),
-        ([True, 1], TypeError),
-        ([1.0, 2], TypeError),
-    ):
-        with pytest.raises(error):
-            trie.match(wrong)
-    assert trie.match([np.int64(1), 2]).num_blocks == 1
-    assert trie.match([]).num_blocks == 0
+            pack(0)
