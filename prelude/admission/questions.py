@@ -131,7 +131,13 @@ def make_plan(
     if not all(map(len, rows)):
         raise InvalidRequest("the question tokenises to nothing", field=f"{field}.question")
     token_ids, shifts = split(rows)
-    label_ids, trie = labels_of(facts, use, labels, template, f"{field}.labels")
+    if template.letters and asked.kind == "choice" and len(starts) > 1:
+        raise InvalidRequest(
+            'a template with letters names options by their place, which a shift changes; orders takes "given" or '
+            '"sorted" with it',
+            field="orders",
+        )
+    label_ids, trie = labels_of(facts, use, template.answers_of(asked, labels), template, f"{field}.labels")
     fed = sum(len(ids) for _, ids in trie.segments)
     chars = asked.chars * len(starts)
     own = len(token_ids) + sum(map(len, shifts))
@@ -191,7 +197,7 @@ def cut_question(
     for start in plan.starts:
         pieces = question_pieces(plan.asked, plan.labels, start, template, frame)
         listing = template.listing(*shifted(plan.asked, plan.labels, start))
-        ids, cuttable = use.encode_cuttable(pieces, fixed=listing)
+        ids, cuttable = use.encode_cuttable(pieces, fixed=(listing,))
         if 2 * int(cuttable.sum()) <= facts.max_length:
             return plan
         excess = len(ids) + plan.trie.depth - room

@@ -164,7 +164,7 @@ def _encode(facts: Facts, use: Use, task: Rerank, recipe: RerankRecipe) -> tuple
     excess = len(ids) - room
     if excess <= 0:
         return ids, int(dropped > 0)
-    fixed = [value for name, value in values.items() if name != "document" and value != document]
+    fixed = tuple(value for name, value in values.items() if name != "document" and value != document)
     encoded = [use.encode_cuttable(part, fixed) for part in parts]
     cuttable = np.concatenate([mask for _, mask in encoded])
     keep = kept(facts, cuttable, excess, task.truncation, "document", room)

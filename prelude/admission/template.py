@@ -40,7 +40,8 @@ MAX_TEMPLATE_CHARS = 1 << 16
 MAX_LABEL_PART_CHARS = 1 << 10
 _LABEL_PARTS = frozenset(["label", "yes", "no", "separator", "described", "undescribed"])
 MAX_FILE_BYTES = 16 * MAX_TEMPLATE_CHARS
-_PLACEHOLDER = re.compile(r"\{(state|question|labels|label|description)\}")
+_PLACEHOLDER = re.compile(r"\{(state|question|labels|label|letter|description)\}")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # part -> (required placeholders, optional ones)
 _PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "state": (("state",), ()),
@@ -48,8 +49,8 @@ _PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "label": (("label",), ()),
     "yes_no": (("question",), ("labels",)),
     "score": (("question",), ("labels",)),
-    "described": (("label", "description"), ()),
-    "undescribed": (("label",), ()),
+    "described": (("label", "description"), ("letter",)),
+    "undescribed": (("label",), ("letter",)),
 }
 _OPTIONAL = ("yes_no", "score")
 _TEXTS = (*_PARTS, "yes", "no", "separator", "choose", "judge", "rate")
@@ -61,7 +62,9 @@ class DecisionTemplate:
     """``yes_no`` and ``score`` replace ``question`` for those two kinds where they are given; ``yes`` and ``no``
     are the labels of a ``Noul``; ``separator`` stands between the labels of ``{labels}`` where none has a
     description. ``choose``, ``judge`` and ``rate`` ask for a ``Choice``, ``Noul`` and ``Score`` without a
-    text of their own. Raises ``TemplateError``."""
+    text of their own. With ``letters`` the options of a ``Choice`` (26 at most) are listed in lines, where
+    ``{letter}`` stands for A, B and so on, and the letter is scored in the place of the label; answers name the
+    labels. Raises ``TemplateError``."""
 
     state: str = "{state}\n\n"
     question: str = "Question: {question}\nOptions: {labels}\nAnswer:"
@@ -77,11 +80,13 @@ class DecisionTemplate:
     judge: str = "Answer yes or no."
     rate: str = "Rate it on the given scale."
     chat: bool = False
+    letters: bool = False
     _parts: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.chat, bool):
-            raise TemplateError(f"{shown(self.chat)} is not true or false", field="template.chat")
+        for name in ("chat", "letters"):
+            if not isinstance(getattr(self, name), bool):
+                raise TemplateError(f"{shown(getattr(self, name))} is not true or false", field=f"template.{name}")
         for name in _TEXTS:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -101,6 +106,12 @@ class DecisionTemplate:
             raise TemplateError("yes and no must be two different labels", field="template.yes")
         parts = {name: _split(name, getattr(self, name)) for name in _PARTS if getattr(self, name) is not None}
         object.__setattr__(self, "_parts", parts)
+        if self.letters:
+            for name in ("described", "undescribed"):
+                if "letter" not in parts[name][1::2]:
+                    raise TemplateError("{letter} is missing, and letters are asked for", field=f"template.{name}")
+            if "labels" not in parts["question"][1::2]:
+                raise TemplateError("{labels} is missing, and letters are asked for", field="template.question")
 
     @classmethod
     def from_file(cls, path: str | Path) -> DecisionTemplate:
@@ -130,13 +141,25 @@ class DecisionTemplate:
         """The question's labels; yes and no of a ``Noul``."""
         return (self.yes, self.no) if asked.kind == "noul" else asked.labels
 
+    def answers_of(self, asked: Asked, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """What the model answers with: the labels, or the letters of their places."""
+        if not self.letters or asked.kind != "choice":
+            return labels
+        if len(labels) > len(LETTERS):
+            raise TemplateError(
+                f"{len(labels)} options; a template with letters names {len(LETTERS)} at most: use one that scores "
+                "the labels",
+                field="template.letters",
+            )
+        return tuple(LETTERS[: len(labels)])
+
     def state_pieces(self, state: list[Piece]) -> list[Piece]:
         before, _, after = self._parts["state"]
         return [(before, True), *state, (after, True)]
 
     def question_pieces(self, asked: Asked, labels: tuple[str, ...]) -> list[Piece]:
         parts = self._question_part(asked)
-        if asked.notes:
+        if self._in_lines(asked):
             if not self.shows_labels(asked):
                 raise TemplateError(
                     f"its part for a {asked.kind} has no {{labels}}, so that descriptions would not be shown",
@@ -149,13 +172,17 @@ class DecisionTemplate:
 
     def listing(self, asked: Asked, labels: tuple[str, ...]) -> str:
         """The text that ``{labels}`` stands for."""
-        if not asked.notes:
+        if not self._in_lines(asked):
             return self.separator.join(labels)
         lines: list[Any] = []
-        for label, note in zip(labels, asked.notes):
+        letters = self.answers_of(asked, labels)
+        for letter, label, note in zip(letters, labels, asked.notes or ("",) * len(labels)):
             parts = self._parts["described" if note else "undescribed"]
-            lines += [text for text, _ in _fill(parts, {"label": label, "description": note})]
+            lines += [text for text, _ in _fill(parts, {"letter": letter, "label": label, "description": note})]
         return "".join(lines)
+
+    def _in_lines(self, asked: Asked) -> bool:
+        return bool(asked.notes) or (self.letters and asked.kind == "choice")
 
     def shows_labels(self, asked: Asked) -> bool:
         """Whether the part of this kind of question lists the labels."""

@@ -16,7 +16,7 @@ white space beside them do so within their own piece.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -218,7 +218,7 @@ class Use:
         texts = [-1 if text is None else text for text in found.sequence_ids]
         return ids, np.array(found.type_ids, dtype=np.int32), np.array(texts, dtype=np.int32)
 
-    def runs(self, pieces: Sequence[Piece], fixed: Collection[str] = ()) -> list[I32 | list[tuple[str, bool]]]:
+    def runs(self, pieces: Sequence[Piece], fixed: tuple[str, ...] = ()) -> list[I32 | list[tuple[str, bool]]]:
         """Ready ids, and the stretches of ``(text, cuttable)`` that are encoded together. Untrusted text is cuttable,
         but for pieces that are ``fixed``."""
         runs: list[I32 | list[tuple[str, bool]]] = []
@@ -249,7 +249,7 @@ class Use:
             parts.append(self.encode(text) if mine else self.encoder.fixed(self, text))
         return parts[0] if len(parts) == 1 else np.concatenate([EMPTY, *parts])
 
-    def encode_cuttable(self, pieces: Sequence[Piece], fixed: Collection[str] = ()) -> tuple[I32, Mask]:
+    def encode_cuttable(self, pieces: Sequence[Piece], fixed: tuple[str, ...] = ()) -> tuple[I32, Mask]:
         """The same ids, and which of them stand for untrusted text alone (these may be truncated), ``fixed`` left
         out."""
         given = {id(content) for content, trusted in pieces if not trusted and not isinstance(content, str)}

@@ -5,6 +5,8 @@ A recipe is a JSON file. The ones that ship lie beside this module; a model dire
 
     rerank   parts of the prompt with {instruction}, {query} and {document}; the tokens whose logits are the score
     guard    what is written behind the chat template, and the labels that may follow it, field by field
+    decide   a DecisionTemplate for a plain chat model, by ``decision_template(name)``: labels as text, letters, yes
+             or no; each with a closed block of thoughts before the answer, or without (…-instruct)
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from prelude.errors import RecipeError, shown
+
+if TYPE_CHECKING:
+    from prelude.admission.template import DecisionTemplate
 
 MAX_FILE_BYTES = 1 << 20
 MAX_TEXT = 1 << 16
@@ -186,6 +191,21 @@ def shipped() -> Mapping[str, Recipe]:
 def names(kind: type[Any] = object) -> list[str]:
     """The names that ``recipe=`` takes, of one kind or of all."""
     return [name for name, recipe in shipped().items() if isinstance(recipe, kind)]
+
+
+@lru_cache(maxsize=64)
+def decision_template(name: str) -> DecisionTemplate:
+    """For ``decide(template=...)``: one of ``decision_names()``. Raises ``RecipeError``."""
+    from prelude.admission.template import DecisionTemplate
+
+    if name not in decision_names():
+        raise RecipeError(f"{shown(name)} is not a recipe for decide; there are {decision_names()}", field="template")
+    return DecisionTemplate.from_json((files(__name__) / "decide" / f"{name}.json").read_bytes(), f"{name}.json")
+
+
+def decision_names() -> list[str]:
+    folder = files(__name__) / "decide"
+    return sorted(one.name.removesuffix(".json") for one in folder.iterdir() if one.name.endswith(".json"))
 
 
 def recipe_of(given: Any, kind: type[Any]) -> Any:
