@@ -58,6 +58,22 @@ def ids_below(object x, int64_t limit):
     return out if _length_of_ids(x) == n and _copy_ids(x, n, limit, _data(out)) else None
 
 
+def any_nan(values) -> bool:
+    """Whether a number of an array is NaN."""
+    cdef cnp.ndarray a
+    cdef const double* p
+    cdef Py_ssize_t i
+    cdef bint found = False
+    if cnp.PyArray_Check(values):
+        a = <cnp.ndarray>values
+        if cnp.PyArray_TYPE(a) == cnp.NPY_FLOAT64 and cnp.PyArray_NDIM(a) == 1 and cnp.PyArray_ISCARRAY_RO(a):
+            p = <const double*>cnp.PyArray_DATA(a)
+            for i in range(_len(a)):
+                found |= p[i] != p[i]
+            return found
+    return bool(np.isnan(values).any())
+
+
 def join_ids(*parts):
     """Arrays of token ids end to end, in a new one."""
     cdef cnp.ndarray one, out

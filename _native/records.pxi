@@ -346,6 +346,14 @@ def number_all(list requests, order, queued_at):
     return tokens, rows, alike
 
 
+def join_line(list requests not None, account, arrivals) -> None:
+    """Requests of one account join a line: ``arrivals`` has them by order."""
+    cdef Record r
+    for r in requests:
+        r.account = account
+        arrivals[r.order] = r
+
+
 def totals(list requests):
     """(known tokens, rows that meet the vocabulary, whether all have one account) of requests in a line."""
     cdef Record r, first = requests[0]

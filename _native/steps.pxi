@@ -139,9 +139,10 @@ def requests_of(rows) -> list:
     return [row.request for row in rows]
 
 
-def readouts_of(rows) -> list:
+def readouts_of(rows, nothing) -> list:
+    """The readout of each row; ``nothing`` for a request that reads none."""
     cdef OneShotRow row
-    return [row.request.readout for row in rows]
+    return [nothing if row.request.readout is None else row.request.readout for row in rows]
 
 
 cdef class StepCounts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prelude._native.core import join_pairs
+from prelude._native.core import Maker, any_nan, join_pairs
 from prelude.arrays import F32, F64, I32
 from prelude.readouts.base import Joined, Key, Output, Readout, RequestReadout, Rows, bad_rows, counted_rows, shape
 
@@ -76,7 +76,7 @@ class LogprobRows(Readout, RequestReadout):
 
     def join(self, readouts: Sequence[LogprobRows], rows: I32, row_ends: I32) -> Joined:
         target_rows, targets, pair_ends = join_pairs(readouts, row_ends)
-        joined = LogprobRows(rows, target_rows, targets, self.top, self.ranks, self.raw)
+        joined = _make_rows(rows, target_rows, targets, self.top, self.ranks, self.raw)
         return Joined(joined, row_ends, pair_ends)
 
     # ---- of a batch
@@ -133,11 +133,11 @@ class LogprobRows(Readout, RequestReadout):
         )
 
     def not_finite(self, output: LogprobOutput) -> I32:
-        nan = np.isnan(output.logprobs)
-        return self.target_rows[nan] if nan.any() else _NONE
+        return self.target_rows[np.isnan(output.logprobs)] if any_nan(output.logprobs) else _NONE
 
     def blank(self) -> LogprobOutput:
         return LogprobOutput(np.full(len(self.targets), -1.0), None, None, None)
 
 
 _NONE: I32 = np.zeros(0, np.int32)
+_make_rows = Maker(LogprobRows)

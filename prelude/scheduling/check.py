@@ -29,7 +29,7 @@ def check_result(packed: Packed, result: StepResult) -> None:
                 f"the executor answered {type(readout).__name__} of {len(readout.rows)} rows with a "
                 f"{type(output).__name__} of another kind or shape"
             )
-        rows = np.asarray(bad)
+        rows = bad if isinstance(bad, np.ndarray) else np.asarray(bad)
         if rows.size and (rows.min() < 0 or rows.max() >= readout.items):
             raise ExecutionError("the executor names bad rows that the batch does not have")
 
@@ -40,7 +40,7 @@ _NONE: frozenset[int] = frozenset()
 def bad_rows(readout: Readout, output: Output, listed: object) -> frozenset[int]:
     """Rows (items, for pooled ones) with a number that is not finite: those that the executor lists, and those that
     it missed."""
-    found, named = readout.not_finite(output), np.asarray(listed)
+    found, named = readout.not_finite(output), listed if isinstance(listed, np.ndarray) else np.asarray(listed)
     if not found.size and not named.size:
         return _NONE
     return frozenset([*found.tolist(), *named.tolist()])

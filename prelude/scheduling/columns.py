@@ -25,7 +25,7 @@ Slots = npt.NDArray[np.intp]
 
 class Columns:
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0  # of requests in the columns
         self._used = 0
         self._first_order = 0
         self._slots: dict[int, int] = {}  # by request.order
@@ -36,7 +36,7 @@ class Columns:
         self.work, self.group = self._columns["work"], self._columns["group"]
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __contains__(self, request: Request) -> bool:
         return request.order in self._slots
@@ -48,7 +48,7 @@ class Columns:
             self._first_order = request.order
         slot = self._used
         self._used += 1
-        self._count += 1
+        self.count += 1
         self._slots[request.order] = slot
         self._requests.append(request)
         self.alive[slot] = True
@@ -69,8 +69,8 @@ class Columns:
             return False
         self._requests[slot] = None
         self.alive[slot] = False
-        self._count -= 1
-        if self._count == 0:
+        self.count -= 1
+        if self.count == 0:
             self._used = 0
             self._requests.clear()
         return True

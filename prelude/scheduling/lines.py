@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np
 
-from prelude._native.core import totals
+from prelude._native.core import join_line, totals
 from prelude.scheduling.accounts import Account, Accounts
 from prelude.scheduling.columns import Columns, Slots
 from prelude.scheduling.estimates import Estimates
@@ -59,10 +59,7 @@ class Line:
     def extend(self, requests: list[Request], tokens: int, logits_rows: int, now: int) -> None:
         """Requests with the same options and key, of so many tokens and rows of logits together."""
         account = self._accounts.join(requests[0].options, len(requests))
-        arrivals = self.arrivals
-        for request in requests:
-            request.account = account
-            arrivals[request.order] = request
+        join_line(requests, account, self.arrivals)
         self._group(requests[0].key)[1] += len(requests)
         self._tokens += tokens
         self._logits_rows += logits_rows
@@ -89,10 +86,11 @@ class Line:
         if not requests:
             return
         tokens, _, alike = totals(requests)
-        if alike and len(requests) == len(self.arrivals) and not len(self._columns):
+        count = len(requests)
+        if alike and count == len(self.arrivals) and not self._columns.count:
             # All that wait go at once, and none was ever ranked.
             last = requests[-1]
-            self._accounts.serve(_account(last), tokens, len(requests), max(1, last.num_known))
+            self._accounts.serve(_account(last), tokens, count, max(1, last.num_known))
             self.arrivals.clear()
             self._groups.clear()
             self._new.clear()
@@ -147,8 +145,10 @@ class Line:
 
     def fits(self, ledger: Ledger, vocab_size: int, group_tokens: int) -> bool:
         """Whether all of it goes into one batch of at most ``group_tokens``, whatever the cache has."""
+        tokens = self._tokens
         return (
-            self._tokens <= min(ledger.tokens, group_tokens)
+            tokens <= ledger.tokens
+            and tokens <= group_tokens
             and len(self.arrivals) <= ledger.rows
             and len(self._groups) <= 1
             and self._logits_rows * vocab_size * LOGITS_BYTES <= ledger.logits_bytes

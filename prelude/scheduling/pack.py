@@ -65,7 +65,7 @@ _make_slices, _make_oneshot = Maker(PromptSlices), Maker(OneShotBatch)
 def join_readouts(rows: Sequence[OneShotRow], tokens: I32, ends: I32) -> Joined:
     """Readouts of one key as one. ``tokens``: those of the batch that the rows read; ``ends``: where
     the tokens of each row end."""
-    readouts = [readout or _NOTHING for readout in readouts_of(rows)]
+    readouts = readouts_of(rows, _NOTHING)
     return readouts[0].join(readouts, tokens, ends)
 
 
@@ -102,12 +102,12 @@ _make_packed = Maker(Packed)
 
 def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
     """``recurrent``: the batch says in which slots the states of its Decode requests are."""
-    if plan.kind == "decode":
+    if plan.decode and not plan.prefill and not plan.oneshot:
         rows, readout = DecodeRows(*pack_running(plan.decode, block_size)), _decode_readout(plan.decode)
         batch = DecodeBatch(rows, readout, _slots(plan.decode)) if recurrent else DecodeBatch(rows, readout)
         return Packed(batch, decode=plan.decode)
-    folds = [(fold.members, fold.tokens) for fold in plan.folds]
-    chunks = [_prefill_row(row) for row in plan.prefill]
+    folds = [(fold.members, fold.tokens) for fold in plan.folds] if plan.folds else []
+    chunks = [_prefill_row(row) for row in plan.prefill] if plan.prefill else []
     arrays, offsets, tokens, ends, computed = pack_step(plan.oneshot, folds, chunks, block_size)
     slices = _make_slices(*arrays)
     readouts: list[Readout] = []

@@ -97,8 +97,10 @@ def plan_step(
 def _oneshot_first(queues: Queues) -> bool:
     """Whether the oldest OneShot request goes before every prompt of a Decode request: by priority, then arrival.
     Within its class another may go first; between classes age decides, so neither starves the other."""
-    if not queues.oneshot:
+    if not queues.oneshot.arrivals:
         return False
+    if not queues.running and not queues.decode.arrivals:
+        return True
     prompts = [r for r in queues.running if _has_prompt_left(r)]
     first = queues.oneshot.oldest()
     return (not queues.decode or first <= queues.decode.oldest()) and all(first <= _rank(r) for r in prompts)
@@ -203,7 +205,7 @@ def _plan_prefill(
 ) -> list[PrefillRow]:
     """Chunks of prompts under way, oldest first, then of those that wait, in their policy's order. Beside running
     rows a step prefills ``chunk_tokens`` at most, so that the rows' next token is never far away."""
-    if not queues.decode and not queues.running:
+    if not queues.running and not queues.decode.arrivals:
         return []
     rows: list[PrefillRow] = []
     policy = queues.decode.policy
@@ -321,7 +323,8 @@ def _plan_oneshot(
     Each is matched first, and charged with what the cache does not have. ``allowance`` bounds the group beside
     running rows; the first request may be longer than it. Those behind the first bring ``group_tokens`` at most: a
     short request is not made to wait for the long one that would fill up its step."""
-    if not queues.oneshot or allowance == 0:
+    waiting = len(queues.oneshot.arrivals)
+    if not waiting or allowance == 0:
         return (), ()
 
     def defer(request: Request, tokens: int) -> None:
@@ -340,7 +343,7 @@ def _plan_oneshot(
         budgets.defer_steps,
         budgets.fold,
         retry,
-        not retry and (budgets.overlap or len(queues.oneshot) > 1),
+        not retry and (budgets.overlap or waiting > 1),
     )
     group = _one_group(queues, budgets, ledger, allowance, retry)
     rows, *left = admit_group(pool, group, limits, defer)
@@ -348,10 +351,10 @@ def _plan_oneshot(
     queues.take_oneshot([row.request for row in rows])
     folds = folds_of(pool, rows) if len(rows) > 1 else []
     # A promise costs a few microseconds a row: only where somebody may come to see it before it is kept.
-    seen = (budgets.overlap or bool(queues.decode)) and not retry
+    seen = (budgets.overlap or bool(queues.decode.arrivals)) and not retry
     # The planned requests wait no more: a peer is one that does.
     keep_all(pool, rows, folds, seen, lambda request, skip: _common(request, skip, queues.estimates))
-    return tuple(rows), tuple([Fold(members, tokens) for members, tokens in folds])
+    return tuple(rows), tuple([Fold(members, tokens) for members, tokens in folds]) if folds else ()
 
 
 def _one_group(
@@ -363,7 +366,7 @@ def _one_group(
         suspects = [request for request in line if request.failures]
         return (request for request in suspects if request.key == suspects[0].key)
     if allowance is None and line.fits(ledger, budgets.vocab_size, budgets.group_tokens):
-        return list(line)
+        return list(line.arrivals.values())
     return line.in_order(queues.served, one_group=True)
 
 
