@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from prelude.errors import InvalidRequest
-from prelude.options import RequestOptions, merge_options
+from prelude.options import NO_OPTIONS, RequestOptions, merge_options
 from prelude.timeline import Timeline
 
 Options: TypeAlias = RequestOptions | Sequence[RequestOptions] | None
@@ -34,12 +35,17 @@ def mark_all(calls: Iterable[Call], name: str) -> None:
 def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> list[Call]:
     """One a task: the same options for all, or one for each. Tasks with the same options share a call, unless each
     has a timeline."""
+    if options is None and not keywords:
+        return [_PLAIN] * count
     if isinstance(options, Sequence):
         if keywords or len(options) != count:
             raise InvalidRequest(f"{len(options)} for {count} tasks; give one for all or one each", field="options")
         return [_call(merge_options(one, {}, f"options[{at}]")) for at, one in enumerate(options)]
     one = merge_options(options, keywords)
     return [_call(one) for _ in range(count)] if one.trace else [_call(one)] * count
+
+
+_PLAIN = Call(NO_OPTIONS, math.inf, None)  # of all calls without options
 
 
 def _call(options: RequestOptions) -> Call:

@@ -209,7 +209,7 @@ class AsyncEngine(AsyncVerbs):
         engine = self.engine
         core, preparer = engine._core, engine._preparer
         loop = get_running_loop()
-        outbox = self._outbox(loop, core)
+        outbox = self._outbox(loop, engine)
         calls = make_calls(len(tasks), options, keywords)
         mark_all(calls, "prompt")
         with core.reserve(len(tasks)) as places:
@@ -234,7 +234,7 @@ class AsyncEngine(AsyncVerbs):
                     group.progress.advance(len(requests) - len(live))
                 return live
 
-            group = Group(outbox.create_future(), make, progress or None)
+            group = Group(outbox.create_future(), make, progress or None, tasks, admitted)
             outbox.ask(group)
             try:
                 await group.future
@@ -301,13 +301,13 @@ class AsyncEngine(AsyncVerbs):
         jobs = [loop.run_in_executor(self._pool, preparer.prepare_all, job) for job in batches(tasks, sizes)]
         return [item for items in await asyncio.gather(*jobs) for item in items]
 
-    def _outbox(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> Outbox:
+    def _outbox(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> Outbox:
         outbox = self._outboxes.get(id(loop))
         if outbox is None or outbox.loop is not loop:
             for key, other in list(self._outboxes.items()):
                 if other.loop.is_closed():
                     del self._outboxes[key]
-            outbox = self._outboxes[id(loop)] = Outbox(loop, core)
+            outbox = self._outboxes[id(loop)] = Outbox(loop, engine._core, engine._preparer.prepare_all)
         return outbox
 
     # -------------------------------------------------------------- what a verb asks for
@@ -348,7 +348,7 @@ class AsyncEngine(AsyncVerbs):
         if isinstance(admitted, Exception):
             raise admitted
         call.mark("tokenise")
-        return engine._core, admitted, self._outbox(asyncio.get_running_loop(), engine._core), call
+        return engine._core, admitted, self._outbox(asyncio.get_running_loop(), engine), call
 
     # -------------------------------------------------------------- seen from outside
 

@@ -121,12 +121,13 @@ def _admit_fitted(
 def mould_of(facts: Facts, decision: Decision, task: Decide, names: tuple[str, ...] | None) -> PromptMould | None:
     """What requests of a decision have in common; ``None`` where each state has a tree of its own, or something was
     cut of the questions. Kept where the questions have no names, which are not part of the decision."""
-    require_lm_head(facts, task)
-    cache = cache_of(facts, task)
-    if decision.norm == "unconditional" or decision.dropped:
-        return None
-    known = decision.moulds.get(cache) if names is None else None
+    mode = task.cache
+    known = decision.moulds.get(mode) if names is None and type(mode) is str else None
     if known is None:
+        require_lm_head(facts, task)
+        cache = cache_of(facts, task)
+        if decision.norm == "unconditional" or decision.dropped:
+            return None
         known = PromptMould(
             (make_tree, make_prepared, make_admitted),
             shape_of,
@@ -140,7 +141,7 @@ def mould_of(facts: Facts, decision: Decision, task: Decide, names: tuple[str, .
             most=decision.room(facts),
         )
         if names is None:
-            decision.moulds[cache] = known
+            decision.moulds[mode] = known
     return known
 
 

@@ -110,7 +110,7 @@ class Decision:
     nbytes: int
     places: tuple[Places, ...] = ()  # of each question: where its labels, as the caller listed them, are in the plan
     dropped: int = 0  # characters that were cut of the questions' texts before tokenising
-    moulds: dict[str, PromptMould] = field(default_factory=dict)  # by cache mode
+    moulds: dict[str, PromptMould] = field(default_factory=dict)  # by the task's cache mode
 
     def room(self, facts: Facts) -> int:
         """Tokens that a state may have."""

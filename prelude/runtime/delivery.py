@@ -86,14 +86,21 @@ class Group:
     """Requests of one call in an event loop: their ends, and the future that is resolved when all have ended.
 
     ``make`` turns the call's tasks into requests. It runs at the end of the turn of the loop in which the call was
-    made, together with those of the other calls of that turn.
+    made, together with those of the other calls of that turn. ``tasks`` are those that are still to be prepared; what
+    comes of them is put into ``admitted``, where ``make`` looks for it.
     """
 
-    __slots__ = ("ends", "expected", "future", "make", "progress", "requests")
+    __slots__ = ("admitted", "ends", "expected", "future", "make", "progress", "requests", "tasks")
 
     def __init__(
-        self, future: asyncio.Future[None], make: Callable[[Group], list[Request]], progress: Progress | None = None
+        self,
+        future: asyncio.Future[None],
+        make: Callable[[Group], list[Request]],
+        progress: Progress | None,
+        tasks: list[Any],
+        admitted: list[Any],
     ) -> None:
+        self.tasks, self.admitted = tasks, admitted
         self.future = future
         self.make: Callable[[Group], list[Request]] | None = make
         self.progress = progress
@@ -119,8 +126,12 @@ class Outbox(LoopFlush):
     """Between one event loop and the engine: what the calls of one turn of the loop ask for is posted together, so
     that a step begins with all of it; ends of requests are collected during a step and handed over by one wake-up."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, core: EngineCore, prepare: Callable[[list[Any]], list[Any]]
+    ) -> None:
+        """``prepare``: of tasks, in order; never an exception of one of them."""
         self.loop = loop
+        self._prepare = prepare
         self.create_future = loop.create_future
         self._core = core
         core.sinks.loops.append(self)
@@ -144,7 +155,7 @@ class Outbox(LoopFlush):
     def _post(self) -> None:
         asked, self._asked = self._asked, []
         requests: list[Request] = []
-        interrupt: BaseException | None = None
+        interrupt = self._prepare_together(asked)
         for group in asked:
             make, group.make = group.make, None
             try:
@@ -169,6 +180,22 @@ class Outbox(LoopFlush):
             self.flush()  # there may be no step any more
         if interrupt is not None:
             raise interrupt
+
+    def _prepare_together(self, asked: list[Group]) -> BaseException | None:
+        """Prepares the tasks of several calls in one call of the preparer. Where that fails, each call prepares its
+        own; an interrupt is returned, for when the others have been served."""
+        groups = [group for group in asked if group.tasks and not group.admitted]
+        if len(groups) < 2:
+            return None
+        try:
+            found = self._prepare([task for group in groups for task in group.tasks])
+        except BaseException as error:
+            return error if isinstance(error, INTERRUPTS) else None
+        at = 0
+        for group in groups:
+            group.admitted += found[at : at + len(group.tasks)]
+            at += len(group.tasks)
+        return None
 
     def put(self, sink: Told, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._put((sink.end, request, outcome, error))

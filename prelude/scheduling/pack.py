@@ -66,7 +66,8 @@ def join_readouts(rows: Sequence[OneShotRow], tokens: I32, ends: I32) -> Joined:
     """Readouts of one key as one. ``tokens``: those of the batch that the rows read; ``ends``: where
     the tokens of each row end."""
     readouts = readouts_of(rows, _NOTHING)
-    return readouts[0].join(readouts, tokens, ends)
+    joined: Joined = readouts[0].join(readouts, tokens, ends)
+    return joined
 
 
 # ------------------------------------------------------------------ Decode
