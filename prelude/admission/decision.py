@@ -28,6 +28,7 @@ from prelude.admission.orders import check_orders
 from prelude.admission.prepared import TokenTree, make_tree
 from prelude.admission.prompts import TRUNCATIONS
 from prelude.admission.questions import Places, QuestionPlan, plan_questions, strip_start, warn_of_lengths
+from prelude.admission.structured import Owned
 from prelude.admission.template import DecisionTemplate
 from prelude.admission.tokenization import Piece, Use
 from prelude.batch import I32, LogprobRows
@@ -279,14 +280,14 @@ def question_key(question: Any) -> Any:
         labels = question.labels
         if type(labels) is list or type(labels) is tuple:
             return (text, tuple(labels)) if set(map(type, labels)) == _STR else None
-        if type(labels) is dict and set(map(type, labels)) == _STR:
+        if (type(labels) is dict or type(labels) is Owned) and set(map(type, labels)) == _STR:
             notes = tuple(labels.values())
             return (text, tuple(labels), notes) if set(map(type, notes)) <= _NOTE else None
     elif kind is Noul:
         sides = question.criteria
         if sides is None:
             return text
-        if type(sides) is dict and set(map(type, sides.values())) <= _NOTE:
+        if (type(sides) is dict or type(sides) is Owned) and set(map(type, sides.values())) <= _NOTE:
             return ("noul", text, sides.get("true"), sides.get("false")) if sides.keys() <= _SIDES else None
     elif kind is Score:
         levels = question.levels

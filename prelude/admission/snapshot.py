@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from prelude.admission.messages import copy_messages, copy_value
+from prelude.admission.structured import Owned
 from prelude.tasks import Choice, Noul, SamplingParams, Score
 
 T = TypeVar("T")
@@ -72,6 +73,8 @@ def copy_question(question: Any) -> Any:
         value = getattr(question, name)
         if type(value) is list and set(map(type, value)) <= _STR:
             changes[name] = tuple(value)
+        elif type(value) is Owned:
+            continue
         elif isinstance(value, Mapping) or (isinstance(value, list | tuple) and not set(map(type, value)) <= _STR):
             changes[name] = copy_value(value)
     return dataclasses.replace(question, **changes) if changes else question

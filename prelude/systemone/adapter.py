@@ -16,7 +16,7 @@ from prelude.results import Answers
 from prelude.systemone.answers import answer_body, usage_of
 from prelude.systemone.errors import SystemOneError, fault, located
 from prelude.systemone.openai import openai_body, parse_openai, relocated
-from prelude.systemone.request import Parsed, parse
+from prelude.systemone.request import Known, Parsed, parse
 from prelude.tasks import Decide, Question
 from prelude.verbs import DecideKeywords, RequestKeywords, split_options
 
@@ -50,13 +50,16 @@ class SystemOne:
         if options is not None:
             raise ConfigError("options of one request are given with the request: answer(request, priority=...)")
         self._name = name
+        self._known = Known()
         self._aliases = frozenset(aliases)
         self._description = description
         self._release_date = release_date
 
     @property
     def name(self) -> str:
-        return self._name or self._engine.model_info.path.name
+        if self._name is None:
+            self._name = self._engine.model_info.path.name
+        return self._name
 
     # -------------------------------------------------------------- the two forms, synchronous and not
 
@@ -100,7 +103,7 @@ class SystemOne:
     # -------------------------------------------------------------- between a body and tasks
 
     def _systemone(self, request: Any) -> Work:
-        parsed = parse(request)
+        parsed = parse(request, self._known)
         self._check_model(request.get("model"))
         parts = yield from self._answered(parsed)
         answers = [answer for part in parts for answer in part]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prelude.admission.structured import is_conversation, text_of
+from prelude.admission.memo import Memo
+from prelude.admission.structured import Owned, is_conversation, text_of
 from prelude.errors import InvalidRequest, shown
 from prelude.systemone.errors import Loc, SystemOneError, fault
 from prelude.tasks import Choice, Noul, Question, Score
@@ -14,6 +16,7 @@ from prelude.tasks import Choice, Noul, Question, Score
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
 MIN_LEVELS, MAX_LEVELS = 2, 10
+MAX_KNOWN_BYTES = 1 << 22
 _FIELDS = frozenset(["type", "instructions", "criteria"])
 _MAX_CHARS = 1 << 62  # the engine has the limit
 
@@ -51,10 +54,52 @@ class Checker:
             raise SystemOneError(self.errors)
 
 
-def parse(body: Any) -> Parsed:
-    """``SystemOneError`` lists everything that is wrong with the body's shape."""
+class Known:
+    """Questions that were asked before, found by their bytes. Services ask the same about each state: what is found
+    here is not checked again, and the engine knows it for the same object."""
+
+    def __init__(self) -> None:
+        self._memo: Memo[bytes, tuple[int, tuple[Question, ...]]] = Memo(MAX_KNOWN_BYTES, lambda kept: kept[0])
+
+    def key(self, questions: Any) -> bytes | None:
+        """``None`` of questions that are too large, or no plain JSON."""
+        try:
+            data = marshal.dumps(questions, 2)  # without references: equal values of equal types, equal bytes
+        except ValueError:
+            return None
+        return data if len(data) <= MAX_KNOWN_BYTES // 64 else None
+
+    def get(self, key: bytes | None) -> tuple[Question, ...] | None:
+        found = None if key is None else self._memo.get(key)
+        return None if found is None else found[1]
+
+    def put(self, key: bytes | None, questions: Mapping[str, Any]) -> tuple[Question, ...]:
+        """The questions as tasks; of ``key``'s own copy where they are kept, which no caller can change."""
+        if key is None:
+            return tuple(map(question_of, questions.values()))
+        made = tuple([question_of(_owned(one)) for one in marshal.loads(key).values()])
+        self._memo.put(key, (1024 + 8 * len(key), made))
+        return made
+
+
+def _owned(question: dict[str, Any]) -> dict[str, Any]:
+    """With criteria that need no copy when a task is taken."""
+    criteria = question.get("criteria")
+    if isinstance(criteria, dict):
+        return {**question, "criteria": Owned(criteria)}
+    return {**question, "criteria": tuple(criteria)} if isinstance(criteria, list) else question
+
+
+def parse(body: Any, known: Known | None = None) -> Parsed:
+    """``SystemOneError`` lists all that is wrong with the shape of the body. ``known``: where questions are kept."""
     if not isinstance(body, Mapping):
         raise SystemOneError([fault((), f"{shown(body)} is not an object", "dict_type")])
+    key, found = None, None
+    if known is not None:
+        key = known.key(body.get("questions"))
+        found = known.get(key)
+        if found is not None and isinstance(body.get("state"), str) and not body.get("assets"):
+            return Parsed(body["state"], tuple(body["questions"]), found, tuple(body["questions"].values()))
     check = Checker()
     check.missing(body, "state", "questions")
     if "state" in body:
@@ -70,8 +115,10 @@ def parse(body: Any) -> Parsed:
         for name, question in questions.items():
             _check_question(check, name, question)
     check.finish()
-    raw = tuple(body["questions"].values())
-    return Parsed(state_of(body["state"], ("state",)), tuple(body["questions"]), tuple(map(question_of, raw)), raw)
+    asked = body["questions"]
+    if found is None:
+        found = tuple(map(question_of, asked.values())) if known is None else known.put(key, asked)
+    return Parsed(state_of(body["state"], ("state",)), tuple(asked), found, tuple(asked.values()))
 
 
 def _check_question(check: Checker, name: Any, question: Any) -> None:

@@ -335,3 +335,49 @@ def test_what_is_wrong_in_openais_form_has_its_place(one: SystemOne, change: Any
     with pytest.raises(SystemOneError) as caught:
         one.decisions(body)
     assert caught.value.errors[0]["loc"] == ["body", *loc]
+
+
+# ------------------------------------------------------------------ questions that were asked before
+
+
+def test_questions_that_were_asked_before_are_those_of_the_body(one: SystemOne) -> None:
+    """What a caller changes in a body, or in an answer, changes no later answer."""
+    levels: list[Any] = ["Calm", {"label": "Angry"}]
+    questions = {
+        "a": {"type": "score", "instructions": "How?", "criteria": levels},
+        "b": dict(CHOICE),
+        "c": dict(NOUL),
+    }
+    first = ask(one, questions)["answers"]
+    assert ask(one, questions)["answers"] == first
+    levels[1]["label"] = "Furious"
+    second = ask(one, questions)["answers"]
+    assert second["a"]["legend"]["1"] == {"label": "Furious"}
+    assert second["a"]["probabilities"] != first["a"]["probabilities"]
+    assert second["b"] == first["b"] and second["c"] == first["c"]
+    second["a"]["legend"]["1"]["label"] = "Angry"  # the caller's own object again
+    second["b"]["probabilities"]["Billing"] = 2
+    assert ask(one, questions)["answers"] == first
+    renamed = {name.upper(): question for name, question in questions.items()}
+    assert list(ask(one, renamed)["answers"].values()) == list(first.values())
+    for wrong in (True, 5):
+        with pytest.raises(SystemOneError):
+            ask(one, {**questions, "c": {"type": "noul", "instructions": wrong}})
+
+
+def test_equal_questions_of_many_bodies_are_prepared_together(engine: Engine) -> None:
+    one = SystemOne(engine)
+    requests = [{"state": f"{TICKET} {index}", "questions": json.loads(json.dumps(QUESTIONS))} for index in range(8)]
+    one.answer(requests[0])
+    before = engine.stats()["tokenizer_calls"]
+    bodies = one.answer_many(requests)
+    assert engine.stats()["tokenizer_calls"] - before <= 8, "the questions are not encoded again"
+    assert [body["answers"] for body in bodies] == [one.answer(request)["answers"] for request in requests]
+
+    async def main() -> None:
+        same = await SystemOne(AsyncEngine(engine)).aanswer_many(requests)
+        assert [body["answers"] for body in same] == [body["answers"] for body in bodies]
+
+    asyncio.run(main())
+    with pytest.raises(SystemOneError):
+        one.answer_many([*requests, {"state": "x"}])
