@@ -91,8 +91,6 @@ def unit(vector: F32) -> F32:
 
 def prepare_classify(facts: Facts, use: Use, task: Classify) -> tuple[Admitted, Notes]:
     count = facts.limits.num_labels
-    if facts.limits.head_pooling == "markers":
-        raise InvalidRequest("this model's head reads the options of a question; ask it with decide(state, [...])")
     if count == 0:
         raise InvalidRequest(
             "this model has no classification head; load a …ForSequenceClassification checkpoint"
@@ -169,6 +167,10 @@ def head_readout(facts: Facts, ids: I32, *, skip_pad: bool) -> HeadRows:
             return HeadRows(np.arange(len(ids), dtype=np.int32), np.array([0, len(ids)], dtype=np.int32))
         case "first":
             return HeadRows(np.zeros(1, dtype=np.int32))
+        case "markers":
+            raise InvalidRequest(
+                "this model's head reads the options of a question; ask it with decide(state, [...])"
+            )
         case _:
             return HeadRows(np.array([last_row(ids, facts.pad_id if skip_pad else None)], dtype=np.int32))
 

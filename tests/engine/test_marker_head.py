@@ -125,6 +125,7 @@ def cut_head(engine: Engine) -> int:
     ("ask", "words"),
     [
         (lambda engine: engine.classify("x"), "head reads the options of a question"),
+        (lambda engine: engine.rerank("x", ["y", "z"]), "head reads the options of a question"),
         (lambda engine: engine.decide(STATE, QUESTIONS, orders="all"), "orders"),
         (lambda engine: engine.decide(STATE, QUESTIONS, length_norm="token"), "length_norm"),
         (lambda engine: engine.decide(STATE, []), "1 or more questions"),
