@@ -23,6 +23,7 @@ COMMANDS = {
     "simulator": "engine.simulator",
     "planning": "host.planning",
     "host_path": "host.path",
+    "typed_decisions": "host.typed_decisions",
     "tiny": "host.tiny",
     "instructions": "host.instructions",
     "shared_cpu": "shared_cpu",
