@@ -8,6 +8,7 @@ from tests.mutations.edit import edit
 CHECKS = "prelude/admission/checks.py"
 PROMPTS = "prelude/admission/prompts.py"
 QUESTIONS = "prelude/admission/questions.py"
+ASKED = "prelude/admission/asked.py"
 SETTINGS = "prelude/admission/sampling.py"
 DRAWING = "prelude/readouts/sampling.py"
 SAMPLING = "prelude/readouts/draw.py"
@@ -55,10 +56,10 @@ EDITS = (
     edit(
         "labels_may_come_twice",
         "10",
-        (QUESTIONS, "            if seen.setdefault(label, index) != index:", "            if False:"),
+        (ASKED, "            if seen.setdefault(label, index) != index:", "            if False:"),
     ),
-    edit("labels_have_no_bound", "10", (QUESTIONS, "        if not 1 <= len(labels) <= most:", "        if False:")),
-    edit("a_question_may_tokenise_to_nothing", "10", (QUESTIONS, "    if len(token_ids) == 0:", "    if False:")),
+    edit("labels_have_no_bound", "10", (ASKED, "    if not 1 <= len(labels) <= most:", "    if False:")),
+    edit("a_question_may_tokenise_to_nothing", "10", (QUESTIONS, "    if not all(map(len, rows)):", "    if False:")),
     edit(
         "bias_ids_have_no_bound",
         "11",
