@@ -390,8 +390,8 @@ cdef class Attention:
             uintptr_t pool_k, uintptr_t pool_v, int64_t pool_stride, uintptr_t out, int64_t out_stride,
             int64_t queries, int64_t tokens, int64_t slots, bint half, int threads, uintptr_t relative_keys=0,
             uintptr_t relative_queries=0, uintptr_t relative_rows=0, int64_t relative_span=0):
-        """``queries`` rows of q and out, ``tokens`` of k and v, ``slots`` of the pool; strides in values. ``relative_``:
-        see ``RelativeTerm`` in types.hpp; 0 without such a term."""
+        """``queries`` rows of q and out, ``tokens`` of k and v, ``slots`` of the pool; strides in values.
+        ``relative_``: see ``RelativeTerm`` in types.hpp; 0 without such a term."""
         if self.plan.queries() > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
             raise ValueError("the tensors are smaller than what was planned")
         cdef AttentionTensors t
