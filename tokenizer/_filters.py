@@ -92,7 +92,8 @@ def _truncate(
     leeway = environment.policies["truncate.leeway"] if leeway is None else leeway
     if length < len(end) or leeway < 0:
         raise ChatTemplateError("truncate: the length is below that of the end, or the leeway is below 0")
-    if len(value) <= length + leeway:
+    # jinja2 counts the items of a list or a dict, and leaves a short one as it is.
+    if len(s if isinstance(s, (list, tuple, dict)) else value) <= length + leeway:
         return value
     ACTIVE.get().take_text(
         length + len(end), not (value.isascii() and end.isascii()), len(getattr(value, "spans", ()))
