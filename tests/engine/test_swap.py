@@ -74,8 +74,10 @@ def test_tokenizer_and_engine_are_used_while_the_interpreter_leaves(threads: int
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    last = [] if threads else ["finaliser True"]  # a daemon thread keeps the module's globals until the process ends
-    assert done.stdout.split("\n")[:-1] == ["atexit True", "served", *last], (done.stdout, done.stderr)
+    lines = done.stdout.split("\n")[:-1]
+    assert lines[:2] == ["atexit True", "served"], (done.stdout, done.stderr)
+    # A daemon thread keeps the module's globals until the process ends, unless another package refers to the module.
+    assert lines[2:] in (["finaliser True"], []) if threads else lines[2:] == ["finaliser True"], lines
 
 
 @pytest.mark.fault(65)
