@@ -142,8 +142,8 @@ static void admission_of_many(int64_t rounds) {
   CHECK(in.requests.count() == 0 && in.tokens.count() == 0 && left.load() == 0);
 }
 
-// An engine thread that sleeps whenever it does not get the step lock, and callers that step for themselves: everything
-// is done, by one at a time, and the sleeper is always woken.
+// An engine thread that sleeps whenever it does not get the step lock, and callers that step for themselves:
+// everything is done, by one at a time, and the sleeper is always woken.
 static void lock_of_many(int64_t rounds) {
   StepLock lock;
   std::atomic<uint32_t> bell{0};
