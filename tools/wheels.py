@@ -53,7 +53,8 @@ def compiler(tool: Path, architecture: str) -> dict[str, str]:
     return {
         "CC": cc,
         "CXX": cxx,
-        "LDSHARED": f"{cc} -shared -s",  # the linker strips symbols: this machine's strip knows its own processor alone
+        # The linker strips the symbols: this machine's own strip knows no other processor.
+        "LDSHARED": f"{cc} -shared -s",
         "LDCXXSHARED": f"{cxx} -shared -s",
         "_PYTHON_HOST_PLATFORM": f"linux-{architecture}",
     }
