@@ -85,7 +85,7 @@ cdef class Ends:
         self.found[request.id] = (outcome, error)
 
     def put_all(self, list requests not None, list outcomes not None) -> None:
-        """Of requests that ended well. The lists are kept: nobody changes them any more."""
+        """Of requests that ended well. The lists are kept; the caller changes them no more."""
         if self.requests is None and not self.found:
             self.requests, self.outcomes = requests, outcomes
             return

@@ -152,7 +152,8 @@ cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, 
 def settle_running(tuple requests, token_ids, bad, gone, int64_t vocab_size, double forward_ms,
                    int64_t batch_size) -> list:
     """What a step did to its decode rows, and the token that each drew, appended where that is all there is to it.
-    The other rows, by number: their first token, one that may be their last, or one that somebody is to be told of.
+    The other rows, by number: their first token, one that may be their last, or one of a request with a stream, a
+    timeline or a history.
     Left alone are those that have ended meanwhile, and those whose ids are in ``gone``."""
     cdef Record r
     cdef RequestStats stats

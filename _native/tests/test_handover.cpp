@@ -149,7 +149,7 @@ static void lock_of_many(int64_t rounds) {
   std::atomic<uint32_t> bell{0};
   std::atomic<int64_t> posted{0};
   std::atomic<bool> stop{false};
-  int64_t inside = 0, done = 0;  // the step lock's: not atomic, so that the sanitizer sees whoever is not alone
+  int64_t inside = 0, done = 0;  // the step lock's: not atomic, so that the sanitizer sees a second thread
   auto step = [&] {
     CHECK(++inside == 1);
     done = posted.load();

@@ -10,9 +10,9 @@
 // Invariants. A link is in one chain at a time; from push to take it is the queue's, after it the taker's. A chain is
 // taken whole or not at all, in the order in which its links were pushed. What push() accepted will be taken; after
 // close() it accepts nothing. Since takers take everything, a link that comes back while another thread pushes (the
-// ABA of stacks that pop) harms nobody: what is below the head it compares with is what it links to.
+// ABA of stacks that pop) does no harm: what is below the head it compares with is what it links to.
 //
-// Counts are exact: whoever takes a place or tokens gives back as many, once. The step lock's holder hears at
+// Counts are exact: a caller that takes a place or tokens gives back as many, once. The step lock's holder hears at
 // release() whether another wanted it meanwhile, and wakes that one; so a thread that does not get it goes to sleep,
 // and none spins. All of it may be called without the GIL, from any thread, but for take() and newest(), which are
 // one taker's at a time.

@@ -73,6 +73,15 @@ struct KeyCursor {
   }
 };
 
+// `count` values of `base`, from the one numbered `offset` on, as floats.
+inline void copy_floats(Type type, const void* base, int64_t offset, int64_t count, float* to) {
+  if (type == Type::f32) {
+    std::memcpy(to, static_cast<const float*>(base) + offset, sizeof(float) * static_cast<size_t>(count));
+  } else {
+    widen(static_cast<const uint16_t*>(base) + offset, count, to);
+  }
+}
+
 inline void pack_keys(const AttentionTensors& t, KeyCursor cursor, int64_t keys, int64_t head_at, int64_t width,
                       const UnitRoom& room) {
   const int64_t wide = padded_width(width), whole = width / kLanes * kLanes;
@@ -116,11 +125,7 @@ inline const float* pack_values(const AttentionTensors& t, KeyCursor cursor, int
     const int64_t offset = at * (pool ? t.pool_stride : t.v_stride) + head_at;
     const void* base = pool ? t.pool_v : t.v;
     float* to = room.values + key * wide;
-    if (t.type == Type::f32) {
-      std::memcpy(to, static_cast<const float*>(base) + offset, sizeof(float) * static_cast<size_t>(width));
-    } else {
-      widen(static_cast<const uint16_t*>(base) + offset, width, to);
-    }
+    copy_floats(t.type, base, offset, width, to);
     for (int64_t d = width; d < wide; ++d) to[d] = 0.0f;
   }
   return room.values;
@@ -191,12 +196,7 @@ inline void meet_rows_by_key(const AttentionTensors& t, KeyCursor cursor, int64_
       const int64_t at = cursor.next(pool);
       const int64_t offset = at * (pool ? t.pool_stride : t.k_stride) + head_at;
       const void* base = pool ? t.pool_k : t.k;
-      float* to = room.queries + i * width;
-      if (t.type == Type::f32) {
-        std::memcpy(to, static_cast<const float*>(base) + offset, sizeof(float) * static_cast<size_t>(width));
-      } else {
-        widen(static_cast<const uint16_t*>(base) + offset, width, to);
-      }
+      copy_floats(t.type, base, offset, width, room.queries + i * width);
     }
     some_scores<kTileRows>(some, room.queries, panels, count, width, room.by_key + first * count * kLanes);
   }
@@ -277,11 +277,7 @@ void run_tile(const Tile& tile, int64_t first, int64_t row0, const UnitRoom& uni
     const int64_t query = first + (row0 + r) / tile.group, at = (tile.head + (row0 + r) % tile.group) * width;
     const int64_t from = query * t.q_stride + at;
     float* q = room.queries + r * width;
-    if (t.type == Type::f32) {
-      std::memcpy(q, static_cast<const float*>(t.q) + from, sizeof(float) * static_cast<size_t>(width));
-    } else {
-      widen(static_cast<const uint16_t*>(t.q) + from, width, q);
-    }
+    copy_floats(t.type, t.q, from, width, q);
     for (int64_t d = 0; d < width; ++d) q[d] *= tile.scale;
     offset[r] = query * t.out_stride + at;
     sees[r] = tile.visible[query] - tile.from;
