@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -30,9 +32,9 @@ SYMBOLS = ["-g", "-fno-omit-frame-pointer"] if os.environ.get("PRELUDE_SYMBOLS")
 GLUE_LEVEL = "-O1"
 """How what Cython wrote is compiled: it is mostly calls, so that this is half of the time and little of the speed."""
 LEVELS = {
-    "tokenizer/core/components.cpp": ["-O1"],
-    "tokenizer/core/loading.cpp": ["-O1"],
-    "tokenizer/core/regex_compile.cpp": ["-O1"],
+    "tokenizer/core/loading/components.cpp": ["-O1"],
+    "tokenizer/core/loading/loading.cpp": ["-O1"],
+    "tokenizer/core/regex/regex_compile.cpp": ["-O1"],
 }
 """How sources are compiled that run once a file, or once a text; the others are compiled at -O3."""
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -48,6 +50,8 @@ HARDENING = [] if SANITIZE else ["-fstack-protector-strong", "-U_FORTIFY_SOURCE"
 sanitizer checks the same, and needs libc's own functions."""
 LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now"]
 """The table of other libraries' functions is filled when the extension is loaded, and read-only from then on."""
+OVERFLOW = {"-fwrapv", "-fno-strict-overflow"}
+"""How Pythons up to 3.11 and later ones say that signed numbers wrap around."""
 COMPILE_SECONDS = 60
 """Of processor time for all files, on a core of an AMD EPYC with gcc 12."""
 PACKAGES = {"_native": "prelude._native", "tokenizer": "prelude.tokenizer"}
@@ -115,9 +119,19 @@ class ParallelBuildExt(build_ext):
 
     def build_extensions(self) -> None:
         if sys.platform != "win32":
+            self._compile_alike()
             self._compile_at_levels()
             self._link_hardened()
         super().build_extensions()
+
+    def _compile_alike(self) -> None:
+        """Leaves out the levels and warnings that this Python was compiled with, and its word for signed overflow. A
+        source without Python in it then has one command for all Pythons, and a compiler cache finds it again."""
+        users = " ".join(os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "CPPFLAGS"))
+        pythons = set(shlex.split(sysconfig.get_config_var("CFLAGS") or "")) - set(shlex.split(users))
+        dropped = {word for word in pythons if word.startswith(("-g", "-O", "-W"))} | OVERFLOW
+        words = [word for word in self.compiler.compiler_so_cxx if word not in dropped]
+        self.compiler.compiler_so_cxx = [*words, "-fwrapv"]
 
     def _compile_at_levels(self) -> None:
         compile_one = self.compiler._compile

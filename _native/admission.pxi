@@ -25,7 +25,7 @@ cdef class Alike:
             if type(other) is not self.kind:
                 return at
             for field in range(1, self.offsets.size()):
-                if slot_of(<PyObject*>one, self.offsets[field]) != slot_of(<PyObject*>other, self.offsets[field]):
+                if member_of(<PyObject*>one, self.offsets[field]) != member_of(<PyObject*>other, self.offsets[field]):
                     return at
             at += 1
         return at
@@ -33,26 +33,27 @@ cdef class Alike:
 
 @cython.final
 cdef class PromptMould:
-    """What requests have in common whose prompts differ, and the makers of what is handed to the engine.
+    """The shared part of requests that differ in their prompt, and the makers of the engine's objects.
 
         tokens of a request   head | its own ids | foot | tail       the first three are its state
 
     ``tail`` is a tree behind an empty state: (token ids, positions, starts, parents); its first segment continues the
-    state's. ``back``: how many tokens before the end of the state the readout's rows count from. A state has ``least``
-    to ``most`` tokens. ``shape(n)`` are positions and starts of a prompt of n tokens without branches. ``common`` are
-    the fields of ``Prepared`` after the tree, up to the salt; ``reading`` those of ``Admitted`` after the first."""
+    state's. ``back``: how many tokens before the end of the state the readout's rows count from. A state has
+    ``least`` to ``most`` tokens. ``shape(n)`` are positions and starts of a prompt of n tokens without branches.
+    ``common`` are the fields of ``Prepared`` after the tree, up to the salt; ``admitted_fields`` those of
+    ``Admitted`` after the first."""
 
     cdef Maker tree, prepared, admitted
     cdef object shape
     cdef cnp.ndarray head, foot, tail, positions, starts, parents
-    cdef tuple common, reading
+    cdef tuple common, admitted_fields
     cdef int64_t back, least, most
 
     def __cinit__(self, tuple makers not None, shape, head, foot, tuple tail not None, tuple common not None,
-                 tuple reading not None, *, int64_t back, int64_t least, int64_t most):
+                 tuple admitted_fields not None, *, int64_t back, int64_t least, int64_t most):
         tree, prepared, admitted = makers
         self.tree, self.prepared, self.admitted = <Maker?>tree, <Maker?>prepared, <Maker?>admitted
-        self.shape, self.common, self.reading = shape, common, reading
+        self.shape, self.common, self.admitted_fields = shape, common, admitted_fields
         self.head, self.foot = _int32(head, "head"), _int32(foot, "foot")
         ids, positions, starts, parents = tail
         self.tail, self.positions = _int32(ids, "tail"), _int32(positions, "positions")
@@ -64,7 +65,7 @@ cdef class PromptMould:
         self.back, self.least, self.most = back, least, most
 
     def make(self, list prompts not None, int64_t id_limit, double tokenize_ms) -> tuple:
-        """An ``Admitted`` for each prompt: an int32 array, or what ``ids_below`` takes. None for a prompt that is
+        """An ``Admitted`` for each prompt: an int32 array, or an argument of ``ids_below``. None for a prompt that is
         anything else, has an id that is not below ``id_limit``, or makes a state of another length. And whether there
         is none of these."""
         cdef list out = []
@@ -101,7 +102,7 @@ cdef class PromptMould:
             positions, starts = _grown(state, self.positions, self.starts)
         tree = self.tree.make((ids, positions, starts, self.parents))
         prepared = self.prepared.make((tree, *self.common, 0, tokenize_ms, state - self.back))
-        return self.admitted.make((prepared, *self.reading))
+        return self.admitted.make((prepared, *self.admitted_fields))
 
 
 cdef inline void _copy(int32_t* to, cnp.ndarray ids) noexcept:

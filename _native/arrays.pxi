@@ -175,30 +175,3 @@ cdef int64_t _count(int64_t n, str name) except -1:
     if n < 0:
         raise ValueError(f"{name}: {n} is negative")
     return n
-
-
-cdef cnp.ndarray _indptr(object x, str name, int64_t limit):
-    """Row boundaries: int32, from 0 up to ``limit``, never falling."""
-    cdef cnp.ndarray a = _int32(x, name)
-    cdef int32_t* p = _data(a)
-    cdef int64_t i, n = _len(a)
-    cdef int32_t before = 0
-    if n < 1 or p[0] != 0:
-        raise ValueError(f"{name}: must start with 0")
-    for i in range(1, n):
-        if p[i] < before:
-            raise ValueError(f"{name}: falls from {before} to {p[i]} at {i}")
-        before = p[i]
-    if before > limit:
-        raise ValueError(f"{name}: ends at {before}, past the {limit} values given")
-    return a
-
-
-cdef object _rows(object x, str name, int64_t rows, object dtype):
-    """A per-row argument: one number for all rows, or an array of one a row."""
-    if isinstance(x, (int, np.integer)):
-        return np.full(rows, x, dtype)
-    a = np.require(x, dtype, "CA")
-    if a.ndim != 1 or a.shape[0] != rows:
-        raise ValueError(f"{name}: one value or {rows} are needed, not shape {a.shape}")
-    return a

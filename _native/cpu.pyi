@@ -32,14 +32,14 @@ def rotate_rows(
     heads: int,
     width: int,
     eps: float,
-    turns: int,
+    rope_table: int,
     positions: int,
     threads: int,
 ) -> None: ...
 def activate_rows(
     values: int, stride: int, half: bool, rows: int, inner: int, kind: int, gated: bool, threads: int
 ) -> None: ...
-def product_rows(
+def matmul_rows(
     x: int,
     x_stride: int,
     weight: int,
@@ -67,6 +67,51 @@ def write_pool_rows(
     slots: int,
     rows: int,
     half: bool,
+    threads: int,
+) -> None: ...
+
+PACKINGS: dict[str, int]
+PACKED_KERNELS: dict[str, str]
+PACKED_GROUP: int
+BLOCK_KINDS: dict[str, int]
+INT8_BLOCK: int
+Q8_BYTES: int
+MOST_INT8_WEIGHT: float
+
+def packed_words(outputs: int, inputs: int, packing: int) -> int: ...
+def pack_rows(
+    weight: int, stride: int, half: bool, outputs: int, inputs: int, packing: int, words: int, first: int = 0
+) -> None: ...
+def pack_q8_rows(rows: int, outputs: int, inputs: int, words: int) -> None: ...
+def dequantize_rows(kind: int, blocks: int, rows: int, inputs: int, out: int) -> None: ...
+def quantize_rows(weight: int, rows: int, inputs: int, out: int) -> None: ...
+def unpack_rows(words: int, outputs: int, inputs: int, packing: int, chosen: int, count: int, out: int) -> None: ...
+def int8_pairs(
+    words: int,
+    outputs: int,
+    inputs: int,
+    x: int,
+    x_stride: int,
+    chosen: int,
+    count: int,
+    room: int,
+    out: int,
+) -> None: ...
+def int8_row_words(inputs: int) -> int: ...
+def packed_matmul(
+    x: int,
+    x_stride: int,
+    half: bool,
+    words: int,
+    bias: int,
+    out: int,
+    out_stride: int,
+    out_half: bool,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    packing: int,
+    adds: bool,
     threads: int,
 ) -> None: ...
 
@@ -139,3 +184,66 @@ class PagedRows:
         cap: float = 0.0,
         threads: int = 1,
     ) -> None: ...
+
+MOST_TAPS: int
+
+def state_floats(shape: tuple[int, int, int, int]) -> int: ...
+
+@final
+class Sequences:
+    slots: int
+    def __init__(self, starts: Any, parents: Any, load: Any, store: Any, slots: int, kernel: int) -> None: ...
+    def convolve(
+        self,
+        x: int,
+        x_stride: int,
+        out: int,
+        out_stride: int,
+        factor: int,
+        weight: int,
+        bias: int,
+        windows: int,
+        slot_stride: int,
+        channels: int,
+        rows: int,
+        slots: int,
+        half: bool,
+        threads: int,
+    ) -> None: ...
+    def delta(
+        self,
+        x: int,
+        x_stride: int,
+        gates: int,
+        made: int,
+        made_stride: int,
+        weight: int,
+        rate: int,
+        offset: int,
+        windows: int,
+        states: int,
+        slot_stride: int,
+        shape: tuple[int, int, int, int],
+        rows: int,
+        slots: int,
+        half: bool,
+        threads: int,
+    ) -> None: ...
+
+def gate_rows(
+    x: int,
+    x_stride: int,
+    x_half: bool,
+    by: int,
+    by_stride: int,
+    out: int,
+    out_stride: int,
+    half: bool,
+    gain: int,
+    rows: int,
+    heads: int,
+    width: int,
+    eps: float,
+    silu: bool,
+    threads: int,
+) -> None: ...

@@ -8,7 +8,7 @@ the only caller. The headers under ``include/prelude/cpu`` hold the kernels and 
 from __future__ import annotations
 
 cimport ndarray as cnp
-from libc.stdint cimport int32_t, int64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -43,7 +43,7 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         int64_t heads
         int64_t width
         float eps
-        const float* turns
+        const float* rope_table
         const int64_t* positions
 
     cdef enum class Activation(int32_t):
@@ -60,7 +60,7 @@ cdef extern from "prelude/cpu/types.hpp" namespace "prelude::cpu" nogil:
         Activation kind
         cbool gated
 
-    cdef struct ProductArgs:
+    cdef struct MatmulArgs:
         const void* x
         const void* weight
         void* out
@@ -116,7 +116,7 @@ cdef extern from "prelude/cpu/row_work.hpp" namespace "prelude::cpu" nogil:
         int lanes
 
     const Kernels& best_kernels()
-    const Kernels& product_kernels(const Kernels&)
+    const Kernels& matmul_kernels(const Kernels&)
     cbool rms_norm(const Kernels&, const NormArgs&, int64_t rows, Fork, int threads)
     cbool norm_rotate(const Kernels&, const RotateArgs&, int64_t rows, Fork, int threads)
     cbool layer_norm(const Kernels&, const NormArgs&, int64_t rows, Fork, int threads)
@@ -128,9 +128,9 @@ cdef extern from "prelude/cpu/parallel.hpp" namespace "prelude::cpu" nogil:
     vector[int64_t] borrowed_ids "prelude::cpu::thread_ids"(Fork, int threads) except +
 
 
-cdef extern from "prelude/cpu/product.hpp" namespace "prelude::cpu" nogil:
-    cbool product(const Kernels&, const ProductArgs&, Fork, int threads)
-    cbool product_worth_releasing_gil "prelude::cpu::worth_releasing_gil"(const ProductArgs&)
+cdef extern from "prelude/cpu/matmul.hpp" namespace "prelude::cpu" nogil:
+    cbool matmul(const Kernels&, const MatmulArgs&, Fork, int threads)
+    cbool matmul_worth_releasing_gil "prelude::cpu::worth_releasing_gil"(const MatmulArgs&)
 
 
 cdef extern from "prelude/cpu/pool_rows.hpp" namespace "prelude::cpu" nogil:
@@ -164,7 +164,7 @@ cdef extern from "prelude/cpu/attention_plan.hpp" namespace "prelude::cpu" nogil
 
 
 cdef const Kernels* kernels = &best_kernels()
-cdef const Kernels* for_products = &product_kernels(kernels[0])
+cdef const Kernels* for_matmul = &matmul_kernels(kernels[0])
 cdef Fork fork = NULL
 
 NAME = kernels.name.decode()
@@ -225,7 +225,7 @@ def norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int6
 
 
 def rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_stride, bint half, uintptr_t gain,
-                int64_t rows, int64_t heads, int64_t width, float eps, uintptr_t turns, uintptr_t positions,
+                int64_t rows, int64_t heads, int64_t width, float eps, uintptr_t rope_table, uintptr_t positions,
                 int threads):
     """Norm per head (where ``gain`` is not 0) and rotary embedding; ``out`` may be ``values``."""
     cdef RotateArgs args
@@ -239,7 +239,7 @@ def rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_
     args.heads = heads
     args.width = width
     args.eps = eps
-    args.turns = <const float*> turns
+    args.rope_table = <const float*> rope_table
     args.positions = <const int64_t*> positions
     if worth_releasing_gil(rows * heads * width):
         with nogil:
@@ -279,11 +279,11 @@ def activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int
     check(done)
 
 
-def product_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows,
-                 int64_t width, int64_t outputs, bint half, bint out_half, bint adds, int threads):
+def matmul_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows,
+                int64_t width, int64_t outputs, bint half, bint out_half, bint adds, int threads):
     """``out = x @ weight.T`` for a few rows, or ``out += ...`` where it ``adds``. ``weight`` is [outputs, width] and
     of x's type; ``half``: that is bfloat16."""
-    cdef ProductArgs args
+    cdef MatmulArgs args
     cdef cbool done
     if adds and out_half:
         raise ValueError("sums are added in float32")
@@ -293,18 +293,19 @@ def product_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out,
     args.type = Type.bf16 if half else Type.f32
     args.out_type = Type.bf16 if out_half else Type.f32
     args.adds = adds
-    if product_worth_releasing_gil(args):
+    if matmul_worth_releasing_gil(args):
         with nogil:
-            done = product(for_products[0], args, fork, threads)
+            done = matmul(for_matmul[0], args, fork, threads)
     else:
-        done = product(for_products[0], args, fork, threads)
+        done = matmul(for_matmul[0], args, fork, threads)
     check(done)
 
 
 def write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k, uintptr_t pool_v,
                     int64_t values, int64_t num_tokens, int64_t num_slots, uintptr_t tokens, uintptr_t slots,
                     int64_t rows, bint half, int threads):
-    """K and V of token ``tokens[i]`` (``i`` where ``tokens`` is 0), ``values`` each, into the pool at ``slots[i]``."""
+    """K and V of token ``tokens[i]`` (``i`` where ``tokens`` is 0), ``values`` each, into the pool at
+    ``slots[i]``."""
     cdef PoolRowsArgs args
     cdef cbool inside
     args.k, args.v = <const void*> k, <const void*> v
@@ -324,7 +325,7 @@ def write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride
 
 
 cdef class Attention:
-    """What attends to what in one step; ``run`` does a layer. One thread at a time.
+    """The attention of one step; ``run`` does a layer. One thread at a time.
 
     Item i has queries ``query_starts[i]:query_starts[i + 1]`` and the keys of runs
     ``run_starts[i]:run_starts[i + 1]``, in order; query q sees the first ``visible[q]`` of them. A run is
@@ -441,3 +442,7 @@ cdef cnp.ndarray column(object values, type dtype, str name):
 
 
 include "paged.pxi"
+
+
+include "packed.pxi"
+include "recurrent.pxi"

@@ -1,4 +1,4 @@
-# The C++ core as Cython sees it: what the headers under include/prelude declare. Part of core.pyx.
+# The declarations of the headers under include/prelude, for Cython. Part of core.pyx.
 
 cdef extern from "Python.h" nogil:
     ctypedef struct PyThreadState:
@@ -10,6 +10,7 @@ cdef extern from "Python.h" nogil:
 cdef extern from "Python.h":
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     PyObject** PySequence_Fast_ITEMS(object sequence)
+    bint PyUnicode_IS_ASCII(object text)
     ctypedef struct PyTypeObject:
         pass
 
@@ -75,6 +76,16 @@ cdef extern from "prelude/block_allocator.hpp" namespace "prelude" nogil:
     int32_t MAX_BLOCKS "prelude::BlockAllocator::kMaxBlocks"
 
 
+cdef extern from "prelude/prefix_states.hpp" namespace "prelude" nogil:
+    cdef cppclass PrefixStates:
+        cbool any()
+        int32_t size()
+        int32_t num_free()
+        int32_t num_kept()
+        int64_t evicted()
+        const char* audit()
+
+
 cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
     cdef enum class NodeState(unsigned char):
         absent
@@ -112,6 +123,7 @@ cdef extern from "prelude/prefix_trie.hpp" namespace "prelude" nogil:
         int32_t num_moved()
         int32_t num_watches()
         int32_t take_moved(int32_t*) except +
+        PrefixStates& states()
         int32_t num_nodes()
         int32_t num_promised()
         int32_t num_probation()
@@ -192,22 +204,28 @@ cdef extern from "prelude/packer.hpp" namespace "prelude" nogil:
 
 
 cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
+    cdef struct CKept "prelude::Lease::Kept":
+        int32_t slot, blocks
+
     cdef cppclass CLease "prelude::Lease":
         cbool growable, released
-        int32_t node, promise, promised, borrowed, ahead, slot
+        int32_t node, promise, promised, borrowed, ahead, state_slot, state_from, base, branch, num_kept
+        CKept kept[2]
         vector[int32_t] shared, own
         int64_t num_blocks()
         void table(int32_t* out)
 
     cdef cppclass CKvPool "prelude::KvPool":
-        CKvPool(CPrefixTrie& trie, cbool caching, int32_t slots) except +
+        CKvPool(CPrefixTrie& trie, cbool caching, int32_t state_slots, int32_t prefix_slots) except +
         cbool caching()
         int32_t block_size()
         int64_t live_leases()
         int64_t evictions()
-        int32_t num_slots()
-        int32_t free_slots()
-        cbool take_slot(CLease&)
+        int32_t num_state_slots()
+        int32_t free_state_slots()
+        cbool keeps_states()
+        cbool take_state_slot(CLease&)
+        void keep_states(CLease&, int64_t, int64_t, int64_t, cbool)
         Result attach(const int32_t*, int64_t, uint64_t, int64_t, CLease*) except +
         Result take(CLease&, int64_t, cbool) except +
         void begin_plan()
@@ -354,9 +372,9 @@ cdef extern from "prelude/cost_fit.hpp" namespace "prelude" nogil:
     double c_prompt_keys "prelude::prompt_keys"(double uncached, double cached)
 
 
-cdef extern from "prelude/slots.hpp" namespace "prelude":
-    Py_ssize_t slot_offset(object kind, object descriptor) noexcept
-    PyObject* slot_of(PyObject* of, Py_ssize_t offset) noexcept
+cdef extern from "prelude/members.hpp" namespace "prelude":
+    Py_ssize_t member_offset(object kind, object descriptor) noexcept
+    PyObject* member_of(PyObject* of, Py_ssize_t offset) noexcept
     object new_filled(PyTypeObject* kind, const Py_ssize_t* offsets, PyObject** values, Py_ssize_t count)
 
 

@@ -109,11 +109,43 @@ cdef class Ends:
         return self.found[id]
 
     def outcomes_of(self, list requests not None):
-        """Theirs, where all of them ended well, in this order, at once; else None."""
+        """Theirs, where all of them ended well, in this order, at once; else None. The requests are let go: each
+        refers to its sink, which refers to these ends."""
         cdef Py_ssize_t i
+        cdef list outcomes = self.outcomes
         if self.requests is None or len(self.requests) != len(requests):
             return None
         for i in range(len(requests)):
             if self.requests[i] is not requests[i]:
                 return None
-        return self.outcomes
+        self.spread()
+        return outcomes
+
+
+def finish_each(list admitted not None, list calls not None, list outcomes not None, timed) -> list:
+    """The callers' results of tasks that ended well, in order; an error of ``finish`` is a value.
+    ``timed(admitted, timeline, outcome)`` makes the result of a call that has a timeline."""
+    cdef Py_ssize_t i
+    cdef list out = []
+    for i in range(len(outcomes)):
+        item, timeline = admitted[i], calls[i].timeline
+        try:
+            out.append(item.finish(outcomes[i]) if timeline is None else timed(item, timeline, outcomes[i]))
+        except Exception as error:
+            out.append(error)
+    return out
+
+
+def result_sizes(list admitted not None) -> list:
+    """Of each admitted task, how many pairs of a token and its logprob its result has; 0 of an error."""
+    cdef list out = []
+    cdef object readout = None, size = 0
+    for item in admitted:
+        if isinstance(item, BaseException):
+            out.append(0)
+            continue
+        if item.prepared.readout is not readout:
+            readout = item.prepared.readout
+            size = 0 if readout is None else readout.result_size
+        out.append(size)
+    return out

@@ -1,7 +1,7 @@
-# What the module raises, and which status becomes which error. Part of core.pyx.
+# The errors of the module, and the error of each status. Part of core.pyx.
 
 class NativeError(Exception):
-    """Base of what this module raises on purpose. The call that raised has changed nothing."""
+    """Base of the errors that this module raises on purpose. The call that raised has changed nothing."""
 
 
 class OutOfBlocks(NativeError):

@@ -3,11 +3,13 @@
 @cython.final
 @cython.freelist(256)
 cdef class Lease:
-    """What a request holds of a pool. ``shared`` are the blocks of the locked path of the trie, and after them
-    ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence order,
-    the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that a leader
-    is filling. A lease that is not ``growable`` is a OneShot row's: its own blocks are what the step publishes.
-    ``slot``: where a recurrent model keeps the sequence's state; -1 where it keeps none.
+    """The blocks that a request holds of a pool. ``shared`` are the blocks of the locked path of the trie, and after
+    them ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence
+    order, the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that a
+    leader is filling. A lease that is not ``growable`` is a OneShot row's: its own blocks are those that the step
+    publishes. ``state_slot``: where a recurrent model keeps the sequence's state; -1 where it keeps none.
+    ``state_from``: the slot of the state at the end of the first ``base`` blocks; -1 where there is none. ``kept``:
+    (slot, blocks) of states that the step being planned leaves behind so many blocks.
     """
 
     cdef CLease c
@@ -41,8 +43,20 @@ cdef class Lease:
         return self.c.ahead
 
     @property
-    def slot(self) -> int:
-        return self.c.slot
+    def state_slot(self) -> int:
+        return self.c.state_slot
+
+    @property
+    def state_from(self) -> int:
+        return self.c.state_from
+
+    @property
+    def base(self) -> int:
+        return self.c.base
+
+    @property
+    def kept(self) -> list:
+        return [(self.c.kept[k].slot, self.c.kept[k].blocks) for k in range(self.c.num_kept)]
 
     @property
     def num_shared(self) -> int:
@@ -72,22 +86,23 @@ cdef class Lease:
 
 
 cdef class KvPool:
-    """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``slots``: how many
-    sequences a recurrent model keeps a state of; a pool that has any does not cache prefixes, which have none."""
+    """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``state_slots``: how
+    many sequences a recurrent model keeps a state of. ``prefix_slots``: of how many cached prefixes, in the slots
+    behind these; without any, such a pool does not cache."""
 
-    cdef CKvPool* c  # owned; refers to what `trie` and `allocator` keep alive
+    cdef CKvPool* c  # owned; refers to memory that `trie` and `allocator` keep alive
     cdef COneShotGroup* group  # owned: the OneShot rows of the step being planned
     cdef readonly BlockAllocator allocator
     cdef readonly PrefixTrie trie
     cdef readonly int64_t unkept  # OneShot prompts of which no block was kept, for want of room
 
     def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True,
-                  int32_t slots=0):
-        if slots < 0:
-            raise ValueError("slots must be >= 0")
+                  int32_t state_slots=0, int32_t prefix_slots=0):
+        if state_slots < 0 or prefix_slots < 0:
+            raise ValueError("state_slots and prefix_slots must be >= 0")
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.trie = PrefixTrie(self.allocator)
-        self.c = new CKvPool(self.trie.c[0], prefix_cache, slots)
+        self.c = new CKvPool(self.trie.c[0], prefix_cache, state_slots, prefix_slots)
         self.group = new COneShotGroup(self.c[0])
 
     def __dealloc__(self):
@@ -116,21 +131,39 @@ cdef class KvPool:
         return self.c.evictions()
 
     @property
-    def num_slots(self) -> int:
-        return self.c.num_slots()
+    def num_state_slots(self) -> int:
+        return self.c.num_state_slots()
 
     @property
-    def free_slots(self) -> int:
-        return self.c.free_slots()
+    def free_state_slots(self) -> int:
+        return self.c.free_state_slots()
 
-    def take_slot(self, Lease lease not None) -> bool:
-        """A recurrent slot for a Decode lease; False when all are taken."""
-        if not lease.c.growable or lease.c.slot >= 0 or lease.c.released:
-            raise RuntimeError("a lease that is released, OneShot, or has a slot takes none")
-        return self.c.take_slot(lease.c)
+    @property
+    def keeps_states(self) -> bool:
+        """Whether cached prefixes have states of recurrent layers."""
+        return self.c.keeps_states()
+
+    @property
+    def prefix_states(self) -> int:
+        """Cached prefixes that have a state."""
+        return self.trie.c.states().num_kept()
+
+    def keep_states(self, Lease lease not None, int64_t start, int64_t stop, int64_t end,
+                    *, cbool evict_used=False) -> None:
+        """Slots for the states that a step leaves behind, which computes tokens ``start`` to ``stop`` of the lease's
+        prompt: at its branch, and behind the last full block of its first ``end`` tokens."""
+        self.allocator.enter()
+        self.c.keep_states(lease.c, start, stop, end, evict_used)
+        self.allocator.writer.leave()
+
+    def take_state_slot(self, Lease lease not None) -> bool:
+        """A state slot for a Decode lease; False when all are taken."""
+        if not lease.c.growable or lease.c.state_slot >= 0 or lease.c.released:
+            raise RuntimeError("a lease that is released, OneShot, or has a state slot takes none")
+        return self.c.take_state_slot(lease.c)
 
     def begin_plan(self) -> None:
-        """A new step: what earlier ones promised may be waited for, not borrowed."""
+        """A new step: promises of earlier ones may be waited for, not borrowed."""
         self.c.begin_plan()
 
     def attach(self, tokens, uint64_t salt, int64_t max_tokens, *, cbool growable) -> Lease:
@@ -151,23 +184,15 @@ cdef class KvPool:
         """Takes ``num_blocks`` more for a Decode lease; False, and nothing changed, when the pool cannot."""
         if not lease.c.growable:
             raise RuntimeError("a OneShot lease cannot grow")
-        return self._take(lease, num_blocks, False)
-
-    cdef cbool _take(self, Lease lease, int64_t num_blocks, cbool spare_protected) except? False:
         cdef Result r
         self.allocator.enter()
         try:
-            r = self.c.take(lease.c, num_blocks, spare_protected)
+            r = self.c.take(lease.c, num_blocks, False)
         finally:
             self.allocator.writer.leave()
         if r.status != Status.out_of_blocks:
             _check(r)
         return r.ok()
-
-    def take_for_publishing(self, Lease lease not None, int64_t num_blocks, *, cbool evict_promoted) -> bool:
-        """Blocks for the part of a OneShot prompt that will be published. Without ``evict_promoted`` what was hit
-        before is never evicted for it: publishing is a favour, not a need."""
-        return num_blocks > 0 and self.c.caching() and self._take(lease, num_blocks, not evict_promoted)
 
     def promise(self, Lease lease not None, tokens, uint64_t salt) -> None:
         """The lease's own blocks of ``tokens`` will be written by the step that is being planned."""
@@ -181,14 +206,14 @@ cdef class KvPool:
         _check(r)
 
     def borrow(self, Lease lease not None, tokens, uint64_t salt) -> bool:
-        """The lease reads what a leader of the same step writes: ``ahead`` blocks of it. False: its leader runs in an
+        """The lease reads blocks that a leader of the same step writes: ``ahead`` of them. False: its leader runs in an
         earlier step."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         return self.c.borrow(lease.c, _data(t), _len(t), salt)
 
     def withdraw(self, Lease lease not None) -> None:
-        """The step never happened: what it promised or borrowed is gone, and with it what came after. The lease keeps
-        its locked path, all of it computed."""
+        """The step never happened: its promises and borrowed blocks are gone, and with them the blocks after them. The
+        lease keeps its locked path, all of it computed."""
         cdef Result r
         self.allocator.enter()
         try:
@@ -213,7 +238,7 @@ cdef class KvPool:
         _check(r)
 
     def release(self, Lease lease not None) -> None:
-        """The one place where held blocks, locks and slots are given back."""
+        """The one place where held blocks, locks and state slots are given back."""
         self.take_back(lease)
 
     cdef int take_back(self, Lease lease) except -1:
@@ -229,8 +254,8 @@ cdef class KvPool:
         return 0
 
     def audit(self, leases) -> None:
-        """Conservation: free + used + cached == total, and nobody holds what is not on ``leases``; where there are
-        recurrent slots, each Decode lease has one of its own and OneShot leases have none."""
+        """Conservation: free + used + cached == total, and no block is held that is not on ``leases``; where there are
+        state slots, each Decode lease has one of its own and OneShot leases have none."""
         self.allocator.audit()
         self.trie.audit()
         if self.c.live_leases() != len(leases):
@@ -240,8 +265,22 @@ cdef class KvPool:
             held.update(lease.own, lease.shared.tolist())
         if len(held) != self.allocator.num_used:
             raise RuntimeError(f"{self.allocator.num_used} blocks are used, leases hold {len(held)}")
-        slots = [lease.slot for lease in leases if lease.slot >= 0]
-        if len(set(slots)) != len(slots) or self.free_slots + len(slots) != self.num_slots:
-            raise RuntimeError(f"{self.free_slots} of {self.num_slots} slots are free, leases hold {sorted(slots)}")
-        if self.num_slots and any([lease.growable != (lease.slot >= 0) for lease in leases]):
-            raise RuntimeError("a Decode lease has no recurrent slot, or a OneShot lease has one")
+        held_slots = [lease.state_slot for lease in leases if lease.state_slot >= 0]
+        if len(set(held_slots)) != len(held_slots) or self.free_state_slots + len(held_slots) != self.num_state_slots:
+            raise RuntimeError(f"{self.free_state_slots} of {self.num_state_slots} state slots are free, leases hold "
+                               f"{sorted(held_slots)}")
+        self.audit_states(leases)
+        if self.num_state_slots and any([lease.growable != (lease.state_slot >= 0) for lease in leases]):
+            raise RuntimeError("a Decode lease has no state slot, or a OneShot lease has one")
+
+    cdef int audit_states(self, leases) except -1:
+        """States of prefixes: each slot is free, kept at a node, or on a lease."""
+        cdef PrefixStates* states = &self.trie.c.states()
+        cdef const char* wrong = states.audit()
+        if wrong != NULL:
+            raise RuntimeError(wrong.decode())
+        cdef list taken = [slot for lease in leases for slot, _ in lease.kept]
+        if len(set(taken)) != len(taken) or states.num_free() + states.num_kept() + len(taken) != states.size():
+            raise RuntimeError(f"{states.num_free()} of {states.size()} slots for prefixes are free, "
+                               f"{states.num_kept()} are kept, leases have {sorted(taken)}")
+        return 0

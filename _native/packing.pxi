@@ -3,7 +3,7 @@
 def block_hashes(tokens, int32_t block_size=16, uint64_t salt=0, key: bytes | None = None):
     """The chained 64-bit hash of each full block. ``key``: 16 secret bytes for SipHash-2-4, else a plain mix.
 
-    The plain hash is a filter: whoever uses it compares tokens. The keyed one can name a block elsewhere.
+    The plain hash is a filter: its callers compare tokens. The keyed one can name a block elsewhere.
     """
     if block_size < 1:
         raise ValueError(f"block_size: {block_size} is less than 1")
@@ -82,7 +82,7 @@ cdef tuple _last_plain = (-1, None)
 
 cdef tuple _plain_arrays(int64_t count):
     """parents, context_lens, context_indptr and context_blocks of so many plain rows: shared with the step before
-    where that had as many, since what they hold is the same."""
+    where that had as many, since their values are the same."""
     global _last_plain
     cdef tuple last = _last_plain
     if count == <int64_t>last[0]:

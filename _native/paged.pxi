@@ -40,7 +40,7 @@ cdef extern from "prelude/cpu/paged_attention.hpp" namespace "prelude::cpu" nogi
 
 
 # Products of a float32 key and a query that this machine takes 10 us for, roughly: the measure of when to let go of
-# the GIL (see kReleaseGilNs), and what another thread is woken for.
+# the GIL (see kReleaseGilNs), and the work that is worth waking another thread.
 DEF SHORT_CALL = 100_000
 
 
@@ -88,7 +88,7 @@ cdef class PagedRows:
                int32_t heads, int32_t kv_heads, int32_t head_dim, bint bfloat16, float scale, float cap=0.0,
                int threads=1) -> None:
         """Writes ``out`` [rows, heads, head_dim] from queries (``q_stride`` elements a row) and a layer's K and V
-        [slots, kv_heads, head_dim]. The five are addresses: the caller vouches for what lies there. All elements are
+        [slots, kv_heads, head_dim]. The five are addresses: the caller vouches for the memory there. All elements are
         float32, or bfloat16. A ``cap`` above 0 makes a score ``cap * tanh(score / cap)``."""
         if self.num_slots > slots:
             raise ValueError(f"blocks: slot {self.num_slots - 1} is outside a pool of {slots}")

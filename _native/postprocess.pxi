@@ -1,4 +1,4 @@
-# What a step did to its rows, in one call over all of them. Part of core.pyx.
+# The results of a step applied to its rows, in one call over all of them. Part of core.pyx.
 
 cdef class StopRule:
     """When a generated text ends: the one home of this rule. A stop id ends it, which is part of the text with
@@ -30,25 +30,25 @@ cdef class StopRule:
 
 
 def end_with(Record r not None, token) -> tuple:
-    """What a Decode request's next token does to it: (whether it is part of the text, why the text ends or None)."""
+    """The effect of a Decode request's next token: (whether it is part of the text, why the text ends or None)."""
     cdef StopRule rule = StopRule()
     cdef str reason = rule.end(r, token, len(r.output) + 1)
     return rule.kept(reason), reason
 
 
-def settle_group(KvPool pool not None, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
+def postprocess_group(KvPool pool not None, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
                  int64_t vocab_size, double forward_ms, int64_t batch_size):
     """Ends the OneShot rows of a step that went well: publishes, gives leases back. (requests, their outcomes,
     [(request, token)] of those that failed: by numbers that are none, token None, or a token outside the vocabulary;
     these are not ended). ``row_ends`` and ``pair_ends`` say where each row's part of ``output`` ends, None where it
-    has one row; ``token_ids`` what was drawn, or None."""
-    return _settle_rows(pool, rows, computed, row_ends, pair_ends, output, token_ids, bad, vocab_size, forward_ms,
+    has one row; ``token_ids``: the sampled tokens, or None."""
+    return _postprocess_rows(pool, rows, computed, row_ends, pair_ends, output, token_ids, bad, vocab_size, forward_ms,
                         batch_size)
 
 
 cdef int _check_ends(int64_t rows, cnp.ndarray computed, cnp.ndarray row_ends, cnp.ndarray pair_ends,
                      cnp.ndarray token_ids) except -1:
-    """That each row's part lies within what a step put out."""
+    """Checks that each row's part lies within the step's output."""
     cdef int64_t i, read = rows
     if _len(computed) != rows or (pair_ends is not None and _len(pair_ends) != rows):
         raise ValueError(f"not one number for each of {rows} rows")
@@ -64,7 +64,7 @@ cdef int _check_ends(int64_t rows, cnp.ndarray computed, cnp.ndarray row_ends, c
     return 0
 
 
-cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
+cdef tuple _postprocess_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
                         int64_t vocab_size, double forward_ms, int64_t batch_size):
     cdef OneShotRow row
     cdef Record r
@@ -117,7 +117,7 @@ cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, 
             continue
         token = 0 if drawn == NULL else drawn[a]
         if r.state is not _PREFILL or lease is None:
-            raise RuntimeError(f"a request that is {r.state} cannot be settled")
+            raise RuntimeError(f"a request that is {r.state} cannot be postprocessed")
         if row.publish:
             pool.allocator.enter()
             try:
@@ -149,9 +149,9 @@ cdef tuple _settle_rows(KvPool pool, tuple rows, computed, row_ends, pair_ends, 
     return requests, outcomes, failed
 
 
-def settle_running(tuple requests, token_ids, bad, gone, int64_t vocab_size, double forward_ms,
+def postprocess_running(tuple requests, token_ids, bad, gone, int64_t vocab_size, double forward_ms,
                    int64_t batch_size) -> list:
-    """What a step did to its decode rows, and the token that each drew, appended where that is all there is to it.
+    """The results of a step for its decode rows. The sampled token is appended where a row needs no other work.
     The other rows, by number: their first token, one that may be their last, or one of a request with a stream, a
     timeline or a history.
     Left alone are those that have ended meanwhile, and those whose ids are in ``gone``."""

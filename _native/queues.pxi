@@ -1,10 +1,10 @@
 # Between threads: the inbox, the completions' way back, the step lock and the wake event. Part of core.pyx.
 #
-# The queues hold a reference on what is in them, from push to take. Nothing here waits for a lock but WakeEvent.wait.
+# The queues hold a reference on their contents, from push to take. Nothing here waits for a lock but WakeEvent.wait.
 
 cdef list _contents(Handover* queue, Link** left, bint owned):
     """Everything that was pushed until now, the oldest first. ``owned``: its parcels are the queue's own, and end
-    here. Where there is no memory for the list, what was taken stays in ``left`` and comes first the next time."""
+    here. Where there is no memory for the list, taken items stay in ``left`` and come first the next time."""
     cdef Py_ssize_t at = 0, n = 0
     cdef Link* link = queue.take()
     cdef Link* last = left[0]
@@ -62,7 +62,7 @@ cdef tuple _REASONS = ("queued_requests", "queued_tokens", "deadline")
 cdef class Inbox:
     """The way in. ``reserve`` takes places before anything is made, ``charge`` counts a request's tokens, ``post``
     hands requests over, all of a call in one piece; ``take`` is for the holder of the step lock. ``refusal(reason,
-    tokens)`` makes the error of what is turned away: by a subclass. Any thread, no lock."""
+    tokens)`` makes the error of a rejected request: by a subclass. Any thread, no lock."""
 
     cdef Handover queue
     cdef Link* left  # taken from the queue, and no memory to hand it on
@@ -109,7 +109,7 @@ cdef class Inbox:
 
     @property
     def items(self) -> list:
-        """What was posted and not taken, the oldest first. For the holder of the step lock."""
+        """The posted items that were not taken, the oldest first. For the holder of the step lock."""
         cdef Link* link = self.left
         cdef list out = []
         while link != NULL:
@@ -127,7 +127,7 @@ cdef class Inbox:
         return 0
 
     def refused(self, reason: str, count: int = 1) -> None:
-        """Counts what was turned away."""
+        """Counts rejected requests."""
         self.refusals[_REASONS.index(reason)].take(count, True)
 
     def reserve(self, int64_t count) -> Places:
@@ -162,7 +162,7 @@ cdef class Inbox:
         return True
 
     def post(self, list requests not None) -> None:
-        """What is posted will be answered; after ``close`` nothing is. Each request once."""
+        """Posted requests will be answered; after ``close`` none is posted. Each request once."""
         cdef Record r
         cdef Parcel* newest = NULL
         cdef Parcel* oldest = NULL
@@ -196,7 +196,7 @@ cdef class Inbox:
             raise
 
     def take(self) -> list:
-        """What was posted until now. For the holder of the step lock."""
+        """The items posted until now. For the holder of the step lock."""
         return _contents(&self.queue, &self.left, False)
 
     def leave(self, Record request not None) -> None:
@@ -257,6 +257,10 @@ cdef class Places:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Those that no posted request took."""
         if self.unposted:
             self.inbox.leave_all(self.unposted)
             self.unposted.clear()
@@ -276,14 +280,14 @@ cdef class Outlet:
         _drop_all(&self.queue, &self.left, True)
 
     def put(self, item) -> bool:
-        """Whether it is the first since the last ``take``: then whoever takes has to be told."""
+        """Whether it is the first since the last ``take``: then the taking thread has to be told."""
         cdef Parcel* parcel = new Parcel()
         Py_INCREF(item)
         parcel.content = <void*>item
         return self.queue.push(parcel, parcel) == Pushed.first
 
     def take(self) -> list:
-        """What was put until now, the oldest first."""
+        """The items put until now, the oldest first."""
         return _contents(&self.queue, &self.left, True)
 
 
@@ -362,5 +366,5 @@ cdef class WakeEvent:
             status = PyThread_acquire_lock_timed(self.sleeper, microseconds, 0)
         if status != PyLockStatus.PY_LOCK_ACQUIRED:
             return False
-        self.is_set.store(False)  # before the work is looked at: what comes from here on sets it again
+        self.is_set.store(False)  # before the work is looked at: work that comes later sets it again
         return True

@@ -1,4 +1,4 @@
-# What a step costs beside its rows, where a request that comes alone pays all of it. Part of core.pyx.
+# The work of a step beside its rows, all of which a lone request pays. Part of core.pyx.
 
 
 cdef vector[Py_ssize_t] _slot_offsets(type kind) except *:
@@ -6,7 +6,7 @@ cdef vector[Py_ssize_t] _slot_offsets(type kind) except *:
     cdef vector[Py_ssize_t] offsets
     cdef Py_ssize_t offset
     for field in _dataclasses.fields(kind):
-        offset = slot_offset(kind, getattr(kind, field.name, None))
+        offset = member_offset(kind, getattr(kind, field.name, None))
         if offset < 0:
             raise TypeError(f"{kind.__name__}: {field.name} is not a slot")
         offsets.push_back(offset)
@@ -15,8 +15,9 @@ cdef vector[Py_ssize_t] _slot_offsets(type kind) except *:
 
 @cython.final
 cdef class Maker:
-    """Makes instances of a dataclass of slots from values in order: what the ``__init__`` of a frozen one does, without
-    a call of ``object.__setattr__`` a field. Fields at the end that have a value by default may be left out."""
+    """Makes instances of a dataclass of slots from values in order, as the ``__init__`` of a frozen one does,
+    without a call of ``object.__setattr__`` a field. Fields at the end that have a value by default may be left
+    out."""
 
     cdef type kind
     cdef vector[Py_ssize_t] offsets
@@ -45,7 +46,7 @@ cdef class Maker:
 
 @cython.final
 cdef class CostFit:
-    """What a step is expected to take: a constant, tokens, keys that queries read, rows that meet the vocabulary."""
+    """The expected seconds of a step: a constant, tokens, keys that queries read, rows that meet the vocabulary."""
 
     cdef CCostFit* c  # owned
 
@@ -60,7 +61,7 @@ cdef class CostFit:
         return self.c.steps()
 
     def observe(self, double tokens, double keys, double rows, double seconds) -> None:
-        """A measured step. What cannot be one (no time, not a number) is ignored."""
+        """A measured step. Values that cannot be a time (zero, not a number) are ignored."""
         cdef FourDoubles x
         (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = 1.0, tokens, keys, rows
         self.c.observe(x, seconds)
@@ -146,7 +147,7 @@ def readouts_of(rows, nothing) -> list:
 
 
 cdef class StepCounts:
-    """What steps came to since the engine was made: ``steps`` by kind, tokens, rows that met the vocabulary."""
+    """The sums over steps since the engine was made: ``steps`` by kind, tokens, rows that met the vocabulary."""
 
     cdef public int64_t prefill_tokens, decode_tokens, prefix_hit_tokens, folded_tokens, lm_head_rows
     cdef public int64_t eager_steps, graph_replays, peak_activation_bytes

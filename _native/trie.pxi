@@ -1,4 +1,4 @@
-# PrefixTrie and what it answers with. Part of core.pyx.
+# PrefixTrie and its results. Part of core.pyx.
 
 cdef object _NONE = np.empty(0, np.int32)
 _NONE.setflags(write=False)
@@ -7,7 +7,7 @@ _NONE.setflags(write=False)
 @cython.final
 @cython.freelist(64)
 cdef class Match:
-    """What the trie has of a prompt. ``node`` is -1 when it has nothing; lock it before anything evicts."""
+    """The part of a prompt that the trie has. ``node`` is -1 when it has nothing; lock it before anything evicts."""
 
     cdef readonly int node
     cdef readonly int num_blocks
@@ -29,7 +29,7 @@ cdef class Match:
 @cython.final
 @cython.freelist(64)
 cdef class Inserted:
-    """What became of the blocks given, in order: ``duplicates``, then ``num_taken`` the trie's, then a rest.
+    """The places of the given blocks, in order: ``duplicates``, then ``num_taken`` the trie's, then a rest.
 
     ``node`` is the end of the prompt's ready path. Duplicates and rest stay with the caller; there is a rest
     only where the path before is gone or a leader's promise is in the way.
@@ -92,34 +92,9 @@ cdef class PrefixTrie:
         out.trie = self
         return out
 
-    def match_batch(self, tokens, indptr, salts=0, max_blocks=-1, cbool touch=True):
-        """``match`` of rows ``tokens[indptr[i]:indptr[i + 1]]``: nodes, ready and promised blocks as int32."""
-        cdef cnp.ndarray t = _int32(tokens, "tokens")
-        cdef cnp.ndarray ends = _indptr(indptr, "indptr", _len(t))
-        cdef int64_t i, rows = _len(ends) - 1
-        cdef cnp.ndarray salt_rows = _rows(salts, "salts", rows, np.uint64)
-        cdef const uint64_t* salt = <const uint64_t*>cnp.PyArray_DATA(salt_rows)
-        cdef cnp.ndarray most_rows = _rows(max_blocks, "max_blocks", rows, np.int32)
-        cdef const int32_t* most = _data(most_rows)
-        nodes, ready, promised = _new_int32(rows), _new_int32(rows), _new_int32(rows)
-        cdef int32_t* out_node = _data(nodes)
-        cdef int32_t* out_ready = _data(ready)
-        cdef int32_t* out_promised = _data(promised)
-        cdef const int32_t* p = _data(t)
-        cdef const int32_t* e = _data(ends)
-        cdef TrieMatch m
-        self.alloc.enter()
-        cdef PyThreadState* state = _let_go(e[rows] // self.alloc.c.block_size())
-        for i in range(rows):
-            m = self.c.match(p + e[i], e[i + 1] - e[i], salt[i], most[i], touch)
-            out_node[i], out_ready[i], out_promised[i] = m.node, m.blocks, m.promised
-        _take_back(state)
-        self.alloc.writer.leave()
-        return nodes, ready, promised
-
     def watch(self, tokens, uint64_t salt=0, int64_t max_blocks=-1):
         """(id, blocks ready now): a match that reports when its answer may have changed, see ``moved``. Not a hit.
-        The tokens are not kept; ``unwatch`` when nobody waits any more."""
+        The tokens are not kept; ``unwatch`` when no request waits any more."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef int32_t watch, ready = 0
         self.alloc.enter()
@@ -183,38 +158,11 @@ cdef class PrefixTrie:
         _check(r)
 
     def unlock(self, int32_t node) -> None:
-        """Gives the reference back; what nobody else locks is cached from here on, as the youngest."""
+        """Gives the reference back; nodes without another lock are cached from here on, as the youngest."""
         self.alloc.enter()
         cdef Result r = self.c.unlock(node)
         self.alloc.writer.leave()
         _check(r)
-
-    def lock_batch(self, nodes) -> None:
-        """``lock`` of each; all or none."""
-        self._lock_all(nodes, True)
-
-    def unlock_batch(self, nodes) -> None:
-        """``unlock`` of each; all or none."""
-        self._lock_all(nodes, False)
-
-    cdef int _lock_all(self, object nodes, cbool take) except -1:
-        cdef cnp.ndarray a = _int32(nodes, "nodes")
-        cdef const int32_t* p = _data(a)
-        cdef int64_t i, n = _len(a)
-        cdef Result r
-        self.alloc.enter()
-        for i in range(n):
-            r = self.c.lock(p[i]) if take else self.c.unlock(p[i])
-            if not r.ok():
-                while i > 0:
-                    i -= 1
-                    if take:
-                        self.c.unlock(p[i])
-                    else:
-                        self.c.lock(p[i])
-                break
-        self.alloc.writer.leave()
-        return _check(r) if n else 0
 
     def blocks(self, int32_t node):
         """The blocks from the root to ``node``."""
@@ -225,34 +173,11 @@ cdef class PrefixTrie:
         _check(self.c.blocks(node, _data(out)))
         return out
 
-    def blocks_batch(self, nodes):
-        """``blocks`` of each, end to end, with their row boundaries: (blocks, indptr)."""
-        cdef cnp.ndarray a = _int32(nodes, "nodes")
-        cdef const int32_t* p = _data(a)
-        cdef int64_t i, n = _len(a)
-        cdef cnp.ndarray ends = _new_int32(n + 1)
-        cdef int32_t* e = _data(ends)
-        cdef int32_t d
-        cdef int64_t total = 0
-        e[0] = 0
-        for i in range(n):
-            d = self.c.depth(p[i])
-            if d < 0:
-                raise StaleNode("does not exist (any more)", p[i])
-            total += d
-            if total > 2147483647:
-                raise ValueError("nodes: more blocks on their paths than int32 can count")
-            e[i + 1] = <int32_t>total
-        cdef cnp.ndarray out = _new_int32(total)
-        for i in range(n):
-            self.c.blocks(p[i], _data(out) + e[i])
-        return out, ends
-
     def allocate(self, int64_t n, cbool spare_protected=False):
         """``n`` blocks, evicting the coldest unlocked leaves where the free list is short.
 
         ``OutOfBlocks``, and nothing changed, when free and evictable blocks are fewer than ``n``.
-        ``spare_protected``: evict only what was never hit.
+        ``spare_protected``: evict only nodes that were never hit.
         """
         _count(n, "n")
         cdef int64_t available = self.alloc.c.num_free() + self.c.num_probation()
@@ -283,7 +208,7 @@ cdef class PrefixTrie:
         return freed
 
     def clear(self) -> int:
-        """Frees every block that nobody locks; how many it were."""
+        """Frees every block without a lock; returns their number."""
         return self.evict(self.alloc.c.num_blocks())
 
     def insert(self, tokens, blocks, uint64_t salt=0, int64_t first_block=0, cbool promoted=False):
@@ -312,53 +237,6 @@ cdef class PrefixTrie:
         out.num_taken = made.taken
         out.duplicates = b[:made.there] if made.there else _NONE
         return out
-
-    def insert_batch(self, tokens, indptr, blocks, block_indptr, salts=0, first_blocks=0, promoted=0):
-        """``insert`` of many rows: (nodes, duplicates, num_taken), the last two as numbers of blocks.
-
-        An error names its row in ``row``; the rows before it are in, it and those after it are not.
-        """
-        cdef cnp.ndarray t = _int32(tokens, "tokens")
-        cdef cnp.ndarray b = _int32(blocks, "blocks")
-        cdef cnp.ndarray tends = _indptr(indptr, "indptr", _len(t))
-        cdef cnp.ndarray bends = _indptr(block_indptr, "block_indptr", _len(b))
-        cdef int64_t i, rows = _len(tends) - 1
-        if _len(bends) != rows + 1:
-            raise ValueError("block_indptr: as many rows as indptr are needed")
-        cdef cnp.ndarray salt_rows = _rows(salts, "salts", rows, np.uint64)
-        cdef const uint64_t* salt = <const uint64_t*>cnp.PyArray_DATA(salt_rows)
-        cdef cnp.ndarray first_rows = _rows(first_blocks, "first_blocks", rows, np.int32)
-        cdef const int32_t* first = _data(first_rows)
-        cdef cnp.ndarray protect_rows = _rows(promoted, "promoted", rows, np.int32)
-        cdef const int32_t* protect = _data(protect_rows)
-        for i in range(rows):
-            _count(first[i], "first_blocks")
-        nodes, there, taken = _new_int32(rows), _new_int32(rows), _new_int32(rows)
-        cdef int32_t* out_node = _data(nodes)
-        cdef int32_t* out_there = _data(there)
-        cdef int32_t* out_taken = _data(taken)
-        cdef const int32_t* tp = _data(t)
-        cdef const int32_t* bp = _data(b)
-        cdef const int32_t* te = _data(tends)
-        cdef const int32_t* be = _data(bends)
-        cdef TrieInsert made
-        cdef Result r
-        made.node, made.there, made.taken = -1, 0, 0
-        self.alloc.enter()
-        cdef PyThreadState* state = _let_go(te[rows] // self.alloc.c.block_size())
-        for i in range(rows):
-            r = self.c.insert(tp + te[i], te[i + 1] - te[i], bp + be[i], be[i + 1] - be[i], salt[i],
-                              first[i], protect[i] != 0, &made)
-            if not r.ok():
-                break
-            out_node[i], out_there[i], out_taken[i] = made.node, made.there, made.taken
-        _take_back(state)
-        self.alloc.writer.leave()
-        if rows and not r.ok():
-            error = _error(r, 0)
-            error.row = i
-            raise error
-        return nodes, there, taken
 
     def promise(self, tokens, blocks, uint64_t salt=0, int64_t first_block=0) -> int:
         """As ``insert``, for blocks that are still to be filled: ``match`` shows them as promised.
@@ -410,6 +288,8 @@ cdef class PrefixTrie:
             "evicted_protected": n.evicted_hit,
             "promoted": n.promoted,
             "broken": n.broken,
+            "states": self.c.states().num_kept(),
+            "states_evicted": self.c.states().evicted(),
         }
 
     def audit(self) -> None:

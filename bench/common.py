@@ -44,14 +44,18 @@ class Measured:
         return min(self.seconds), max(self.seconds)
 
 
-def paired(variants: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1) -> dict[str, Measured]:
-    """Runs the variants in turn (A B A B ...), so that a drift of the machine meets all of them alike."""
+def paired(
+    variants: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1, rest: float = 0.0
+) -> dict[str, Measured]:
+    """Runs the variants in turn (A B A B ...), so that a drift of the machine meets all of them alike. ``rest``:
+    seconds before each run, for libraries whose threads go on spinning after one and would slow the next variant."""
     for _ in range(warmup):
         for run in variants.values():
             run()
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(repeats):
         for name, run in variants.items():
+            time.sleep(rest)
             began = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - began)
@@ -90,6 +94,7 @@ class Row:
         return f"[{self.low:.2f} .. {self.high:.2f}]"
 
 
+COLUMN_PANELS = 3  # more panels than these stand side by side in two columns
 Panels = dict[str, list[tuple[str, Row]]]
 """The panels of a figure by title: each row with the label of its bar."""
 
@@ -162,16 +167,20 @@ class Report:
         panels = self.panels(unit) if panels is None else panels
         if not panels:
             raise SystemExit(f"--plot: there is no row in {unit!r} to draw")
-        heights = [0.8 + 0.25 * len(rows) for rows in panels.values()]
+        columns = 2 if len(panels) > COLUMN_PANELS else 1
+        lines = [list(panels.items())[at : at + columns] for at in range(0, len(panels), columns)]
+        heights = [0.8 + 0.25 * max(len(rows) for _, rows in line) for line in lines]
         figure, all_axes = plt.subplots(
-            len(panels),
-            1,
-            figsize=(9, sum(heights) + 0.5),
+            len(lines),
+            columns,
+            figsize=(9 if columns == 1 else 15, sum(heights) + 0.5),
             height_ratios=heights,
             squeeze=False,
             layout="constrained",
         )
-        for axes, (title, rows) in zip(all_axes[:, 0], panels.items()):
+        for axes in all_axes.flat[len(panels) :]:
+            axes.remove()
+        for axes, (title, rows) in zip(all_axes.flat, panels.items()):
             draw_panel(axes, f"{title} ({unit})", rows)
         figure.suptitle(self.title, x=0.01, ha="left", fontsize=11)
         figure.savefig(path, dpi=110)
@@ -197,15 +206,18 @@ def draw_panel(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
     axes.invert_yaxis()
     if min(values) > 0 and max(values) > 20 * min(values):
         axes.set_xscale("log")
-        axes.set_xlim(left=min(1.0, min(values) / 2))
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        left = min(1.0, min(values) / 2)
+        axes.set_xlim(left=left)
+        close = max(values) < 2000 * left  # beyond it the digits of so many ticks stand into one another
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,), numticks=20))
         axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     end = min(max(row.high for _, row in rows), 1.5 * max(values))  # one bar's spread does not flatten all bars
     for at, (_, row) in enumerate(rows):
         text = f"{row.value:,.0f}" if row.value >= 100 else f"{row.value:.3g}"
         beside = (min(max(row.value, row.high), end), at)
-        axes.annotate(text, beside, (4, 0), textcoords="offset points", va="center", fontsize=8)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a spread may go on behind it
+        axes.annotate(text, beside, (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=box)
     axes.set_xlim(right=1.15 * end if axes.get_xscale() == "linear" else 2 * end)
     axes.axvline(1.0, color="#444444", linewidth=0.8, zorder=0)
     axes.set_title(title, loc="left", fontsize=9)
@@ -227,7 +239,7 @@ def figure_path(value: str) -> Path:
     if path.suffix.lower() not in FIGURES:
         raise argparse.ArgumentTypeError(f"{value!r} does not end in {', '.join(FIGURES)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError("matplotlib is not installed: pip install 'prelude-engine[bench]'")
+        raise argparse.ArgumentTypeError("matplotlib is not installed: pip install matplotlib")
     return path
 
 

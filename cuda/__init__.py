@@ -1,18 +1,21 @@
-"""prelude.cuda: the CUDA executor. Importing it touches no driver; ``driver.missing()`` says what it would lack.
+"""prelude.cuda: the CUDA executor. Importing it touches no driver; ``driver.missing()`` names the missing parts.
 
 driver.py      cuda-python: streams, events, copies, graphs, NVRTC, kernel launches. Nothing else calls a driver
 compiler.py    kernels/*.cu -> cubin, cached by content
-device.py      what a step asks of a device, as one protocol, and the real one
-kernels.py     our kernels: names, arguments, and what each may touch
+device.py      the operations of a device that a step uses, as one protocol, and the real device
+kernels.py     our kernels: names, arguments, and the memory that each may touch
 attention.py   the one file that calls FlashInfer
 layout.py      ForwardBatch -> token order and attention levels, plain numpy
 staging.py     one packed copy a step, results behind it; fixed places with bounds
 shapes.py      buckets of captured graphs
 forward.py     the decoder as a list of operations on fixed buffers
-reading.py     hidden rows -> numbers: what every reading is; read_logprobs.py, read_samples.py, read_vectors.py;
-               readings.py: all of a step
+readout_operation.py   hidden rows -> numbers: the interface of a readout on the device
+read_*.py      the kinds of readouts: logprobs, sampled tokens, vectors
+step_readouts.py       all readouts of a step
+matmul_search.py       the fastest cuBLASLt algorithm of each matmul, kept on disk; cublaslt.py: its C interface
+graphs.py      recorded steps and which of them are kept
 weights.py     checkpoint -> merged places on the device, through pinned memory
-memory.py      what may be taken, what becomes blocks
+memory.py      the share of device memory that becomes KV blocks
 executor.py    the Executor
 """
 

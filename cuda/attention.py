@@ -1,6 +1,6 @@
 """The one file that calls FlashInfer (read in 0.7.2.post1). Plans are made outside of graphs, into fixed buffers.
 
-What its wrappers demand, and how it is met here:
+The demands of its wrappers, and how they are met here:
 
 - The first plan of a wrapper in graph mode fixes the most rows it will ever have: the caller plans a full bucket
   first.
@@ -26,7 +26,7 @@ from prelude.cuda.device import CudaDevice, Mark
 from torch import Tensor
 
 HEAD_DIMS = (64, 128, 256)
-"""Head widths FlashInfer is built for in both prefill and decode."""
+"""RecordedReadout widths FlashInfer is built for in both prefill and decode."""
 _CUDA_CORE_GROUPS = (1, 2, 3)
 """Query heads per KV head up to which decode on CUDA cores streams as fast as tensor cores."""
 _FLOAT_WORKSPACE = 256 << 20
@@ -46,8 +46,8 @@ class LevelCall(Protocol):
 
 
 class Calls(Protocol):
-    """What a backend makes. With ``buffers``, device arrays of one size, the call can be recorded: they are where it
-    reads from. Without, every plan brings arrays of its own."""
+    """The call that a backend makes. With ``buffers``, device arrays of one size, the call can be recorded: they are
+    where it reads from. Without, every plan brings arrays of its own."""
 
     def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool) -> LevelCall: ...
 
@@ -59,7 +59,7 @@ class Calls(Protocol):
 
 
 def missing() -> str | None:
-    """What FlashInfer lacks here; None if it can be called. Imports nothing."""
+    """The parts that FlashInfer lacks here; None if it can be called. Imports nothing."""
     if importlib.util.find_spec("flashinfer") is None:
         return "flashinfer is not installed (pip install 'prelude-engine[cuda]')"
     return None
@@ -138,7 +138,7 @@ class FlashInferCalls:
 
 
 class _Call:
-    """What the three kinds share: the cached plan and its guard."""
+    """The shared part of the three kinds: the cached plan and its guard."""
 
     def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool) -> None:
         self.calls = calls
@@ -193,7 +193,7 @@ class _OverPages(_Call):
         self.page_size = page_size
 
     def _paged(self, arrays: dict[str, Tensor]) -> tuple[Any, ...]:
-        """What both wrappers take, in their order."""
+        """The arguments of both wrappers, in their order."""
         calls, count = self.calls, int(arrays["indptr"][-1])
         tables = (arrays["indptr"], arrays["pages"][:count], arrays["last"])
         return (*tables, calls.heads, calls.kv_heads, calls.head_dim, self.page_size)

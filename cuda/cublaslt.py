@@ -1,4 +1,4 @@
-"""The part of cuBLASLt's C interface that a searched product needs, through ctypes.
+"""The part of cuBLASLt's C interface that a searched matmul needs, through ctypes.
 
 torch brings the library. Matrices are column-major there, so ``out[rows, outputs] = x[rows, inner] @ weight.T`` is
 
@@ -40,8 +40,8 @@ class _Heuristic(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """What a choice of algorithm depends on. ``x`` and ``weight`` are bfloat16; ``add``: into ``out``."""
+class Matmul:
+    """The values that a choice of algorithm depends on. ``x`` and ``weight`` are bfloat16; ``add``: into ``out``."""
 
     rows: int
     outputs: int
@@ -59,7 +59,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One of the library's ways of doing one product: opaque, good for one version of it on one kind of GPU."""
+    """One of the library's ways of doing one matmul: opaque, good for one version of it on one kind of GPU."""
 
     data: bytes  # 64
     workspace: int  # bytes
@@ -83,13 +83,13 @@ class CublasLt:
         library.cublasLtGetVersion.restype = ctypes.c_size_t
         self._handle = ctypes.c_void_p()
         self._checked(library.cublasLtCreate(ctypes.byref(self._handle)), "cublasLtCreate")
-        self._plans: dict[Product, tuple[ctypes.c_void_p, ...]] = {}
+        self._plans: dict[Matmul, tuple[ctypes.c_void_p, ...]] = {}
 
     @property
     def version(self) -> int:
         return int(self._library.cublasLtGetVersion())
 
-    def candidates(self, product: Product, workspace: int, most: int = 64) -> list[Algorithm]:
+    def candidates(self, matmul: Matmul, workspace: int, most: int = 64) -> list[Algorithm]:
         """The library's own suggestions, its first choice first; empty where it has none."""
         library = self._library
         preference = ctypes.c_void_p()
@@ -107,7 +107,7 @@ class CublasLt:
                 self._checked(code, f"preference {attribute}")
             found = (_Heuristic * most)()
             count = ctypes.c_int(0)
-            description, a, b, c = self._plan(product)
+            description, a, b, c = self._plan(matmul)
             code = library.cublasLtMatmulAlgoGetHeuristic(
                 self._handle, description, a, b, c, c, preference, most, found, ctypes.byref(count)
             )
@@ -120,9 +120,9 @@ class CublasLt:
         finally:
             library.cublasLtMatmulPreferenceDestroy(preference)
 
-    def accepts(self, product: Product, algorithm: Algorithm) -> bool:
+    def accepts(self, matmul: Matmul, algorithm: Algorithm) -> bool:
         """Whether this library on this GPU knows an algorithm that was kept."""
-        description, a, b, c = self._plan(product)
+        description, a, b, c = self._plan(matmul)
         chosen, result = _Algorithm.from_buffer_copy(algorithm.data), _Heuristic()
         code = self._library.cublasLtMatmulAlgoCheck(
             self._handle, description, a, b, c, c, ctypes.byref(chosen), ctypes.byref(result)
@@ -130,11 +130,11 @@ class CublasLt:
         return bool(code == 0 and result.state == 0 and result.workspace <= algorithm.workspace)
 
     def run(
-        self, product: Product, algorithm: Algorithm, x: int, weight: int, out: int, workspace: int, stream: int
+        self, matmul: Matmul, algorithm: Algorithm, x: int, weight: int, out: int, workspace: int, stream: int
     ) -> None:
         """Enqueues it. The four are device addresses; ``workspace`` has ``algorithm.workspace`` bytes."""
-        description, a, b, c = self._plan(product)
-        one, add = ctypes.c_float(1), ctypes.c_float(1 if product.add else 0)
+        description, a, b, c = self._plan(matmul)
+        one, add = ctypes.c_float(1), ctypes.c_float(1 if matmul.add else 0)
         chosen = _Algorithm.from_buffer_copy(algorithm.data)
         pointer = ctypes.c_void_p
         code = self._library.cublasLtMatmul(
@@ -165,7 +165,7 @@ class CublasLt:
         self._plans.clear()
         self._library.cublasLtDestroy(self._handle)
 
-    def _plan(self, p: Product) -> Sequence[ctypes.c_void_p]:
+    def _plan(self, p: Matmul) -> Sequence[ctypes.c_void_p]:
         """Description, and layouts of A, B and C = D."""
         plan = self._plans.get(p)
         if plan is None:

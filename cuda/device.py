@@ -1,4 +1,4 @@
-"""What a step asks of a device, as one protocol, and the real one on cuda-python and torch.
+"""The operations of a device that a step uses, as one protocol, and the real device on cuda-python and torch.
 
 Everything is ordered on one stream. ``copy``, ``launch``, ``matmul`` and attention calls return at once; ``mark`` is
 the only way to learn that something is done. Tensors are torch's in both directions: the caller keeps them alive
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from prelude.cuda import compiler, products
+from prelude.cuda import compiler, matmul_search
 from prelude.cuda.driver import CudaError, Driver
 from prelude.cuda.kernels import FILES, Argument, Kernel, check
-from prelude.cuda.products import Products
+from prelude.cuda.matmul_search import MatmulSearch
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 FIXED_ROWS = 256
-"""Deterministic mode multiplies exactly so many rows at a time: one GEMM kernel per weight, whatever the batch."""
+"""Deterministic mode multiplies exactly so many rows at a time: one GEMM kernel per weight, for every batch."""
 _WARM_UPS = 2
 
 
@@ -77,7 +77,7 @@ class Device(Protocol):
         ...
 
     def memory(self) -> tuple[int, int]:
-        """``(free, total)`` bytes; what an allocator keeps for later peaks is not free."""
+        """``(free, total)`` bytes; memory that an allocator keeps for later peaks is not free."""
         ...
 
     def close(self) -> None: ...
@@ -106,7 +106,8 @@ class CudaMark:
 
 
 class CudaGraph:
-    """torch captures, so that its allocator keeps what libraries took under way; cuda-python runs the result."""
+    """torch captures, so that its allocator keeps the memory that libraries took meanwhile; cuda-python runs the
+    result."""
 
     def __init__(self, driver: Driver, stream: int, recorded: torch.cuda.CUDAGraph) -> None:
         self._driver = driver
@@ -137,7 +138,7 @@ class CudaDevice:
         pdl: bool = True,
         tune: bool = True,
     ) -> None:
-        """``tune``: products of recorded steps by the algorithms that ``products.py`` finds fastest."""
+        """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest."""
         self.driver = Driver(ordinal)
         import torch
 
@@ -155,7 +156,7 @@ class CudaDevice:
         self._searching = False
         with self.scope():
             self.sums_in_float32 = self._adds_in_place()
-            self.products = self._make_products() if tune and not deterministic else None
+            self.matmul_search = self._make_matmul_search() if tune and not deterministic else None
 
     def _load_kernels(self, arch: str, head_dim: int) -> dict[str, int]:
         import torch
@@ -164,7 +165,7 @@ class CudaDevice:
         version = compiler.nvrtc_version()
         return {name: self.driver.load(compiler.cubin(name, flags, version=version)) for name in FILES}
 
-    def _make_products(self) -> Products | None:
+    def _make_matmul_search(self) -> MatmulSearch | None:
         import torch
         from prelude.cuda import cublaslt
 
@@ -175,8 +176,8 @@ class CudaDevice:
         except (OSError, AttributeError, CudaError):
             return None  # torch's own way is always there
         name = torch.cuda.get_device_name(self.ordinal)
-        room = [self.empty((size,), torch.uint8) for size in (products.WORKSPACE, products.SPOIL)]
-        return Products(library, self.handle, name, room[0], room[1], self.mark)
+        room = [self.empty((size,), torch.uint8) for size in (matmul_search.WORKSPACE, matmul_search.SPOIL)]
+        return MatmulSearch(library, self.handle, name, room[0], room[1], self.mark)
 
     def _adds_in_place(self) -> bool:
         """Whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
@@ -248,21 +249,21 @@ class CudaDevice:
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         if not self.deterministic:
-            self._product(x, weight, out, bias, add)
+            self._matmul(x, weight, out, bias, add)
             return
         for at in range(0, x.shape[0], FIXED_ROWS):
             # Buffers have room for whole tiles; rows past the last are computed and never read.
-            self._product(_tile(x, at), weight, _tile(out, at), bias, add)
+            self._matmul(_tile(x, at), weight, _tile(out, at), bias, add)
 
-    def _product(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        if bias is None and self.products is not None:
+    def _matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
+        if bias is None and self.matmul_search is not None:
             if self._searching:
 
                 def otherwise(x: Tensor, out: Tensor) -> None:
                     self._by_torch(x, weight, out, None, add)
 
-                self.products.search(x, weight, out, add, otherwise)
-            if self.products.run(x, weight, out, add):
+                self.matmul_search.search(x, weight, out, add, otherwise)
+            if self.matmul_search.run(x, weight, out, add):
                 return
         self._by_torch(x, weight, out, bias, add)
 

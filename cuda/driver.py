@@ -1,7 +1,7 @@
 """The calls that reach the CUDA driver, through cuda-python, behind one narrow class.
 
 Nothing here runs at import: a machine without a driver imports all of ``prelude.cuda``. ``missing`` probes once and
-says what is not there; ``Driver`` is made only after it said "nothing".
+names the missing parts; ``Driver`` is made only where none is missing.
 
 cuda.bindings returns ``(error, *results)`` and never raises for an error code; ``_checked`` turns codes into
 ``CudaError``. Handles are plain integers.
@@ -27,7 +27,8 @@ class CudaError(RuntimeError):
 
 @functools.cache
 def missing() -> tuple[str, ...]:
-    """What stands between this process and a GPU, each with the way out; empty where nothing does. Probed once."""
+    """The parts that this process lacks for a GPU, each with the way out; empty where none is missing. Probed
+    once."""
     lacks: list[str] = []
     if importlib.util.find_spec("torch") is None:
         return ("torch is not installed (pip install 'prelude-engine[cuda]')",)

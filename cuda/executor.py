@@ -23,10 +23,10 @@ from prelude.cuda.forward import Forward, Inputs
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
 from prelude.cuda.layout import StepLayout, lay_out
 from prelude.cuda.levels import KeysAttention, LevelsAttention, ReusedCalls, StepAttention
-from prelude.cuda.reading import Bench
-from prelude.cuda.readings import Readings, head_of
+from prelude.cuda.readout_operation import ReadoutContext
 from prelude.cuda.shapes import Shape, Writer, power_bucket
 from prelude.cuda.staging import Area, Fields, Staging
+from prelude.cuda.step_readouts import StepReadouts, recorded_readout
 from prelude.cuda.weights import DeviceWeights
 from prelude.cuda.workspace import Workspace
 from torch import Tensor
@@ -34,22 +34,22 @@ from torch import Tensor
 from prelude.batch import ForwardBatch, StepResult
 from prelude.errors import EngineClosed
 from prelude.execution.executor import ExecutorLimits
-from prelude.execution.pending import num_drawn
+from prelude.execution.pending import num_sampled
 from prelude.models.config import ModelConfig
 
 log = logging.getLogger("prelude.cuda")
 
-_IN_FLIGHT = 3
+_HOST_AREAS = 3
 """Host areas in turn: a step that runs, one that is packed, one whose results are read."""
 _STAGING = 4 << 20
 
 
 @dataclass(slots=True)
-class Ticket:
-    """A submitted step. It holds its host areas: nobody tells their allocator of copies under way."""
+class SubmittedStep:
+    """A submitted step. It holds its host areas: their allocator does not know of copies under way."""
 
     layout: StepLayout
-    readings: Readings
+    readouts: StepReadouts
     outputs: Fields
     sent: Area
     area: Area
@@ -96,11 +96,11 @@ class CudaExecutor:
         self.graphs = Graphs(policy or GraphPolicy())
         self._num_blocks = num_blocks
         step_rows = power_bucket(step_rows)  # as sampled rows are rounded up
-        self._drawn_rows = step_rows
-        self._drawn_count = 0
+        self._sampled_rows = step_rows
+        self._num_pending = 0
         self._closed = False
-        self._pending: deque[Ticket] = deque()
-        self._lock = threading.Lock()  # of the list of tickets; submitting itself is one thread's affair
+        self._in_flight: deque[SubmittedStep] = deque()
+        self._lock = threading.Lock()  # of the list of submitted steps; submitting itself is one thread's affair
         self._eager_calls = None if self.calls is None else ReusedCalls(self.calls)
         with device.scope():
             vocab = 0 if weights.lm_head is None else weights.lm_head.shape[0]
@@ -113,13 +113,13 @@ class CudaExecutor:
                 vocab=vocab,
             )
             self.pool = self._make_pool()
-            self.staging = Staging.of(device, _STAGING, _STAGING, _IN_FLIGHT)
-        self._drawn = self.staging.output_area[: 4 * step_rows].view(torch.int32)
-        self._bench = Bench(device, config.spec, weights, self.work, logits_chunk_rows)
+            self.staging = Staging.of(device, _STAGING, _STAGING, _HOST_AREAS)
+        self._pending_tokens = self.staging.output_area[: 4 * step_rows].view(torch.int32)
+        self._context = ReadoutContext(device, config.spec, weights, self.work, logits_chunk_rows)
         self._forward = Forward(device, config.spec, weights, self.work, self.pool)
 
     def _make_pool(self) -> Tensor:
-        """[layers, 2, slots, kv_heads, D]; one block more than anybody is told of: what padding reads and writes."""
+        """[layers, 2, slots, kv_heads, D]; one block more than ``limits()`` states: padding reads and writes it."""
         spec, slots = self.config.spec, (self._num_blocks + 1) * self.block_size
         shape = (len(spec.layers), 2, slots, spec.attention.kv_heads, spec.attention.head_dim)
         return self.device.zeros(shape, self.device.element)
@@ -138,13 +138,13 @@ class CudaExecutor:
         element = self.device.element
         return ExecutorLimits(
             vocab_size=config.vocab_size,
-            max_positions=min(config.max_positions, self.weights.turns.shape[0]),
+            max_positions=min(config.max_positions, self.weights.rope_table.shape[0]),
             hidden_size=config.hidden_size,
             num_labels=0 if score is None else score.shape[0],
             block_size=self.block_size,
             num_blocks=self._num_blocks,
             kv_bytes_per_token=config.spec.kv_bytes_per_token(element.itemsize),
-            logits_chunk_rows=self._bench.chunk_rows,
+            logits_chunk_rows=self._context.chunk_rows,
             weight_bytes=self.weights.nbytes,
             device="cuda",
             dtype=str(element).removeprefix("torch."),
@@ -153,7 +153,7 @@ class CudaExecutor:
 
     # ------------------------------------------------------------------ the two calls of a step
 
-    def submit(self, batch: ForwardBatch) -> Ticket | Failed:
+    def submit(self, batch: ForwardBatch) -> SubmittedStep | Failed:
         began = time.perf_counter()
         if self._closed:
             raise EngineClosed("the executor is closed")
@@ -164,14 +164,14 @@ class CudaExecutor:
                 return self._submit(layout, began)
         except TypeError:
             raise
-        except Exception as error:  # the step's own failure belongs to whoever waits for it
-            self._drawn_count = num_drawn(batch) or self._drawn_count  # named by a step that nobody will read
+        except Exception as error:  # a failure of the step is raised in ``wait``
+            self._num_pending = num_sampled(batch) or self._num_pending  # the next step may name these tokens
             return Failed(error)
 
-    def wait(self, handle: Ticket | Failed) -> StepResult:
+    def wait(self, handle: SubmittedStep | Failed) -> StepResult:
         if isinstance(handle, Failed):
             raise handle.error
-        if not isinstance(handle, Ticket):
+        if not isinstance(handle, SubmittedStep):
             raise TypeError("this handle did not come from submit")
         return self._finish(handle)
 
@@ -188,20 +188,20 @@ class CudaExecutor:
     # ------------------------------------------------------------------ submitting
 
     def _check(self, layout: StepLayout) -> None:
-        """What would be read or written out of bounds is refused here: on the device it would end the context."""
-        if layout.rows > self.step_tokens + self._drawn_rows:
+        """Refuses reads and writes out of bounds: on the device they would end the context."""
+        if layout.rows > self.step_tokens + self._sampled_rows:
             raise ValueError(
-                f"the step has {layout.rows} rows; there is room for {self.step_tokens + self._drawn_rows}"
+                f"the step has {layout.rows} rows; there is room for {self.step_tokens + self._sampled_rows}"
             )
         if not layout.rows:
             return
         ids = layout.token_ids
-        if ids.max() >= self.config.vocab_size or ids.min() < -self._drawn_count:
+        if ids.max() >= self.config.vocab_size or ids.min() < -self._num_pending:
             raise ValueError(
                 f"token ids run from {ids.min()} to {ids.max()}; the vocabulary has {self.config.vocab_size} tokens, "
-                f"the step before drew {self._drawn_count}"
+                f"the step before drew {self._num_pending}"
             )
-        positions, table = layout.positions, self.weights.turns.shape[0]
+        positions, table = layout.positions, self.weights.rope_table.shape[0]
         if positions.max() >= table or positions.min() < 0:
             raise IndexError(f"position {positions.max()} is past the model's last, {table - 1}")
         slots = self._num_blocks * self.block_size
@@ -212,12 +212,12 @@ class CudaExecutor:
             if level.pool and len(level.pages) and not 0 <= level.pages.min() <= level.pages.max() < self._num_blocks:
                 raise IndexError(f"block {level.pages.max()} is past the pool's last, {self._num_blocks - 1}")
 
-    def _submit(self, layout: StepLayout, began: float) -> Ticket:
-        program, readings = self._program(layout)
+    def _submit(self, layout: StepLayout, began: float) -> SubmittedStep:
+        program, readouts = self._program(layout)
         area, device_area = self._input_area(program.inputs.nbytes)
         writer = Writer(program.shape, program.inputs, self._num_blocks, self.block_size)
         writer.write(area.bytes.numpy(), layout)
-        readings.write(program.inputs, area.bytes, [writer.read_index(r.at, layout) for r in layout.reads])
+        readouts.write(program.inputs, area.bytes, [writer.read_index(r.at, layout) for r in layout.reads])
         self.device.copy(area.bytes[: program.inputs.nbytes], device_area[: program.inputs.nbytes])
         attention = program.attention or self._eager_attention(program, device_area)
         attention.plan(area.bytes)
@@ -229,53 +229,54 @@ class CudaExecutor:
         else:
             self._run(program, device_area, attention)
             self.graphs.eager += 1
-        if program.graph is None or program.shape.head is None:
+        if program.graph is None or program.shape.readout is None:
             hidden = self.work.read_x[: program.shape.read]
-            readings.enqueue(program.inputs, device_area, program.outputs, out_area, hidden)
+            readouts.enqueue(program.inputs, device_area, program.outputs, out_area, hidden)
         host = self._fetch(program.outputs.nbytes, out_area)
         area.busy = last = self.device.mark()
-        self._drawn_count = readings.draws or self._drawn_count
+        self._num_pending = readouts.draws or self._num_pending
         seconds = time.perf_counter() - began
-        ticket = Ticket(
-            layout, readings, program.outputs, area, host, first, last, program.graph is not None, seconds
+        step = SubmittedStep(
+            layout, readouts, program.outputs, area, host, first, last, program.graph is not None, seconds
         )
         with self._lock:
-            self._pending.append(ticket)
-        return ticket
+            self._in_flight.append(step)
+        return step
 
-    def _program(self, layout: StepLayout) -> tuple[Program, Readings]:
-        """What runs this step, and its readings: replay first, eager where no graph fits. One readout of a simple
-        kind is part of the graph; others are enqueued behind it, their arrays behind the body's in the same copy."""
+    def _program(self, layout: StepLayout) -> tuple[Program, StepReadouts]:
+        """The program of this step and its readouts. A recorded program is replayed; a step that no graph fits runs
+        eagerly. A lone readout of a simple kind is part of the graph. Other readouts are enqueued after the graph;
+        their arrays follow the arrays of the body in the same copy."""
         keys = 0 if self.calls is not None else max(1, len(layout.key_lists(self.block_size).keys))
         exact = Shape.exact(layout, keys)
-        readouts = [read.readout for read in layout.reads]
-        head = head_of(readouts[0], self._bench.chunk_rows) if len(readouts) == 1 else None
-        readings = Readings.of(readouts, self._bench, head, self._drawn_rows)
-        shape = exact.bucket(head)
-        if head is not None:
-            program = self._recorded(shape, readings)
+        asked = [read.readout for read in layout.reads]
+        recorded = recorded_readout(asked[0], self._context.chunk_rows) if len(asked) == 1 else None
+        readouts = StepReadouts.of(asked, self._context, recorded, self._sampled_rows)
+        shape = exact.bucket(recorded)
+        if recorded is not None:
+            program = self._recorded(shape, readouts)
             if program is not None:
-                return program, readings
-            readings = Readings.of(readouts, self._bench, None, self._drawn_rows)
-        inputs, outputs = Fields([*shape.sizes(), *readings.inputs()]), readings.output_fields()
-        if head is None and inputs.nbytes <= _STAGING:
-            body = self._recorded(shape, Readings.of([], self._bench, None, self._drawn_rows))
+                return program, readouts
+            readouts = StepReadouts.of(asked, self._context, None, self._sampled_rows)
+        inputs, outputs = Fields([*shape.sizes(), *readouts.inputs()]), readouts.output_fields()
+        if recorded is None and inputs.nbytes <= _STAGING:
+            body = self._recorded(shape, StepReadouts.of([], self._context, None, self._sampled_rows))
             if body is not None:
-                return Program(shape, inputs, outputs, body.attention, body.graph), readings
-        return Program(exact, Fields([*exact.sizes(), *readings.inputs()]), outputs), readings
+                return Program(shape, inputs, outputs, body.attention, body.graph), readouts
+        return Program(exact, Fields([*exact.sizes(), *readouts.inputs()]), outputs), readouts
 
-    def _recorded(self, bucket: Shape, readings: Readings) -> Program | None:
+    def _recorded(self, bucket: Shape, readouts: StepReadouts) -> Program | None:
         try:
-            return self.graphs.find(bucket, lambda shape: self._record(shape, readings))
+            return self.graphs.find(bucket, lambda shape: self._record(shape, readouts))
         except (RuntimeError, ValueError) as error:
             log.warning("a step of %d rows could not be recorded and stays eager: %s", bucket.rows, error)
             self.graphs.refuse(bucket)
             return None
 
-    def _record(self, shape: Shape, readings: Readings) -> Program:
-        """Records a program on an idle step. What that draws is put back: the next step may name those tokens."""
+    def _record(self, shape: Shape, readouts: StepReadouts) -> Program:
+        """Records a program on an idle step. The pending tokens are restored: the next step may name them."""
         device, staging = self.device, self.staging
-        program = Program(shape, Fields([*shape.sizes(), *readings.inputs()]), readings.output_fields())
+        program = Program(shape, Fields([*shape.sizes(), *readouts.inputs()]), readouts.output_fields())
         if max(program.inputs.nbytes, program.outputs.nbytes) > _STAGING:
             raise ValueError("its arrays do not fit the standing areas")
         attention = self._attention(program, staging.input_area, self.calls, record=True)
@@ -284,21 +285,21 @@ class CudaExecutor:
         device.copy(area.bytes[: program.inputs.nbytes], staging.input_area[: program.inputs.nbytes])
         attention.plan(area.bytes)
         area.busy = device.mark()
-        kept = device.empty(tuple(self._drawn.shape), torch.int32)
-        device.copy(self._drawn, kept)
+        kept = device.empty(tuple(self._pending_tokens.shape), torch.int32)
+        device.copy(self._pending_tokens, kept)
 
         def work() -> None:
             hidden = self._run(program, staging.input_area, attention)
-            if shape.head is not None:
-                readings.enqueue(program.inputs, staging.input_area, program.outputs, staging.output_area, hidden)
+            if shape.readout is not None:
+                readouts.enqueue(program.inputs, staging.input_area, program.outputs, staging.output_area, hidden)
 
         program.graph = device.capture(work)
-        device.copy(kept, self._drawn)
+        device.copy(kept, self._pending_tokens)
         program.attention = attention
         return program
 
     def _run(self, program: Program, area: Tensor, attention: StepAttention) -> Tensor:
-        return self._forward.run(program.shape, Inputs.of(program.inputs, area, self._drawn), attention)
+        return self._forward.run(program.shape, Inputs.of(program.inputs, area, self._pending_tokens), attention)
 
     def _eager_attention(self, program: Program, area: Tensor) -> StepAttention:
         if self._eager_calls is not None:
@@ -327,7 +328,7 @@ class CudaExecutor:
 
     def _fetch(self, nbytes: int, out_area: Tensor) -> Area:
         if out_area is not self.staging.output_area:
-            self.device.copy(out_area[: self._drawn.nbytes], self._drawn.view(torch.uint8))
+            self.device.copy(out_area[: self._pending_tokens.nbytes], self._pending_tokens.view(torch.uint8))
             area = Area(self.device.pinned((nbytes,), torch.uint8))
         else:
             while (oldest := self._overdue()) is not None:  # its results lie where these go
@@ -336,29 +337,29 @@ class CudaExecutor:
         self.device.copy(out_area[:nbytes], area.bytes[:nbytes])
         return area
 
-    def _overdue(self) -> Ticket | None:
+    def _overdue(self) -> SubmittedStep | None:
         with self._lock:
-            return self._pending[0] if len(self._pending) >= _IN_FLIGHT else None
+            return self._in_flight[0] if len(self._in_flight) >= _HOST_AREAS else None
 
     # ------------------------------------------------------------------ results
 
-    def _finish(self, ticket: Ticket) -> StepResult:
-        with ticket.lock:
-            if ticket.result is None:
+    def _finish(self, step: SubmittedStep) -> StepResult:
+        with step.lock:
+            if step.result is None:
                 with self.device.scope():  # any thread may wait
-                    ticket.ended.wait()
-                    seconds = ticket.ended.seconds_since(ticket.began)
-                outputs, bad_rows = ticket.readings.results(ticket.outputs, ticket.area.bytes)
-                ticket.result = StepResult(
+                    step.ended.wait()
+                    seconds = step.ended.seconds_since(step.began)
+                outputs, bad_rows = step.readouts.results(step.outputs, step.area.bytes)
+                step.result = StepResult(
                     outputs,
                     bad_rows,
                     seconds=seconds,
-                    lm_head_rows=ticket.readings.lm_head_rows,
-                    attended_tokens=ticket.layout.attended,
+                    lm_head_rows=step.readouts.lm_head_rows,
+                    attended_tokens=step.layout.attended,
                     peak_bytes=self.work.nbytes,
-                    eager=not ticket.replayed,
-                    extra={"host_seconds": ticket.host_seconds},
+                    eager=not step.replayed,
+                    extra={"host_seconds": step.host_seconds},
                 )
                 with self._lock:
-                    self._pending = deque(other for other in self._pending if other is not ticket)
-            return ticket.result
+                    self._in_flight = deque(other for other in self._in_flight if other is not step)
+            return step.result

@@ -32,14 +32,14 @@ class Inputs:
     slots: Tensor
     read: Tensor
     read_positions: Tensor
-    drawn: Tensor  # tokens that the last sampling step drew
+    pending_tokens: Tensor  # tokens that the last sampling step drew
 
     @classmethod
-    def of(cls, fields: Fields, area: Tensor, drawn: Tensor) -> Inputs:
+    def of(cls, fields: Fields, area: Tensor, pending_tokens: Tensor) -> Inputs:
         def on(name: str) -> Tensor:
             return fields.on(area, name)
 
-        return cls(on("ids"), on("positions"), on("slots"), on("read"), on("read_positions"), drawn)
+        return cls(on("ids"), on("positions"), on("slots"), on("read"), on("read_positions"), pending_tokens)
 
 
 class Forward:
@@ -61,7 +61,9 @@ class Forward:
         layers = self.weights.layers
         x, normed = work.x[:rows], work.normed[:rows]
         first = layers[0].input_gain
-        kernels.embed_norm(self.device, inputs.ids, inputs.drawn, self.weights.embeddings, first, self.eps, x, normed)
+        kernels.embed_norm(
+            self.device, inputs.ids, inputs.pending_tokens, self.weights.embeddings, first, self.eps, x, normed
+        )
         for index, layer in enumerate(layers[:-1]):
             q, k, v = self._project(layer, index, normed, inputs)
             attended = work.attended[:rows]
@@ -90,7 +92,7 @@ class Forward:
             heads,
             self.counts,
             inputs.positions,
-            self.weights.turns,
+            self.weights.rope_table,
             gains,
             self.eps,
             inputs.slots,
@@ -99,7 +101,7 @@ class Forward:
         return heads[:, :queries], heads[:, queries : queries + keys], heads[:, queries + keys :]
 
     def _write_last(self, normed: Tensor, inputs: Inputs) -> None:
-        """Nothing is read: of the last layer only what it leaves in the pool."""
+        """Nothing is read: the last layer only writes its keys and values to the pool."""
         last = len(self.weights.layers) - 1
         self._project(self.weights.layers[last], last, normed, inputs)
 
@@ -136,13 +138,13 @@ class Forward:
         flat = self.work.heads.view(-1)[: self.work.heads.shape[0] * narrow].view(-1, narrow)[:rows]
         device.matmul(normed, layer.qkv[split:], flat, kv_bias)
         kv = flat.view(rows, keys + values, self.head_dim)
-        eps, turns = self.eps, self.weights.turns
+        eps, rope_table = self.eps, self.weights.rope_table
         kernels.qk_rope(
             device,
             kv,
             (0, keys, values),
             inputs.positions,
-            turns,
+            rope_table,
             (None, layer.k_gain),
             eps,
             inputs.slots,
@@ -153,7 +155,7 @@ class Forward:
         device.matmul(read_normed, layer.qkv[:split], flat_q, q_bias)
         q = flat_q.view(read, queries, self.head_dim)
         kernels.qk_rope(
-            device, q, (queries, 0, 0), inputs.read_positions, turns, (layer.q_gain, None), eps, None, None
+            device, q, (queries, 0, 0), inputs.read_positions, rope_table, (layer.q_gain, None), eps, None, None
         )
         return q, kv[:, :keys], kv[:, keys:]
 

@@ -1,4 +1,4 @@
-"""Our kernels: where they are, what they take, what they may touch; and one function a kernel that launches it.
+"""Our kernels: their sources, arguments and extents, and for each kernel a function that launches it.
 
 ``kinds`` says for each argument ``int``, ``float``, or the type behind a pointer (``?`` where it may be null).
 ``extents`` gives, for a grid and arguments, how many values each pointer must have behind it; reads through
@@ -32,7 +32,7 @@ class Kernel:
 
 
 def check(kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], element: torch.dtype) -> None:
-    """Raise ``TypeError`` or ``IndexError`` unless ``args`` are what ``kernel`` takes: our own mistakes, found before
+    """Raise ``TypeError`` or ``IndexError`` unless ``args`` fit ``kernel``: our own mistakes, found before
     they are the device's."""
     if len(args) != len(kernel.kinds):
         raise TypeError(f"{kernel.name} takes {len(kernel.kinds)} arguments, not {len(args)}")
@@ -67,7 +67,7 @@ EMBED_NORM = _kernel(
     "norms",
     256,
     "i32 i32 element f32 float int f32 element",
-    lambda n, ids, drawn, table, gain, eps, width, x, normed: (n, 1, width, width, n * width, n * width),
+    lambda n, ids, pending_tokens, table, gain, eps, width, x, normed: (n, 1, width, width, n * width, n * width),
 )
 RMS_NORM = _kernel(
     "rms_norm",
@@ -167,10 +167,17 @@ ALL = (
 
 
 def embed_norm(
-    device: Device, ids: Tensor, drawn: Tensor, table: Tensor, gain: Tensor, eps: float, x: Tensor, normed: Tensor
+    device: Device,
+    ids: Tensor,
+    pending_tokens: Tensor,
+    table: Tensor,
+    gain: Tensor,
+    eps: float,
+    x: Tensor,
+    normed: Tensor,
 ) -> None:
-    """``x = table[ids]`` in float32, ``normed`` its RMSNorm. An id below 0 is ``drawn[-1 - id]``."""
-    device.launch(EMBED_NORM, (x.shape[0],), (ids, drawn, table, gain, eps, x.shape[1], x, normed))
+    """``x = table[ids]`` in float32, ``normed`` its RMSNorm. An id below 0 is ``pending_tokens[-1 - id]``."""
+    device.launch(EMBED_NORM, (x.shape[0],), (ids, pending_tokens, table, gain, eps, x.shape[1], x, normed))
 
 
 def rms_norm(device: Device, x: Tensor, gain: Tensor, eps: float, normed: Tensor) -> None:
@@ -205,7 +212,7 @@ def qk_rope(
     heads: Tensor,
     counts: tuple[int, int, int],
     positions: Tensor,
-    turns: Tensor,
+    rope_table: Tensor,
     gains: tuple[Tensor | None, Tensor | None],
     eps: float,
     slots: Tensor | None,
@@ -213,7 +220,9 @@ def qk_rope(
 ) -> None:
     """``heads`` [rows, queries + keys + values, D] in place; keys and values also to ``pool`` at ``slots``."""
     pool_k, pool_v = pool if pool is not None else (None, None)
-    device.launch(QK_ROPE, (heads.shape[0],), (heads, *counts, positions, turns, *gains, eps, slots, pool_k, pool_v))
+    device.launch(
+        QK_ROPE, (heads.shape[0],), (heads, *counts, positions, rope_table, *gains, eps, slots, pool_k, pool_v)
+    )
 
 
 def silu_gate(device: Device, gate_up: Tensor, out: Tensor) -> None:

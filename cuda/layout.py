@@ -1,4 +1,4 @@
-"""ForwardBatch -> where each token stands on the device and what it reads. Plain numpy, once a step, no device.
+"""ForwardBatch -> the place of each token on the device and the keys that it reads. Plain numpy, no device.
 
 Tokens are put in preorder, so that everything below a segment is one run of rows, and roots that continue the same
 blocks stand side by side:
@@ -11,7 +11,7 @@ Attention is then a list of *levels*, each one call over all prompt rows; their 
     own        ragged, causal: each segment reads itself up to the row
     ancestor   paged with pages of one token, over this step's K and V: the rows below a segment read that segment;
                one level per depth
-    context    paged over the pool: all roots (and what is below them) that continue the same blocks
+    context    paged over the pool: all roots (and the segments below them) that continue the same blocks
     decode     paged over the pool, one query a row
 
 Rows that read nothing in a level stand in a request without keys, which yields zeros and a log-sum-exp of -inf.
@@ -288,7 +288,7 @@ def _decode_level(decode: DecodeRows, block_size: int) -> Paged:
         raise ValueError(f"{lengths[short[0]]} tokens do not lie in {held[short[0]]} blocks of {block_size}")
     indptr = _indptr(need)
     pages = decode.block_ids
-    if (need != held).any():  # tables may run ahead of what is written
+    if (need != held).any():  # tables may run ahead of the written blocks
         within = np.arange(indptr[-1]) - np.repeat(indptr[:-1], need)
         pages = pages[np.repeat(decode.block_indptr[:-1].astype(np.int64), need) + within]
     qo = np.arange(len(lengths) + 1, dtype=np.int32)
@@ -298,7 +298,7 @@ def _decode_level(decode: DecodeRows, block_size: int) -> Paged:
 
 def cut_levels(body: Levels, read: I32, prompts: int, decoding: int) -> Levels | None:
     """The levels of the last layer where its queries are the read rows only. None where that cannot be said in this
-    form: a row in the middle of a segment, two of one segment, or a decode row that nobody reads."""
+    form: a row in the middle of a segment, two of one segment, or a decode row that is not read."""
     wanted = read[read < prompts]
     if len(read) - len(wanted) != decoding:
         return None

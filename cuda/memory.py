@@ -1,4 +1,4 @@
-"""How much of a GPU becomes KV blocks: what weights and workspace leave, less what a full step was seen to take.
+"""The share of a GPU that becomes KV blocks: the rest beside weights and workspace, less the peak of a full step.
 
 total ─ others ─ weights ─ workspace ─ peak of a probe step ─ reserve (graphs, their workspaces) = available
 """
@@ -23,10 +23,10 @@ def reserve(total: int) -> int:
 
 def blocks_for(free: int, total: int, block_bytes: int, *, blocks: int | None, nbytes: int | None) -> int:
     """KV blocks of ``block_bytes`` each where ``free`` bytes are left behind a step of full size. One more is the
-    scratch block, which nobody is told of: ``nbytes`` holds it as well, beside ``blocks`` it stands extra. Never more
+    scratch block, which ``limits()`` does not state: ``nbytes`` includes it, ``blocks`` does not. Never more
     than they ask for.
 
-    Raises :class:`InsufficientMemory` where what was asked for does not fit, or no block does.
+    Raises :class:`InsufficientMemory` where the requested blocks do not fit, or none does.
     """
     available = max(0, free - reserve(total))
     fitting = available // block_bytes - 1
@@ -54,7 +54,7 @@ def blocks_for(free: int, total: int, block_bytes: int, *, blocks: int | None, n
 
 @contextmanager
 def fits(memory: Callable[[], tuple[int, int]], what: str, *, behind: int = 0) -> Iterator[None]:
-    """Turns what an allocator raises inside into :class:`InsufficientMemory`. How much ``what`` takes is not known
+    """Turns an allocator's errors inside into :class:`InsufficientMemory`. How much ``what`` takes is not known
     where it did not end: ``needed`` is the least that it can be, all that was free and the ``behind`` bytes which are
     wanted after it."""
     free, total = memory()

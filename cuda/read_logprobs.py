@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 from prelude.cuda import kernels
-from prelude.cuda.reading import Bench, Get, Head, Put, Sizes, Take, bad_rows, row_stats, stats_sizes
+from prelude.cuda.readout_operation import (
+    Get,
+    Put,
+    ReadoutContext,
+    RecordedReadout,
+    Sizes,
+    Take,
+    bad_rows,
+    row_stats,
+    stats_sizes,
+)
 from prelude.cuda.shapes import power_bucket
 from torch import Tensor
 
@@ -14,11 +24,11 @@ from prelude.batch import I32, LogprobOutput, LogprobRows, Output
 class Pairs:
     """(row, target) pairs on their way to the device and back: there they stand in order of rows, so of chunks."""
 
-    def __init__(self, readout: LogprobRows, bench: Bench, head: Head | None) -> None:
+    def __init__(self, readout: LogprobRows, context: ReadoutContext, recorded: RecordedReadout | None) -> None:
         self.readout = readout
-        self.bench = bench
-        self.rows = len(readout.rows) if head is None else head.rows
-        self.pairs = len(readout.targets) if head is None else head.pairs
+        self.context = context
+        self.rows = len(readout.rows) if recorded is None else recorded.rows
+        self.pairs = len(readout.targets) if recorded is None else recorded.pairs
         self.order = np.argsort(readout.target_rows, kind="stable")
         self.sorted_rows = readout.target_rows[self.order]
 
@@ -27,7 +37,7 @@ class Pairs:
 
     def write(self, put: Put, at: I32) -> None:
         put("at", at)
-        put("pair_rows", self.sorted_rows % self.bench.chunk_rows, rest=-1)
+        put("pair_rows", self.sorted_rows % self.context.chunk_rows, rest=-1)
         put("targets", self.readout.targets[self.order])
 
     def of_chunk(self, start: int, stop: int) -> tuple[int, int]:
@@ -42,10 +52,10 @@ class Pairs:
         return found
 
 
-class LogprobReading(Pairs):
-    def __init__(self, readout: LogprobRows, bench: Bench, head: Head | None) -> None:
-        super().__init__(readout, bench, head)
-        self.top = min(readout.top, bench.spec.embeddings.vocab)
+class LogprobOperation(Pairs):
+    def __init__(self, readout: LogprobRows, context: ReadoutContext, recorded: RecordedReadout | None) -> None:
+        super().__init__(readout, context, recorded)
+        self.top = min(readout.top, context.spec.embeddings.vocab)
         self.lm_head_rows = len(readout.rows)
 
     def outputs(self) -> Sizes:
@@ -57,11 +67,11 @@ class LogprobReading(Pairs):
         return found
 
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
-        bench, launch = self.bench, self.bench.device.launch
-        for start, stop in bench.chunks(self.rows):
-            logits = bench.logits(get("at")[start:stop], hidden)
+        context, launch = self.context, self.context.device.launch
+        for start, stop in context.chunks(self.rows):
+            logits = context.logits(get("at")[start:stop], hidden)
             vocab = logits.shape[1]
-            largest, rest = row_stats(bench, logits, out, start, stop)
+            largest, rest = row_stats(context, logits, out, start, stop)
             first, end = self.of_chunk(start, stop)
             if end > first:
                 ranks = out("ranks")[first:end] if self.readout.ranks else None
@@ -86,7 +96,7 @@ class LogprobReading(Pairs):
         return LogprobOutput(logprobs, ranks, top_ids, top_logprobs), bad_rows(read("finite")[:rows])
 
 
-class LabelReading(Pairs):
+class LabelOperation(Pairs):
     """Logits of given tokens: the head's rows of these alone."""
 
     lm_head_rows = 0
@@ -95,12 +105,12 @@ class LabelReading(Pairs):
         return [("logits", self.pairs, "f64")]
 
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
-        bench = self.bench
-        for start, stop in bench.chunks(self.rows):
-            normed = bench.normed(get("at")[start:stop], hidden)
+        context = self.context
+        for start, stop in context.chunks(self.rows):
+            normed = context.normed(get("at")[start:stop], hidden)
             first, end = self.of_chunk(start, stop)
             pairs = (get("pair_rows")[first:end], get("targets")[first:end])
-            kernels.labels(bench.device, normed, bench.lm_head, *pairs, out("logits")[first:end])
+            kernels.labels(context.device, normed, context.lm_head, *pairs, out("logits")[first:end])
 
     def result(self, read: Take) -> tuple[Output, I32]:
         logits = self.as_asked(read("logits"))
@@ -109,13 +119,13 @@ class LabelReading(Pairs):
         return LogprobOutput(logits, None, None, None), bad_rows(finite)
 
 
-def logprob_reading(
-    readout: LogprobRows, bench: Bench, head: Head | None, tokens_at: int
-) -> LogprobReading | LabelReading:
-    return (LabelReading if readout.raw else LogprobReading)(readout, bench, head)
+def logprob_operation(
+    readout: LogprobRows, context: ReadoutContext, recorded: RecordedReadout | None, tokens_at: int
+) -> LogprobOperation | LabelOperation:
+    return (LabelOperation if readout.raw else LogprobOperation)(readout, context, recorded)
 
 
-def logprob_head(readout: LogprobRows, rows: int) -> Head | None:
+def recorded_logprobs(readout: LogprobRows, rows: int) -> RecordedReadout | None:
     if readout.top or readout.ranks:
         return None
-    return Head("labels" if readout.raw else "logprobs", rows, power_bucket(len(readout.targets)))
+    return RecordedReadout("labels" if readout.raw else "logprobs", rows, power_bucket(len(readout.targets)))

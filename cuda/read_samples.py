@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 from prelude.cuda import kernels
-from prelude.cuda.reading import Bench, Get, Head, Put, Sizes, Take, bad_rows, row_stats, stats_sizes
+from prelude.cuda.readout_operation import (
+    Get,
+    Put,
+    ReadoutContext,
+    RecordedReadout,
+    Sizes,
+    Take,
+    bad_rows,
+    row_stats,
+    stats_sizes,
+)
 from prelude.cuda.workspace import SAMPLE_ROWS
 from torch import Tensor
 
@@ -32,18 +42,20 @@ _BY_ROW = frozenset(
 )
 
 
-class SampleReading:
+class SampleOperation:
     """Logprobs are of the logits as they came; edits are made behind them."""
 
-    def __init__(self, readout: SampleRows, bench: Bench, head: Head | None, tokens_at: int) -> None:
+    def __init__(
+        self, readout: SampleRows, context: ReadoutContext, recorded: RecordedReadout | None, tokens_at: int
+    ) -> None:
         self.readout = readout
-        self.bench = bench
-        self.rows = len(readout.rows) if head is None else head.rows
+        self.context = context
+        self.rows = len(readout.rows) if recorded is None else recorded.rows
         self.tokens_at = tokens_at
-        self.top = min(readout.top, bench.spec.embeddings.vocab)
+        self.top = min(readout.top, context.spec.embeddings.vocab)
         self.logprobs = readout.logprobs or self.top > 0
-        drawn = head.kind == "sample" if head is not None else bool((readout.temperature > 0).any())
-        self.worked = drawn or readout.edits is not None
+        sampled = recorded.kind == "sample" if recorded is not None else bool((readout.temperature > 0).any())
+        self.worked = sampled or readout.edits is not None
         self.lm_head_rows = len(readout.rows)
 
     def inputs(self) -> Sizes:
@@ -70,7 +82,7 @@ class SampleReading:
             for name, _ in _EDITS:
                 put(name, getattr(readout.edits, name))
         if self.logprobs:
-            put("own_row", np.arange(self.rows, dtype=np.int32) % self.bench.chunk_rows)
+            put("own_row", np.arange(self.rows, dtype=np.int32) % self.context.chunk_rows)
 
     def outputs(self) -> Sizes:
         found = stats_sizes(self.rows)
@@ -81,21 +93,21 @@ class SampleReading:
         return found
 
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
-        bench, launch = self.bench, self.bench.device.launch
+        context, launch = self.context, self.context.device.launch
         tokens = out("tokens")[self.tokens_at : self.tokens_at + self.rows]
-        for start, stop in bench.chunks(self.rows):
-            logits = bench.logits(get("at")[start:stop], hidden)
+        for start, stop in context.chunks(self.rows):
+            logits = context.logits(get("at")[start:stop], hidden)
             vocab = logits.shape[1]
-            largest, rest = row_stats(bench, logits, out, start, stop)
+            largest, rest = row_stats(context, logits, out, start, stop)
             own = tokens[start:stop]
             kept = logits
             if self.worked:
                 if self.logprobs and self.readout.edits is not None:
-                    kept = bench.device.empty(tuple(logits.shape), torch.float32)
-                    bench.device.copy(logits, kept)
+                    kept = context.device.empty(tuple(logits.shape), torch.float32)
+                    context.device.copy(logits, kept)
                 self._draw(get, out, logits, start, stop, own)
             else:
-                bench.device.copy(out("best")[start:stop], own)
+                context.device.copy(out("best")[start:stop], own)
             if self.logprobs:
                 places = (get("own_row")[start:stop], own, largest, rest, out("logprobs")[start:stop], None)
                 launch(kernels.PICK, (stop - start,), (kept, vocab, *places))
@@ -104,21 +116,21 @@ class SampleReading:
                 launch(kernels.TOP, (stop - start,), (kept, vocab, self.top, largest, rest, *best))
 
     def _draw(self, get: Get, out: Get, logits: Tensor, start: int, stop: int, tokens: Tensor) -> None:
-        bench, vocab, edits = self.bench, logits.shape[1], self.readout.edits
+        context, vocab, edits = self.context, logits.shape[1], self.readout.edits
         if edits is not None:
-            scratch = bench.device.empty((max(1, len(edits.allowed_ids)),), torch.float32)
+            scratch = context.device.empty((max(1, len(edits.allowed_ids)),), torch.float32)
             lists = [get(name)[start:] if name in _BY_ROW else get(name) for name, _ in _EDITS]
-            bench.device.launch(kernels.EDIT, (stop - start,), (logits, vocab, *lists, scratch))
+            context.device.launch(kernels.EDIT, (stop - start,), (logits, vocab, *lists, scratch))
         names = ("temperature", "top_k", "top_p", "min_p", "uniform")
         for first in range(start, stop, SAMPLE_ROWS):
             end = min(first + SAMPLE_ROWS, stop)
             settings = [get(name)[first:end] for name in names]
             finite = out("finite")[first:end]
             here = slice(first - start, end - start)
-            bench.device.launch(
+            context.device.launch(
                 kernels.SAMPLE,
                 (end - first,),
-                (logits[here], vocab, *settings, finite, bench.work.weights, tokens[here]),
+                (logits[here], vocab, *settings, finite, context.work.weights, tokens[here]),
             )
 
     def result(self, read: Take) -> tuple[Output, I32]:
@@ -135,7 +147,7 @@ class SampleReading:
         return SampleOutput(tokens, logprobs, top_ids, top_logprobs), bad_rows(finite)
 
 
-def sample_head(readout: SampleRows, rows: int) -> Head | None:
+def recorded_samples(readout: SampleRows, rows: int) -> RecordedReadout | None:
     if readout.edits is not None or readout.top or readout.logprobs:
         return None
-    return Head("sample" if (readout.temperature > 0).any() else "greedy", rows, 0)
+    return RecordedReadout("sample" if (readout.temperature > 0).any() else "greedy", rows, 0)

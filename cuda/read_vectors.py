@@ -5,24 +5,24 @@ from __future__ import annotations
 import numpy as np
 import torch
 from prelude.cuda import kernels
-from prelude.cuda.reading import Bench, Get, Put, Sizes, Take, bad_rows
+from prelude.cuda.readout_operation import Get, Put, ReadoutContext, Sizes, Take, bad_rows
 from prelude.cuda.workspace import whole_tiles
 from torch import Tensor
 
 from prelude.batch import I32, HeadOutput, HeadRows, Output, PooledOutput, PooledRows
 
 
-class PooledReading:
+class PooledOperation:
     lm_head_rows = 0
 
-    def __init__(self, readout: PooledRows, bench: Bench) -> None:
+    def __init__(self, readout: PooledRows, context: ReadoutContext) -> None:
         if readout.pooling not in ("last", "cls", "mean"):
             raise ValueError(f"pooling is {readout.pooling!r}; supported: last, cls, mean")
         lengths = np.diff(readout.indptr)
         if (lengths < 1).any():
             raise ValueError(f"item {int(np.argmin(lengths))} pools no token")
-        self.bench = bench
-        self.width = bench.spec.hidden
+        self.context = context
+        self.width = context.spec.hidden
         self.indptr = readout.indptr
         self.items = len(lengths)
         self.mean = readout.pooling == "mean" and bool((lengths > 1).any())
@@ -43,25 +43,25 @@ class PooledReading:
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
         vectors = out("vectors").view(self.items, self.width)
         if not self.mean:
-            self.bench.exact(get("at"), hidden, vectors)
+            self.context.exact(get("at"), hidden, vectors)
             return
-        exact = self.bench.device.empty((len(self.chosen), self.width), torch.float32)
-        self.bench.exact(get("at"), hidden, exact)
-        kernels.mean_rows(self.bench.device, exact, get("indptr"), vectors)
+        exact = self.context.device.empty((len(self.chosen), self.width), torch.float32)
+        self.context.exact(get("at"), hidden, exact)
+        kernels.mean_rows(self.context.device, exact, get("indptr"), vectors)
 
     def result(self, read: Take) -> tuple[Output, I32]:
         vectors = read("vectors").reshape(self.items, self.width).copy()
         return PooledOutput(vectors), bad_rows(np.isfinite(vectors).all(axis=1))
 
 
-class HeadReading:
+class HeadOperation:
     lm_head_rows = 0
 
-    def __init__(self, readout: HeadRows, bench: Bench) -> None:
-        score = bench.weights.score
+    def __init__(self, readout: HeadRows, context: ReadoutContext) -> None:
+        score = context.weights.score
         if score is None:
             raise ValueError("this model has no classification head")
-        self.bench = bench
+        self.context = context
         self.score = score
         self.rows = len(readout.rows)
         self.labels = score.shape[0]
@@ -77,10 +77,10 @@ class HeadReading:
 
     def enqueue(self, get: Get, out: Get, hidden: Tensor) -> None:
         # The rest of the last tile, where rows are multiplied in tiles of one size.
-        device, rows = self.bench.device, whole_tiles(self.rows)
-        exact = device.zeros((rows, self.bench.spec.hidden), torch.float32)
+        device, rows = self.context.device, whole_tiles(self.rows)
+        exact = device.zeros((rows, self.context.spec.hidden), torch.float32)
         scores = device.empty((rows, self.labels), torch.float32)
-        self.bench.exact(get("at"), hidden, exact[: self.rows])
+        self.context.exact(get("at"), hidden, exact[: self.rows])
         device.matmul(exact[: self.rows], self.score, scores[: self.rows])
         device.copy(scores[: self.rows].view(-1), out("scores"))
 

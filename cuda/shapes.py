@@ -1,11 +1,11 @@
 """The shape of a step: how many of each thing there are room for. A captured graph serves every step of its shape.
 
-Sizes are rounded up to buckets, finer than 3 % from 512 tokens on; what is not used is padding:
+Sizes are rounded up to buckets, finer than 3 % from 512 tokens on; the unused part is padding:
 
     tokens      id 0, position 0, written nowhere; they stand in no attention request
     decode      rows whose table is the scratch block and that write there, nowhere else
     requests    empty ones, at the end of the indptr
-    read rows   row 0 again; nobody looks at what comes out
+    read rows   row 0 again; its results are not read
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prelude.cuda.staging import Fields
 from prelude.batch import I32
 
 if TYPE_CHECKING:
-    from prelude.cuda.reading import Head
+    from prelude.cuda.readout_operation import RecordedReadout
 
 FINE = 32
 """Buckets per doubling from ``FINE * LEAST`` tokens on: padding is at most 1/32 and half of that on average."""
@@ -65,7 +65,7 @@ class Shape:
     read_decoding: int
     cut: bool  # the last layer has queries for the read rows only
     keys: int
-    head: Head | None  # what is read inside the graph; None: readouts run behind it
+    readout: RecordedReadout | None  # recorded in the graph; None: readouts run after it
 
     @property
     def rows(self) -> int:
@@ -91,11 +91,11 @@ class Shape:
             read_decoding=len(layout.read) - layout.read_prompts,
             cut=layout.last is not None,
             keys=keys,
-            head=None,
+            readout=None,
         )
 
-    def bucket(self, head: Head | None) -> Shape:
-        """This shape rounded up to what graphs are kept for. FlashInfer wants no more requests than rows, so the cut
+    def bucket(self, readout: RecordedReadout | None) -> Shape:
+        """This shape rounded up to the shapes of graphs. FlashInfer wants no more requests than rows, so the cut
         last layer has at least as many rows as any level has requests."""
         prompts = token_bucket(self.prompts)
         own = min(power_bucket(self.own), prompts)
@@ -116,7 +116,7 @@ class Shape:
             read_prompts=read_prompts,
             read_decoding=power_bucket(self.read_decoding),
             keys=power_bucket(self.keys + (1 if self.keys else 0), 256),
-            head=head,
+            readout=readout,
         )
 
     def sizes(self) -> list[tuple[str, int, str]]:
@@ -241,7 +241,7 @@ class Writer:
             self._fill_read(self._array(area, f"read_{name}"), values[layout.read], layout, idle)
 
     def write_idle(self, area: np.ndarray) -> None:
-        """A step of nothing but padding that has the most rows in every request list: what a graph is recorded on. It
+        """A step of nothing but padding that has the most rows in every request list. Graphs are recorded on it. It
         reads the scratch block and writes nowhere else."""
         shape = self.shape
         area[: self.fields.nbytes] = 0

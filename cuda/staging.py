@@ -4,7 +4,7 @@
     device results           [ tokens | logprobs | finite ... ]                ──one copy──▶  host (pinned, a ring)
 
 ``Fields`` says where in an area each array lies; graphs bake the device addresses in. A host area is taken from the
-ring only when the mark behind its last use is done, so the host never writes what a copy has yet to read.
+ring only when the mark behind its last use is done, so the host never overwrites memory that a copy has yet to read.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Ring:
 
 @dataclass(slots=True)
 class Staging:
-    """The two rings and their device areas. Who copies out of a host area sets its ``busy`` to a mark behind the
-    copy."""
+    """The two rings and their device areas. Code that copies out of a host area sets its ``busy`` to a mark behind
+    the copy."""
 
     inputs: Ring
     input_area: Tensor

@@ -45,7 +45,7 @@ class DeviceWeights:
     final_gain: Tensor
     lm_head: Tensor | None  # the embeddings themselves where it is tied
     score: Tensor | None  # float32
-    turns: Tensor  # [positions, D] cosines and sines
+    rope_table: Tensor  # [positions, D] cosines and sines
 
     def tensors(self) -> Iterator[Tensor]:
         owners: tuple[Any, ...] = (self, *self.layers)
@@ -62,7 +62,7 @@ class DeviceWeights:
         return sum(storages.values())
 
 
-def turns(rope: Rope, positions: int) -> Tensor:
+def rope_table(rope: Rope, positions: int) -> Tensor:
     """[positions, D]: cosines, then sines of position times frequency, in float32 as the reference computes them."""
     frequencies, factor = rope.frequencies()
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies.to(torch.float32)
@@ -120,14 +120,14 @@ class Loader:
         if spec.mixer_norm is None:
             raise ValueError("a layer without a norm before attention")
         return DeviceLayer(
-            *self.stacked(spec.mixer.qkv),
+            *self.stacked(spec.attention.qkv),
             *self.stacked(spec.mixer.out),
             *self.stacked(spec.mlp.up),
             *self.stacked(spec.mlp.down),
             input_gain=self.whole(f"{spec.mixer_norm.name}.weight", f32),
             mlp_gain=self.whole(f"{spec.mlp_norm.name}.weight", f32),
-            q_gain=self.gain(spec.mixer.q_norm),
-            k_gain=self.gain(spec.mixer.k_norm),
+            q_gain=self.gain(spec.attention.q_norm),
+            k_gain=self.gain(spec.attention.k_norm),
         )
 
 
@@ -144,7 +144,7 @@ def load(device: Device, source: WeightSource, spec: ModelSpec, positions: int) 
         lm_head = loader.whole(f"{LM_HEAD}.weight", device.element)
     elif spec.lm_head == "tied":
         lm_head = embeddings
-    table = turns(rope, positions)
+    table = rope_table(rope, positions)
     place = device.empty(tuple(table.shape), torch.float32)
     loader.to(table, place)
     classifier = spec.classifier

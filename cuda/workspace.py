@@ -58,10 +58,10 @@ class Workspace:
         cls, device: Device, spec: ModelSpec, *, rows: int, block_size: int, chunk_rows: int, vocab: int
     ) -> Workspace:
         """``rows`` tokens a step; ``vocab`` is 0 without a language-model head. ``InsufficientMemory`` where it does
-        not fit into what the device has left."""
+        not fit into the free memory of the device."""
         many, mlp = whole_tiles(rows), min(whole_tiles(rows), whole_tiles(MLP_ROWS))
         chunk = whole_tiles(chunk_rows)
-        mixer, mlp_spec = spec.layers[0].mixer, spec.layers[0].mlp
+        mixer, mlp_spec = spec.attention, spec.layers[0].mlp
         hidden, inner, queries, width = spec.hidden, mlp_spec.inner, mixer.query_width, mixer.qkv.outputs
         element, f32 = device.element, torch.float32
         sizes = (

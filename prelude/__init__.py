@@ -17,10 +17,12 @@ __version__ = "0.1.0"  # the one place: the package metadata and `prelude --vers
 if TYPE_CHECKING:
     from prelude.admission.template import DecisionTemplate
     from prelude.base import Health, ModelInfo
+    from prelude.bulk.windows import Mapped
     from prelude.calibration.calibrator import Calibrator, PriorCorrection
     from prelude.config import EngineConfig
     from prelude.engine import AsyncEngine, Engine
     from prelude.errors import (
+        BulkError,
         CalibrationError,
         CheckpointError,
         ConfigError,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         TraceError,
         UnknownParameter,
         UnsupportedModel,
+        WrongUse,
     )
     from prelude.options import RequestOptions
     from prelude.results import (
@@ -63,12 +66,14 @@ if TYPE_CHECKING:
         RerankResult,
         RewardResult,
         SampledLogprob,
+        TokenClassification,
         TokenLogprob,
     )
     from prelude.runtime.events import Event
     from prelude.tasks import (
         Choice,
         Classify,
+        ClassifyTokens,
         Decide,
         Embed,
         Generate,
@@ -87,9 +92,11 @@ _PUBLIC = {
     "prelude.config": ("EngineConfig",),
     "prelude.admission.template": ("DecisionTemplate",),
     "prelude.base": ("Health", "ModelInfo"),
+    "prelude.bulk.windows": ("Mapped",),
     "prelude.calibration.calibrator": ("Calibrator", "PriorCorrection"),
     "prelude.engine": ("AsyncEngine", "Engine"),
     "prelude.errors": (
+        "BulkError",
         "CalibrationError",
         "CheckpointError",
         "ConfigError",
@@ -112,6 +119,7 @@ _PUBLIC = {
         "TraceError",
         "UnknownParameter",
         "UnsupportedModel",
+        "WrongUse",
     ),
     "prelude.runtime.events": ("Event",),
     "prelude.options": ("RequestOptions",),
@@ -133,11 +141,13 @@ _PUBLIC = {
         "RerankResult",
         "RewardResult",
         "SampledLogprob",
+        "TokenClassification",
         "TokenLogprob",
     ),
     "prelude.tasks": (
         "Choice",
         "Classify",
+        "ClassifyTokens",
         "Decide",
         "Embed",
         "Generate",
@@ -158,6 +168,7 @@ __all__ = [
     "Answer",
     "Answers",
     "AsyncEngine",
+    "BulkError",
     "CalibrationError",
     "Calibrator",
     "CheckpointError",
@@ -165,6 +176,7 @@ __all__ = [
     "Chunk",
     "Classification",
     "Classify",
+    "ClassifyTokens",
     "Completion",
     "ConfigError",
     "DeadlineExceeded",
@@ -189,6 +201,7 @@ __all__ = [
     "InvalidRequest",
     "Loglikelihood",
     "LoglikelihoodResult",
+    "Mapped",
     "ModelError",
     "ModelInfo",
     "Noul",
@@ -214,10 +227,12 @@ __all__ = [
     "SamplingParams",
     "Score",
     "TemplateError",
+    "TokenClassification",
     "TokenLogprob",
     "TraceError",
     "UnknownParameter",
     "UnsupportedModel",
+    "WrongUse",
     "YesNo",
     "__version__",
 ]

@@ -1,4 +1,4 @@
-"""What both engines share: their parts, and everything that needs no waiting."""
+"""The parts that both engines share, and the methods that need no waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prelude.admission.preparer import Preparer
-from prelude.errors import ConfigError, shown
+from prelude.errors import ConfigError, WrongUse, shown
 from prelude.results import Explanation
 from prelude.runtime.core import EngineCore
 from prelude.runtime.events import Listener
@@ -33,9 +33,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What an engine knows of its model. ``max_positions`` are the checkpoint's, ``max_length`` the most tokens that
-    one sequence may hold in this engine, ``kv_tokens`` those of the KV pool. ``labels``: of the classification head,
-    none without one. ``pooling``: what ``embed`` uses where it is not told; ``None``: it has to be told."""
+    """The properties of an engine's model. ``max_positions`` are the checkpoint's, ``max_length`` the most tokens
+    that one sequence may hold in this engine, ``kv_tokens`` those of the KV pool. ``labels``: of the classification
+    head, none without one. ``pooling``: the default of ``embed``; ``None``: the caller has to name it. ``dtype``: of
+    rows, keys and values; ``weights``: the type that the weights of the layers and of the LM head are kept in."""
 
     path: Path
     device: str
@@ -52,18 +53,20 @@ class ModelInfo:
     chat_template: bool
     labels: tuple[str, ...]
     pooling: str | None
+    quantization: str | None = None
+    weights: str = ""
 
 
-class EngineFacts:
-    """What both engines say of the model that they run."""
+class ModelProperties:
+    """The properties of the model that both engines have."""
 
-    def _facts_of(self) -> tuple[Preparer, Path]:
+    def _model_parts(self) -> tuple[Preparer, Path]:
         raise NotImplementedError
 
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer, a ``prelude.tokenizer.Tokenizer``. Any thread may use it."""
-        return self._facts_of()[0].tokenizer
+        return self._model_parts()[0].tokenizer
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -73,17 +76,18 @@ class EngineFacts:
     @property
     def max_length(self) -> int:
         """Tokens that one sequence may hold, prompt and output together."""
-        return self._facts_of()[0].max_length
+        return self._model_parts()[0].max_length
 
     def _said(self) -> str:
         info = self.model_info
-        return f"{info.path}: {info.dtype} on {info.device}, max_length {info.max_length}, {info.kv_tokens} KV tokens"
+        kind = info.dtype if info.weights in ("", info.dtype) else f"{info.weights} weights, {info.dtype}"
+        return f"{info.path}: {kind} on {info.device}, max_length {info.max_length}, {info.kv_tokens} KV tokens"
 
     @property
     def model_info(self) -> ModelInfo:
-        preparer, path = self._facts_of()
-        facts = preparer.facts
-        limits = facts.limits
+        preparer, path = self._model_parts()
+        ctx = preparer.context
+        limits = ctx.limits
         return ModelInfo(
             path=path,
             device=limits.device,
@@ -91,15 +95,17 @@ class EngineFacts:
             vocab_size=limits.vocab_size,
             hidden_size=limits.hidden_size,
             max_positions=limits.max_positions,
-            max_length=facts.max_length,
+            max_length=ctx.max_length,
             kv_tokens=limits.num_blocks * limits.block_size,
             weight_bytes=limits.weight_bytes,
-            eos_token_ids=tuple(sorted(facts.eos_ids)),
-            bos_token_id=facts.bos_id,
+            eos_token_ids=tuple(sorted(ctx.eos_ids)),
+            bos_token_id=ctx.bos_id,
             lm_head=limits.lm_head,
-            chat_template=facts.chat is not None,
-            labels=facts.labels if limits.num_labels else (),
-            pooling=facts.embedding.pooling,
+            chat_template=ctx.chat is not None,
+            labels=ctx.labels if limits.num_labels else (),
+            pooling=ctx.embedding.pooling,
+            quantization=limits.quantization,
+            weights=limits.weights,
         )
 
 
@@ -111,7 +117,7 @@ def not_loaded(name: str, given: Any) -> ConfigError:
     )
 
 
-class EngineBase(EngineFacts):
+class EngineBase(ModelProperties):
     def __init__(self, core: EngineCore, preparer: Preparer | None = None, model_path: Path | None = None) -> None:
         if not isinstance(core, EngineCore) or preparer is None or model_path is None:
             raise not_loaded(type(self).__name__, core)
@@ -120,18 +126,28 @@ class EngineBase(EngineFacts):
         self.model_path = model_path
         weakref.finalize(self, core.let_go).atexit = False
 
-    def _facts_of(self) -> tuple[Preparer, Path]:
+    @property
+    def core(self) -> EngineCore:
+        """The engine without text: queues, planning, steps."""
+        return self._core
+
+    @property
+    def preparer(self) -> Preparer:
+        """Makes requests of tasks."""
+        return self._preparer
+
+    def _model_parts(self) -> tuple[Preparer, Path]:
         return self._preparer, self.model_path
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._said()}{', closed' if self._core.closed else ''}>"
 
     def explain(self, task: Task) -> Explanation:
-        """What would run for ``task``: final text, ids, rows, labels. Runs nothing."""
+        """The final text, ids, rows and labels of ``task``. Runs nothing."""
         return self._preparer.explain(task)
 
     def would_hit(self, task: Task) -> int:
-        """How many tokens of ``task``'s prompt the prefix cache has now: what a router in front of several engines
+        """How many tokens of ``task``'s prompt the prefix cache has now, which a router in front of several engines
         asks. A hint, since nothing is held for it; from any thread, and runs nothing."""
         prepared = self._preparer.prepare(task).prepared
         if prepared.cache == "never":
@@ -141,23 +157,46 @@ class EngineBase(EngineFacts):
         return min(int(blocks) * pool.block_size, tree.trunk_tokens - 1)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the engine was made."""
+        """Counters since the engine was made, and ``memory``: see docs/MEMORY.md."""
         preparer = self._preparer
-        return {**self._core.snapshot(), "tokenizer_calls": preparer.tokenizer_calls, **preparer.decode_states}
+        return {
+            **self._core.snapshot(),
+            "tokenizer_calls": preparer.tokenizer_calls,
+            **preparer.decode_states,
+            "memory": self._memory(),
+        }
+
+    def _memory(self) -> dict[str, int | bool]:
+        """Bytes: of the weights, of the KV pool when all of it has been written to, of the blocks in use, of the
+        states of recurrent layers, and of a step of full size with all rows read."""
+        limits, allocator = self._core.executor.limits(), self._core.pool.allocator
+        block = limits.kv_bytes_per_token * limits.block_size
+        found: dict[str, int | bool] = {
+            "weight_bytes": limits.weight_bytes,
+            "kv_bytes": block * limits.num_blocks,
+            "kv_used_bytes": block * (limits.num_blocks - allocator.num_free),
+            "state_bytes": limits.slot_bytes * (limits.recurrent_slots + limits.prefix_slots),
+        }
+        step = limits.step_memory
+        if step is not None:
+            found["step_bytes"] = step.step_bytes(self._core.budgets.step_tokens)
+            found["step_bytes_per_token"] = step.per_token + step.row_bytes
+            found["readout_bytes"] = step.readout
+            found["measured"] = step.measured
+        return found
 
     @property
     def cost_model(self) -> CostModel:
-        """What steps take on this machine, as learnt so far: ``predict``, ``save``."""
+        """The times of steps on this machine, as learnt so far: ``predict``, ``save``."""
         return self._core.cost
 
     def on_event(self, listener: Listener) -> Callable[[], None]:
         """Calls ``listener`` with every ``Event`` of this engine, in the thread where it happens: it must be quick,
-        and must not wait for the engine. What it raises is logged. Returns a function that removes it."""
+        and must not wait for the engine. Its errors are logged. Returns a function that removes it."""
         return self._core.events.add(listener)
 
     def health(self) -> Health:
         core = self._core
-        error = core.failures.last_error
         hanging = core.hanging
         reason: str | None
         if core.forked:
@@ -171,14 +210,14 @@ class EngineBase(EngineFacts):
         return Health(
             reason is None,
             core.failures.in_a_row,
-            None if error is None else f"{type(error).__name__}: {error}",
+            core.failures.last_error,
             core.closed,
             hanging,
             reason,
         )
 
     def _run_each(self, tasks: Sequence[Any]) -> None:
-        """Runs the tasks; what one raises is no matter."""
+        """Runs the tasks and ignores their errors."""
         raise NotImplementedError
 
     def warmup(self, *, freeze_gc: bool = False) -> None:
@@ -192,7 +231,7 @@ class EngineBase(EngineFacts):
             self._core.gc_pauses.reset()
 
     def __reduce__(self) -> Any:
-        raise TypeError("an engine cannot be pickled or sent to another process; make one there")
+        raise WrongUse("an engine cannot be pickled or sent to another process; make one there")
 
 
 def _warm_tasks() -> list[Task]:

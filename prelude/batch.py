@@ -1,4 +1,4 @@
-"""ForwardBatch: what an executor is given for one step. Arrays only, three frozen variants.
+"""ForwardBatch: the input of an executor for one step. Arrays only, three frozen variants.
 
     OneShotBatch   prompt slices + one readout. No block table that could grow, no future token.
     DecodeBatch    one token and a block table per running sequence + a sample readout.
@@ -16,11 +16,16 @@ to itself. Positions say where a token stands in its own sequence, so siblings s
 segment per request this is plain varlen prefill; with branches it is one state and many questions, or
 requests with a common cold prefix folded into one (the prefix is computed once for every layer).
 
-A model with recurrent layers keeps a state of each running sequence in a *slot*. Decode rows and chunks of prompts
-carry the slot that their sequence owns: a chunk without context begins from the model's initial state, whatever lies
-there, a later one and a decode row go on from it, and each leaves there the state after its last token. A OneShot row
-has no slot, and its state is gone with the step; a segment with a parent goes on from the state at the parent's end.
-Models without such layers have no slots: the arrays are ``None``, ``recurrent_slots`` is 0.
+A segment whose first position does not follow its parent's last is a *join*: it attends to its ancestors, to its
+elder siblings with all that is below them, and to itself. Options that do not see each other, and an answer that
+sees all of them, are siblings with a join behind them.
+
+A model with recurrent layers keeps states of sequences in *state slots*: of each running sequence, and of prefixes. A
+decode row goes on from the state in its sequence's slot and leaves there that behind its token. A prompt segment with
+a parent goes on from the state at the parent's end, a root without context from the model's initial state, one with
+context from the slot ``state_from``; each leaves its state in the slot ``state_to``, where it has one. Several may go
+on from a prefix's state, which no row overwrites in the same step. Models without such layers have no state slots:
+the arrays are ``None``.
 
 All integer arrays are C-contiguous int32 unless said otherwise; ``indptr`` arrays have one more entry than
 rows and start at 0. Slots are ``block * block_size + offset``; -1 is "not written". Arrays belong to the
@@ -42,6 +47,8 @@ from prelude.readouts.head import HeadOutput as HeadOutput
 from prelude.readouts.head import HeadRows as HeadRows
 from prelude.readouts.logprobs import LogprobOutput as LogprobOutput
 from prelude.readouts.logprobs import LogprobRows as LogprobRows
+from prelude.readouts.options import OptionOutput as OptionOutput
+from prelude.readouts.options import OptionRows as OptionRows
 from prelude.readouts.pooled import PooledOutput as PooledOutput
 from prelude.readouts.pooled import PooledRows as PooledRows
 from prelude.readouts.sample import LogitEdits as LogitEdits
@@ -59,7 +66,8 @@ class PromptSlices:
     precede root segment s: a cached prefix, or the part of a chunked prompt that is already computed; 0 for
     segments with a parent. A segment may be empty (its whole text was cached); its children still see its
     context. ``write_slots[t]`` is where K and V of token t go, written in every layer before that layer reads
-    the pool; ``None`` when the step writes nothing.
+    the pool; ``None`` when the step writes nothing. ``state_from[s]`` and ``state_to[s]`` are state slots, -1 for
+    none; ``None`` where no segment has one.
     """
 
     token_ids: I32  # [T]
@@ -70,6 +78,8 @@ class PromptSlices:
     context_indptr: I32  # [S + 1]
     context_blocks: I32  # [context_indptr[-1]]
     write_slots: I32 | None = None  # [T] or None
+    state_from: I32 | None = None  # [S] or None
+    state_to: I32 | None = None  # [S] or None
 
     @property
     def num_tokens(self) -> int:
@@ -95,10 +105,6 @@ class OneShotBatch:
     def num_tokens(self) -> int:
         return self.slices.num_tokens
 
-    @property
-    def recurrent_slots(self) -> int:
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
@@ -122,15 +128,11 @@ class DecodeRows:
 class DecodeBatch:
     rows: DecodeRows
     readout: SampleRows
-    slots: I32 | None = None  # [B], the recurrent slot of each row
+    state_slots: I32 | None = None  # [B], the state slot of each row
 
     @property
     def num_tokens(self) -> int:
         return self.rows.num_rows
-
-    @property
-    def recurrent_slots(self) -> int:
-        return 0 if self.slots is None else len(self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +140,14 @@ class MixedBatch:
     """Prefill chunks and OneShot rows (``slices``) beside running rows (``decode``).
 
     ``readouts`` index tokens of ``slices``: the OneShot group's readout, and the sample readout of chunks that
-    end their prompt. ``decode_readout`` indexes decode rows. Recurrent slots are their own account: those of
-    prompt segments (-1 for OneShot rows) and of decode rows.
+    end their prompt. ``decode_readout`` indexes decode rows.
     """
 
     slices: PromptSlices
     readouts: tuple[Readout, ...]
     decode: DecodeRows
     decode_readout: SampleRows | None
-    prompt_slots: I32 | None = None  # [S]
-    decode_slots: I32 | None = None  # [B]
-
-    @property
-    def recurrent_slots(self) -> int:
-        if self.prompt_slots is None or self.decode_slots is None:
-            return 0
-        return int((self.prompt_slots >= 0).sum()) + len(self.decode_slots)
+    decode_state_slots: I32 | None = None  # [B]
 
     @property
     def prefill_tokens(self) -> int:
@@ -162,10 +156,6 @@ class MixedBatch:
     @property
     def decode_tokens(self) -> int:
         return self.decode.num_rows
-
-    @property
-    def block_table_entries(self) -> int:
-        return len(self.decode.block_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -180,9 +170,9 @@ ForwardBatch: TypeAlias = OneShotBatch | DecodeBatch | MixedBatch
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came out of a step. ``outputs`` follows the batch's readouts (one for OneShot; ``readouts`` then
+    """The result of a step. ``outputs`` follows the batch's readouts (one for OneShot; ``readouts`` then
     ``decode_readout`` for Mixed; one for Decode). ``bad_rows[k]`` lists rows of output k (indices into that
-    readout's ``rows``, or items for pooled rows) whose numbers are not finite: those requests fail, nobody else."""
+    readout's ``rows``, or items for pooled rows) whose numbers are not finite: those requests fail, no others."""
 
     outputs: tuple[Output, ...]
     bad_rows: tuple[I32, ...]

@@ -1,9 +1,9 @@
-"""What a caller said of a request: its options, the moment of its deadline, its timeline."""
+"""The caller's settings of a request: its options, the moment of its deadline, its timeline."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,27 +25,24 @@ class Call:
             self.timeline.mark(name)
 
 
-def mark_all(calls: Iterable[Call], name: str) -> None:
-    """The same moment in the timeline of every call that has one."""
-    for call in calls:
-        if call.timeline is not None:
-            call.timeline.mark(name)
-
-
-def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> list[Call]:
-    """One a task: the same options for all, or one for each. Tasks with the same options share a call, unless each
-    has a timeline."""
+def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> tuple[list[Call], list[Timeline]]:
+    """One a task: the same options for all, or one for each; and the timelines of those that have one. Tasks with the
+    same options share a call, unless each has a timeline."""
     if options is None and not keywords:
-        return [_PLAIN] * count
+        return [PLAIN] * count, []
     if isinstance(options, Sequence):
         if keywords or len(options) != count:
             raise InvalidRequest(f"{len(options)} for {count} tasks; give one for all or one each", field="options")
-        return [_call(merge_options(one, {}, f"options[{at}]")) for at, one in enumerate(options)]
-    one = merge_options(options, keywords)
-    return [_call(one) for _ in range(count)] if one.trace else [_call(one)] * count
+        calls = [_call(merge_options(one, {}, f"options[{at}]")) for at, one in enumerate(options)]
+    else:
+        one = merge_options(options, keywords)
+        if not one.trace:
+            return [_call(one)] * count, []
+        calls = [_call(one) for _ in range(count)]
+    return calls, [call.timeline for call in calls if call.timeline is not None]
 
 
-_PLAIN = Call(NO_OPTIONS, math.inf, None)  # of all calls without options
+PLAIN = Call(NO_OPTIONS, math.inf, None)  # of all calls without options
 
 
 def _call(options: RequestOptions) -> Call:

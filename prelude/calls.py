@@ -6,18 +6,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prelude._native.core import Ends
+from prelude._native.core import Ends, finish_each
 from prelude.admission.messages import rough_size
-from prelude.admission.prepared import Admitted, Outcome
-from prelude.admission.snapshot import PROMPT_FIELDS
+from prelude.admission.question_keys import QUESTION_KEYS
+from prelude.admission.snapshot import prompt_fields
 from prelude.call import Call, Options, make_calls
 from prelude.errors import InvalidRequest, PreludeError, shown
 from prelude.options import merge_options
-from prelude.runtime.core import EngineCore
-from prelude.runtime.inbox import Places
-from prelude.scheduling.request import Request, Sink
-from prelude.streams import timed_finish, watching
-from prelude.tasks import Task
+from prelude.scheduling.request import Request
+from prelude.streams import timed_finish
+from prelude.tasks import Decide, Task
 
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.
 INLINE_CHARS = 4096
@@ -25,64 +23,29 @@ JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
 # A call of more tasks is as many calls as it takes, each begun in a turn of its own.
 PART_TASKS = 512
 TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
-TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 32  # what preparing one costs beside its text
+TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 32  # the cost of preparing one beside its text
 
 
-def make_requests(
-    core: EngineCore,
-    admitted: Sequence[Any],
-    calls: Sequence[Call],
-    sink: Sink,
-    places: Places,
-    group: object = None,
-    outbox: object = None,
-) -> list[Request | Exception]:
-    """The request of each admitted task, or the error of one that was not admitted or has no place. Neighbours that
-    share a call become requests together."""
-    found: list[Request | Exception] = []
-    at, count = 0, len(admitted)
-    while at < count:
-        if isinstance(admitted[at], Exception):
-            found.append(admitted[at])
-            at += 1
-            continue
-        call, end = calls[at], at + 1
-        while end < count and calls[end] is call and not isinstance(admitted[end], Exception):
-            end += 1
-        prepared = [item.prepared for item in admitted[at:end]]
-        found += core.requests(prepared, sink, call.options, places, call.expires, group, outbox)
-        at = end
-    for item, call, request in zip(admitted, calls, found):
-        if isinstance(request, Request):
-            if item.watched:
-                request.sink = watching(item, sink)
-            if call.timeline is not None:
-                request.timeline = call.timeline
-    return found
+def requests_in(found: list[Request | Exception]) -> list[Request]:
+    """Those that were admitted; the list itself where all of them were."""
+    return [one for one in found if isinstance(one, Request)]
 
 
 def finish_all(
-    admitted: Sequence[Any], calls: Sequence[Call], requests: Sequence[Request | Exception], ends: Ends
+    admitted: Sequence[Any], calls: Sequence[Call], requests: list[Request | Exception], ends: Ends
 ) -> list[Any]:
     """The caller's results, in order; errors are values. Runs in the caller's thread, or in its loop."""
-    outcomes = ends.outcomes_of(requests) if isinstance(requests, list) else None
+    outcomes = ends.outcomes_of(requests)
     if outcomes is not None:
-        return [_finish(item, call, outcome) for item, call, outcome in zip(admitted, calls, outcomes)]
+        return finish_each(admitted, calls, outcomes, timed_finish)
     results: list[Any] = []
     for item, call, request in zip(admitted, calls, requests):
         if not isinstance(request, Request):
             results.append(request)
             continue
         outcome, error = ends[request.id]
-        results.append(error if outcome is None else _finish(item, call, outcome))
+        results += [error] if outcome is None else finish_each([item], [call], [outcome], timed_finish)
     return results
-
-
-def _finish(admitted: Admitted, call: Call, outcome: Outcome) -> Any:
-    try:
-        return admitted.finish(outcome) if call.timeline is None else timed_finish(admitted, call.timeline, outcome)
-    except Exception as error:
-        return error
 
 
 def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
@@ -103,16 +66,16 @@ def name_task(error: Exception, at: int) -> Exception:
     return error
 
 
-def batches(tasks: Iterable[Task], sizes: Iterable[int]) -> list[list[Task]]:
+def batches(tasks: Iterable[Task]) -> list[list[Task]]:
     """Runs of tasks of about ``JOB_CHARS`` or ``JOB_TASKS`` each: one job of a preparing thread."""
     runs: list[list[Task]] = []
     total = JOB_CHARS
-    for task, size in zip(tasks, sizes):
+    for task in tasks:
         if total >= JOB_CHARS or len(runs[-1]) >= JOB_TASKS:
             runs.append([])
             total = 0
         runs[-1].append(task)
-        total += size
+        total += text_size(task)
     return runs
 
 
@@ -120,7 +83,7 @@ def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -
     """``PART_TASKS`` tasks at a time, and their options as they are when it is their turn."""
     began = time.monotonic()
     if isinstance(options, Sequence):
-        all_options = [call.options for call in make_calls(len(tasks), options, keywords)]
+        all_options = [call.options for call in make_calls(len(tasks), options, keywords)[0]]
     else:
         all_options = [merge_options(options, keywords)]
     for at in range(0, len(tasks), PART_TASKS):
@@ -131,15 +94,9 @@ def parts(tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any]) -
             yield tasks[at : at + PART_TASKS], all_options[0].after(passed)
 
 
-def result_size(admitted: Any) -> int:
-    """Pairs of a token and its logprob that ``finish`` is going to make."""
-    readout = None if isinstance(admitted, Exception) else admitted.prepared.readout
-    return 0 if readout is None else int(readout.result_size)
-
-
 def task_list(tasks: Any) -> Sequence[Any]:
     """Any iterable of tasks as a sequence."""
-    if isinstance(tasks, list | tuple):
+    if isinstance(tasks, (list, tuple)):
         return tasks
     try:
         return list(tasks)
@@ -147,12 +104,27 @@ def task_list(tasks: Any) -> Sequence[Any]:
         raise InvalidRequest(f"{shown(tasks)} is not a list of tasks", field="tasks") from None
 
 
+def owned(preparer: Any, tasks: Sequence[Any]) -> tuple[Sequence[Any], int]:
+    """The tasks, copied where the caller could still change one, and the sum of their ``text_size``."""
+    size = QUESTION_KEYS.still_size(tasks, Decide, TASK_CHARS, QUESTION_CHARS, LABEL_CHARS)
+    if size >= 0:
+        return tasks, size
+    copies = [preparer.snapshot(task) for task in tasks]
+    return copies, sum(map(text_size, copies))
+
+
 def text_size(task: Any) -> int:
-    """What preparing is going to look at, roughly, in characters (or ids); unknown shapes fail there."""
+    """About the number of characters (or ids) that preparing reads; unknown shapes fail there."""
     size = TASK_CHARS
-    for name in PROMPT_FIELDS:
-        size += _size(getattr(task, name, None))
+    for name in prompt_fields(task):
+        value = getattr(task, name, None)
+        size += len(value) if type(value) is str else _size(value)
     questions = getattr(task, "questions", None)
+    if questions is None:
+        return size
+    plain = QUESTION_KEYS.plain_size(questions, QUESTION_CHARS, LABEL_CHARS)
+    if plain >= 0:
+        return size + plain
     if isinstance(questions, Mapping):
         questions = tuple(questions.values())
     for question in questions if isinstance(questions, list | tuple) else ():

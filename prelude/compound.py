@@ -1,26 +1,52 @@
 """Verbs that are more than one task, each as a generator: it yields tasks that run together, and gets their results.
 
-Both engines drive the same generators (``Engine._answer``, ``AsyncEngine._answer``).
+``drive`` and ``adrive`` run such a generator on an engine of either kind: ``rerank``, ``guard``, ``decide_by_margin``
+and ``SystemOne`` use them. The options of the call hold for all of its tasks, and the deadline counts from the call.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from prelude.admission.checks import flag, integer
 from prelude.admission.guard import about_response, guard_recipe
 from prelude.admission.preparer import Preparer
+from prelude.admission.validation import flag, integer
 from prelude.errors import InvalidRequest, shown
 from prelude.options import RequestOptions
+from prelude.recipes import GuardField
 from prelude.results import GuardAnswer, GuardResult, RankedDocument, Ranking
 from prelude.tasks import Guard, Message, Rerank
 
 Steps: TypeAlias = Generator[Sequence[Any], list[Any], Any]
 
 
-class Remaining:
+def drive(steps: Steps, options: RequestOptions | None, run_many: Callable[..., list[Any]]) -> Any:
+    """The result of ``steps``; ``run_many(tasks, options)`` runs the tasks that it yields."""
+    remaining = _Remaining(options)
+    try:
+        tasks = next(steps)
+        while True:
+            tasks = steps.send(run_many(tasks, remaining.now()))
+    except StopIteration as end:
+        return end.value
+
+
+async def adrive(steps: Steps, options: RequestOptions | None, run_many: Callable[..., Awaitable[list[Any]]]) -> Any:
+    """``drive`` in an event loop."""
+    remaining = _Remaining(options)
+    try:
+        tasks = next(steps)
+        while True:
+            tasks = steps.send(await run_many(tasks, remaining.now()))
+    except StopIteration as end:
+        return end.value
+
+
+class _Remaining:
     """The options of a verb's later steps: the deadline is counted from the call."""
 
     def __init__(self, options: RequestOptions | None) -> None:
@@ -57,28 +83,51 @@ def _text(document: Any, at: int) -> str:
     return text
 
 
-def guard_steps(preparer: Preparer, messages: Sequence[Message], detail: bool, own: Mapping[str, Any]) -> Steps:
-    """The first field of the recipe; with ``detail`` one after the other, as the model would write them."""
+def guard_steps(
+    model_parts: Callable[[], tuple[Preparer, Path]],
+    messages: Sequence[Message],
+    detail: bool,
+    own: Mapping[str, Any],
+) -> Steps:
+    """The first field of the recipe; with ``detail`` one after the other, as the model would write them.
+    ``model_parts`` is called when the first step is: an engine may start between the call and that step."""
     flag(detail, "detail")
-    recipe = guard_recipe(preparer.facts, own.get("recipe"))
+    preparer, _ = model_parts()
+    recipe = guard_recipe(preparer.context, own.get("recipe"))
     task = preparer.snapshot(Guard(messages, **own))
-    [first] = yield [task]
-    answers: dict[str, GuardAnswer] = {first.field: first}
-    if detail:
-        response = about_response(task.prompt)
-        for field in recipe.asked(response)[1:]:
-            given = {name: answer.label for name, answer in answers.items()}
-            if field.unless is not None and given.get(field.unless[0]) == field.unless[1]:
-                answers[field.name] = settled(field.name, field.labels_for(response), field.unless[2])
-                continue
-            [answer] = yield [Guard(task.prompt, given=given, **own)]
-            answers[field.name] = answer
+    answers: dict[str, GuardAnswer] = {}
+    response = about_response(task.prompt)
+    for field in recipe.asked(response) if detail else recipe.asked(response)[:1]:
+        before = field.unless is not None and answers.get(field.unless[0])
+        if field.unless is not None and before and before.label == field.unless[1]:
+            answers[field.name] = known_answer(field.name, field.labels_for(response), field.unless[2])
+            continue
+        given = {name: (*answer.labels, "") if answer.more else answer.label for name, answer in answers.items()}
+        answers[field.name] = yield from _labels(task.prompt, given, field, len(field.labels_for(response)), own)
+    first = next(iter(answers.values()))
     safe = [first.probabilities[label] for label in recipe.safe]
     return GuardResult(first.label, first.label not in recipe.safe, max(0.0, 1.0 - sum(safe)), answers)
 
 
-def settled(field: str, labels: Sequence[str], label: str) -> GuardAnswer:
-    """A field that needs no pass, since an earlier label settles it."""
+def _labels(
+    messages: Sequence[Message], given: Mapping[str, Any], field: GuardField, most: int, own: Mapping[str, Any]
+) -> Steps:
+    """A field's label; where it may have several, one after the other until the end is the likeliest."""
+    [first] = yield [Guard(messages, given=given, **own)]
+    labels: tuple[str, ...] = first.labels
+    more: list[GuardAnswer] = []
+    single = not field.joiner or first.label == field.none
+    while not single and len(labels) < most - bool(field.none):
+        [answer] = yield [Guard(messages, given={**given, field.name: labels}, **own)]
+        more.append(answer)
+        if not answer.label:
+            break
+        labels = (*labels, answer.label)
+    return replace(first, labels=labels, more=tuple(more))
+
+
+def known_answer(field: str, labels: Sequence[str], label: str) -> GuardAnswer:
+    """A field that needs no pass, since an earlier label determines its answer."""
     sure = {one: float(one == label) for one in labels}
     logprobs = {one: 0.0 if one == label else float("-inf") for one in labels}
-    return GuardAnswer(field, label, sure, logprobs, float("nan"))
+    return GuardAnswer(field, label, sure, logprobs, float("nan"), labels=(label,))

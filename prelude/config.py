@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from prelude.errors import ConfigError
 from prelude.execution.backends import NAMES as ATTENTION
@@ -14,6 +14,7 @@ from prelude.tasks import CacheMode, strict_keywords
 
 CPU_KV_BYTES = 256 << 20  # the default pool of a CPU where the system does not report its free memory
 MAX_BLOCK_SIZE = 4096  # limit of the pool's allocator
+Quantization: TypeAlias = Literal["int8"]
 
 
 @strict_keywords
@@ -33,6 +34,10 @@ class EngineConfig:
     ``max_running``           the most Decode requests that hold a row at the same time
     ``chunk_tokens``          the most tokens of one Decode prompt in a step beside running rows
     ``logits_bytes``          temporary memory of a step for rows over the vocabulary
+    ``max_memory``            on a CPU, the most memory of weights, KV blocks and a step together: bytes, or a share
+                              in (0, 1] of what is free. A profile run at load measures a step of full size, and the
+                              rest becomes KV blocks. ``None``: what is free. Where the longest prompt does not fit,
+                              ``max_length`` is lowered, or refused where it was set; see docs/MEMORY.md
     ``block_size``            tokens of one KV block
     ``kv_blocks``             blocks of the KV pool; ``None``: as many as ``kv_bytes`` hold
     ``kv_bytes``              bytes of the KV pool where ``kv_blocks`` is ``None``. The default on a CPU is a quarter
@@ -43,8 +48,9 @@ class EngineConfig:
 
     Prefixes
 
-    ``prefix_cache``, ``fold``  switches for reuse across steps and within a step; models with recurrent layers have
-                              no prefix cache
+    ``prefix_cache``, ``fold``  switches for reuse across steps and within a step
+    ``prefix_states``         of how many cached prefixes a model with recurrent layers keeps the state; ``None``: as
+                              many as take an eighth of the memory that the weights leave, 256 at most
     ``defer_steps``           the most steps that a request waits for another one that computes their common prefix,
                               where the two cannot run in one step; 0: it never waits
     ``defer_tokens``          the shortest common prefix that a request waits for
@@ -57,6 +63,8 @@ class EngineConfig:
     ``attention``             a backend by name: runs or cascade on a CPU, flashinfer or keys on CUDA. auto: the
                               environment's PRELUDE_ATTENTION, else the fastest backend that serves the model
     ``deterministic``         the bits of a row do not depend on the other rows
+    ``quantization``          "int8": the weights of the layers and of the LM head in 8 bits, on a CPU; see
+                              docs/CPU.md. ``None``: in ``dtype``
 
     Requests
 
@@ -90,10 +98,12 @@ class EngineConfig:
     max_running: int = 64
     chunk_tokens: int = 512
     logits_bytes: int = 256 << 20
+    max_memory: int | float | None = None
     block_size: int = 16
     kv_blocks: int | None = None
     kv_bytes: int | None = None
     prefix_cache: bool = True
+    prefix_states: int | None = None
     fold: bool = True
     defer_steps: int = 8
     defer_tokens: int = 64
@@ -101,6 +111,7 @@ class EngineConfig:
     attention: str = "auto"
     default_cache: CacheMode = "auto"
     deterministic: bool = False
+    quantization: Quantization | None = None
     max_queued_requests: int = 1 << 20
     max_queued_tokens: int = 1 << 31
     max_prompt_chars: int | None = None
@@ -126,6 +137,9 @@ class EngineConfig:
             elif field.name == "attention":
                 if value not in ATTENTION:
                     raise ConfigError(f"attention={value!r} is not one of {', '.join(ATTENTION)}")
+            elif field.name == "quantization":
+                if value not in (None, *get_args(Quantization)):
+                    raise ConfigError(f"quantization={value!r} is not one of None, 'int8'")
             elif field.name == "overlap":
                 if value is not None and not isinstance(value, bool):
                     raise ConfigError(f"overlap must be True, False or None, got {value!r}")
@@ -134,13 +148,15 @@ class EngineConfig:
             elif field.name == "cost_model":
                 if value is not None and not isinstance(value, str | Path):
                     raise ConfigError(f"cost_model={value!r} is not a path")
+            elif field.name == "max_memory" and isinstance(value, float):
+                _number(field.name, value, 0.001, 1.0)
             elif field.name in _SECONDS_AND_SHARES:
                 _number(field.name, value, *_SECONDS_AND_SHARES[field.name])
             elif field.name == "default_cache":
                 if value not in ("auto", "always", "never"):
                     raise ConfigError(f"default_cache must be 'auto', 'always' or 'never', got {value!r}")
             elif value is not None:
-                _positive(field.name, value, least=0 if field.name in ("defer_steps", "question_plan_bytes") else 1)
+                _positive(field.name, value, least=0 if field.name in _FROM_ZERO else 1)
         if self.block_size > MAX_BLOCK_SIZE:
             raise ConfigError(f"block_size={self.block_size} is out of range; it takes 1 to {MAX_BLOCK_SIZE}")
         if self.max_running > self.max_step_requests:
@@ -191,6 +207,7 @@ class EngineConfig:
         return self.resolved_step(max_positions) - self.max_running
 
 
+_FROM_ZERO = ("defer_steps", "question_plan_bytes", "prefix_states")
 _SECONDS_AND_SHARES = {"oneshot_share": (0.001, 1.0), "hang_seconds": (0.01, 1e9)}
 
 

@@ -14,13 +14,15 @@ lists the options changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prelude.admission import checks
-from prelude.admission.asked import asked_of
+from prelude.admission import validation
 from prelude.admission.orders import shift_count
+from prelude.admission.plain_question import plain_question
+from prelude.admission.preparer import Preparer
+from prelude.compound import Steps, adrive, drive
 from prelude.errors import InvalidRequest
 from prelude.results import Answer, Answers, RequestStats
 from prelude.tasks import Decide, Prompt, Questions, Text
@@ -69,14 +71,10 @@ def decide_by_margin(
     """``decide`` with as many shifts as each question needs, ``wave`` at a time. ``keywords`` are those of
     ``decide``, without ``orders``, and with ``length_norm="none"``. Raises as ``decide`` does."""
     own, options = split_options(keywords, Decide)
-    work = _waves(engine, Decide(state, questions, **own), margin, wave)
-    try:
-        task = next(work)
-        while True:
-            task = work.send(engine.run(task, options))
-    except StopIteration as end:
-        answers: MarginAnswers = end.value
-        return answers
+    answers: MarginAnswers = drive(
+        _waves(engine.preparer, Decide(state, questions, **own), margin, wave), options, engine.run_many
+    )
+    return answers
 
 
 async def adecide_by_margin(
@@ -90,37 +88,35 @@ async def adecide_by_margin(
 ) -> MarginAnswers:
     """As ``decide_by_margin``, in an event loop."""
     own, options = split_options(keywords, Decide)
-    work = _waves((await engine.start()).engine, Decide(state, questions, **own), margin, wave)
-    try:
-        task = next(work)
-        while True:
-            task = work.send(await engine.run(task, options))
-    except StopIteration as end:
-        answers: MarginAnswers = end.value
-        return answers
+    preparer = (await engine.start()).engine.preparer
+    answers: MarginAnswers = await adrive(
+        _waves(preparer, Decide(state, questions, **own), margin, wave), options, engine.run_many
+    )
+    return answers
 
 
-def _waves(engine: Engine, task: Decide, margin: float, wave: int) -> Generator[Decide, Answers, MarginAnswers]:
-    checks.number(margin, "margin", 0, math.inf)
-    checks.integer(wave, "wave", 1, 1 << 16)
+def _waves(preparer: Preparer, task: Decide, margin: float, wave: int) -> Steps:
+    validation.number(margin, "margin", 0, math.inf)
+    validation.integer(wave, "wave", 1, 1 << 16)
     if task.orders != "given" or task.length_norm != "none":
         raise InvalidRequest(
             "the margin chooses the shifts and compares joint logprobs; leave out orders and length_norm",
             field="orders" if task.orders != "given" else "length_norm",
         )
+    task = preparer.snapshot(task)
     given = task.questions
     names = tuple(given) if isinstance(given, Mapping) else None
     questions = list(given.values()) if isinstance(given, Mapping) else list(given)
-    facts = engine._preparer.facts
-    template = facts.template if task.template is None else task.template
-    asked = [asked_of(facts, question, f"questions[{at}]") for at, question in enumerate(questions)]
-    counts = [shift_count(one, template) for one in asked]
+    ctx = preparer.context
+    template = ctx.template if task.template is None else task.template
+    plain = [plain_question(ctx, question, f"questions[{at}]") for at, question in enumerate(questions)]
+    counts = [shift_count(one, template) for one in plain]
     reads = [_Read(count) for count in counts]
     waiting, stats = list(range(len(questions))), []
     first = 0
     while waiting:
         part = replace(task, questions=[questions[at] for at in waiting], orders=range(first, first + wave))
-        answers = yield part
+        [answers] = yield [part]
         first += wave
         stats.append(answers.stats)
         for at, answer in zip(waiting, answers):

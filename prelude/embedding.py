@@ -1,4 +1,4 @@
-"""What a model directory says about its embeddings, as admission needs it."""
+"""The settings of a model directory for embeddings, as admission needs them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prelude.arrays import F32
+
+POOLINGS = ("last", "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean")
+"""sentence-transformers' names, but for its "lasttoken". "mean_sqrt_len_tokens" divides the sum by the root of the
+number of tokens; "weightedmean" weighs a token by its place in the prompt, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +39,7 @@ class EmbeddingSettings:
     """Names and meanings are those of sentence-transformers."""
 
     pooling: str | None = None
-    """"last", "cls" or "mean"; None where the directory does not say."""
+    """A name of ``POOLINGS``, or several joined by "+"; None where the directory does not say."""
     normalize: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Text that is put before the caller's, by name."""

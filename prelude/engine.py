@@ -1,7 +1,7 @@
 """AsyncEngine, and beside it (``prelude.sync``) its twin Engine: text in, results out, over one EngineCore.
 
 The verbs are thin: each makes a task and runs it. ``run`` prepares the task once (on a thread of its own where
-the text is long), submits what came of it, and turns the outcome into the caller's result in the caller's thread.
+the text is long), submits its request, and turns the outcome into the caller's result in the caller's thread.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import get_running_loop
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from prelude._native.core import Ends
+from prelude._native.core import Ends, Group, result_sizes
 from prelude.admission.prepared import Admitted
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.base import Health, not_loaded
-from prelude.call import Call, Options, make_calls, mark_all
+from prelude.bulk.bar import RowBar, Told, length
+from prelude.bulk.mapping import checked, map_rows_async
+from prelude.bulk.windows import WINDOW_ROWS, Mapped
+from prelude.call import Call, Options, make_calls
 from prelude.calls import (
     INLINE_CHARS,
     PART_TASKS,
@@ -30,13 +33,12 @@ from prelude.calls import (
     batches,
     finish_all,
     first_error,
-    make_requests,
+    owned,
     parts,
-    result_size,
     task_list,
     text_size,
 )
-from prelude.compound import Remaining
+from prelude.compound import adrive
 from prelude.config import EngineConfig
 from prelude.errors import EngineClosed, shown
 from prelude.options import RequestOptions
@@ -45,10 +47,10 @@ from prelude.results import (
     Explanation,
 )
 from prelude.runtime.core import EngineCore
-from prelude.runtime.delivery import Group, Outbox
+from prelude.runtime.delivery import Outbox
 from prelude.runtime.events import Listener
 from prelude.scheduling.request import Request
-from prelude.streams import AsyncTextStream
+from prelude.streams import AsyncTextStream, watching
 from prelude.sync import Engine
 from prelude.tasks import (
     Generate,
@@ -62,11 +64,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+T = TypeVar("T")
+
+
 class AsyncEngine(AsyncVerbs):
     """The engine inside an asyncio service. ``async with`` loads it off the loop and closes it at the end.
 
-    Any number of loops and threads may use it at the same time. Cancelling an awaiting task gives back what its
-    request holds.
+    Any number of loops and threads may use it at the same time. Cancelling an awaiting task gives back the
+    resources of its request.
     """
 
     def __init__(self, engine: Engine | None = None, **load: Any) -> None:
@@ -202,46 +207,51 @@ class AsyncEngine(AsyncVerbs):
                 results = await self._run_all(given, options, keywords, told)
         return first_error(results, return_exceptions)
 
+    def map(
+        self,
+        task: Callable[[T], TaskOf[R]],
+        rows: Iterable[T] | AsyncIterable[T],
+        *,
+        window: int = WINDOW_ROWS,
+        ordered: bool = True,
+        progress: bool | Told | None = None,
+        **keywords: Unpack[RequestKeywords],
+    ) -> AsyncIterator[Mapped[T, R]]:
+        """As ``Engine.map``, for ``async for``. ``rows`` may be an asynchronous iterable. Two windows are in memory:
+        one runs while the rows of the window before it are being used."""
+        size, options = checked(task, rows, window, keywords)
+        return map_rows_async(self, task, rows, size, ordered, RowBar(progress, length(rows)), options)
+
     async def _run_all(
         self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress | None
     ) -> list[Any]:
         """``run_many`` of the tasks that one turn of the loop may begin with; errors are results."""
         engine = self.engine
-        core, preparer = engine._core, engine._preparer
-        loop = get_running_loop()
-        outbox = self._outbox(loop, engine)
-        calls = make_calls(len(tasks), options, keywords)
-        mark_all(calls, "prompt")
-        with core.reserve(len(tasks)) as places:
-            room = places.left
-            tasks = [preparer.snapshot(task) for task in tasks[:room]]
-            mark_all(calls, "accept")
-            admitted: list[Admitted | Exception] = []
-            sizes = [text_size(task) for task in tasks]
-            if sum(sizes) > INLINE_CHARS or any(map(preparer.may_wait, tasks)):
-                admitted = await self._prepare(preparer, tasks, sizes)
-            requests: list[Request | Exception] = []
-
-            def make(group: Group) -> list[Request]:
-                if not admitted:
-                    admitted.extend(preparer.prepare_all(tasks))
-                admitted.extend([core.inbox.full() for _ in calls[room:]])
-                mark_all(calls, "tokenise")
-                requests.extend(make_requests(core, admitted, calls, outbox.sink, places, group, outbox))
-                live = [request for request in requests if isinstance(request, Request)]
-                places.posted()
-                if group.progress is not None:
-                    group.progress.advance(len(requests) - len(live))
-                return live
-
-            group = Group(outbox.create_future(), make, progress or None, tasks, admitted)
+        outbox = self._outbox(get_running_loop(), engine)
+        calls, timelines = make_calls(len(tasks), options, keywords)
+        for timeline in timelines:
+            timeline.mark("prompt")
+        tasks, size = owned(engine.preparer, tasks)
+        group = Group(outbox.loop, tasks, calls, timelines, progress or None)
+        try:
+            if size > INLINE_CHARS or engine.preparer.may_wait(tasks):
+                group.places = engine.core.reserve(len(tasks))
+                for timeline in timelines:
+                    timeline.mark("accept")
+                group.admitted = await self._prepare(engine.preparer, tasks[: group.places.left])
             outbox.ask(group)
-            try:
-                await group.future
-            except BaseException:  # cancelled, or the loop went away and closed this coroutine
-                outbox.give_up(group)
-                raise
-        return await self._finish(admitted, calls, requests, group.ends)
+            await group
+        except BaseException:  # cancelled, or the loop went away and closed this coroutine
+            outbox.give_up(group)
+            raise
+        finally:
+            if group.places is not None:
+                group.places.give_back()
+        admitted, requests, ends = group.let_go()
+        sizes = result_sizes(admitted)
+        if len(sizes) <= TURN_RESULTS and sum(sizes) <= TURN_PAIRS:
+            return finish_all(admitted, calls, requests, ends)
+        return await self._finish(admitted, calls, requests, ends, sizes)
 
     async def _finish(
         self,
@@ -249,11 +259,10 @@ class AsyncEngine(AsyncVerbs):
         calls: Sequence[Call],
         requests: list[Request | Exception],
         ends: Ends,
+        sizes: list[int],
     ) -> list[Any]:
-        """``finish_all``; the loop gets its turn in between, and large results are made on a thread."""
-        sizes = list(map(result_size, admitted))
-        if len(requests) <= TURN_RESULTS and sum(sizes) <= TURN_PAIRS:
-            return finish_all(admitted, calls, requests, ends)
+        """``finish_all``; the loop gets its turn in between, and large results are made on a thread. ``sizes``: pairs
+        of a token and its logprob of each result."""
         results: list[Any] = []
         at = 0
         while at < len(requests):
@@ -289,16 +298,14 @@ class AsyncEngine(AsyncVerbs):
             await self.start()
         await asyncio.to_thread(self.engine.warmup, freeze_gc=freeze_gc)
 
-    async def _prepare(
-        self, preparer: Preparer, tasks: Sequence[Any], sizes: Sequence[int]
-    ) -> list[Admitted | Exception]:
-        """On threads, ``sizes`` characters each."""
+    async def _prepare(self, preparer: Preparer, tasks: Sequence[Any]) -> list[Admitted | Exception]:
+        """On threads."""
         if self._pool is None:
             with self._start_lock:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(preparer.prepare_threads, "prelude-prepare")
         loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(self._pool, preparer.prepare_all, job) for job in batches(tasks, sizes)]
+        jobs = [loop.run_in_executor(self._pool, preparer.prepare_all, job) for job in batches(tasks)]
         return [item for items in await asyncio.gather(*jobs) for item in items]
 
     def _outbox(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> Outbox:
@@ -307,23 +314,20 @@ class AsyncEngine(AsyncVerbs):
             for key, other in list(self._outboxes.items()):
                 if other.loop.is_closed():
                     del self._outboxes[key]
-            outbox = self._outboxes[id(loop)] = Outbox(loop, engine._core, engine._preparer.prepare_all)
+            made = Outbox(loop, engine.core, engine.preparer.prepare_all, watching)
+            outbox = self._outboxes[id(loop)] = made
         return outbox
 
-    # -------------------------------------------------------------- what a verb asks for
+    # -------------------------------------------------------------- verbs
 
     async def _answer(self, ask: Ask[R]) -> R:
         """The result of a verb."""
         if isinstance(ask.work, TaskOf):
             return await self.run(ask.work, ask.options)
-        remaining = Remaining(ask.options)
-        try:
-            tasks = next(ask.work)
-            while True:
-                tasks = ask.work.send(await self.run_many(tasks, remaining.now()))
-        except StopIteration as end:
-            result: R = end.value
-            return result
+        if self._engine is None:
+            await self.start()  # the first step may ask the model which recipe it was trained with
+        result: R = await adrive(ask.work, ask.options, self.run_many)
+        return result
 
     def _stream(self, ask: AskStream) -> AsyncTextStream:
         return AsyncTextStream(partial(self._admit_stream, snapshot(ask.task), ask.options), ask.hold_words)
@@ -334,33 +338,32 @@ class AsyncEngine(AsyncVerbs):
         if self._engine is None:
             await self.start()
         engine = self.engine
-        [call] = make_calls(1, options, {})
+        [call], _ = make_calls(1, options, {})
         call.mark("prompt")
-        with engine._core.reserve(1) as places:  # so that no more are being tokenised than may wait
+        with engine.core.reserve(1) as places:  # so that no more are being tokenised than may wait
             if not places.left:
-                raise engine._core.inbox.full()
+                raise engine.core.inbox.full()
             call.mark("accept")
-            size = text_size(task)
-            if size > INLINE_CHARS or engine._preparer.may_wait(task):
-                [admitted] = await self._prepare(engine._preparer, [task], [size])
+            if text_size(task) > INLINE_CHARS or engine.preparer.may_wait([task]):
+                [admitted] = await self._prepare(engine.preparer, [task])
             else:
-                [admitted] = engine._preparer.prepare_all([task])
+                [admitted] = engine.preparer.prepare_all([task])
         if isinstance(admitted, Exception):
             raise admitted
         call.mark("tokenise")
-        return engine._core, admitted, self._outbox(asyncio.get_running_loop(), engine), call
+        return engine.core, admitted, self._outbox(asyncio.get_running_loop(), engine), call
 
     # -------------------------------------------------------------- seen from outside
 
-    def _facts_of(self) -> tuple[Preparer, Path]:
-        return self.engine._facts_of()
+    def _model_parts(self) -> tuple[Preparer, Path]:
+        return self.engine._model_parts()
 
     def explain(self, task: Task) -> Explanation:
-        """What would run for ``task``. Runs nothing."""
+        """As ``Engine.explain``."""
         return self.engine.explain(task)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the engine was made."""
+        """As ``Engine.stats``."""
         return self.engine.stats()
 
     def health(self) -> Health:

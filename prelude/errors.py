@@ -14,6 +14,7 @@
 │   ├── ``CheckpointError``      a weight file or index that is malformed
 │   └── ``InsufficientMemory``   needed and available bytes, before anything is allocated
 ├── ``CalibrationError`` (also a ``ValueError``): data that a calibrator cannot be fitted to or applied to
+├── ``BulkError`` (also a ``ValueError``): a run over a file: its form, its input, its journal or its output
 ├── ``TraceError`` (also a ``ValueError``): a trace that cannot be simulated; names the line and the field
 ├── ``Overloaded``: the queue; try later
 │   └── ``QueueFull``
@@ -22,6 +23,7 @@
 │   └── ``EngineForked``         used in a process that was forked after the engine was made
 ├── ``TokenizerError`` (also a ``ValueError``): a tokenizer file, or its use; its subclasses are in
 │   ``prelude.tokenizer.errors``
+├── ``WrongUse`` (also a ``TypeError`` and a ``RuntimeError``): an object in a place or a way that it is not made for
 ├── ``RequestCancelled``: the caller cancelled the request; other waiters of its result get this error
 └── ``ExecutionError``: a step failed; it has the cause, and fails the rows of that step only
 
@@ -91,6 +93,10 @@ class CalibrationError(PreludeError, ValueError):
     """Labelled data that no calibrator can be fitted to, a file that holds none, or an answer with other labels."""
 
 
+class BulkError(PreludeError, ValueError):
+    """A run over a file that cannot begin or go on: the form of the task, the input, the journal or the output."""
+
+
 class TraceError(PreludeError, ValueError):
     """A trace that cannot be simulated, or a workload out of range; names the line and the field."""
 
@@ -101,6 +107,11 @@ class DeviceUnavailable(PreludeError, RuntimeError):
     def __init__(self, message: str, *, missing: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.missing = missing
+
+
+class WrongUse(PreludeError, TypeError, RuntimeError):
+    """An object used in a way that it is not made for: two readers of one stream, an engine sent to another process,
+    names of answers whose questions had none."""
 
 
 class ModelError(PreludeError, ValueError):

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prelude.config import CPU_KV_BYTES, EngineConfig
+from prelude.config import EngineConfig
 from prelude.errors import ConfigError, InsufficientMemory, ModelError
 from prelude.execution.executor import Executor, ExecutorLimits
 from prelude.execution.spinning import short_spins
+from prelude.loading_sparrow import load_sparrow
+from prelude.models.sparrow import is_sparrow
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.ledger import LOGITS_BYTES
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from prelude.admission.template import DecisionTemplate
     from prelude.models.config import ModelConfig
     from prelude.models.files import ModelDirectory
+    from prelude.models.weights import ModelWeights
     from prelude.tokenizer import Tokenizer
 
 
@@ -54,17 +57,26 @@ def load(
         raise ConfigError(f"config is a {type(config).__name__}; give an EngineConfig")
     _check_choice("device", device, ("auto", "cpu", "cuda"))
     _check_choice("dtype", dtype, ("auto", "float32", "bfloat16"))
+    if is_sparrow(model):
+        return Parts(*load_sparrow(model, device, dtype, config))
     if device == "cuda":
+        if config.quantization is not None:
+            raise ConfigError(f"quantization={config.quantization!r} is of CPUs; leave it out for device='cuda'")
+        if config.max_memory is not None:
+            raise ConfigError("max_memory is of CPUs; on device='cuda' kv_bytes bounds the KV pool")
         from prelude.cuda import driver
 
         driver.require()
     if not isinstance(follow_links, bool):
         raise ConfigError(f"follow_links={follow_links!r} is not True or False")
     _import_torch()
+    from prelude.execution.peak import resident_bytes
     from prelude.models.config import ModelConfig
-    from prelude.models.files import ModelDirectory
+    from prelude.models.gguf.directory import GgufDirectory, open_directory
 
-    directory = ModelDirectory(model_path(model, revision), follow_links)
+    directory = open_directory(model_path(model, revision), follow_links)
+    if device == "cuda" and isinstance(directory, GgufDirectory):
+        raise ConfigError(f"{directory}: GGUF is read on CPUs; leave out device='cuda', or give safetensors")
     model_config = ModelConfig.from_dir(directory).reaching(config.max_length)
     longest = config.resolved_length(model_config.max_positions)  # contradictions are found before weights are read
     if longest < (config.max_length or model_config.max_positions):
@@ -77,24 +89,27 @@ def load(
             config.max_running,
         )
     open_ = _cuda_executor if device == "cuda" else _cpu_executor
-    executor = open_(directory, model_config, config, dtype)
+    before = resident_bytes()
+    tokenizer = _tokenizer(directory)
+    host = 0 if before is None else (resident_bytes() or before) - before
+    executor, config = open_(directory, model_config, config, dtype, max(0, host))
     limits = executor.limits()
-    preparer = _preparer(directory, model_config, limits, config)
+    preparer = _preparer(directory, model_config, limits, config, tokenizer)
     core = make_core(EngineCore, executor, config)
     seconds = time.perf_counter() - began
-    log_loaded(directory.path, preparer, dtype, seconds)
-    return Parts(core, preparer, directory.path, seconds)
+    log_loaded(Path(str(directory)), preparer, dtype, seconds)
+    return Parts(core, preparer, Path(str(directory)), seconds)
 
 
 def log_loaded(path: Path, preparer: Preparer, dtype: str, seconds: float) -> None:
     import torch
 
-    limits = preparer.facts.limits
+    limits = preparer.context.limits
     log.info(
         "loaded %s in %.1f s: %s (dtype=%r) on %s, %d threads, KV pool of %d tokens, prompts of up to %d tokens",
         path,
         seconds,
-        limits.dtype,
+        limits.dtype if limits.weights in ("", limits.dtype) else f"{limits.weights} weights, {limits.dtype}",
         dtype,
         limits.device,
         torch.get_num_threads(),
@@ -141,82 +156,110 @@ def _import_torch() -> None:
         ) from error
 
 
-def _cpu_executor(directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
-    from prelude.execution.beside import BesideExecutor
-    from prelude.execution.cpu import CpuExecutor, resolve_dtype
+def _cpu_executor(
+    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str, host: int
+) -> tuple[Executor, EngineConfig]:
+    """The executor, and the config with the length that its memory holds. ``host``: bytes of the tokenizer."""
+    from prelude.execution.cpu import CpuExecutor, logits_rows
+    from prelude.execution.memory_plan import MemoryPlan
+    from prelude.execution.profile import few_layers, profile
+    from prelude.execution.step_memory import StepMemory
+    from prelude.execution.threaded import ThreadedExecutor
     from prelude.models.checkpoint import Checkpoint
-    from prelude.models.memory import available_memory, default_blocks
+    from prelude.models.memory import (
+        available_memory,
+        default_prefixes,
+        default_slots,
+        give_back_freed,
+        require_memory,
+    )
+    from prelude.models.precision import choose
+    from prelude.models.recurrent import state_bytes
+    from prelude.models.weights import load_weights, weight_bytes
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes)
     with Checkpoint.open(directory, model) as checkpoint:
-        chosen = resolve_dtype(dtype, model)
-        checkpoint.require_memory(chosen)
-        per_block = model.spec.kv_bytes_per_token(chosen.itemsize) * config.block_size
-        available, weights = available_memory(), checkpoint.nbytes(chosen)
-        if model.spec.bidirectional:
-            blocks = 1  # no keys and values are kept, so a block takes no memory
-        elif config.kv_blocks is not None:
-            blocks = config.kv_blocks
-        elif config.kv_bytes is not None:
-            blocks = max(1, config.kv_bytes // per_block)
-        else:
-            blocks = default_blocks(
-                None if available is None else max(0, available - weights),
-                per_block,
-                block_size=config.block_size,
-                longest=config.resolved_length(model.max_positions),
-                running=config.max_running,
-                fallback=CPU_KV_BYTES,
-            )
-        needed = weights + blocks * per_block
-        if available is not None and needed > available:
-            raise InsufficientMemory(
-                f"weights and {blocks} KV blocks need {needed} bytes, {available} are available; lower kv_bytes or "
-                "kv_blocks",
-                needed=needed,
-                available=available,
-            )
+        precision = choose(dtype, checkpoint, model.spec, config.quantization)
+        log.info("%s: %s", directory, precision.reason)
+        weights = weight_bytes(checkpoint, model.spec, precision.dtype, precision.packing)
+        available = available_memory()
+        require_memory(weights, f"{directory}: loading the weights on cpu", available)
+        per_block = model.spec.kv_bytes_per_token(precision.dtype.itemsize) * config.block_size
+        slots, slot_bytes = config.max_running, state_bytes(model.spec)
+        if available is not None and slot_bytes:
+            slots = default_slots(max(0, available - weights), slot_bytes, running=config.max_running)
+        prefixes = 0
+        if slot_bytes and config.prefix_cache:
+            left = None if available is None else max(0, available - weights)
+            prefixes = default_prefixes(left, slot_bytes) if config.prefix_states is None else config.prefix_states
+        plan = MemoryPlan(config, model.spec, available, weights + (slots + prefixes) * slot_bytes, host, per_block)
+        chunk_rows = logits_rows(model.vocab_size) if rows is None else rows
+        step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, chunk_rows, config.max_top)
+        if not plan.is_close(step):
+            plan = replace(plan, config=plan.fitted(step))
+        plan.require_weights()
         try:
-            executor = CpuExecutor(
-                model,
-                checkpoint,
-                num_blocks=blocks,
-                block_size=config.block_size,
-                dtype=chosen,
-                deterministic=config.deterministic,
-                logits_chunk_rows=rows,
-                attention=config.attention,
-            )
+            loaded = load_weights(checkpoint, model.spec, precision.dtype, precision.packing)
+
+            def executor(of: ModelConfig, held: ModelWeights, blocks: int, slots: int, prefixes: int) -> CpuExecutor:
+                return CpuExecutor(
+                    of,
+                    held,
+                    num_blocks=blocks,
+                    block_size=config.block_size,
+                    dtype=precision,
+                    deterministic=config.deterministic,
+                    logits_chunk_rows=rows,
+                    attention=config.attention,
+                    quantization=config.quantization,
+                    recurrent_slots=slots,
+                    prefix_slots=prefixes,
+                    step_memory=step,
+                )
+
+            if plan.is_close(step):
+                few = executor(*few_layers(model, loaded), 1, 1, 0)
+                step = profile(few, config.resolved_length(model.max_positions), step)
+                few.close()
+                plan = replace(plan, config=plan.fitted(step))
+            made = executor(model, loaded, plan.blocks(step), slots, prefixes)
         except (MemoryError, RuntimeError) as failure:
             if not isinstance(failure, MemoryError) and "allocate memory" not in str(failure):  # torch's allocator
                 raise
             raise InsufficientMemory(
-                f"{directory}: the memory ended while loading; weights and {blocks} KV blocks need {needed} bytes; "
-                "free memory, or lower kv_bytes or kv_blocks",
-                needed=needed,
+                f"{directory}: the memory ended while loading; weights and states need {plan.held} bytes; free "
+                "memory, or lower kv_bytes or kv_blocks",
+                needed=plan.held,
                 available=available or 0,
             ) from failure
         checkpoint.check_unchanged()
-        return BesideExecutor(executor) if config.overlap else executor
+        give_back_freed()
+        return (ThreadedExecutor(made) if config.overlap else made), plan.config
 
 
-def _cuda_executor(directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str) -> Executor:
+def _cuda_executor(
+    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str, host: int
+) -> tuple[Executor, EngineConfig]:
     from prelude.execution.cuda import open_executor
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes) or _CHUNK_ROWS
-    return open_executor(directory, model, config, dtype, logits_rows=rows)
+    return open_executor(directory, model, config, dtype, logits_rows=rows), config
 
 
 def _preparer(
-    directory: ModelDirectory, model: ModelConfig, limits: ExecutorLimits, config: EngineConfig
+    directory: ModelDirectory,
+    model: ModelConfig,
+    limits: ExecutorLimits,
+    config: EngineConfig,
+    tokenizer: Tokenizer,
 ) -> Preparer:
     from prelude.admission.chat import chat_renderer
     from prelude.admission.preparer import Preparer
-    from prelude.models.marker import is_marker_model, marker_settings
+    from prelude.models.options import option_model
     from prelude.models.pooling import read_embedding
     from prelude.models.recipes import read_recipes
 
-    tokenizer = _tokenizer(directory)
+    head = option_model(directory)
     process = None
     if config.template_process and tokenizer.chat_template is not None:
         from prelude.tokenizer.template_process import TemplateProcess
@@ -232,22 +275,33 @@ def _preparer(
         labels=model.labels,
         activation=model.activation,
         pad_id=model.pad_token_id,
+        mask_id=_mask_id(directory, tokenizer) if limits.masked_lm else None,
         embedding=read_embedding(directory, model.hidden_size),
         template=_decision_template(directory),
         recipes=read_recipes(directory, tokenizer.chat_template, model.vocab_size),
         chat=chat_renderer(tokenizer, process),
         decision_chat=chat_renderer(tokenizer, process, enable_thinking=False),
         template_process=process,
-        markers=marker_settings(directory, tokenizer) if is_marker_model(directory) else None,
+        options=None if head is None else head.settings(directory, tokenizer),
     )
+
+
+def _mask_id(directory: ModelDirectory, tokenizer: Tokenizer) -> int | None:
+    from prelude.models.options.base import special_names
+
+    said = special_names(directory, "", {"mask_token": "[MASK]"})["mask_token"]
+    found = tokenizer.token_to_id(said)
+    return tokenizer.token_to_id("<mask>") if found is None else found
 
 
 def _tokenizer(directory: ModelDirectory) -> Tokenizer:
     """The tokenizer of ``directory``; ``ModelError`` naming the file for whatever its contents make loading raise."""
-    from prelude.models.marker import TOKENIZER, is_marker_model
+    from prelude.models.options import option_model
     from prelude.tokenizer import Tokenizer
 
-    folder = f"{TOKENIZER}/" if is_marker_model(directory) else ""
+    head = option_model(directory)
+    folder = "" if head is None else head.tokenizer
+
     if not directory.has(f"{folder}tokenizer.json"):
         raise ModelError(f"{directory}: there is no {folder}tokenizer.json; save the model's fast tokenizer there")
 
@@ -263,7 +317,7 @@ def _tokenizer(directory: ModelDirectory) -> Tokenizer:
     except (ModelError, MemoryError):
         raise
     except Exception as failure:
-        file = directory.path / "tokenizer.json"
+        file = Path(str(directory)) / "tokenizer.json"
         raise ModelError(f"{file}: not a usable tokenizer: {failure or type(failure).__name__}") from failure
 
 

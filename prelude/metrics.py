@@ -53,6 +53,7 @@ _GAUGES = {
     "blocks_locked": "cached KV blocks that requests read now",
     "slots_free": "free slots for recurrent states",
     "slots_used": "recurrent states that requests hold",
+    "prefix_states": "cached prefixes with a recurrent state",
     "peak_activation_bytes": "most activation bytes of one step",
 }
 _LABELLED = {"requests": "execution_class", "rejected": "reason", "steps": "kind"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prelude.admission.checks import flag, integer, number
+from prelude.admission.validation import flag, integer, number
 from prelude.errors import InvalidRequest, shown
 from prelude.tasks import strict_keywords
 

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from prelude.errors import InvalidRequest, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger("prelude.engine")
 
@@ -19,38 +22,38 @@ Advance: TypeAlias = Callable[[int, int], object]  # (tasks that have ended, tas
 
 
 class Progress:
-    """Counts the tasks of one call that have ended, well or not, and tells ``told``. What ``told`` raises is logged
+    """Counts the units of one call that have ended, well or not, and tells ``told``. What ``told`` raises is logged
     once, and then it is told no more: a bar must not end the work it shows. Used by the caller's thread alone."""
 
-    def __init__(self, told: Any, total: int) -> None:
-        """``told``: a function of (done, total); True: a tqdm bar; None or False: nothing. ``InvalidRequest``
-        where it is something else, or tqdm is not there."""
-        self._done, self._total = 0, total
-        self._bar: Any = None
-        if told is True:
-            self._bar = make_bar(total)
-            told = mover(self._bar)
-        elif told is None or told is False:
-            told = None
-        elif not callable(told):
+    def __init__(self, told: Any, total: int | None, unit: str = "task", done: int = 0) -> None:
+        """``told``: a function of (done, total); True: a tqdm bar, from ``__enter__`` on; None or False: nothing.
+        ``total``: None where it is not known. ``done``: units that ended before. ``InvalidRequest`` where ``told``
+        is something else, or (from ``__enter__``) tqdm is not there."""
+        if told is not None and not isinstance(told, bool) and not callable(told):
             raise InvalidRequest(f"{shown(told)} is not a function of (done, total), True or None", field="progress")
-        self._told: Advance | None = told
+        self.done, self._total, self._unit = done, total, unit
+        self._bar: Any = None
+        self._shown = told is True
+        self._told: Callable[[int, Any], object] | None = told if callable(told) else None
 
     def __bool__(self) -> bool:
         return self._told is not None
 
     def advance(self, count: int) -> None:
-        """``count`` more tasks have ended."""
-        self._done += count
+        """``count`` more units have ended."""
+        self.done += count
         if self._told is None or not count:
             return
         try:
-            self._told(self._done, self._total)
+            self._told(self.done, self._total)
         except Exception:
             log.exception("progress= raised, and is told no more")
             self._told = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
+        if self._shown:
+            self._bar = make_bar(self._total, self._unit, self.done)
+            self._told = mover(self._bar)
         return self
 
     def __exit__(
@@ -60,12 +63,12 @@ class Progress:
             self._bar.close()
 
 
-def mover(bar: Any) -> Advance:
-    """What moves a bar of tqdm to a count."""
+def mover(bar: Any) -> Callable[[int, Any], object]:
+    """A function that moves a bar of tqdm to a count."""
     return lambda done, total: bar.update(done - bar.n)
 
 
-def make_bar(total: int) -> Any:
+def make_bar(total: int | None, unit: str, done: int) -> Any:
     try:
         from tqdm.auto import tqdm
     except ImportError:
@@ -73,7 +76,7 @@ def make_bar(total: int) -> Any:
             "True shows a bar of tqdm, which is not installed: pip install tqdm, or give a function of (done, total)",
             field="progress",
         ) from None
-    return tqdm(total=total, unit="task")
+    return tqdm(total=total, unit=f" {unit}", initial=done)
 
 
 def watched(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
@@ -85,7 +88,7 @@ def watched(items: Iterable[T], what: str, unit: str, total: int | None = None) 
     from tqdm.auto import tqdm
 
     bar = tqdm(total=total, desc=what, unit=f" {unit}", delay=1, leave=False)
-    progress = Progress(mover(bar), total or 0)
+    progress = Progress(mover(bar), total)
     try:
         for item in items:
             yield item

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from prelude import confidence
 from prelude._native.core import RequestStats as RequestStats
+from prelude.errors import WrongUse
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -57,9 +58,9 @@ class Answers(tuple[Answer, ...]):
 
     @property
     def named(self) -> dict[str, Answer]:
-        """The answers by their names; ``TypeError`` where the questions had none."""
+        """The answers by their names; ``WrongUse`` where the questions had none."""
         if self.names is None:
-            raise TypeError("the questions of these answers had no names: give decide() a mapping of questions")
+            raise WrongUse("the questions of these answers had no names: give decide() a mapping of questions")
         return dict(zip(self.names, self))
 
     @overload
@@ -111,8 +112,21 @@ class Classification:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenClassification:
+    """Row n is that of the prompt's token ``positions[n]``."""
+
+    logits: F32  # [n, num_labels], raw
+    scores: F32  # [n, num_labels], after the activation
+    labels: tuple[str, ...]
+    found: tuple[str, ...]  # [n], the best label of each
+    positions: I32  # [n]
+    token_ids: I32  # of the whole prompt
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
 class RerankResult:
-    """``score`` is what the activation makes of ``logit``, the raw number."""
+    """``score`` is ``logit``, the raw number, after the activation."""
 
     score: float
     logit: float
@@ -137,7 +151,7 @@ class Ranking(tuple[RankedDocument, ...]):
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """``score`` is what the activation makes of ``logit``: the same number by default."""
+    """``score`` is ``logit`` after the activation: the same number by default."""
 
     score: float
     logit: float
@@ -148,7 +162,11 @@ class RewardResult:
 class GuardAnswer:
     """One field of a guard's answer. ``probabilities`` are over the labels and sum to 1, ``logprobs`` are joint
     logprobs of each label's tokens. ``mass``: the probability that the model gave to all labels together; NaN where
-    the field was not asked because an earlier one settles it."""
+    the field was not asked because an earlier field determines its answer.
+
+    ``labels``: all labels of the field, in the order in which the model writes them; ``label`` is the first.
+    ``more``: the answers that were read behind each of them, where the field may have several; the label "" is the
+    end of the list."""
 
     field: str
     label: str
@@ -156,11 +174,13 @@ class GuardAnswer:
     logprobs: Mapping[str, float]
     mass: float
     stats: RequestStats | None = None
+    labels: tuple[str, ...] = ()
+    more: tuple[GuardAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GuardResult:
-    """What a guard model says. ``label``: of the first field, such as "Unsafe". ``flagged``: whether the label is
+    """The answer of a guard model. ``label``: of the first field, such as "Unsafe". ``flagged``: whether the label is
     none of the recipe's safe ones (Qwen3Guard's "Controversial" is flagged, as in its own evaluation). ``risk``: the
     probability of all labels that are not safe. ``fields``: every field that was read, by name."""
 
@@ -259,4 +279,4 @@ class Explanation:
     execution_class: str = ""
     truncated_tokens: int = 0
     recipe: str | None = None  # the recipe that made the text
-    activation: str | None = None  # what the readout's number goes through
+    activation: str | None = None  # the activation of the readout's number

@@ -14,7 +14,7 @@ def _restored(cls: type[PreludeError], args: tuple[Any, ...], state: dict[str, A
 
 
 class PreludeError(Exception):
-    """Base of all errors raised on purpose. They can be pickled, whatever their constructor takes."""
+    """Base of all errors raised on purpose. They can be pickled, with constructors of any arguments."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)

@@ -1,8 +1,8 @@
-"""From settled tokens to whoever reads along: sinks on the engine's side, iterators on the caller's.
+"""From the tokens of a step to the caller that reads them: sinks on the engine's side, iterators on the caller's.
 
-The engine's thread appends to a deque and wakes the reader only when there is text and nobody has told it yet; what
-piles up while nobody reads becomes one chunk. A stream is closed by ``close``/``aclose``, by cancelling the task that
-waits for it, or by letting go of it: each of these cancels the request.
+The engine's thread appends to a deque and wakes the reader once when there is text; the text that
+arrives before the next read becomes one chunk. A stream is closed by ``close``/``aclose``, by cancelling the task
+that waits for it, or by letting go of it: each of these cancels the request.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from prelude.admission.prepared import Admitted, Outcome, Reader
 from prelude.batch import SampleOutput
+from prelude.errors import WrongUse
 from prelude.results import Chunk, Completion, SampledLogprob
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
@@ -136,7 +137,7 @@ class StreamSink:
     # ---- the reader's thread
 
     def take(self) -> Chunk | None:
-        """What has come since the last call, as one chunk; None where there is no text yet. Raises what the request
+        """The text since the last call, as one chunk; None where there is no text yet. Raises what the request
         failed with, after the text before it was taken."""
         self._told = False  # before looking: what comes from here on is told again
         ended = self._ended
@@ -185,7 +186,7 @@ class StreamSink:
 
 
 class TextStream:
-    """Iterates over the chunks of one text; also a context manager. ``close`` cancels what is left."""
+    """Iterates over the chunks of one text; also a context manager. ``close`` cancels the rest."""
 
     def __init__(self, core: EngineCore, admitted: Admitted, hold_words: bool, call: Call) -> None:
         self._core = core
@@ -247,7 +248,7 @@ def _let_go(core: EngineCore, sink: StreamSink, request: Request) -> None:
 # ------------------------------------------------------------------ asyncio
 
 
-class Outbox(Protocol):
+class AsyncDelivery(Protocol):
     """One event loop's mailbox: calls ``sink.end`` there, in one wake-up a step for all of a step's sinks."""
 
     def put(
@@ -256,7 +257,7 @@ class Outbox(Protocol):
 
 
 class AsyncSink:
-    """What the outbox finds in the loop: whoever waits."""
+    """The waiting task that the outbox wakes in the loop."""
 
     def __init__(self) -> None:
         self.waiter: asyncio.Future[None] | None = None
@@ -271,8 +272,8 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
         waiter.set_result(None)
 
 
-# What a stream is started with.
-Start: TypeAlias = "tuple[EngineCore, Admitted, Outbox, Call]"
+# The values that a stream starts with.
+Start: TypeAlias = "tuple[EngineCore, Admitted, AsyncDelivery, Call]"
 
 
 class AsyncTextStream:
@@ -299,14 +300,14 @@ class AsyncTextStream:
 
     async def __anext__(self) -> Chunk:
         if self._reading:
-            raise RuntimeError("another task is waiting for this stream's next chunk")
+            raise WrongUse("another task is waiting for this stream's next chunk")
         if self._closed:
             raise StopAsyncIteration
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise RuntimeError("this stream began in another event loop, where its chunks are told; read it there")
+            raise WrongUse("this stream began in another event loop, where its chunks are told; read it there")
         self._reading = True
         try:
             chunk = await self._next()
@@ -356,7 +357,7 @@ class AsyncTextStream:
         if loop is asyncio._get_running_loop():
             _wake(waiter)
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits there
                 loop.call_soon_threadsafe(_wake, waiter)
 
     async def aclose(self) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from prelude.base import EngineBase
-from prelude.call import Options, make_calls, mark_all
-from prelude.calls import finish_all, first_error, make_requests, task_list
-from prelude.compound import Remaining
+from prelude.bulk.bar import RowBar, Told, length
+from prelude.bulk.mapping import checked, map_rows
+from prelude.bulk.windows import WINDOW_ROWS, Mapped
+from prelude.call import Options, make_calls
+from prelude.calls import finish_all, first_error, requests_in, task_list
+from prelude.compound import drive
 from prelude.config import EngineConfig
 from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress
 from prelude.runtime.delivery import BlockingSink
-from prelude.scheduling.request import Request
-from prelude.streams import TextStream
+from prelude.streams import TextStream, watching
 from prelude.tasks import (
     R,
     TaskOf,
@@ -24,6 +26,9 @@ from prelude.verbs import Ask, AskStream, RequestKeywords, Verbs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+T = TypeVar("T")
 
 
 class Engine(Verbs, EngineBase):
@@ -64,8 +69,11 @@ class Engine(Verbs, EngineBase):
     def run(self, task: TaskOf[R], options: RequestOptions | None = None, **keywords: Unpack[RequestKeywords]) -> R:
         """Runs one task. The result's type follows the task's. ``options``, or its fields as keywords (``priority``,
         ``deadline``, ``request_id``, ``tenant``, ``trace``), speak of this one request."""
-        result: R = self.run_many([task], options, **keywords)[0]
-        return result
+        [result] = self._run_all([task], options, keywords)
+        if isinstance(result, Exception):
+            raise result
+        found: R = result
+        return found
 
     @overload
     def run_many(
@@ -103,27 +111,56 @@ class Engine(Verbs, EngineBase):
         message. ``options`` is one for all, or one each. ``progress(done, total)`` is called in this thread as tasks
         end; True shows a tqdm bar."""
         given = task_list(tasks)
+        if progress is None or progress is False:
+            return first_error(self._run_all(given, options, keywords), return_exceptions)
         with Progress(progress, len(given)) as told:
             return first_error(self._run_all(given, options, keywords, told), return_exceptions)
 
+    def map(
+        self,
+        task: Callable[[T], TaskOf[R]],
+        rows: Iterable[T],
+        *,
+        window: int = WINDOW_ROWS,
+        ordered: bool = True,
+        progress: bool | Told | None = None,
+        **keywords: Unpack[RequestKeywords],
+    ) -> Iterator[Mapped[T, R]]:
+        """Runs ``task(row)`` for each row of any iterable, and yields ``Mapped(index, row, result, error)``.
+
+        The rows are read ``window`` at a time, and no more than one window is in memory. Within a window, tasks whose
+        texts begin alike run one after another, so that a shared beginning is computed once. What ``task`` raises,
+        and what a request raises, is that row's ``error``. A full queue is waited for. What ``rows`` raises is raised
+        after the rows before it; ``EngineClosed`` ends the map. ``ordered=False`` yields a window's rows in the order
+        in which they ran. ``progress(done, total)`` is called after each window, and ``total`` is ``None`` for rows
+        without a length; True shows a tqdm bar. A ``deadline`` counts from the start of the row's window.
+        """
+        size, options = checked(task, rows, window, keywords)
+        return map_rows(self, task, rows, size, ordered, RowBar(progress, length(rows)), options)
+
     def _run_all(
-        self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress
+        self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress | None = None
     ) -> list[Any]:
         """``run_many`` with errors as results."""
         core = self._core
-        calls = make_calls(len(tasks), options, keywords)
-        mark_all(calls, "prompt")
-        sink = BlockingSink(progress or None)
+        calls, timelines = make_calls(len(tasks), options, keywords)
+        for timeline in timelines:
+            timeline.mark("prompt")
+        sink = BlockingSink(progress)
         with core.reserve(len(tasks)) as places:
             room = places.left
-            mark_all(calls, "accept")
-            admitted = self._preparer.prepare_all(tasks[:room])
-            admitted.extend([core.inbox.full() for _ in calls[room:]])
-            mark_all(calls, "tokenise")
-            requests = make_requests(core, admitted, calls, sink, places)
-            live = [request for request in requests if isinstance(request, Request)]
+            for timeline in timelines:
+                timeline.mark("accept")
+            admitted = self._preparer.prepare_all(tasks if room == len(tasks) else tasks[:room])
+            if room < len(tasks):
+                admitted.extend([core.inbox.full() for _ in calls[room:]])
+            for timeline in timelines:
+                timeline.mark("tokenise")
+            requests = core.requests(admitted, calls, sink, places, watching)
+            live = requests_in(requests)
             sink.expected = len(live)
-            progress.advance(len(tasks) - len(live))
+            if progress is not None:
+                progress.advance(len(tasks) - len(live))
             if live:
                 try:
                     core.run_inline(live, places)
@@ -141,17 +178,11 @@ class Engine(Verbs, EngineBase):
         """The result of a verb."""
         if isinstance(ask.work, TaskOf):
             return self.run(ask.work, ask.options)
-        remaining = Remaining(ask.options)
-        try:
-            tasks = next(ask.work)
-            while True:
-                tasks = ask.work.send(self.run_many(tasks, remaining.now()))
-        except StopIteration as end:
-            result: R = end.value
-            return result
+        result: R = drive(ask.work, ask.options, self.run_many)
+        return result
 
     def _stream(self, ask: AskStream) -> TextStream:
-        [call] = make_calls(1, ask.options, {})
+        [call], _ = make_calls(1, ask.options, {})
         call.mark("prompt")
         with self._core.reserve(1) as places:
             if not places.left:
@@ -162,7 +193,7 @@ class Engine(Verbs, EngineBase):
         return TextStream(self._core, admitted, ask.hold_words, call)
 
     def close(self, *, drain: bool = True) -> None:
-        """Waits for what was submitted (or fails it with ``drain=False``) and gives everything back. Idempotent."""
+        """Waits for submitted requests (or fails them with ``drain=False``) and gives everything back. Idempotent."""
         try:
             self._core.close(drain=drain)
         finally:

@@ -1,4 +1,4 @@
-"""What a caller wants, as frozen values. Limits that depend on the model are checked at admission."""
+"""The tasks of callers, as frozen values. Limits that depend on the model are checked at admission."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from prelude.results import (
     PromptLogprobsResult,
     RerankResult,
     RewardResult,
+    TokenClassification,
 )
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
@@ -31,12 +32,12 @@ Continuation: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 CacheMode: TypeAlias = Literal["auto", "always", "never"]
 Truncation: TypeAlias = Literal["error", "head", "tail", "middle"]
 LengthNorm: TypeAlias = Literal["none", "token", "unconditional"]
-Pooling: TypeAlias = Literal["last", "cls", "mean"]
+Pooling: TypeAlias = Literal["last", "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean"]
 # (token ids of the output so far) -> the ids that may come next, None: all
 AllowedTokens: TypeAlias = Callable[[list[int]], "Sequence[int] | npt.NDArray[np.integer[Any]] | None"]
 Activation: TypeAlias = Literal["default", "none", "sigmoid", "softmax"]
 
-# Parameters that other libraries have and this one refuses by name, with what to do instead.
+# Parameters that other libraries have and this one refuses by name, with the alternative.
 NOT_OFFERED: Mapping[str, str] = {
     "n": "submit the task n times with different seeds",
     "best_of": "submit several seeds and compare their logprobs",
@@ -141,9 +142,11 @@ NOT_OF_THE_VERB = {"verb": False}
 
 
 class TaskOf(Brief, Generic[R]):
-    """A task whose result is an ``R``."""
+    """A task whose result is an ``R``. ``prepared_by`` is "module:name" of the function ``prepare(ctx, scope, task)``
+    that makes a request of it (``prelude/admission``); "" where no engine takes such a task by itself."""
 
     __slots__ = ()
+    prepared_by: ClassVar[str] = ""
 
 
 @strict_keywords
@@ -153,7 +156,7 @@ class SamplingParams(Brief):
 
     ``max_tokens`` counts output tokens; 0 and 1 need a single pass. ``temperature`` 0 is greedy (the smallest id
     among ties). ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``repetition_penalty`` 1 and the other penalties at 0 are off.
-    ``seed=None`` takes a fresh one. What is done to the logits, in this order (formulas: ``readouts/draw.py``):
+    ``seed=None`` takes a fresh one. The operations on the logits, in this order (formulas: ``readouts/draw.py``):
 
         ``repetition_penalty`` (prompt and output), ``frequency_penalty`` and ``presence_penalty`` (output),
         ``logit_bias`` {token id: added logit}, ``allowed_token_ids``, ``allowed_tokens_fn`` and ``banned_token_ids``,
@@ -161,7 +164,7 @@ class SamplingParams(Brief):
 
     The text ends with a token of the model's end-of-sequence set (unless ``ignore_eos``), with one of
     ``stop_token_ids``, or where a ``stop`` string is complete, wherever the token boundaries fall: the first place
-    where one is, and the longest of those that end there. What stopped it is cut off, unless ``include_stop``. None
+    where one is, and the longest of those that end there. The stop string is cut off, unless ``include_stop``. None
     of these is looked for before ``min_tokens`` tokens, and the ids cannot be drawn before.
 
     ``allowed_tokens_fn(output)`` is called before each token with the ids drawn so far, a list of int. It returns the
@@ -244,6 +247,8 @@ class Classify(TaskOf[Classification]):
     tells where a text ends in the pad token, which some models use as end of text. False reads the last token.
     """
 
+    prepared_by = "prelude.admission.pooled:prepare_classify"
+
     prompt: Prompt | Pair
     activation: Activation = "default"
     skip_pad: bool = True
@@ -254,14 +259,34 @@ class Classify(TaskOf[Classification]):
 
 @strict_keywords
 @dataclass(frozen=True, slots=True, repr=False)
-class Embed(TaskOf[Embedding]):
-    """One vector. ``pooling`` must be named where the model directory does not say it. ``dimensions`` cuts the
-    vector before it is normalised; ``normalize=None`` does as the model directory says. ``prompt_name`` names one of
-    the prompts of ``config_sentence_transformers.json``, which is put before the text; None takes the directory's
-    default for text, "" none at all. The longest text is the directory's ``max_seq_length``."""
+class ClassifyTokens(TaskOf[TokenClassification]):
+    """Logits of a ``…ForTokenClassification`` head for every token of ``prompt``, its special tokens among them, or
+    for each token that is ``at``: the text of one token, such as the one that a process-reward model reads behind
+    each step. ``activation``: as in ``Classify``."""
+
+    prepared_by = "prelude.admission.pooled:prepare_classify_tokens"
 
     prompt: Prompt
-    pooling: Pooling | None = None
+    at: str | None = None
+    activation: Activation = "default"
+    truncation: Truncation = "error"
+    cache: CacheMode = "auto"
+    salt: str | None = None
+
+
+@strict_keywords
+@dataclass(frozen=True, slots=True, repr=False)
+class Embed(TaskOf[Embedding]):
+    """One vector. ``pooling`` must be named where the model directory does not say it; several poolings give their
+    vectors one behind the other. ``dimensions`` cuts the vector before it is normalised; ``normalize=None`` does as
+    the model directory says. ``prompt_name`` names one of the prompts of ``config_sentence_transformers.json``, which
+    is put before the text; None takes the directory's default for text, "" none at all. The longest text is the
+    directory's ``max_seq_length``."""
+
+    prepared_by = "prelude.admission.pooled:prepare_embed"
+
+    prompt: Prompt
+    pooling: Pooling | Sequence[Pooling] | None = None
     dimensions: int | None = None
     normalize: bool | None = True
     prompt_name: str | None = None
@@ -275,6 +300,8 @@ class Embed(TaskOf[Embedding]):
 class Loglikelihood(TaskOf[LoglikelihoodResult]):
     """How likely is ``continuation`` after ``context``? Tokenised apart: the boundary is a token boundary."""
 
+    prepared_by = "prelude.admission.logprobs:prepare_loglikelihood"
+
     context: Prompt
     continuation: Continuation
     truncation: Truncation = "error"
@@ -286,6 +313,8 @@ class Loglikelihood(TaskOf[LoglikelihoodResult]):
 @dataclass(frozen=True, slots=True, repr=False)
 class PromptLogprobs(TaskOf[PromptLogprobsResult]):
     """Logprob, rank and ``top`` alternatives of every token of the prompt, or of its ``last`` ones."""
+
+    prepared_by = "prelude.admission.logprobs:prepare_prompt_logprobs"
 
     prompt: Prompt
     top: int = 5
@@ -316,13 +345,18 @@ class Rerank(TaskOf[RerankResult]):
     a recipe: what the model directory says, in sentence-transformers' files or in ``recipe.json``, or else what
     ``recipe`` names, a name such as "qwen3-reranker" or a ``RerankRecipe``. ``RecipeError`` where neither says it.
 
-    ``instruction`` takes the place of the recipe's own. ``activation``: "default" is the recipe's, or the model
+    ``instruction`` takes the place of the recipe's own; a cross-encoder reads it directly before the query.
+    ``prompt_name`` takes a prompt of the model directory as the instruction; by default that is the directory's
+    default one, if it has one, and "" is none. ``activation``: "default" is the recipe's, or the model
     directory's for a cross-encoder; "none" gives the raw score. Truncation cuts the document alone.
     """
+
+    prepared_by = "prelude.admission.rerank:prepare_rerank"
 
     query: str
     document: str
     instruction: str | None = None
+    prompt_name: str | None = None
     recipe: Any = None  # a name, or a RerankRecipe; None takes the model's
     activation: Activation = "default"
     truncation: Truncation = "error"
@@ -340,6 +374,8 @@ class Reward(TaskOf[RewardResult]):
     ``skip_pad``: as in ``Classify``.
     """
 
+    prepared_by = "prelude.admission.pooled:prepare_reward"
+
     prompt: Sequence[Message]
     activation: Activation = "default"
     skip_pad: bool = True
@@ -355,15 +391,21 @@ class Guard(TaskOf[GuardAnswer]):
 
     ``prompt`` are the messages; the last one is judged. The recipe is the model directory's own (its
     ``recipe.json``, or a known policy in its chat template), or the one that ``recipe`` names; ``RecipeError`` where
-    there is none. ``given`` says what the fields before were answered, field by label: ``{}`` asks for the first.
+    there is none. ``given`` says what the fields before were answered, field by label: ``{}`` asks for the first. Of
+    a field that may have several labels a list says the labels so far, and asks what follows them; "" behind them
+    says that they are all.
     """
 
+    prepared_by = "prelude.admission.guard:prepare_guard"
+
     prompt: Sequence[Message]
-    given: Mapping[str, str] | None = field(default=None, metadata=NOT_OF_THE_VERB)
+    given: Mapping[str, str | Sequence[str]] | None = field(default=None, metadata=NOT_OF_THE_VERB)
     recipe: Any = None  # a name, or a GuardRecipe; None takes the model's
     truncation: Truncation = "error"
     cache: CacheMode = "auto"
     salt: str | None = None
 
 
-Task: TypeAlias = Decide | Classify | Embed | Loglikelihood | PromptLogprobs | Generate | Rerank | Reward | Guard
+Task: TypeAlias = (
+    Decide | Classify | ClassifyTokens | Embed | Loglikelihood | PromptLogprobs | Generate | Rerank | Reward | Guard
+)

@@ -3,15 +3,15 @@
     prompt ─ accept ─ tokenise ─ schedule ─ run ─ sample ─ append ─ detokenise ─ stream ─ repeat
                                             └───────── again for every further token ───────┘
 
-``prompt``      the call and what it says of itself
+``prompt``      the call and its settings
 ``accept``      a place in the queue is taken
 ``tokenise``    text to ids, readout, budget
 ``schedule``    in the inbox and the queue, until the first step that has it
 ``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``);
-                of one that was submitted behind another, from when that was settled
-``append``      the step's numbers are settled, the token joins its sequence
+                of one that was submitted behind another, from when that was postprocessed
+``append``      the step's numbers are postprocessed, the token joins its sequence
 ``detokenise``  ids to text, numbers to the caller's result; what lies between it and the last ``append`` is the
-                hand-over to the caller's loop or thread. Where somebody reads along, or stop strings are looked for,
+                hand-over to the caller's loop or thread. Where the text is streamed, or stop strings are looked for,
                 one a token, in the engine's own thread
 ``stream``      the result on its way out; of a streamed text, one a chunk, from when its first token was ready until
                 it was in the reader's hands

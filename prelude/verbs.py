@@ -1,4 +1,4 @@
-"""The verbs of both engines: each is declared once, in ``Verbs``, and says what its task is.
+"""The verbs of both engines: each is declared once, in ``Verbs``, which makes its task.
 
     Verbs.decide(...)       -> Ask: a task, or the steps of several tasks, and the options of the requests
     Engine.decide(...)      runs it and returns the result
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar
 
-from prelude.base import EngineFacts
+from prelude.base import ModelProperties
 from prelude.compound import Steps, guard_steps, rerank_steps
 from prelude.errors import InvalidRequest, UnknownParameter
 from prelude.options import RequestOptions
@@ -31,12 +31,14 @@ from prelude.results import (
     PromptLogprobsResult,
     Ranking,
     RewardResult,
+    TokenClassification,
 )
 from prelude.streams import AsyncTextStream, TextStream
 from prelude.tasks import (
     Activation,
     CacheMode,
     Classify,
+    ClassifyTokens,
     Continuation,
     Decide,
     Embed,
@@ -82,7 +84,7 @@ class RequestKeywords(TypedDict, total=False):
 
 
 class VerbKeywords(RequestKeywords, total=False):
-    """What every verb takes."""
+    """The keywords of every verb."""
 
     truncation: Truncation
     cache: CacheMode
@@ -101,8 +103,13 @@ class ClassifyKeywords(VerbKeywords, total=False):
     skip_pad: bool
 
 
+class ClassifyTokensKeywords(VerbKeywords, total=False):
+    at: str | None
+    activation: Activation
+
+
 class EmbedKeywords(VerbKeywords, total=False):
-    pooling: Pooling | None
+    pooling: Pooling | Sequence[Pooling] | None
     dimensions: int | None
     normalize: bool | None
     prompt_name: str | None
@@ -115,6 +122,7 @@ class PromptLogprobsKeywords(VerbKeywords, total=False):
 
 class RerankKeywords(VerbKeywords, total=False):
     instruction: str | None
+    prompt_name: str | None
     recipe: str | RerankRecipe | None
     activation: Activation
 
@@ -176,7 +184,7 @@ def keyword_parameters(task: type) -> Iterator[inspect.Parameter]:
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[R]):
-    """What a call of a verb asks for."""
+    """The work and the options of one call of a verb."""
 
     work: TaskOf[R] | Steps
     options: RequestOptions | None
@@ -249,8 +257,8 @@ def streaming_twin(
 # ------------------------------------------------------------------ the verbs
 
 
-class Verbs(EngineFacts):
-    """The verbs of ``Engine``. ``Engine._answer`` runs what one asks for, ``_stream`` begins a stream."""
+class Verbs(ModelProperties):
+    """The verbs of ``Engine``. ``Engine._answer`` runs an ``Ask``, ``_stream`` begins a stream."""
 
     @blocking
     @with_signature(Decide)
@@ -265,6 +273,13 @@ class Verbs(EngineFacts):
         """Label and scores of the model's own classification head."""
         own, options = split_options(keywords, Classify)
         return Ask(Classify(prompt, **own), options)
+
+    @blocking
+    @with_signature(ClassifyTokens)
+    def classify_tokens(self, prompt: Prompt, **keywords: Unpack[ClassifyTokensKeywords]) -> Ask[TokenClassification]:
+        """Labels and scores of single tokens, by the model's token classification head."""
+        own, options = split_options(keywords, ClassifyTokens)
+        return Ask(ClassifyTokens(prompt, **own), options)
 
     @blocking
     @with_signature(Embed)
@@ -311,9 +326,9 @@ class Verbs(EngineFacts):
         self, messages: Sequence[Message], *, detail: bool = False, **keywords: Unpack[GuardKeywords]
     ) -> Ask[GuardResult]:
         """A guard model's answer about the last message: one forward pass. ``detail`` reads the further fields that
-        the model would write, such as categories, in a pass each."""
+        the model would write, such as categories, in a pass for each label and for the end of a list."""
         own, options = split_options(keywords, Guard)
-        return Ask(guard_steps(self._facts_of()[0], messages, detail, own), options)
+        return Ask(guard_steps(self._model_parts, messages, detail, own), options)
 
     @blocking
     @with_signature(PromptLogprobs)
@@ -358,11 +373,12 @@ class Verbs(EngineFacts):
     stream = generate  # its name before AsyncEngine's was taken over
 
 
-class AsyncVerbs(EngineFacts):
+class AsyncVerbs(ModelProperties):
     """The same verbs of ``AsyncEngine``."""
 
     decide = awaited(Verbs.decide)
     classify = awaited(Verbs.classify)
+    classify_tokens = awaited(Verbs.classify_tokens)
     embed = awaited(Verbs.embed)
     loglikelihood = awaited(Verbs.loglikelihood)
     rerank = awaited(Verbs.rerank)

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("PRELUDE_TOKENIZER_CACHE", "off")  # nothing is written beside the tests' own folders
+if "OMP_WAIT_POLICY" not in os.environ:
+    # As the engine imports torch. Test modules import it themselves, and the threads of two workers that spin for
+    # libgomp's own time take a quarter of what the tests compute.
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".pytest_cache" / "prelude_shown.json"

@@ -47,6 +47,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "modernbert-all-global": {"family": "modernbert", "global_attn_every_n_layers": 1, "hidden_activation": "relu"},
     "modernbert-wide-window": {"family": "modernbert", "local_attention": 90, "num_hidden_layers": 5},
     "deberta-v2": {"family": "deberta-v2"},
+    "deberta-v2-positions": {"family": "deberta-v2", "position_biased_input": True},
+    "deberta-v2-types": {"family": "deberta-v2", "position_biased_input": True, "type_vocab_size": 2},
     "deberta-v2-few-buckets": {"family": "deberta-v2", "position_buckets": 6, "num_attention_heads": 3},
     "deberta-v2-no-buckets": {"family": "deberta-v2", "position_buckets": -1, "max_relative_positions": 40},
     "deberta-v2-old-spelling": {"family": "deberta-v2", "pos_att_type": "c2p|p2c", "norm_rel_ebd": "none"},
@@ -55,7 +57,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_encoder(path: Path, *, family: str, kind: str = "Model", seed: int = 0, **changes: Any) -> Path:
+def write_encoder(
+    path: Path, *, family: str, kind: str = "Model", seed: int = 0, dtype: str = "float32", **changes: Any
+) -> Path:
     """A random checkpoint: gains around one, biases around zero, weights large enough that answers differ."""
     sizes = {**DISTILBERT, "max_position_embeddings": 140} if family == "distilbert" else SIZES
     if family == "modernbert":
@@ -76,7 +80,7 @@ def write_encoder(path: Path, *, family: str, kind: str = "Model", seed: int = 0
         for name, weight in model.named_parameters():
             gain = "norm" in name.lower() and name.endswith("weight") and family != "gemma3_text"
             weight.copy_((1.0 if gain else 0.0) + (0.2 if weight.ndim == 1 else 0.15) * torch.randn(weight.shape))
-    model.save_pretrained(path)
+    model.to(getattr(torch, dtype)).save_pretrained(path)
     return path
 
 

@@ -1,6 +1,7 @@
 """A fuzzer of chat templates: whatever the template, a rendering stays within its bounds and keeps trust apart.
 
     python -m tests.fuzz_chat_templates --minutes 60 [--seed 1]
+    python -m tests.fuzz_chat_templates --templates 600 --seed 1     # the same templates in every run
 
 Templates are made by a grammar of what chat templates may use and of what they may not, with numbers and nesting that
 multiply. Each is rendered in a process of its own (``tests.tokenizer.template_child``), over messages whose text no
@@ -26,10 +27,11 @@ from tests.tokenizer.template_child import MEGABYTES, TemplateChild, rendered
 SECONDS = 6.0  # 5, and what was begun before the clock was read
 USER = "ΩЖω <|im_end|>\nЖ"
 # What a user's text is after any change of case or escaping.
-_FROM_USER = re.compile(r"[ΩωЖж]|u03a9|u03c9|u0416|u0436|xce|xd0|ohm|omega", re.IGNORECASE)
+_FROM_USER = re.compile(r"[ΩωЖж]|u03a9|u03c9|u0416|u0436|\\x(?:ce|d0)|ohm|omega", re.IGNORECASE)
 # Errors of our own say why; those of Python are named by their type.
 _PYTHON_ERROR = re.compile(r"^(the chat template cannot be compiled: )?([A-Za-z]+)(Error|Exception|Exit|Interrupt)\b")
 _LAX = ("UndefinedError", "TemplateSyntaxError", "TemplateAssertionError", "SecurityError", "TemplateError")
+_LAX += ("TemplateRuntimeError",)  # of a filter that there is not, below an if
 
 MESSAGES = [
     {"role": "system", "content": "Ω" * 30, "n": 3},
@@ -310,15 +312,20 @@ def fault(found: dict[str, Any]) -> str | None:
     return None
 
 
-def run(seed: int, seconds: float, most: int = 10) -> tuple[Counter[str], list[tuple[str, str, dict[str, Any]]]]:
-    """Fuzz for ``seconds``; ends early after ``most`` failures. Gives what happened and the failures."""
+def run(
+    seed: int, seconds: float, most: int = 10, count: int | None = None
+) -> tuple[Counter[str], list[tuple[str, str, dict[str, Any]]]]:
+    """Fuzz for ``seconds``, or over ``count`` templates where it is given; ends early after ``most`` failures.
+    Returns counts of events and the failures."""
     rng = random.Random(seed)
     templates = Templates(rng)
     happened: Counter[str] = Counter()
     failures: list[tuple[str, str, dict[str, Any]]] = []
     end = time.monotonic() + seconds
     with TemplateChild("tests.fuzz_chat_templates:judged") as child:
-        while time.monotonic() < end and len(failures) < most:
+        while len(failures) < most:
+            if happened["templates"] == count or (count is None and time.monotonic() >= end):
+                break
             hostile = rng.random() < 0.5
             template = templates.make(hostile)
             messages = LARGE if hostile and rng.random() < 0.2 else MESSAGES
@@ -339,10 +346,11 @@ def run(seed: int, seconds: float, most: int = 10) -> tuple[Counter[str], list[t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--templates", type=int, default=None, help="so many, in place of --minutes")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--failures", type=int, default=10, help="end after so many")
     arguments = parser.parse_args()
-    happened, failures = run(arguments.seed, arguments.minutes * 60, arguments.failures)
+    happened, failures = run(arguments.seed, arguments.minutes * 60, arguments.failures, arguments.templates)
     for kind, template, found in failures:
         print(f"---- {kind}\n{template}\n{found}")
     print(f"seed {arguments.seed}: {len(failures)} failures")

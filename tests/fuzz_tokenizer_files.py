@@ -1,6 +1,7 @@
 """Tokenizer files changed with structure, loaded and used.
 
     python -m tests.fuzz_tokenizer_files --minutes 3 [--seed N]
+    python -m tests.fuzz_tokenizer_files --chunks 5 --seed 26    # the same files in every run: 5 chunks of 200
 
 Each file is made of parts of every kind, or is one of the reference files where they are, and is then changed
 where numbers become indices or sizes: ids of the vocabulary, of added tokens and of templates, holes, sizes,
@@ -48,7 +49,8 @@ PATTERNS = [
     r"\p{L}+", r"\s+(?!\S)|\s+", r"(\w)\1", r"\X", "(", "[", r"\x{110000}", "(" * 50 + "a" + ")" * 50, r"(?i)café",
     r"a*", r"(a|aa)+$", r"(?=a*a*b)a", "((a{9}){9}){9}", r"\p{Nope}", "(?<n>a)", r"(?<=a|bc)d", r"^$", r"\b", r"\Z",
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", "[^\\r\\n\\p{L}]?", "",
-    "(?:)", "(?>a+)b", "a{1000}", "a{1,1001}", "[[a-z]&&[^b]]", "\\", "\ud7ff",
+    "(?:)", "(?>a+)b", "a{1000}", "a{1,1001}",
+    r"(a)\1a{100000000}", r"(a)\1\w{999}", r"(a)\1(\b(b{999}){999}){9}", "[[a-z]&&[^b]]", "\\", "\ud7ff",
 ]  # fmt: skip
 STRINGS = [
     "",
@@ -569,6 +571,7 @@ def run_chunk(seed: int, folder: Path, compare: bool) -> tuple[int, list[dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--chunks", type=int, default=None, help="so many, in place of --minutes")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--folder", type=Path, default=None, help="where files that were found are kept")
     parser.add_argument("--no-compare", action="store_true", help="not with HF")
@@ -578,7 +581,7 @@ def main() -> None:
     if args.child is not None:
         return child(args.child, folder, not args.no_compare)
     began, tried, wrong, seed = time.monotonic(), 0, 0, args.seed
-    while time.monotonic() - began < args.minutes * 60:
+    while time.monotonic() - began < args.minutes * 60 if args.chunks is None else seed < args.seed + args.chunks:
         count, found = run_chunk(seed, folder, not args.no_compare)
         tried, wrong, seed = tried + count, wrong + len(found), seed + 1
         for one in found:

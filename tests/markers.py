@@ -71,11 +71,11 @@ ENCODER: dict[str, Any] = {
 def write_random(path: Path, agent: dict[str, Any] | None = None, encoder: dict[str, Any] | None = None) -> Path:
     """One with random weights; ``agent`` and ``encoder`` change its two configs."""
     from prelude.models.files import ModelDirectory
-    from prelude.models.marker import marker_spec
+    from prelude.models.options.laya import LAYA
 
     recorded = {"agent_config": AGENT, "encoder_config": ENCODER, "tensors": {}, "gains": []}
     write_laya(path, recorded, lambda *_: None)
-    spec, _ = marker_spec(ModelDirectory(path))
+    spec = LAYA.network(ModelDirectory(path)).spec
     torch.manual_seed(0)
     made = {}
     for name, shape in spec.tensors().items():

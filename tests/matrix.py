@@ -120,7 +120,7 @@ def build(leg: Leg, folder: Path) -> Path:
     compilers = {"CXX": leg.compiler, "CC": COMPILERS[leg.compiler]}
     if shutil.which("ccache"):
         compilers = {name: f"ccache {value}" for name, value in compilers.items()}
-    Steps({**os.environ, **compilers})("wheel", pip, "wheel", "-q", "--no-deps", "-w", folder, ".")
+    Steps({**os.environ, **compilers})("wheel", pip, "wheel", "-qq", "--no-deps", "-w", folder, ".")
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -140,7 +140,7 @@ def try_out(leg: Leg, numpy: str, wheel: Path, torch: str | None, folder: Path) 
 
     step("environment", leg.python, "-m", "venv", folder / "venv")
     requirements = [numpy, *([torch, f"prelude-engine[engine] @ {wheel.as_uri()}"] if torch else [wheel])]
-    step("install", inside, "-m", "pip", "install", "-q", *requirements)
+    step("install", inside, "-m", "pip", "install", "-qq", *requirements)
     versions = step("versions", inside, "-c", "import numpy; print(numpy.__version__)").strip()
     step.done[-1] = f"numpy {versions}"
     step("installed.py", inside, checkout / "tests" / "installed.py", cwd=folder)
@@ -148,7 +148,7 @@ def try_out(leg: Leg, numpy: str, wheel: Path, torch: str | None, folder: Path) 
     step("simulate", "prelude", "simulate", "rubrics", "--option", "requests=200", cwd=folder)
     if torch:
         step(f"{torch} demo", "prelude", "demo", cwd=folder)
-    step("test tools", inside, "-m", "pip", "install", "-q", *TOOLS)
+    step("test tools", inside, "-m", "pip", "install", "-qq", *TOOLS)
     tests = [*leg.tests, *(ENGINE_TESTS if torch else WITHOUT_TORCH)]
     passed = step("tests", inside, "-m", "pytest", "-p", "no:cacheprovider", *tests, cwd=checkout)
     step.done[-1] = passed.strip().splitlines()[-1].strip("= ")

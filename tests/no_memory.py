@@ -152,6 +152,7 @@ def takes_from_a_shape(frame: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["complete", "decide", "chat", "loglikelihood", "run_many"])
+    parser.add_argument("--begin", type=int, default=0)
     parser.add_argument("--to", type=int, default=3000)
     parser.add_argument("--step", type=int, default=1)
     parser.add_argument("--width", type=int, default=1)
@@ -165,7 +166,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = given.path or make_checkpoint(Path(folder) / "model")
-        report = run(path, given.verb, list(range(0, given.to, given.step)), given.width)
+        report = run(path, given.verb, list(range(given.begin, given.to, given.step)), given.width)
     print(dict(report.ends), f"; crashes inside torch at {report.torch_crashes}" if report.torch_crashes else "")
     for fault in report.faults:
         print(fault)

@@ -6,6 +6,8 @@
 What a layer keeps of a sequence is its h, in the slot that the batch names. A slot that nobody began holds NaN, and
 so does one whose step failed: whoever goes on from either is found out at once, and whoever goes on from another's
 has other numbers.
+
+``prefixes`` slots behind those of sequences hold the states of cached prefixes.
 """
 
 from __future__ import annotations
@@ -81,28 +83,27 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class RecurrentToy(toy.ToyExecutor):
-    def __init__(self, slots: int = 4, **sizes: Any) -> None:
+    def __init__(self, slots: int = 4, prefixes: int = 0, **sizes: Any) -> None:
         super().__init__(**sizes)
-        self.slots = slots
-        self.states = np.full((slots, _LAYERS, _WIDTH), np.nan)
-        self._prompt_slots: list[int] = []
-        self._decode_slots: list[int] = []
+        self.slots, self.prefixes = slots, prefixes
+        self.states = np.full((slots + prefixes, _LAYERS, _WIDTH), np.nan)
+        self._decode_state_slots: list[int] = []
 
     def limits(self) -> ExecutorLimits:
-        return replace(super().limits(), recurrent_slots=self.slots, slot_bytes=8 * _LAYERS * _WIDTH)
+        bytes_ = 8 * _LAYERS * _WIDTH
+        return replace(super().limits(), recurrent_slots=self.slots, prefix_slots=self.prefixes, slot_bytes=bytes_)
 
     def wait(self, handle: Any) -> StepResult:
-        segments = handle.slices.num_segments if not isinstance(handle, DecodeBatch) else 0
-        self._prompt_slots = [-1] * segments
         if isinstance(handle, MixedBatch):
-            self._prompt_slots, self._decode_slots = handle.prompt_slots.tolist(), handle.decode_slots.tolist()
+            self._decode_state_slots = handle.decode_state_slots.tolist()
         elif isinstance(handle, DecodeBatch):
-            self._decode_slots = handle.slots.tolist()
+            self._decode_state_slots = handle.state_slots.tolist()
         return super().wait(handle)
 
     def lose(self, batch: Any) -> None:
         super().lose(batch)
-        for slots in (getattr(batch, name, None) for name in ("slots", "prompt_slots", "decode_slots")):
+        written = [getattr(batch, name, None) for name in ("state_slots", "decode_state_slots")]
+        for slots in [*written, getattr(getattr(batch, "slices", None), "state_to", None)]:
             if slots is not None:
                 self.states[slots[slots >= 0]] = np.nan
 
@@ -110,11 +111,19 @@ class RecurrentToy(toy.ToyExecutor):
         """The logits after each token."""
         ends: list[np.ndarray] = []
         found: list[np.ndarray] = []
-        for s, slot in enumerate(self._prompt_slots):
+        none = [-1] * slices.num_segments
+        loads = none if slices.state_from is None else slices.state_from.tolist()
+        stores = none if slices.state_to is None else slices.state_to.tolist()
+        taken = [slot for slot in stores if slot >= 0]
+        assert len(set(taken)) == len(taken), "two states in one slot"
+        prefixes = [slot for slot in loads if slot >= self.slots]
+        assert not set(prefixes) & set(taken), "a prefix's state is overwritten while it is read"
+        for s, (load, slot) in enumerate(zip(loads, stores)):
             parent = int(slices.parents[s])
             state = ends[parent].copy() if parent >= 0 else begin()
+            assert load < 0 or parent < 0, "a parent and a state of its own"
             if parent < 0 and slices.context_lens[s]:
-                state = self.states[slot].copy() if slot >= 0 else np.full_like(state, np.nan)
+                state = self.states[load].copy() if load >= 0 else np.full_like(state, np.nan)
             for token in slices.token_ids[slices.starts[s] : slices.starts[s + 1]].tolist():
                 found.append(advance(state, token))
             ends.append(state)
@@ -123,8 +132,8 @@ class RecurrentToy(toy.ToyExecutor):
         return found
 
     def _rows(self, rows: DecodeRows) -> list[Any]:
-        tokens = self._drawn.resolve(rows.token_ids.astype(np.int64)).tolist()
-        return [advance(self.states[slot], token) for slot, token in zip(self._decode_slots, tokens)]
+        tokens = self._pending_tokens.resolve(rows.token_ids.astype(np.int64)).tolist()
+        return [advance(self.states[slot], token) for slot, token in zip(self._decode_state_slots, tokens)]
 
     def _read(self, readout: Readout, sequences: list[Any]) -> Output:
         logits = np.array([sequences[row] for row in readout.rows.tolist()]).reshape(-1, toy.VOCAB)

@@ -103,6 +103,10 @@ def spoiled(result: StepResult, kind: str) -> StepResult:
     return replace(result, outputs=(first, *result.outputs[1:]))
 
 
+class Pool(KvPool):
+    """One whose methods a test can replace: an extension type's cannot be."""
+
+
 def service_core(
     executor: toy.ToyExecutor | None = None,
     *,
@@ -122,8 +126,13 @@ def service_core(
 ) -> EngineCore:
     executor = executor or toy.ToyExecutor()
     limits = executor.limits()
-    cache = cache and not limits.slot_bytes
-    pool = KvPool(limits.num_blocks, limits.block_size, prefix_cache=cache, slots=limits.recurrent_slots)
+    pool = Pool(
+        limits.num_blocks,
+        limits.block_size,
+        prefix_cache=cache and (limits.prefix_slots > 0 or not limits.slot_bytes),
+        state_slots=limits.recurrent_slots,
+        prefix_slots=limits.prefix_slots,
+    )
     budgets = Budgets(
         step_tokens,
         step_requests,
@@ -162,7 +171,7 @@ class ToyPreparer:
     def snapshot(self, task: Any) -> Any:
         return task
 
-    def may_wait(self, task: Any) -> bool:
+    def may_wait(self, tasks: Any) -> bool:
         return False
 
     def close(self) -> None:

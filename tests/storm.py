@@ -53,7 +53,7 @@ class Load(Protocol):
 
 
 class Meddler:
-    """An executor during whose steps somebody cancels: between plan and settle, where the rows are in flight."""
+    """An executor during whose steps somebody cancels: between plan and postprocess, where the rows are in flight."""
 
     def __init__(self, core: EngineCore, rng: np.random.Generator) -> None:
         self._inner, self._core, self._rng = core.executor, core, rng

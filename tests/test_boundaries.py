@@ -1,4 +1,4 @@
-"""The walls of the house: who imports whom, and what an import costs."""
+"""The boundaries between folders, the order of imports, and the cost of an import."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,9 @@ FORBIDDEN = {
     "prelude/admission": ("torch", "prelude.models", "prelude.engine", "prelude.runtime", "prelude.scheduling"),
     "prelude/execution": ("prelude.scheduling", "prelude.engine", "prelude.runtime", "prelude.admission"),
     "prelude/models": ("prelude.scheduling", "prelude.engine", "prelude.runtime", "prelude.admission"),
+    "cuda": ("prelude.scheduling", "prelude.engine", "prelude.runtime", "prelude.admission"),
 }
-# What a forbidden prefix does not cover.
+# Exceptions from a forbidden prefix.
 ALLOWED = {
     "_native": ("prelude._native",),
     "tokenizer": ("prelude.tokenizer", "prelude.root_error"),
@@ -72,7 +75,7 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
 
 
 # Headers of C++ that read Python's objects where they lie; no other one includes Python.
-READS_PYTHON = {"ndarray.hpp", "pylong.hpp", "slots.hpp"}
+READS_PYTHON = {"ndarray.hpp", "pylong.hpp", "members.hpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -90,8 +93,28 @@ def test_the_native_core_includes_its_own_headers_and_no_python() -> None:
     assert not wrong
 
 
+def test_the_tokenizers_core_includes_neither_python_nor_the_engine() -> None:
+    core = ROOT / "tokenizer" / "core"
+    wrong = [
+        f"{path.relative_to(ROOT)} includes {name}"
+        for path in [*core.rglob("*.hpp"), *core.rglob("*.cpp")]
+        for name in includes(path)
+        if name.startswith(("Python.h", "numpy/", "prelude/", "_native/"))
+    ]
+    assert not wrong
+
+
 # A folder imports from folders that stand before it, never from later ones, nor from one that shares its entry.
-ORDER = ("readouts", "models streaming", "execution", "admission", "scheduling", "runtime")
+ORDER = (
+    "readouts",
+    "models streaming",
+    "execution",
+    "admission",
+    "scheduling",
+    "runtime",
+    "simulation systemone calibration bulk",
+    "integrations",
+)
 
 
 @pytest.mark.parametrize("at", range(len(ORDER)))
@@ -131,6 +154,48 @@ def test_no_two_files_of_the_package_import_each_other() -> None:
     circles = [f"{one} and {other}" for one, names in files.items() for other in names
                if one < other and other in files and one in files[other]]  # fmt: skip
     assert not circles
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """At import time, through any number of modules; ``CycleError`` names them."""
+    paths = {}
+    for folder, name in (("prelude", "prelude"), ("tokenizer", "prelude.tokenizer"), ("cuda", "prelude.cuda")):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            paths[".".join((name, *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
+    graph = {name: imported_on_loading(name, path, paths) - {name} for name, path in paths.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(paths)
+
+
+def imported_on_loading(name: str, path: Path, known: Iterable[str]) -> set[str]:
+    """The modules among ``known`` that loading a module imports: not those for types, nor those inside functions."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    ahead: list[ast.stmt] = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.If):
+            ahead += node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else [*node.body, *node.orelse]
+        elif isinstance(node, ast.Try):
+            ahead += [*node.body, *node.orelse, *node.finalbody, *(line for h in node.handlers for line in h.body)]
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found.update(f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names)
+    return found & set(known)
+
+
+def test_no_components_module_of_the_tokenizer_imports_the_tokenizer() -> None:
+    """``tokenizer.py`` imports the components; they get what they need of it by ``attach``."""
+    for name in ("components", "models", "normalizers", "pre_tokenizers", "processors", "decoders"):
+        tree = ast.parse((ROOT / "tokenizer" / f"{name}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                node.body = []
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "tokenizer"]
+        assert not found, f"tokenizer/{name}.py imports tokenizer/tokenizer.py"
 
 
 @pytest.mark.parametrize("folder", ["runtime", "scheduling"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
+from tools.wheels import TOKENIZER_FILES, tokenizer_metadata
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("_native", "tokenizer", "cuda", "prelude", "tests", "bench", "examples", "docs", "tools")
@@ -63,9 +66,54 @@ def test_wheel_leaves_out_training_and_sources(tmp_path: Path) -> None:
     assert all((tmp_path / "prelude" / name).is_file() for name in ("py.typed", "tokenizer/_core.pyi"))
 
 
+def test_the_tokenizer_imports_nothing_that_its_own_wheel_leaves_out() -> None:
+    allowed = {path.removesuffix(".py").replace("/", ".") for path in TOKENIZER_FILES}
+    found = set()
+    for path in (ROOT / "tokenizer").rglob("*.py"):
+        if "tests" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module or "")
+    ours = {name for name in found if name.partition(".")[0] == "prelude"}
+    assert {name for name in ours if not any(f"{name}.".startswith(f"{one}.") for one in allowed)} == set()
+
+
+def test_metadata_of_the_tokenizers_own_wheel() -> None:
+    engines = (
+        "Metadata-Version: 2.4\nName: prelude-engine\nVersion: 0.1.0\nSummary: an engine\nLicense-File: LICENSE\n"
+        "Requires-Dist: numpy>=1.26\nProvides-Extra: tokenizer\n"
+        'Requires-Dist: regex; extra == "tokenizer"\nProvides-Extra: engine\n'
+        'Requires-Dist: prelude-engine[tokenizer]; extra == "engine"\n\n# Prelude\n'
+    )
+    head, _, text = tokenizer_metadata(engines).partition("\n\n")
+    lines = head.splitlines()
+    assert "Name: prelude-tokenizer" in lines and "Summary: an engine" not in lines
+    assert lines[-3:] == [
+        "Requires-Dist: numpy>=1.26",
+        "Provides-Extra: tokenizer",
+        'Requires-Dist: regex; extra == "tokenizer"',
+    ]
+    assert text.startswith("# prelude-tokenizer")
+
+
 def test_pre_commit_has_the_versions_of_the_lint_extra() -> None:
     extra = re.search(r"^lint = (.*)$", (ROOT / "pyproject.toml").read_text(), re.M)
     assert extra is not None
     pinned = set(re.findall(r'"([\w-]+==[\w.]+)"', extra[1]))
     hooks = set(re.findall(r'"([\w-]+==[\w.]+)"', (ROOT / ".pre-commit-config.yaml").read_text()))
     assert len(hooks) == 3 and hooks < pinned  # mypy runs in the developer's own environment
+
+
+def test_requirements_of_the_build_have_upper_bounds() -> None:
+    """A release of a build tool that changes what it makes cannot change what is installed."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer read TOML")
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    assert requires and [one for one in requires if not re.fullmatch(r"[\w-]+>=[\d.]+,<[\d.]+", one)] == []
+
+
+def test_notices_name_what_the_sources_contain() -> None:
+    notices = (ROOT / "THIRD_PARTY_NOTICES").read_text(encoding="utf-8")
+    assert "Unicode" in notices and "UNICODE LICENSE V3" in notices.upper()

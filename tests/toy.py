@@ -77,7 +77,7 @@ class ToyExecutor:
         self.batches: list[ForwardBatch] = []
         self.fail_next: BaseException | None = None
         self.closed = False
-        self._drawn = PendingTokens()
+        self._pending_tokens = PendingTokens()
 
     def limits(self) -> ExecutorLimits:
         return ExecutorLimits(VOCAB, 4096, 8, 3, self.block_size, self.num_blocks, 8, 64, 0, "toy", "float64")
@@ -106,7 +106,7 @@ class ToyExecutor:
                     outputs.append(self._read(handle.decode_readout, rows_seen))
             case _:
                 raise TypeError(f"not a ForwardBatch: {type(handle).__name__}")
-        self._drawn.keep(tuple(outputs))
+        self._pending_tokens.keep(tuple(outputs))
         empty = np.zeros(0, dtype=np.int32)
         return StepResult(tuple(outputs), tuple(empty for _ in outputs), 1e-6, lm_head_rows=0)
 
@@ -115,7 +115,7 @@ class ToyExecutor:
 
     def lose(self, batch: ForwardBatch) -> None:
         """The step fails: nobody knows what stands where it should have written."""
-        self._drawn.lose(batch)
+        self._pending_tokens.lose(batch)
         slices = getattr(batch, "slices", None)
         rows = getattr(batch, "decode", None) or getattr(batch, "rows", None)
         if slices is not None and slices.write_slots is not None:
@@ -149,7 +149,7 @@ class ToyExecutor:
         return sequences
 
     def _rows(self, rows: DecodeRows) -> list[list[int]]:
-        self.pool[rows.write_slots] = self._drawn.resolve(rows.token_ids.astype(np.int64))
+        self.pool[rows.write_slots] = self._pending_tokens.resolve(rows.token_ids.astype(np.int64))
         sequences = []
         for b in range(rows.num_rows):
             blocks = rows.block_ids[rows.block_indptr[b] : rows.block_indptr[b + 1]]

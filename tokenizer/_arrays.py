@@ -19,9 +19,9 @@ from .config import FileConfig
 from .errors import TokenizerError
 
 if TYPE_CHECKING:
+    from ._backends import Core
     from ._core import EncodeEntry, MatcherUse
     from ._post_processing import Frame, Processor
-    from ._rungs import Core
     from ._sequences import Sequences
     from .params import Padding, Truncation
 else:
@@ -55,9 +55,19 @@ class ArrayMethods(EncodeEntry):
     # frame comes here.
 
     def _array_general(
-        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, used: MatcherUse | None = None
+        self,
+        text: str | bytes,
+        add_special_tokens: bool,
+        parse_special: bool,
+        remember: bool = True,
+        used: MatcherUse | None = None,
     ) -> Int32:
-        ids = self._core.encode_array(text, True, used) if parse_special else self._literal.ids(text, used)
+        if not parse_special:
+            ids = self._literal.ids(text, used)
+        elif remember:
+            ids = self._core.encode_array(text, True, used)
+        else:
+            ids = self._core.encode_full(text, True, "byte", False, used)[0]
         return self._frame().ids(ids) if add_special_tokens else ids
 
     def _array_spelled(self, text: str | bytes, add_special_tokens: bool, used: MatcherUse) -> Int32:
@@ -111,7 +121,7 @@ class ArrayMethods(EncodeEntry):
             return _rows(rows, None)
         used = self._core.matcher_use()
         if offsets is None:
-            return _rows([self._array_general(t, add_special_tokens, parse_special, used) for t in texts], None)
+            return _rows([self._array_general(t, add_special_tokens, parse_special, used=used) for t in texts], None)
         pairs = [self._offsets_general(t, add_special_tokens, parse_special, offsets, used=used) for t in texts]
         return _rows([p[0] for p in pairs], [p[1] for p in pairs])
 

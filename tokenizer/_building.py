@@ -108,7 +108,7 @@ def _token_and_id(field: str, value: Any) -> list[Any]:
 
 
 def _parts(field: str, value: Iterable[Any]) -> list[Any]:
-    """The members of a Sequence, shared with the components given: what is set on those shows in the Sequence."""
+    """The members of a Sequence, shared with the components given: attributes set on those show in the Sequence."""
     members: list[Any] = []
     for one in value:
         inner = one._member if hasattr(one, "_member") else None

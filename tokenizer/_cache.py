@@ -3,10 +3,10 @@
     FOLDER/key          32 random bytes: what the digests are made with, and so nothing that others can prepare
     FOLDER/DIGEST       the tables of the tokenizer.json whose content has this digest, written by this build
 
-A file is used when it belongs to this user, nobody else may write it, and the digest of all it holds is what its
-header says; anything else is a reason to load the tokenizer.json, and to write the file anew. Files are written
-under another name and then renamed, so that a reader sees a whole one or none. Whatever fails here costs the time
-that was to be saved and nothing else.
+A file is used when it belongs to this user, no other user may write it, and the digest of its contents is the one
+that its header says; anything else is a reason to load the tokenizer.json, and to write the file anew. Files are
+written under another name and then renamed, so that a reader sees a whole one or none. Whatever fails here costs the
+time that was to be saved and nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST = 512 << 10  # smaller files load fast enough
 _MOST_BYTES = 512 << 20  # of all files in the folder; the oldest go first
 _LARGEST = 1 << 30
 _OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_OPEN |= getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place has nobody at its other end
+_OPEN |= getattr(os, "O_NONBLOCK", 0)  # a pipe in a file's place has no reader at its other end
 
 
 def at(cache: bool | str | os.PathLike[str]) -> TableCache | None:
@@ -50,7 +50,7 @@ def at(cache: bool | str | os.PathLike[str]) -> TableCache | None:
     home = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
     try:
         base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # a user without a home
         return None
     return _known(base / "prelude" / "tokenizers")
 
@@ -127,7 +127,7 @@ class TableCache:
             os.close(file)
 
     def _write(self, name: str, content: bytes, keep: bool = False) -> None:
-        """``keep``: whoever was first to write the file has it."""
+        """``keep``: a file that exists is kept."""
         file, temporary = tempfile.mkstemp(dir=self._folder, prefix=".")
         try:
             with os.fdopen(file, "wb", buffering=0) as out:
@@ -190,7 +190,7 @@ def _secret_of(path: Path) -> bytes | None:
 
 
 def _own(status: os.stat_result, folder: bool = False, secret: bool = False) -> int:
-    """The size of what is this user's alone to write; ValueError if it is not, or no plain file."""
+    """The size of a file that this user alone may write; ValueError for any other, or for no plain file."""
     if not (stat.S_ISDIR(status.st_mode) if folder else stat.S_ISREG(status.st_mode)):
         raise ValueError("neither a plain file nor a folder where one is expected")
     if hasattr(os, "geteuid"):

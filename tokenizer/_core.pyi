@@ -26,7 +26,7 @@ Text = str | bytes
 Offsets = Literal["char", "byte"]
 
 class UnsupportedFeature(TokenizerError):
-    """The file may be fine, but the core does not do ``feature``, found at ``path``: use another rung.
+    """The file may be fine, but the core does not do ``feature``, found at ``path``: use another backend.
 
     ``kind`` is "regex" when the only obstacle is a pattern (pass ``matcher``), else "component".
     """
@@ -86,7 +86,7 @@ class CoreTokenizer:
 
     @property
     def external_patterns(self) -> list[str]:
-        """The patterns served by ``matcher``; empty on the native rung."""
+        """The patterns served by ``matcher``; empty on the native backend."""
 
     # ---- encoding; no special tokens are added here, that is the post-processor's work
     # parse_special=False treats the text of special tokens as ordinary text.
@@ -220,7 +220,7 @@ class StreamEntry:
     What is more than one small id over the tokenizer of the first step goes to ``_step_general``.
     """
 
-    def _settle_entry(self, owner: Any, native: Any) -> None: ...
+    def _set_entry(self, owner: Any, native: Any) -> None: ...
     def step(self, tokenizer: Any, id: int | Sequence[int]) -> str | None: ...
 
 def pair_list(pairs: Int32) -> list[tuple[int, int]]:
@@ -250,10 +250,8 @@ class EncodeEntry:
     _truncation: Any
     _padding: Any
     _encode_special: bool
-    def _settle_entry(
-        self, core: Any, plain: QuickFrame | None, special: QuickFrame | None, control: bytes
-    ) -> None: ...
-    def _settle_theirs(
+    def _set_entry(self, core: Any, plain: QuickFrame | None, special: QuickFrame | None, control: bytes) -> None: ...
+    def _set_reference_entry(
         self, truncation: Any, padding: Any, encode_special: Any, encode: Any, longest: int, type: type[FreshEncoding]
     ) -> None: ...
     def _copy_entry(self, other: EncodeEntry) -> None: ...

@@ -239,8 +239,8 @@ include "_decode.pxi"
 
 
 # The thread's time that the matchers may take for one call of the API, however many texts it has: a part that every
-# call has, and a part for each byte. A pattern that takes longer backtracks without bound; one that does not reads ten
-# times as many bytes a second.
+# call has, and a part for each byte. A pattern that takes longer backtracks without bound; one that does not reads
+# ten times as many bytes a second.
 cdef double _matching_seconds = 2.0, _matching_seconds_a_byte = 5e-6
 
 
@@ -302,12 +302,12 @@ def digest_file(int file, bytes key):
 
 @cython.final
 cdef class MatcherUse:
-    """What the matchers have taken of one call's time. A call of the API that makes several calls of the core gives
+    """The time that the matchers have taken of one call. A call of the API that makes several calls of the core gives
     all of them the same."""
     cdef ExternalUse use
 
 
-cdef object _MAKING = object()  # what CoreTokenizer's own constructors pass: an object without a core is never seen
+cdef object _MAKING = object()  # CoreTokenizer's own constructors pass it: no object without a core is ever visible
 
 
 @cython.final
@@ -726,11 +726,11 @@ cdef class CoreStream:
 
 
 cdef class StreamEntry:
-    """What DecodeStream is built on: its steps over a native core take no Python line."""
-    cdef CoreStream native  # None before the first step, and over the reference rung
+    """The base of DecodeStream: its steps over a native core take no Python line."""
+    cdef CoreStream native  # None before the first step, and over the reference backend
     cdef object owner  # the tokenizer of the first step
 
-    def _settle_entry(self, owner, native):
+    def _set_entry(self, owner, native):
         self.owner = owner
         self.native = native if isinstance(native, CoreStream) else None
 

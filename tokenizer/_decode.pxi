@@ -3,7 +3,7 @@
 cdef extern from *:
     """
     #include "bridge.hpp"
-    #include "utf8.hpp"
+    #include "text/utf8.hpp"
 
     namespace {
 
@@ -34,7 +34,7 @@ cdef extern from *:
       return n;
     }
 
-    // What byte-level ids decode to. The bytes are put where an ASCII str has them; invalid ones become U+FFFD, as
+    // The text of byte-level ids. The bytes are put where an ASCII str has them; invalid ones become U+FFFD, as
     // many as Rust makes of them: Python's "replace" has the same rule.
     inline PyObject* text_of_bytes(const fasttoken::Core& t, const std::vector<uint32_t>& ids, bool skip) {
       size_t n = t.byte_count(ids, skip);
@@ -111,7 +111,7 @@ cdef extern from "Python.h":
 
 
 cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
-    """Ids from any sequence of integers; what no token has is -1 here and decodes to nothing."""
+    """Ids from any sequence of integers; an id without a token is -1 here and decodes to nothing."""
     cdef Py_ssize_t i = 0, n
     cdef long long value
     cdef cnp.ndarray flat

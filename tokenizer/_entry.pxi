@@ -1,10 +1,11 @@
 # The way from Tokenizer.encode to ids without a line of Python in between; included by _core.pyx.
 #
 #   Tokenizer (Python) --is a--> EncodeEntry   the settings a call reads, and encode() and encode_array()
-#   Encoding  (Python) --is a--> FreshEncoding   the ids, and what the other columns can be made from
+#   Encoding  (Python) --is a--> FreshEncoding   the ids, and the sources of the other columns
 #
 #   Anything but plain texts, no truncation and no padding goes on to _encode_general and its like. On the reference
-#   rung a plain text goes to HF's encode() from here, under any settings, once _encode_general has said which it is.
+#   backend a plain text goes to HF's encode() from here, under any settings, once _encode_general has said which it
+#   is.
 
 cdef extern from *:
     """
@@ -59,7 +60,7 @@ cdef extern from *:
     bint any_marked(const char* mask, uint32_t end, const int32_t* ids, Py_ssize_t n)
     object new_of(PyObject* type, PyObject* no_arguments)
 
-cdef extern from "scratch_vector.hpp" namespace "fasttoken":
+cdef extern from "memory/scratch_vector.hpp" namespace "fasttoken":
     cppclass Aligns "fasttoken::ScratchVector<fasttoken::Align>":
         Align* data()
         size_t size()
@@ -95,7 +96,7 @@ cdef class QuickFrame:
         return self.before.size() + n + self.after.size()
 
     cdef int put(self, int32_t* to, const CallIds& ids) except -1:
-        """The ids of a text with what stands around it; there is room for all of them."""
+        """The ids of a text and of its frame; there is room for all of them."""
         cdef size_t before = self.before.size(), after = self.after.size(), n = ids.size()
         if before:
             memcpy(to, self.before.data(), before * 4)
@@ -124,7 +125,7 @@ cdef class FreshEncoding:
     cdef CoreTokenizer core
     cdef QuickFrame frame
     cdef object text
-    cdef public object _found  # HF's encoding, on the reference rung; None once the columns are there
+    cdef public object _found  # HF's encoding, on the reference backend; None once the columns are there
 
     def __dealloc__(self):
         PyMem_Free(self.raw)
@@ -165,7 +166,7 @@ cdef class FreshEncoding:
         if not self.fresh or name not in self._columns:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # Another thread may do the same at the same time, with the same result; the ids stay where they are.
-        self.frame.sequences.settle(
+        self.frame.sequences.fill_fresh(
             self, int32_array(self.raw, self.count), self.text, self.frame.frame, self.parse_special, self.placed,
             self.bare,
         )
@@ -187,17 +188,17 @@ def encodings_over(found not None, type not None):
 
 
 cdef class EncodeEntry:
-    """What a call reads of a tokenizer's settings."""
+    """The settings of a tokenizer that a call reads."""
 
-    cdef CoreTokenizer native  # None on the reference rung
-    # Reference rung: the settings last in use, HF's encode() under them, the characters of a text that it may be given
-    # unseen, the type of encodings.
+    cdef CoreTokenizer native  # None on the reference backend
+    # Reference backend: the settings last in use, HF's encode() under them, the characters of a text that it may be
+    # given unseen, the type of encodings.
     cdef tuple theirs
     cdef QuickFrame plain, special
     cdef bytes control  # by id: 1 for a control token, which must not come out of untrusted text
     cdef public object _truncation, _padding, _encode_special
 
-    def _settle_entry(self, core, plain, special, bytes control not None):
+    def _set_entry(self, core, plain, special, bytes control not None):
         """core: None where texts are not encoded here; a frame is None where encode() does more."""
         self.native, self.plain, self.special, self.control = core, plain, special, control
 
@@ -207,14 +208,14 @@ cdef class EncodeEntry:
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
-    def _settle_theirs(self, truncation, padding, encode_special, encode not None, int longest, type not None):
+    def _set_reference_entry(self, truncation, padding, encode_special, encode not None, int longest, type not None):
         """``encode``: HF's, for a text of at most ``longest`` characters under these settings."""
         if not issubclass(type, FreshEncoding):
             raise TypeError(f"{type!r} is not a type of FreshEncoding")
         self.theirs = (truncation, padding, encode_special, encode, longest, type)
 
     cdef object by_theirs(self, object text, bint special):
-        """An encoding of HF's; None where it is to be asked for in the general way, which says what is wrong."""
+        """An encoding of HF's; None where the general call has to make it, which raises the right error."""
         cdef tuple known = self.theirs
         if (known is None or known[0] is not self._truncation or known[1] is not self._padding
                 or known[2] is not self._encode_special or PyUnicode_GET_LENGTH(text) > <Py_ssize_t> known[4]):
@@ -228,7 +229,7 @@ cdef class EncodeEntry:
             return None
 
     cdef QuickFrame frame_for(self, bint special):
-        """What stands around one text; None where truncation or padding, or more than a frame, is asked for."""
+        """The frame around one text; None where truncation or padding, or more than a frame, is asked for."""
         if self._truncation is not None or self._padding is not None:
             return None
         return self.special if special else self.plain
@@ -299,7 +300,7 @@ cdef class EncodeEntry:
         return self.array_of(text, add_special_tokens, parse_special, remember)
 
     def encode_arrays(self, texts, add_special_tokens=True, *, parse_special=True, remember=True):
-        """``encode_array`` of each text: a list of arrays. Each text is a call of its own in what it may cost."""
+        """``encode_array`` of each text: a list of arrays. Each text has the bounds of a call of its own."""
         cdef cbool special = add_special_tokens, control = parse_special, kept = remember
         cdef Py_ssize_t since = 0
         cdef list out = []
@@ -318,7 +319,7 @@ cdef class EncodeEntry:
         cdef CallIds ids
         cdef MatcherUse used
         if frame is None:
-            return self._array_general(text, special, parse_special)
+            return self._array_general(text, special, parse_special, remember)
         ids.remember = remember
         self.native.ids_into(text, parse_special, ids)
         if not parse_special and any_marked(self.control, len(self.control), ids.data(), ids.size()):

@@ -1,4 +1,4 @@
-"""Reading a file that may have been put there by somebody else: a plain file, of bounded size, without waiting.
+"""Reading a file that another user may have put there: a plain file, of bounded size, without waiting.
 
 A pipe without a writer would block the reader for ever, a device such as ``/dev/zero`` has no end, and opening some
 devices has effects. So the kind of the file is looked at before it is opened, and again on the open descriptor,

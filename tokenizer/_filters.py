@@ -27,9 +27,9 @@ from ._values import (
     join,
     listed,
     number,
-    settled,
     taints,
     text,
+    with_taint,
 )
 from .errors import ChatTemplateError
 
@@ -75,7 +75,7 @@ def _center(value: Any, width: int = 80) -> str:
 def _title(s: Any) -> str:
     value = text(s)
     ACTIVE.get().take(len(value) * OBJECT)
-    return settled(jinja2.filters.do_title(str.__str__(value)), taints(value))  # type: ignore[no-any-return]
+    return with_taint(jinja2.filters.do_title(str.__str__(value)), taints(value))  # type: ignore[no-any-return]
 
 
 def _wordcount(s: Any) -> int:
@@ -93,8 +93,9 @@ def _truncate(
     if length < len(end) or leeway < 0:
         raise ChatTemplateError("truncate: the length is below that of the end, or the leeway is below 0")
     # jinja2 counts the items of a list or a dict, and leaves a short one as it is.
-    if len(s if isinstance(s, (list, tuple, dict)) else value) <= length + leeway:
-        return value
+    whole = s if isinstance(s, (list, tuple, dict)) else value
+    if len(whole) <= length + leeway:
+        return whole
     ACTIVE.get().take_text(
         length + len(end), not (value.isascii() and end.isascii()), len(getattr(value, "spans", ()))
     )
@@ -118,7 +119,7 @@ def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = Fal
     rendering.take_text(len(value) + (breaks + 1) * max(size, 0), wide)
     plain = str.__str__(width) if isinstance(width, str) else width
     made = jinja2.filters.do_indent(str.__str__(value), plain, first, blank)
-    return settled(made, taints(value) or isinstance(width, Marked))  # type: ignore[no-any-return]
+    return with_taint(made, taints(value) or isinstance(width, Marked))  # type: ignore[no-any-return]
 
 
 def _format(value: Any, *args: Any, **kwargs: Any) -> str:
@@ -148,7 +149,7 @@ def _tojson(
     rendering.take(size.items * 2 * OBJECT + 2 * (written if not size.wide else 4 * (written - size.wide * 6)))
     rendering.spend(chars >> 2)
     made = json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return settled(made, taints(x))  # type: ignore[no-any-return]
+    return with_taint(made, taints(x))  # type: ignore[no-any-return]
 
 
 # ---- numbers
@@ -158,13 +159,13 @@ def _int(value: Any, default: Any = 0, base: int = 10) -> Any:
     if isinstance(value, str) and len(value) > 4000:
         return default
     made = jinja2.filters.do_int(_bare(value), default, base)
-    return settled(checked_bits(made) if isinstance(made, int) else made, taints(value) or taints(default))
+    return with_taint(checked_bits(made) if isinstance(made, int) else made, taints(value) or taints(default))
 
 
 def _float(value: Any, default: Any = 0.0) -> Any:
     if isinstance(value, str) and len(value) > 4000:
         return default
-    return settled(jinja2.filters.do_float(_bare(value), default), taints(value) or taints(default))
+    return with_taint(jinja2.filters.do_float(_bare(value), default), taints(value) or taints(default))
 
 
 def _bare(value: Any) -> Any:
@@ -178,13 +179,13 @@ def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     if not isinstance(value, (int, float)):
         raise TypeError(f"round: a number is required, not {type(value).__name__}")
     kind: Any = method
-    return settled(jinja2.filters.do_round(value, precision, kind), taints(value))
+    return with_taint(jinja2.filters.do_round(value, precision, kind), taints(value))
 
 
 def _abs(x: Any) -> Any:
     if not isinstance(x, (int, float)):
         raise TypeError(f"abs: a number is required, not {type(x).__name__}")
-    return settled(abs(x), taints(x))
+    return with_taint(abs(x), taints(x))
 
 
 def _sum(iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
@@ -388,8 +389,9 @@ def _compares(name: str) -> Callable[[Any, Any], bool]:
 
 
 def _whole(value: Any) -> int:
+    """jinja2 formats a string here, of any width: ``'%999999999d' is odd``."""
     if not isinstance(value, (int, float)):
-        raise TypeError(f"a number is required, not {type(value).__name__}")
+        raise ChatTemplateError(f"a test of numbers takes no {type(value).__name__} in chat templates")
     return value  # type: ignore[return-value]
 
 

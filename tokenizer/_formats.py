@@ -15,7 +15,7 @@ from jinja2.runtime import Undefined
 
 from ._limits import ACTIVE, PIECE
 from ._marks import Marked
-from ._values import PRINTABLE, added, join, repr_of, settled, taints
+from ._values import PRINTABLE, added, join, repr_of, taints, with_taint
 from ._values import text as text_of
 from .errors import ChatTemplateError
 
@@ -74,7 +74,7 @@ def _percent_field(flags: str, width: str, precision: str | None, kind: str, val
         raise TypeError(f"%{kind} format: a number is required, not {type(value).__name__}")
     given = f"%{flags}{width}{'' if precision is None else '.' + precision}{kind}"
     ACTIVE.get().take(4 * MAX_WIDTH)
-    return settled(str.__mod__(given, (value,)), taints(value))  # type: ignore[no-any-return]
+    return with_taint(str.__mod__(given, (value,)), taints(value))  # type: ignore[no-any-return]
 
 
 def braces(template: str, *args: Any, **kwargs: Any) -> str:
@@ -116,10 +116,10 @@ def _brace_field(value: Any, spec: str, conversion: str | None) -> str:
     rendering = ACTIVE.get()
     if isinstance(value, str):
         rendering.take_text(len(value) + MAX_WIDTH, not value.isascii())
-        return settled(format(str.__str__(value), spec), taints(value))  # type: ignore[no-any-return]
+        return with_taint(format(str.__str__(value), spec), taints(value))  # type: ignore[no-any-return]
     rendering.take(4 * MAX_WIDTH + (value.bit_length() if isinstance(value, int) else 0))
     plain = value if isinstance(value, bool) else (int(value) if isinstance(value, int) else float(value))
-    return settled(format(plain, spec), taints(value))  # type: ignore[no-any-return]
+    return with_taint(format(plain, spec), taints(value))  # type: ignore[no-any-return]
 
 
 def _converted(value: Any, conversion: str | None) -> str:

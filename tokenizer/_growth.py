@@ -1,7 +1,7 @@
 """How much longer the normalizers, pre-tokenizers and decoders of a file may make a text in HF ``tokenizers``.
 
 HF ends the process where memory ends, so what a call would make is bounded before HF is asked. The bounds are those
-of the native core (``core/growth.hpp``), but for ``LITTLE``: how long a step can make a text is only known from
+of the native core (``core/text/growth.hpp``), but for ``LITTLE``: how long a step can make a text is only known from
 above here, and honest files of many steps must not be refused for that.
 """
 
@@ -141,7 +141,7 @@ def _product(steps: Sequence[_Step]) -> int:
 
 
 def _content(content: Any, where: str) -> int:
-    """Bytes of what a step inserts."""
+    """Bytes that a step inserts."""
     size = _size(content) if isinstance(content, str) else 0  # HF says what is wrong with another
     if size > MOST_CONTENT:
         raise TokenizerFileError(where, f"{size} bytes; at most {MOST_CONTENT} are taken")

@@ -54,7 +54,7 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Put back what ``watch`` replaced."""
+    """Put back the methods that ``watch`` replaced."""
     while _replaced:
         owner, name, original = _replaced.pop()
         setattr(owner, name, original)

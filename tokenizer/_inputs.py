@@ -1,4 +1,4 @@
-"""What may be given to ``encode`` and ``encode_batch``: HF's rules, with the offending type in the message."""
+"""The inputs of ``encode`` and ``encode_batch``: HF's rules, with the offending type in the message."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 #
 #   Ids are many, and so are the pages that as many objects of Python's allocator would touch for the first time. On
 #   the CPythons that are known they are put side by side on huge pages instead, each a copy of an int of one digit
-#   with another digit. References that nobody gives back keep each of them: they are never freed. Where a count has
+#   with another digit. References that are never given back keep each of them: they are never freed. Where a count has
 #   64 bits and does not mark objects as immortal (before CPython 3.12), these references are 2^60, and what is taken
 #   of the list is not counted: those who drop it, a billion a second, need 36 years to be through.
 #   As CPython's own ints lie side by side as well, the address of each is known from its number, and a list of ids is
@@ -15,7 +15,7 @@ cdef extern from *:
     """
     #include <cstring>
 
-    #include "big_array.hpp"
+    #include "memory/big_array.hpp"
 
     namespace {
 
@@ -77,7 +77,7 @@ cdef extern from *:
           return false;
         }
       }
-      Py_SET_REFCNT(sample, 2);  // one of them nobody's
+      Py_SET_REFCNT(sample, 2);  // one of them has no owner
       keep_for_ever(sample);
       for (Py_ssize_t i = from; i < to; ++i) {
         char* at = by_address.large[i].bytes;

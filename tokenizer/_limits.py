@@ -1,4 +1,4 @@
-"""What one rendering of a chat template may use, and what it has left.
+"""The bounds of one rendering of a chat template, and the rest of them.
 
 Every operation of a template is weighed by its arguments and charged before it runs. There are two counts:
 
@@ -37,7 +37,7 @@ SPAN = 144  # bytes: one span of a marked string
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one rendering may use. All are counts, except ``max_seconds``: processor time of the rendering thread."""
+    """The bounds of one rendering. All are counts, except ``max_seconds``: processor time of the rendering thread."""
 
     max_output: int = 8_000_000  # characters of one string, items of one list
     max_work: int = 40_000_000  # units
@@ -49,7 +49,7 @@ class Bounds:
 
 
 class Rendering:
-    """What a rendering in progress has left; one thread's own."""
+    """The rest of the bounds of a rendering in progress; one thread's own."""
 
     __slots__ = ("bounds", "lazy", "look", "memory", "started", "work")
 

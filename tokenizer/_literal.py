@@ -1,4 +1,4 @@
-"""Text that must stay text: no control token may come out of it, whatever it says.
+"""Text that must stay text: no control token may come out of it.
 
 The core already leaves special tokens unmatched when asked to. Two ways remain by which untrusted text could
 become a control token: added tokens that are not flagged special (``<tool_call>``, ``<|User|>`` in some
@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ._reference import BYTE_CHARS, _kinds
 
 if TYPE_CHECKING:
+    from ._backends import Core
     from ._core import MatcherUse
-    from ._rungs import Core
 
 Int32 = npt.NDArray[np.int32]
 

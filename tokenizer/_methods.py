@@ -1,7 +1,7 @@
 """The methods and attributes that chat templates may use, each charged before it runs.
 
-``METHODS[type][name]`` is a function of the owner and the arguments. What is not in the tables does not exist for a
-template, or is refused by name where Python has it (``REFUSED``).
+``METHODS[type][name]`` is a function of the owner and the arguments. A method that is not in the tables does not
+exist for a template, or is refused by name where Python has it (``REFUSED``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import _marks as marks
 from ._formats import braces
 from ._limits import ACTIVE, OBJECT, PIECE, SPAN, Rendering
 from ._marks import Marked
-from ._values import charge_search, checked_key, comparable, join, number, settled, taints
+from ._values import charge_search, checked_key, comparable, join, number, taints, with_taint
 from .errors import ChatTemplateError
 
 
@@ -122,7 +122,7 @@ def _cased(function: Callable[[str], str]) -> Callable[[str], str]:
         _charge_copy(owner)
         # CPython makes these in a buffer of three 4-byte characters for each one.
         ACTIVE.get().take(len(owner) * 16 if owner else 0)
-        return settled(function(str.__str__(owner)), isinstance(owner, Marked))  # type: ignore[no-any-return]
+        return with_taint(function(str.__str__(owner)), isinstance(owner, Marked))  # type: ignore[no-any-return]
 
     return run
 
@@ -147,7 +147,7 @@ def _padded(name: str) -> Callable[..., str]:
         wide = not all(part.isascii() for part in (owner, *fill))
         ACTIVE.get().take_text(max(width, len(owner)), wide)
         tainted = taints(owner) or any(map(taints, fill))
-        return settled(function(str.__str__(owner), width, *fill), tainted)  # type: ignore[no-any-return]
+        return with_taint(function(str.__str__(owner), width, *fill), tainted)  # type: ignore[no-any-return]
 
     return run
 
@@ -156,7 +156,7 @@ def _expandtabs(owner: str, tabsize: int = 8) -> str:
     size = number(tabsize, "the size of str.expandtabs", ACTIVE.get().bounds.max_output)
     ACTIVE.get().take_text(len(owner) + str.count(owner, "\t") * max(size, 0), not owner.isascii())
     made = str.__str__(owner).expandtabs(size)
-    return settled(made, isinstance(owner, Marked))  # type: ignore[no-any-return]
+    return with_taint(made, isinstance(owner, Marked))  # type: ignore[no-any-return]
 
 
 def _asked(name: str) -> Callable[..., Any]:

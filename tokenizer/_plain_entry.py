@@ -1,4 +1,4 @@
-"""What ``Tokenizer`` and ``Encoding`` are built on where the native extension is not: nothing is made early."""
+"""The bases of ``Tokenizer`` and ``Encoding`` without the native extension: nothing is made early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FreshEncoding:
     __slots__ = ("_found",)
 
     _ids: npt.NDArray[np.int32]
-    _found: Any  # HF's encoding, on the reference rung; None once the columns are there
+    _found: Any  # HF's encoding, on the reference backend; None once the columns are there
 
     def __new__(cls, *args: Any, **kwargs: Any) -> FreshEncoding:
         made = super().__new__(cls)
@@ -50,7 +50,7 @@ def encodings_over(found: Iterable[Any], type: type[FreshEncoding]) -> list[Any]
 
 
 class StreamEntry:
-    def _settle_entry(self, owner: Any, native: Any) -> None:
+    def _set_entry(self, owner: Any, native: Any) -> None:
         pass
 
     def _step_general(self, tokenizer: Any, id: int | Sequence[int]) -> str | None:
@@ -70,10 +70,10 @@ class EncodeEntry:
     _padding: Any
     _encode_special: bool
 
-    def _settle_entry(self, core: None, plain: None, special: None, control: bytes) -> None:
+    def _set_entry(self, core: None, plain: None, special: None, control: bytes) -> None:
         pass
 
-    def _settle_theirs(
+    def _set_reference_entry(
         self, truncation: Any, padding: Any, encode_special: Any, encode: Any, longest: int, type: Any
     ) -> None:
         pass
@@ -86,7 +86,7 @@ class EncodeEntry:
         raise NotImplementedError
 
     def _array_general(
-        self, text: str | bytes, add_special_tokens: bool, parse_special: bool
+        self, text: str | bytes, add_special_tokens: bool, parse_special: bool, remember: bool = True
     ) -> npt.NDArray[np.int32]:
         raise NotImplementedError
 
@@ -146,7 +146,7 @@ class EncodeEntry:
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of a
         special token, nor of another added token that is more than white space, comes out of ``text``. With
         ``remember=False`` the text is neither kept in the memory of prompts nor looked for there."""
-        return self._array_general(text, add_special_tokens, parse_special)
+        return self._array_general(text, add_special_tokens, parse_special, remember)
 
     def encode_arrays(
         self,
@@ -156,5 +156,5 @@ class EncodeEntry:
         parse_special: bool = True,
         remember: bool = True,
     ) -> list[npt.NDArray[np.int32]]:
-        """``encode_array`` of each text: a list of arrays. Each text is a call of its own in what it may cost."""
-        return [self._array_general(text, add_special_tokens, parse_special) for text in texts]
+        """``encode_array`` of each text: a list of arrays. Each text has the bounds of a call of its own."""
+        return [self._array_general(text, add_special_tokens, parse_special, remember) for text in texts]

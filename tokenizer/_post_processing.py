@@ -1,7 +1,7 @@
-"""Post-processors: what is added around the encoded sequences, and how their offsets are trimmed.
+"""Post-processors: the tokens around the encoded sequences, and the trimming of their offsets.
 
 A processor maps a list of encodings to a list of encodings; ``run`` prepares the list as HF does, applies
-the file's processor and merges what comes out. Processors are immutable and shared by all threads; the
+the file's processor and merges the results. Processors are immutable and shared by all threads; the
 encodings belong to the call and are changed in place.
 
 Offset trimming (ByteLevel, Roberta) moves a token's offsets past the white space that the token's own text
@@ -23,7 +23,7 @@ from .errors import TokenizerError, TokenizerFileError
 
 Int32 = npt.NDArray[np.int32]
 
-_SPACE = "\u0120"  # what byte-level BPE writes for a space
+_SPACE = "\u0120"  # byte-level BPE's character for a space
 _BLANKS = (
     "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000" + _SPACE
@@ -283,7 +283,7 @@ def without_trimming(processor: Processor | None) -> Processor | None:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a processor does to a single sequence, where that is no more than to put tokens around it."""
+    """The tokens that a processor puts around a single sequence, where it does no more than that."""
 
     before: Encoding
     after: Encoding
@@ -305,7 +305,7 @@ class Frame:
         inner = [self.type_id] * n
         return np.array([*self.before.type_ids, *inner, *self.after.type_ids], np.int32)
 
-    def settle(
+    def fill_columns(
         self, made: Encoding, ids: Int32, tokens: Callable[[], list[str]], offsets: Pending, words: Pending
     ) -> None:
         """Set the columns of ``made``: ``ids`` with the frame, ``tokens`` without; the others as ``rows`` has them,

@@ -1,6 +1,6 @@
-"""The last rung: HF ``tokenizers`` behind the interface of the native core.
+"""The last backend: HF ``tokenizers`` behind the interface of the native core.
 
-Its tokenizer is loaded once, without post-processor, truncation or padding (those are ours on every rung),
+Its tokenizer is loaded once, without post-processor, truncation or padding (those are ours on every backend),
 and is not changed afterwards: a setter on a shared HF object is what "Already borrowed" comes from. Treating
 special tokens as text is such a setting, so a second, lazily made copy has it switched on for good.
 """
@@ -39,6 +39,7 @@ class ReferenceCore:
             raise TokenizerFileError(
                 "the file", f"it has {feature}, and `tokenizers` cannot load it: {error}"
             ) from error
+        _check_normalized(whole)
         self._sections = {k: json.dumps(v) for k, v in state.items() if k != "model"}
         model = state["model"]
         self._unk = model.get("unk_token")
@@ -277,8 +278,23 @@ class ReferenceCore:
         return self._literal
 
 
+def _check_normalized(whole: Any) -> None:
+    """HF searches a text for what added tokens are after the normalizer. A token that is nothing then is found
+    everywhere: the search ends inside characters, or does not end and takes all memory."""
+    normalizer = whole.normalizer
+    if normalizer is None:
+        return
+    for id, token in whole.get_added_tokens_decoder().items():
+        if token.normalized and token.content and not asked(normalizer.normalize_str, token.content):
+            raise TokenizerFileError(
+                "added_tokens",
+                f"the normalizer leaves nothing of {token.content[:60]!r} (id {id}): remove the token, or set its "
+                "`normalized` to false",
+            )
+
+
 def _bare(hf: Any) -> Any:
-    """``hf`` itself, without what is ours on every rung."""
+    """``hf`` itself, without the parts that are ours on every backend."""
     hf.no_truncation()
     hf.no_padding()
     hf.post_processor = None
@@ -286,7 +302,7 @@ def _bare(hf: Any) -> Any:
 
 
 def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What HF answers. Its own errors, which are plain Exceptions, as ``TokenizerError`` with HF's message, and its
+    """HF's result. Its own errors, which are plain Exceptions, as ``TokenizerError`` with HF's message, and its
     panics, which are none; errors of the arguments' types and ranges are left as they are."""
     try:
         return call(*arguments, **options)

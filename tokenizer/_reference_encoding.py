@@ -1,4 +1,4 @@
-"""An encoding of HF's behind the interface of ours: what is asked of it is given as HF gives it.
+"""An encoding of HF's behind the interface of ours: its columns are HF's.
 
 The columns that ``Encoding`` works on are made when something changes it: ``pad``, ``truncate``, a merge. From then
 on nothing of HF's is left.

@@ -5,7 +5,7 @@ that chat templates have no use for; what is left is compiled by jinja2 to calls
 every type that a template can hold (``_values``), and which methods (``_methods``), filters and tests (``_filters``)
 there are. So there is no road to Python's internals, and none to an operation whose cost is not known before it runs.
 
-What a rendering has left is in a context variable, so compiled templates are shared by all threads.
+The rest of a rendering's bounds is in a context variable, so compiled templates are shared by all threads.
 """
 
 from __future__ import annotations

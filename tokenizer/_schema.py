@@ -73,7 +73,7 @@ _LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
 def canonical(kind: str, member: Any) -> Any:
-    """``member`` as HF writes it: with the defaults of what is absent, without what HF does not know."""
+    """``member`` as HF writes it: with defaults for absent keys, without keys that HF does not know."""
     if not isinstance(member, dict):
         return member
     fields = FIELDS[kind].get(member.get("type", ""))

@@ -1,7 +1,7 @@
 """From texts to encodings as they are before post-processing: ids, offsets, word numbers, token strings.
 
 Token strings are made when they are asked for, from the vocabulary; not so for added tokens that swallow
-white space or match normalized text: there HF's token is what was found.
+white space or match normalized text: there HF's token is the matched text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ._reference import ReferenceCore
 from .encoding import Encoding
 
 if TYPE_CHECKING:
+    from ._backends import Core
     from ._post_processing import Frame
-    from ._rungs import Core
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
@@ -60,7 +60,7 @@ class Sequences:
 
     @property
     def may_trim(self) -> bool:
-        """Whether the core trims offsets; on the reference rung that is the processor's work."""
+        """Whether the core trims offsets; on the reference backend that is the processor's work."""
         return not isinstance(self._core, ReferenceCore)
 
     def encode(self, given: Given, type_id: int, parse_special: bool, trim: bool) -> Encoding:
@@ -110,7 +110,7 @@ class Sequences:
         return [Encoding._make(ids[a:b], None, None, [""] * (b - a)) for a, b in pairwise(bounds)]
 
     def entry(self, frames: tuple[Frame | None, Frame | None]) -> tuple[Any, Any, Any]:
-        """What ``EncodeEntry`` needs: the core and the frames without and with special tokens."""
+        """The values for ``EncodeEntry``: the core and the frames without and with special tokens."""
         core = self._core
         if isinstance(core, ReferenceCore):
             return None, None, None
@@ -119,7 +119,7 @@ class Sequences:
         plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
         return core, plain, special
 
-    def settle(
+    def fill_fresh(
         self, fresh: Encoding, ids: Int32, text: str, frame: Frame, parse_special: bool, placed: bool, bare: bool
     ) -> None:
         """The columns of a fresh encoding; offsets and words are made when they are asked for. placed: whether
@@ -127,10 +127,10 @@ class Sequences:
         start = len(frame.before)
         found = ids[start : len(ids) - len(frame.after)]
         if bare:
-            frame.settle(fresh, ids, partial(list, [""] * len(found)), None, None)
+            frame.fill_columns(fresh, ids, partial(list, [""] * len(found)), None, None)
             return
         columns = _Columns(self._core, text, frame, parse_special, found if placed else None)
-        frame.settle(fresh, ids, self._tokens(found, [text], parse_special), columns.offsets, columns.words)
+        frame.fill_columns(fresh, ids, self._tokens(found, [text], parse_special), columns.offsets, columns.words)
 
     def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
         core = self._core

@@ -3,7 +3,7 @@
 The patterns are written for Oniguruma. Two engines agree on little more than the skeleton of a pattern, so
 the rest is not left to ``regex``: every class (``\\p{L}``, ``\\s``, ``[^\\r\\n]``...) is asked of the native
 core, code point by code point, and written out; anchors and boundaries are spelled out in look-arounds. A
-construct that is not known to mean the same is refused, and the file goes to the next rung.
+construct that is not known to mean the same is refused, and the file goes to the next backend.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from typing import Any, NoReturn
 from .errors import TokenizerError
 
 _MOST_PATTERN = 100_000  # characters
-_MOST_CLASSES = 100  # of one pattern that are asked of the core; each takes tens of milliseconds
+# Of all patterns of a file:
+_MOST_CLASSES = 32  # that are asked of the core; each takes a tenth of a second
+_MOST_WRITTEN = 1 << 20  # characters, classes and least repetitions written out: ``regex`` takes a second and 150 MB
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\x0b", "a": "\x07", "e": "\x1b", "0": "\0"}
 _CLASS_ESCAPE = re.compile(r"\\(?:[pP]\{\^?[\w ]+\}|[sSdDwWhH])")
 _CODE_ESCAPE = re.compile(r"\\x\{([0-9A-Fa-f]{1,6})\}|\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})")
 _GROUP = re.compile(r"\((?:\?(?:[:=!>]|<[=!]))?")
 _QUANTIFIER = re.compile(r"[*+?][?+]?|\{\d+,\d*\}\??(?![+*?])|\{,?\d+\}(?![+*?])")
 _REFERENCE = re.compile(r"\\[1-9]")
+_LEAST = re.compile(r"\{(\d+)")
 
 Matcher = Callable[[str, float], Iterable[tuple[int, int]]]
 
@@ -35,11 +38,13 @@ class Refused(TokenizerError):
 
 
 def matcher(native: Any) -> Callable[[str], Matcher]:
-    """What the core calls for each pattern that it refuses; raises ``Refused`` or ``ImportError``."""
+    """The core calls it for each pattern that it refuses; raises ``Refused`` or ``ImportError``."""
     import regex  # type: ignore[import-untyped, unused-ignore]
 
+    made = Translation(functools.partial(_code_points, native))
+
     def compile(pattern: str) -> Matcher:
-        written = translated(pattern, functools.partial(_code_points, native))
+        written = made.of(pattern)
         try:
             compiled = regex.compile(written, regex.VERSION1)
         except Exception as error:  # besides its own error it raises RecursionError, OverflowError and others
@@ -76,34 +81,56 @@ def _out_of_time(pattern: str) -> NoReturn:
     raise TokenizerError(f"the pattern {pattern[:60]!r} of the tokenizer file takes too long on this text")
 
 
-def translated(pattern: str, code_points: Callable[[str], list[tuple[int, int]]]) -> str:
-    """``pattern`` for the ``regex`` package; ``code_points`` gives the ranges of a class."""
-    if len(pattern) > _MOST_PATTERN:
-        raise Refused(f"{len(pattern)} characters")
-    known: dict[str, list[tuple[int, int]]] = {}
+class Translation:
+    """Patterns of one file for the ``regex`` package; ``code_points`` gives the ranges of a class."""
 
-    def asked_once(written: str) -> list[tuple[int, int]]:
-        if written not in known:
-            if len(known) == _MOST_CLASSES:
+    def __init__(self, code_points: Callable[[str], list[tuple[int, int]]]) -> None:
+        self._code_points = code_points
+        self._classes: dict[str, str] = {}
+        self._written = 0
+
+    def of(self, pattern: str) -> str:
+        if len(pattern) > _MOST_PATTERN:
+            raise Refused(f"{len(pattern)} characters")
+        out: list[str] = []
+        begun: list[int] = []  # of each open group, how much was written before it
+        last = at = 0  # characters of the last atom or group
+        while at < len(pattern):
+            first, before = pattern[at], self._written
+            piece, at = _piece(pattern, at, self._written_class)
+            out.append(piece)
+            if first in "*+?{":
+                self._written += last * (_least(piece) - 1)
+            else:
+                self._written += len(piece)
+                last = self._written - (begun.pop() if first == ")" and begun else before)
+                if first == "(":
+                    begun.append(before)
+            if self._written > _MOST_WRITTEN:
+                raise Refused(f"more than {_MOST_WRITTEN} characters, classes and repetitions written out")
+        return "".join(out)
+
+    def _written_class(self, written: str) -> str:
+        if written not in self._classes:
+            if len(self._classes) == _MOST_CLASSES:
                 raise Refused(f"more than {_MOST_CLASSES} classes")
-            known[written] = code_points(written)
-        return known[written]
-
-    out: list[str] = []
-    at = 0
-    while at < len(pattern):
-        piece, at = _piece(pattern, at, asked_once)
-        out.append(piece)
-    return "".join(out)
+            self._classes[written] = _written_out(self._code_points(written))
+        return self._classes[written]
 
 
-def _piece(pattern: str, at: int, code_points: Callable[[str], list[tuple[int, int]]]) -> tuple[str, int]:
+def _least(quantifier: str) -> int:
+    """How often it repeats at least; where that is too large to be read, as often as is refused."""
+    found = _LEAST.match(quantifier)
+    return 1 if found is None else max(1, int(found[1])) if len(found[1]) < 9 else 2 * _MOST_WRITTEN
+
+
+def _piece(pattern: str, at: int, class_of: Callable[[str], str]) -> tuple[str, int]:
     char = pattern[at]
     if char == "\\":
-        return _escape(pattern, at, code_points)
+        return _escape(pattern, at, class_of)
     if char == "[":
         end = _class_end(pattern, at)
-        return _written_out(code_points(pattern[at:end])), end
+        return class_of(pattern[at:end]), end
     if char == "(":
         group = _GROUP.match(pattern, at)
         if group is None:
@@ -127,10 +154,10 @@ def _piece(pattern: str, at: int, code_points: Callable[[str], list[tuple[int, i
     return _literal(ord(char)), at + 1
 
 
-def _escape(pattern: str, at: int, code_points: Callable[[str], list[tuple[int, int]]]) -> tuple[str, int]:
+def _escape(pattern: str, at: int, class_of: Callable[[str], str]) -> tuple[str, int]:
     found = _CLASS_ESCAPE.match(pattern, at)
     if found:
-        return _written_out(code_points(found[0])), found.end()
+        return class_of(found[0]), found.end()
     code = _CODE_ESCAPE.match(pattern, at)
     if code:
         number = int(next(g for g in code.groups() if g), 16)
@@ -142,7 +169,7 @@ def _escape(pattern: str, at: int, code_points: Callable[[str], list[tuple[int, 
         return reference[0], reference.end()
     after = pattern[at + 1 : at + 2]
     if after in ("b", "B"):
-        word = _written_out(code_points("\\w"))
+        word = class_of("\\w")
         edge = f"(?<={word})(?!{word})|(?<!{word})(?={word})"
         inside = f"(?<={word})(?={word})|(?<!{word})(?!{word})"
         return f"(?:{edge if after == 'b' else inside})", at + 2

@@ -2,7 +2,7 @@
 
 The source is bounded in characters, tokens, nodes and depth, and the code made of it in characters, since the memory
 and time of compiling follow from these. The rewriting puts at the head of each body a charge for the nodes in it, and
-calls of the environment in place of what jinja2 compiles to Python's own operators.
+calls of the environment where jinja2 would use Python's own operators.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def check_code(code: str) -> None:
 
 
 def prepared(tree: nodes.Template, environment: Any) -> nodes.Template:
-    """The tree with its charges, or ``TemplateAssertionError`` for what is left out of chat templates."""
+    """The tree with its charges, or ``TemplateAssertionError`` for syntax that chat templates leave out."""
     _check(tree)
     tree.set_environment(environment)
     for node in [*tree.find_all(_BODIES), tree]:

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from ._backends import Core
     from ._core import MatcherUse
     from ._literal import LiteralText
-    from ._rungs import Core
 
 Int32 = npt.NDArray[np.int32]
 Found = list[tuple[int, int, int]]  # (start, end, id)

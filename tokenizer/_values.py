@@ -1,4 +1,4 @@
-"""The values of a chat template, and what may be done with them: each operation charged before it runs.
+"""The values of a chat template and their operations, each charged before it runs.
 
 A template sees ``None``, booleans, numbers, strings, lists, tuples, dicts with plain keys, ranges, views of dicts,
 iterators, and the objects of jinja2 (``loop``, ``namespace``, macros, undefined names). Nothing else gets in, so the
@@ -24,7 +24,7 @@ MAX_KEY = (1 << 60) - 1  # greater ints can be chosen so that their hashes are a
 
 
 def text(value: Any) -> str:
-    """What ``value`` is in the output. A container's text is as untrusted as what is in it."""
+    """The text of ``value`` in the output. A container's text is as untrusted as its items."""
     kind = type(value)
     if kind is str or kind is Marked:
         return value  # type: ignore[no-any-return]
@@ -50,7 +50,7 @@ def repr_of(value: Any) -> str:
 
 
 def _check_printable(value: Any) -> None:
-    """Refuse a container that holds what has no text; ``measure`` has bounded the walk."""
+    """Refuse a container with an item that has no text; ``measure`` has bounded the walk."""
     left = [value]
     while left:
         found = left.pop()
@@ -70,7 +70,7 @@ def taints(value: Any) -> bool:
     return not isinstance(value, Undefined)
 
 
-def settled(result: Any, tainted: bool) -> Any:
+def with_taint(result: Any, tainted: bool) -> Any:
     """A string or number that an operation made: marked if an operand was."""
     if not tainted:
         return result
@@ -280,7 +280,7 @@ def _calculated(name: str, left: Any, right: Any) -> Any:
     result = _ARITHMETIC[name](left, right)
     if isinstance(result, complex):
         raise ChatTemplateError("the chat template takes a root of a negative number")
-    return settled(result, taints(left) or taints(right))
+    return with_taint(result, taints(left) or taints(right))
 
 
 def binary(name: str, left: Any, right: Any) -> Any:
@@ -317,7 +317,7 @@ def unary(name: str, value: Any) -> Any:
     if not isinstance(value, (int, float, Undefined)):
         raise TypeError(f"bad operand type for unary {name}: {type(value).__name__}")
     ACTIVE.get().take(32)
-    return settled(-value if name == "-" else +value, taints(value))
+    return with_taint(-value if name == "-" else +value, taints(value))
 
 
 # ---- joining

@@ -1,8 +1,8 @@
-"""The reference rung's ``encode`` and ``encode_batch``: a whole call is one call of HF, with its own post-processor,
-truncation and padding.
+"""The reference backend's ``encode`` and ``encode_batch``: a whole call is one call of HF, with its own
+post-processor, truncation and padding.
 
-HF keeps truncation and padding in the tokenizer, and setting them on a shared one is what "Already borrowed" comes
-from. So there is an HF tokenizer for each of the settings in use, over one model, and none is changed once made.
+HF keeps truncation and padding in the tokenizer, and setting them on a shared one raises "Already borrowed". So
+there is an HF tokenizer for each of the settings in use, over one model, and none is changed once made.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class WholeCalls:
 
 
 def _checked(call: Any, *arguments: Any) -> Any:
-    """What HF answers; its ``TypeError`` for a lone surrogate is a ``LoneSurrogateError``."""
+    """HF's result; its ``TypeError`` for a lone surrogate is a ``LoneSurrogateError``."""
     try:
         return asked(call, *arguments)
     except TypeError:
@@ -122,7 +122,7 @@ def _size(inputs: Sequence[Input]) -> int:
 
 
 def _is_plain(processor: Processor | None) -> bool:
-    """Whether HF applies ``processor`` without a panic, whatever the text."""
+    """Whether HF applies ``processor`` without a panic to any text."""
     if isinstance(processor, Sequenced):
         around = [p for p in processor.processors if isinstance(p, (TemplateProcessing, BertProcessing, Sequenced))]
         return len(around) <= 1 and all(map(_is_plain, processor.processors))

@@ -10,7 +10,7 @@ with ``Tokenizer.encode_segments``, untrusted text never becomes a control token
 Trusted from outside are only the special tokens given by name (``bos_token``...), and the role of a message
 where it is one of ``ROLES``: some templates build a control token around it.
 
-jinja2 is imported at the first use. ``Bounds`` says what one rendering may use.
+jinja2 is imported at the first use. ``Bounds`` bounds one rendering.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def apply_chat_template(
     bounds: Bounds | None = None,
     **kwargs: Any,
 ) -> str:
-    """The text of a conversation. Raises ``ChatTemplateError`` for whatever keeps it from being rendered."""
+    """The text of a conversation. Raises ``ChatTemplateError`` where it cannot be rendered."""
     rendered = _rendered(
         messages,
         chat_template,
@@ -261,7 +261,7 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:500]}{where}"
 
 
-# ---- what templates get to see
+# ---- values that templates see
 
 
 class _Plain:
@@ -373,7 +373,7 @@ def _check_names(kwargs: dict[str, Any]) -> None:
 
 
 def _tag_final(chat: list[dict[str, Any]]) -> str:
-    """Mark the end of the last message, so that what the template puts after it can be cut off."""
+    """Mark the end of the last message, so that the template's text after it can be cut off."""
     content = chat[-1].get("content") if chat else None
     if isinstance(content, list):
         part = next((p for p in reversed(content) if isinstance(p, dict) and isinstance(p.get("text"), str)), None)

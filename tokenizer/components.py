@@ -60,9 +60,7 @@ class Component:
         text = self._alone()
         made = self._made
         if made is None or made[0] != text:
-            from .tokenizer import Tokenizer
-
-            self._made = made = text, Tokenizer.from_str(text, cache=False)
+            self._made = made = text, self._load(text)
         return made[1]
 
     @property
@@ -74,6 +72,11 @@ class Component:
             core = ReferenceCore(text.encode(), "a method of HF's")
             self._theirs_made = made = text, core.component(self._kind)
         return made[1]
+
+    @staticmethod
+    def _load(text: str) -> Tokenizer:
+        """The tokenizer of a tokenizer.json. ``attach`` sets it, since the tokenizer's module imports this one."""
+        raise NotImplementedError
 
     def _alone(self) -> str:
         """A tokenizer.json of this component and nothing else."""
@@ -309,7 +312,9 @@ def _adding(name: str, special: bool) -> Any:
 
 
 def attach(cls: type[Tokenizer]) -> None:
-    """Give ``cls`` its component properties and the methods that say why they are not there."""
+    """Give ``cls`` its component properties and the methods that say why they are not there. Components made alone
+    load their tokenizer by it."""
+    Component._load = staticmethod(lambda text: cls.from_str(text, cache=False))  # type: ignore[method-assign]
     for name in (*_KINDS, "model"):
         setattr(cls, name, property(_getter(name), _setter(name), doc=f"The file's {name}, read-only."))
     for name in ("train", "train_from_iterator"):

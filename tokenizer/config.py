@@ -1,7 +1,7 @@
-"""tokenizer_config.json: which token means what, the chat template, and whether it agrees with tokenizer.json.
+"""tokenizer_config.json: the special tokens by name, the chat template, and whether it agrees with tokenizer.json.
 
 The file is optional and foreign; what cannot be understood in it is ignored, what contradicts tokenizer.json
-is warned about (both files named), because whoever loads one through another library gets other ids.
+is warned about (both files named), because another library that loads it gets other ids.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_
 
 @dataclass(frozen=True, slots=True)
 class FileConfig:
-    """What stands beside a tokenizer.json; ``source`` is its path, empty when there was none."""
+    """The file beside a tokenizer.json; ``source`` is its path, empty when there was none."""
 
     source: str = ""
     values: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class FileConfig:
 
 
 def folder_reader(folder: Path) -> Reader:
-    """Reads what stands beside a tokenizer.json that the caller named. A file that cannot be read is left out, with a
+    """Reads the file beside a tokenizer.json that the caller named. A file that cannot be read is left out, with a
     warning, as its contents would be if they made no sense."""
 
     def read(name: str, limit: int) -> bytes | None:

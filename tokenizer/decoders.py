@@ -60,7 +60,7 @@ class DecodeStream(StreamEntry):
         return many
 
     def finish(self) -> str:
-        """What is held back, each unfinished character as U+FFFD; beyond HF, whose streams drop it."""
+        """The held text, each unfinished character as U+FFFD; HF's streams drop it."""
         return "" if self._stream is None else str(self._stream.finish())
 
     def _over(self, tokenizer: Tokenizer) -> Any:
@@ -71,17 +71,17 @@ class DecodeStream(StreamEntry):
                     "again, not another tokenizer"
                 )
             self._tokenizer = tokenizer
-            self._settle_entry(tokenizer, self._stream)
+            self._set_entry(tokenizer, self._stream)
             return self._stream
         self._stream, self._tokenizer = _stream(tokenizer, self._ids, self._skip), tokenizer
-        self._settle_entry(tokenizer, self._stream)
+        self._set_entry(tokenizer, self._stream)
         return self._stream
 
     def __copy__(self) -> DecodeStream:
         made = DecodeStream(self._ids, self._skip)
         made._tokenizer = self._tokenizer
         made._stream = None if self._stream is None else self._stream.copy()
-        made._settle_entry(made._tokenizer, made._stream)
+        made._set_entry(made._tokenizer, made._stream)
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DecodeStream:
@@ -106,7 +106,7 @@ def _stream(tokenizer: Tokenizer, ids: list[int], skip: bool) -> Any:
 
 
 class _Stream:
-    """The stream over full decoding, for the reference rung.
+    """The stream over full decoding, for the reference backend.
 
     ``ids`` are what is still needed: those of the chunk given last (up to ``start``), so that what follows
     is decoded in its context, and those not given yet. ``prefix`` is the text of the former.

@@ -36,7 +36,7 @@ Pending = Callable[[], Int32] | None  # makes a column, until it is asked for
 
 _MOST_PART_TOKENS = 1 << 26  # of all overflowing parts of one encoding
 _PART = 64  # tokens that take about as much memory as a part itself
-_MERGED_PART = 640  # and tokens that take about as much time as merging two parts
+_MERGED_PART = 2560  # and tokens that take about as much time as merging two parts and padding the result
 _MOST_INT32 = (1 << 31) - 1
 _NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"

@@ -1,12 +1,12 @@
-"""What can go wrong with a tokenizer, by who has to act.
+"""The errors of a tokenizer, by the party that has to act.
 
 ``TokenizerError`` (a ``PreludeError`` and a ``ValueError``)
 ├── ``TokenizerFileError``     the file is malformed: ``path`` is where in the JSON
-├── ``BackendUnavailable``     the file needs another rung, and the package behind that rung is not installed
+├── ``BackendUnavailable``     the file needs another backend, and the package behind that backend is not installed
 ├── ``ChatTemplateError``      a chat template that is missing, malformed, refuses, or is past its bounds
 └── ``TokenizersMutationError``  something this library leaves out on purpose (also an ``AttributeError``)
 
-``UnsupportedFeature``, by which the native core hands a file on to the next rung, is the core's own.
+``UnsupportedFeature``, by which the native core hands a file on to the next backend, is the core's own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ChatTemplateError(TokenizerError):
 
 
 class TokenizersMutationError(TokenizerError, AttributeError):
-    """A part of HF's API that is left out on purpose; the message says what to do instead."""
+    """A part of HF's API that is left out on purpose; the message names the alternative."""
 
 
 class TokenizerConfigWarning(UserWarning):

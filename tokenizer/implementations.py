@@ -27,7 +27,7 @@ _OWN = ("_tokenizer", "_parameters")
 
 
 class BaseTokenizer:
-    """A tokenizer and the parameters it was made with. What is not here is the tokenizer's."""
+    """A tokenizer and the parameters it was made with. Other attributes are the tokenizer's."""
 
     _tokenizer: Tokenizer
     _parameters: Mapping[str, Any]

@@ -40,15 +40,13 @@ class Model(Component):
     def _tokenizer(self) -> Tokenizer:
         """The tokenizer of this model alone: without another component, without added tokens. It is made once, and
         anew after a change; that of a loaded tokenizer's model is kept by the tokenizer."""
-        from .tokenizer import Tokenizer
-
         owner = self._view_of
         if owner is not None:
             if owner._model_alone is None:  # another thread may make the same meanwhile
-                owner._model_alone = Tokenizer.from_str(self._alone(), cache=False)
+                owner._model_alone = self._load(self._alone())
             return owner._model_alone
         if self._made is None:
-            self._made = "", Tokenizer.from_str(self._alone(), cache=False)
+            self._made = "", self._load(self._alone())
         return self._made[1]
 
     def _checked(self, field: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Truncation and padding: the settings, as values, and what they do to encodings (HF's rules).
+"""Truncation and padding: the settings, as values, and their effect on encodings (HF's rules).
 
 A tokenizer holds each as one immutable object and every call reads it once, so that a thread that changes
 the settings never disturbs a call that is under way.

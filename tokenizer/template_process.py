@@ -111,7 +111,7 @@ class TemplateProcess:
                 started = self._process is not None
                 failure = "ended without an answer" if started else f"could not be started: {error}"
                 failure = "is closed" if self._closed else failure
-            except BaseException:  # what was left unread would be taken for the next answer
+            except BaseException:  # an unread rest would be taken for the next answer
                 self._stop()
                 raise
             self._stop()

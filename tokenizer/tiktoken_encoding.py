@@ -215,7 +215,7 @@ class TiktokenEncoding:
         return frozenset(given)
 
     def _ordinary(self, text: str, used: MatcherUse | None) -> npt.NDArray[np.int32]:
-        return self._tokenizer._array_general(text, False, False, used)
+        return self._tokenizer._array_general(text, False, False, used=used)
 
     def _pattern(self, tokens: Collection[str]) -> re.Pattern[str]:
         known = self._patterns.get(frozenset(tokens))

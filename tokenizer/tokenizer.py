@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import _post_processing, components
 from ._arrays import ArrayMethods
+from ._backends import load
 from ._cache import at as cache_at
 from ._files import TOKENIZER_LIMIT, read_plain
 from ._inputs import EncodeInput, batch_inputs, batch_list, single_input
 from ._literal import LiteralText
 from ._reference_encoding import ReferenceEncoding
 from ._repr import LONG, SHORT, tokenizer_text
-from ._rungs import load
 from ._schema import canonical
 from ._sequences import Sequences
 from ._trusted import ControlTokens
@@ -35,7 +35,7 @@ from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationEr
 from .params import Padding, Truncation, truncate_pair
 
 if TYPE_CHECKING:
-    from ._rungs import Core
+    from ._backends import Core
 
 Cache = bool | str | os.PathLike[str]
 
@@ -142,7 +142,7 @@ class Tokenizer(ArrayMethods):
         self._model_alone: Tokenizer | None = None  # see models.Model
         self._model_settings: dict[str, Any] | None = None  # see components._settings_of
         self._whole_calls = WholeCalls.served(core, self._processor)
-        self._settle_entry(*self._sequences.entry(self._frames), self._literal.mask)
+        self._set_entry(*self._sequences.entry(self._frames), self._literal.mask)
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
         Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")
@@ -217,7 +217,7 @@ class Tokenizer(ArrayMethods):
         encode = whole.for_texts(settings)
         if encode is not None:
             theirs = encode, whole.free_characters, ReferenceEncoding
-            self._settle_theirs(truncation, padding, special, *theirs)
+            self._set_reference_entry(truncation, padding, special, *theirs)
         given = [one.first if one.second is None else (one.first, one.second) for one in inputs]
         made = whole.encode(settings, given, bool(is_pretokenized), bool(add_special_tokens), fast)
         return self._encoded(inputs, add_special_tokens, fast) if made is None else made
@@ -244,7 +244,7 @@ class Tokenizer(ArrayMethods):
     def post_process(
         self, encoding: Encoding, pair: Encoding | None = None, add_special_tokens: bool = True
     ) -> Encoding:
-        """Truncate, add what the post-processor adds, and pad: the last steps of ``encode``, on copies."""
+        """Truncate, add the post-processor's tokens, and pad: the last steps of ``encode``, on copies."""
         made = _finished(
             encoding.__copy__(),
             None if pair is None else pair.__copy__(),
@@ -263,7 +263,7 @@ class Tokenizer(ArrayMethods):
         sequences = self._sequences
         # Trimming belongs after truncation and over whole sequences; where neither cuts in, the core does it.
         trim = truncation is None and sequences.may_trim and not any(given.has_words for given in inputs)
-        # All in one call of the core: what bounds a call bounds the batch.
+        # All in one call of the core: the bounds of a call are those of the batch.
         given = [g.first for g in inputs] + [g.second for g in inputs if g.second is not None]
         if fast:
             made = sequences.encode_fast(given, parse_special)
@@ -316,7 +316,7 @@ class Tokenizer(ArrayMethods):
     @property
     def id_limit(self) -> int:
         """One more than the largest id that ``encode`` can give: of the vocabulary, which may have holes, of the
-        added tokens, and of what the post-processor adds. The id that padding adds is not among them."""
+        added tokens, and those that the post-processor adds. The id that padding adds is not among them."""
         named = () if self._processor is None else self._processor.ids
         return max(self._core.id_limit, *(id + 1 for id in named), 0)
 

@@ -11,7 +11,7 @@ transformers sets truncation and padding on one shared HF tokenizer at every cal
 each other ("Already borrowed"). Here each call of ``_encode_plus`` and ``_decode`` runs on a view of the
 tokenizer with a backend of its own: our tables, shared and immutable, under settings that die with the call.
 
-The HF tokenizer stays where it is and stays the truth: whatever changes it (added tokens, a new
+The HF tokenizer stays where it is and stays authoritative: any change of it (added tokens, a new
 post-processor, a model's dropout) is noticed at the next call and loaded anew; ``_hf_changes`` says how. Where it
 cannot be serialised (components written in Python), transformers goes on with it as before.
 """

@@ -7,10 +7,19 @@ Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t m
   const int64_t limit = max_tokens / size_;
   if (!caching_ || limit <= 0) return ++live_, Result{};
   const TrieMatch match = trie_.match(tokens, n, salt, limit);
-  lease->shared.resize(static_cast<size_t>(match.blocks));
-  Result r = trie_.lock(match.node);
-  if (r.ok()) r = trie_.blocks(match.node, lease->shared.data());
-  if (r.ok()) ++live_, lease->node = match.node, lease->ahead = match.promised;
+  const NodeId node = states_ != nullptr ? trie_.with_state(match.node) : match.node;
+  lease->shared.resize(states_ != nullptr ? static_cast<size_t>(trie_.depth(node))
+                                          : static_cast<size_t>(match.blocks));
+  Result r = trie_.lock(node);
+  if (r.ok()) r = trie_.blocks(node, lease->shared.data());
+  if (!r.ok()) return r;
+  ++live_, lease->node = node;
+  if (states_ == nullptr) {
+    lease->ahead = match.promised;
+    return r;
+  }
+  lease->base = static_cast<int32_t>(lease->shared.size()), lease->branch = match.blocks;
+  if (node != kNoNode) states_->pin(lease->state_from = states_->slot_of(trie_.index_of(node)));
   return r;
 }
 
@@ -25,20 +34,46 @@ Result KvPool::take(Lease& lease, int64_t n, bool spare_protected) {
   return taken;
 }
 
-bool KvPool::take_slot(Lease& lease) {
-  if (free_slots_.empty()) return false;
-  lease.slot = free_slots_.back();
-  free_slots_.pop_back();
+bool KvPool::take_state_slot(Lease& lease) {
+  if (free_state_slots_.empty()) return false;
+  lease.state_slot = free_state_slots_.back();
+  free_state_slots_.pop_back();
   return true;
+}
+
+void KvPool::keep_states(Lease& lease, int64_t from, int64_t to, int64_t end, bool evict_used) noexcept {
+  if (states_ == nullptr) return;
+  drop_kept(lease);
+  const auto last = static_cast<int32_t>(end / size_);
+  const auto keep = [&](int32_t blocks, bool spare_used) {
+    if (blocks * int64_t{size_} <= from || blocks * int64_t{size_} > to || blocks > lease.num_blocks()) return;
+    const int32_t slot = states_->take(spare_used);
+    if (slot >= 0) lease.kept[static_cast<size_t>(lease.num_kept++)] = {slot, blocks};
+  };
+  if (lease.branch > lease.base && lease.branch < last) keep(lease.branch, false);
+  if (last > lease.base) keep(last, !evict_used && last != lease.branch);
+}
+
+void KvPool::give_states(Lease& lease, NodeId node, bool promoted) noexcept {
+  for (int32_t k = 0; k < lease.num_kept; ++k) {
+    const auto [slot, blocks] = lease.kept[static_cast<size_t>(k)];
+    const int32_t at = trie_.at_depth(node, blocks);
+    if (at == kNil) {
+      states_->put_back(slot);
+    } else {
+      states_->give(slot, at, promoted || blocks == lease.branch);
+    }
+  }
+  lease.num_kept = 0;
 }
 
 Result KvPool::promise(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt) {
   const auto first = static_cast<int64_t>(lease.shared.size());
   const int64_t count = std::min(n / size_, lease.num_blocks()) - first;
-  if (!caching_ || count <= 0 || lease.borrowed > 0) return {};
+  if (!caching_ || states_ != nullptr || count <= 0 || lease.borrowed > 0) return {};
   const Result made = trie_.promise(tokens, n, lease.own.data(), count, salt, first, &lease.promise);
   if (made.ok() && lease.promise != kNoNode) {
-    lease.promised = static_cast<int32_t>(count);  // before what may throw: release() has to know of it
+    lease.promised = static_cast<int32_t>(count);  // before any call that may throw: release() has to know of it
     const int32_t* next = tokens + first * size_;
     leaders_.push_back({salt, lease.node, &lease, std::vector<int32_t>(next, next + size_)});
   }
@@ -63,6 +98,7 @@ bool KvPool::borrow(Lease& lease, const int32_t* tokens, int64_t n, uint64_t sal
 }
 
 Result KvPool::withdraw(Lease& lease) {
+  drop_kept(lease);
   if (lease.promise != kNoNode) {
     forget(lease);
     const Result broken = trie_.break_promise(lease.promise, nullptr);
@@ -83,7 +119,8 @@ Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t 
   } else if (lease.borrowed > 0) {
     const TrieMatch match = trie_.match(tokens, n, salt, static_cast<int64_t>(lease.shared.size()));
     if (match.blocks < static_cast<int32_t>(lease.shared.size())) {
-      // A OneShot row whose leader failed, or is settled later, ends with this step and only read what was there.
+      // A OneShot row whose leader failed, or is postprocessed later, ends with this step and only read what was
+      // there.
       return lease.growable ? Result{Status::stale_node, match.blocks} : Result{};
     }
     lease.borrowed = 0;
@@ -94,6 +131,7 @@ Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t 
   if (!r.ok() || !caching_ || full <= first) return r;
   TrieInsert made;
   r = trie_.insert(tokens, full * size_, lease.own.data(), full - first, salt, first, promoted, &made);
+  if (r.ok() && lease.num_kept > 0) give_states(lease, made.node, promoted);
   if (r.ok() && !ends) r = move_lock(lease, made.node);
   if (r.ok() && made.there > 0) r = pool_.release(lease.own.data(), made.there);
   if (r.ok()) lease.own.erase(lease.own.begin(), lease.own.begin() + made.there + made.taken);
@@ -103,7 +141,9 @@ Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t 
 Result KvPool::release(Lease& lease) noexcept {
   lease.released = true;
   --live_;
-  if (lease.slot >= 0) free_slots_.push_back(lease.slot), lease.slot = -1;
+  if (lease.state_slot >= 0) free_state_slots_.push_back(lease.state_slot), lease.state_slot = -1;
+  if (lease.state_from >= 0) states_->unpin(lease.state_from), lease.state_from = -1;
+  drop_kept(lease);
   Result r;
   if (lease.promise != kNoNode) {
     forget(lease);

@@ -25,7 +25,7 @@ OneShotGroup::Verdict OneShotGroup::admit_attached(const RequestRow& r, int64_t 
   *skip = static_cast<int64_t>(lease.shared.size()) * pool_.block_size();
   *publish = 0;
   const int64_t uncached = r.num_tokens - *skip;
-  // A fold publishes the common part alone: who asked to be kept whole stays apart.
+  // A fold publishes the common part alone: a request with cache="always" stays apart.
   const bool folds = left_.fold && r.cache != CacheMode::always;
   const bool borrows = lease.borrowed > 0;
   const FoldPlace place{r.salt, borrows ? -2 : lease.node, lease.shared.data(),
@@ -53,6 +53,8 @@ bool OneShotGroup::keep(const RequestRow& r, Lease& lease, int64_t skip, int64_t
   if (r.cache == CacheMode::never || blocks <= 0 || !pool_.caching()) return true;
   if (!pool_.take(lease, blocks, !evict_promoted).ok()) return false;
   if (seen) *wrong = pool_.promise(lease, r.tokens, end, r.salt);
+  // A request with the same prompt computes the last token again, so no state behind that token is of use.
+  if (pool_.keeps_states()) pool_.keep_states(lease, skip, end, std::min(end, r.num_tokens - 1), evict_promoted);
   *publish = blocks;
   return true;
 }

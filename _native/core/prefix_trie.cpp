@@ -8,8 +8,8 @@ namespace prelude {
 // --- looking ------------------------------------------------------------------------------------------------
 
 // Follows the prompt from the root, run by run, so that the memory of several blocks is on its way at once: hash them
-// all, then look at their slots, then compare. The hash is a filter: identity of the parent and equality of tokens
-// decide, so by induction the whole prefix is equal, whatever the hash does.
+// all, then look at their entries, then compare. The hash is a filter: identity of the parent and equality of tokens
+// decide, so by induction the whole prefix is equal, even where hashes collide.
 PrefixTrie::Walk PrefixTrie::walk(const int32_t* tokens, int64_t blocks, uint64_t salt) {
   Walk w;
   w.chain = chain_start(salt, seed_);
@@ -79,7 +79,8 @@ int32_t PrefixTrie::would_hit(const int32_t* tokens, int64_t n, uint64_t salt) c
   const int64_t blocks = clip(n, -1);
   NodeKey k{};
   uint64_t chain = chain_start(salt, seed_);
-  int32_t parent = kNil;
+  const bool with_states = states_.any();
+  int32_t parent = kNil, last_state = 0;
   uint32_t parent_generation = 0;
   for (int64_t b = 0; b < blocks; ++b) {
     const int32_t* block_tokens = tokens + b * size_;
@@ -101,13 +102,14 @@ int32_t PrefixTrie::would_hit(const int32_t* tokens, int64_t n, uint64_t salt) c
           return same_tokens_shared(i, block_tokens) && pool_.generation(i) == generation;
         },
         kAcquire);
-    // The parent must still be what it was when its own tokens were compared.
+    // The parent must not have changed since its own tokens were compared.
     if (found == kNil || (parent != kNil && pool_.generation(parent) != parent_generation)) {
-      return static_cast<int32_t>(b);
+      return with_states ? last_state : static_cast<int32_t>(b);
     }
     parent = found, parent_generation = generation;
+    if (with_states && states_.slot_of(found) != PrefixStates::kNone) last_state = static_cast<int32_t>(b) + 1;
   }
-  return static_cast<int32_t>(blocks);
+  return with_states ? last_state : static_cast<int32_t>(blocks);
 }
 
 TrieCounters PrefixTrie::counters() const {
@@ -131,12 +133,14 @@ int32_t PrefixTrie::place(int32_t id, const int32_t* tokens, int64_t n, uint64_t
     hash = key(w.ahead > 0 ? w.chains[0] : step(w.chain, tokens + int64_t{w.ready} * size_));
   }
   watches_.place(id, w.tail, waits, hash);
-  return w.ready;
+  if (!states_.any()) return w.ready;
+  const int32_t last = state_above(w.tail);
+  return last == kNil ? 0 : nodes_[last].depth;
 }
 
 // --- order --------------------------------------------------------------------------------------------------
 
-// i gained a reason to be covered. What it newly covers leaves its list and counts as used.
+// i gained a reason to be covered. Nodes that it newly covers leave their list and count as used.
 void PrefixTrie::cover(int32_t i) {
   int64_t n = 0;
   for (; i != kNil && nodes_[i].cover++ == 0; i = up(i), ++n) list_of(i).remove(i);
@@ -188,7 +192,7 @@ void PrefixTrie::write_tokens(uint64_t* words, const int32_t* tokens, int32_t si
 
 // Makes nodes of `count` blocks below the end of a walk; returns the last. Ready ones are linked to each other
 // for append_run(), the deepest the coldest. A node's fields are written before its state, its state before
-// its slot: a reader that finds the slot finds the node.
+// its entry: a reader that finds the entry finds the node.
 int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t* blocks, int64_t count, uint64_t salt,
                          NodeState as, bool protect) {
   const bool ready = as == NodeState::ready;
@@ -247,7 +251,7 @@ int32_t PrefixTrie::grow(const Walk& from, const int32_t* tokens, const int32_t*
   return parent;
 }
 
-// What the table knows node i by, from what it has of the path.
+// The table's key of node i, from the hashes of its path.
 NodeKey PrefixTrie::key_of(int32_t i) const {
   const uint32_t at = NodeTable::place_in_run(nodes_[i].depth);
   int32_t first = i;
@@ -262,12 +266,13 @@ void PrefixTrie::remove(const int32_t* indices, int32_t count) {
     Node& n = nodes_[indices[k]];
     if (n.displaced) {
       const NodeKey known = key_of(indices[k]);
-      table_.erase(n), table_.settle(known, n);
+      table_.erase(n), table_.uncount_passed(known, n);
     } else {
       table_.erase(n);
     }
     n.state.store(NodeState::absent, std::memory_order_release);
     if (!watches_.empty()) watches_.gone(indices[k]);
+    if (states_.any()) states_.forget(indices[k]);
   }
   bump(count_, -count);
 }
@@ -280,7 +285,7 @@ int64_t PrefixTrie::evict(int64_t n) noexcept {
     const bool cold = probation_.size() != 0;
     const int32_t k = (cold ? probation_ : protected_).take_coldest(most, victims);
     if (k == 0) break;
-    for (int32_t j = 0; j < k; ++j) table_.prefetch_slot(nodes_[victims[j]].slot);
+    for (int32_t j = 0; j < k; ++j) table_.prefetch_entry(nodes_[victims[j]].entry);
     remove(victims, k);
     pool_.free_cached(victims, k);
     freed += k;
@@ -297,7 +302,7 @@ int64_t PrefixTrie::evict(int64_t n) noexcept {
 void PrefixTrie::look_ahead() const {
   int32_t i = (probation_.size() != 0 ? probation_ : protected_).coldest();
   for (int32_t k = 0; k < kAhead && i != kNil; ++k) {
-    table_.prefetch_slot(nodes_[i].slot);
+    table_.prefetch_entry(nodes_[i].entry);
     pool_.prefetch(i);
     i = nodes_[i].hotter;
   }
@@ -324,7 +329,7 @@ Result PrefixTrie::insert(const int32_t* tokens, int64_t n, const int32_t* block
     bump(stats_.inserted, taken);
     *out = {id_of(tail), static_cast<int32_t>(there), static_cast<int32_t>(taken)};
   }
-  // Someone brought the same prefix a second time: that is a hit. So is what the caller says is one.
+  // A second request brought the same prefix: that is a hit. So is a prefix that the caller marks as hit.
   if (there > 0 || (protect && extends)) {
     hit(w.tail);
   } else if (extends) {

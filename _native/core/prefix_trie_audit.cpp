@@ -61,18 +61,18 @@ void PrefixTrie::audit_table(TrieAudit& a) const {
   std::vector<bool> found(static_cast<size_t>(pool_.num_blocks()));
   std::vector<uint32_t> passed(table_.size() / NodeTable::kRun);
   for (uint32_t at = 0; at < table_.size(); ++at) {
-    const uint64_t slot = table_.load(at);
-    if (slot == 0) continue;
+    const uint64_t entry = table_.load(at);
+    if (entry == 0) continue;
     ++a.in_table;
-    const int32_t i = NodeTable::index_of(slot);
+    const int32_t i = NodeTable::index_of(entry);
     if (!pool_.is_block(i) || state(i) == NodeState::absent) {
       a.fail("the table holds a node that is gone", i);
       continue;
     }
     if (found[static_cast<size_t>(i)]) a.fail("the table holds a node twice", i);
     found[static_cast<size_t>(i)] = true;
-    if (nodes_[i].slot != at) {
-      a.fail("a node knows another slot than its own", i);
+    if (nodes_[i].entry != at) {
+      a.fail("a node knows another entry than its own", i);
       continue;
     }
     const NodeKey known = key_of(i);

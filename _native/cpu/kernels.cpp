@@ -16,12 +16,13 @@
 
 namespace prelude::cpu {
 
-#define PRELUDE_KERNELS(label)                                                                      \
-  inline void exp_rows(const float* x, int64_t count, float* out) {                                 \
-    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));                \
-  }                                                                                                 \
-  inline const Kernels kTable{label,       kLanes,     rms_norm, norm_rotate, activate, layer_norm, \
-                              attend_unit, attend_row, product,  unit_floats, exp_rows};
+#define PRELUDE_KERNELS(label)                                                              \
+  inline void exp_rows(const float* x, int64_t count, float* out) {                         \
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, exp_of(load(x + i)));        \
+  }                                                                                         \
+  inline const Kernels kTable{label,        kLanes,      rms_norm,   norm_rotate, activate, \
+                              layer_norm,   attend_unit, attend_row, matmul,      convolve, \
+                              delta_inputs, delta,       gate,       unit_floats, exp_rows};
 
 namespace portable {
 // clang-format off: the order matters
@@ -29,7 +30,8 @@ namespace portable {
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
 #include "prelude/cpu/body_paged.hpp"
-#include "prelude/cpu/body_product.hpp"
+#include "prelude/cpu/body_matmul.hpp"
+#include "prelude/cpu/body_recurrent.hpp"
 // clang-format on
 PRELUDE_KERNELS("portable")
 }  // namespace portable
@@ -52,7 +54,8 @@ namespace avx2 {
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
 #include "prelude/cpu/body_paged.hpp"
-#include "prelude/cpu/body_product.hpp"
+#include "prelude/cpu/body_matmul.hpp"
+#include "prelude/cpu/body_recurrent.hpp"
 // clang-format on
 PRELUDE_KERNELS("avx2")
 }  // namespace avx2
@@ -70,7 +73,8 @@ namespace avx512 {
 #include "prelude/cpu/body_rows.hpp"
 #include "prelude/cpu/body_attention.hpp"
 #include "prelude/cpu/body_paged.hpp"
-#include "prelude/cpu/body_product.hpp"
+#include "prelude/cpu/body_matmul.hpp"
+#include "prelude/cpu/body_recurrent.hpp"
 // clang-format on
 PRELUDE_KERNELS("avx512")
 }  // namespace avx512
@@ -98,7 +102,7 @@ const Kernels* kernels_named(const char* name) {
   return nullptr;
 }
 
-const Kernels& product_kernels(const Kernels& others) {
+const Kernels& matmul_kernels(const Kernels& others) {
 #ifdef PRELUDE_X86_TARGETS
   if (std::getenv("PRELUDE_CPU_KERNELS") == nullptr)
     if (const Kernels* found = kernels_named("avx512")) return *found;

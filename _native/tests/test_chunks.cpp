@@ -24,7 +24,7 @@ static void one_thread() {
   pool.give(c), pool.give(d);
   pool.give(pool.take(3 * ChunkPool::kLargest));  // goes back to the system: the sanitizer sees that it is not lost
   std::vector<Chunk*> many;
-  for (int i = 0; i < 2 * ChunkPool::kSlots; ++i) many.push_back(pool.take(50'000));
+  for (int i = 0; i < 2 * ChunkPool::kPlaces; ++i) many.push_back(pool.take(50'000));
   for (Chunk* one : many) pool.give(one);
 }
 

@@ -11,8 +11,8 @@
 
 #include "check.hpp"
 #include "prelude/cpu/attention_plan.hpp"
+#include "prelude/cpu/matmul.hpp"
 #include "prelude/cpu/pool_rows.hpp"
-#include "prelude/cpu/product.hpp"
 
 namespace prelude::cpu::portable {
 // clang-format off: the order matters
@@ -109,7 +109,7 @@ void check_rows(const Kernels& kernels) {
   }
 }
 
-void check_products(const Kernels& kernels) {
+void check_matmul(const Kernels& kernels) {
   Random random{11};
   for (int64_t width : {1, 7, 16, 48, 90, 192, 352})
     for (int64_t outputs : {1, 4, 11, 1500}) {
@@ -119,17 +119,17 @@ void check_products(const Kernels& kernels) {
       for (float v : x) x_half.push_back(to_bf16(v));
       for (float v : weight) weight_half.push_back(to_bf16(v));
       std::vector<float> out(static_cast<size_t>(rows * outputs)), from_half(out.size()), added(out.size(), 2.0f);
-      ProductArgs a{x.data(), weight.data(), out.data(), stride,    outputs, rows,
-                    width,    outputs,       Type::f32,  Type::f32, false};
-      CHECK(product(kernels, a, fork_threads, 3));
-      ProductArgs adding = a;
+      MatmulArgs a{x.data(), weight.data(), out.data(), stride,    outputs, rows,
+                   width,    outputs,       Type::f32,  Type::f32, false};
+      CHECK(matmul(kernels, a, fork_threads, 3));
+      MatmulArgs adding = a;
       adding.out = added.data(), adding.adds = true;
-      CHECK(product(kernels, adding, nullptr, 1));
-      ProductArgs half{x_half.data(), weight_half.data(), from_half.data(), stride, outputs, rows, width,
-                       outputs,       Type::bf16,         Type::f32,        false};
-      CHECK(product(kernels, half, fork_threads, 2));
+      CHECK(matmul(kernels, adding, nullptr, 1));
+      MatmulArgs half{x_half.data(), weight_half.data(), from_half.data(), stride, outputs, rows, width,
+                      outputs,       Type::bf16,         Type::f32,        false};
+      CHECK(matmul(kernels, half, fork_threads, 2));
       half.out = out_half.data(), half.out_type = Type::bf16;
-      CHECK(product(kernels, half, nullptr, 1));
+      CHECK(matmul(kernels, half, nullptr, 1));
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t o = 0; o < outputs; ++o) {
           const int64_t at = r * outputs + o;
@@ -147,9 +147,9 @@ void check_products(const Kernels& kernels) {
       // Any number of rows, and any threads: the bits of a row are its own.
       for (int64_t few = 1; few < rows; ++few) {
         std::vector<float> some(static_cast<size_t>(few * outputs));
-        ProductArgs b = a;
+        MatmulArgs b = a;
         b.x = x.data() + 2 * stride * (few < 5), b.out = some.data(), b.rows = few;
-        CHECK(product(kernels, b, few % 2 ? fork_threads : nullptr, 4));
+        CHECK(matmul(kernels, b, few % 2 ? fork_threads : nullptr, 4));
         const float* same = out.data() + 2 * outputs * (few < 5);
         CHECK(std::memcmp(some.data(), same, sizeof(float) * some.size()) == 0);
       }
@@ -162,17 +162,17 @@ void check_rotation(const Kernels& kernels) {
   for (int64_t width : {2, 8, 32, 48, 128}) {
     const auto x = floats(random, rows * heads * width), gain = floats(random, heads * width);
     const std::vector<int64_t> positions{0, 3, 9, 3, 1};
-    std::vector<float> turns(static_cast<size_t>(10 * width));
+    std::vector<float> rope_table(static_cast<size_t>(10 * width));
     for (int64_t p = 0; p < 10; ++p)
       for (int64_t i = 0; i < width; i += 2) {
-        turns[p * width + i] = static_cast<float>(std::cos(0.1 * static_cast<double>(p * (i + 1))));
-        turns[p * width + i + 1] = static_cast<float>(std::sin(0.1 * static_cast<double>(p * (i + 1))));
+        rope_table[p * width + i] = static_cast<float>(std::cos(0.1 * static_cast<double>(p * (i + 1))));
+        rope_table[p * width + i + 1] = static_cast<float>(std::sin(0.1 * static_cast<double>(p * (i + 1))));
       }
     for (const bool normed : {true, false}) {
       std::vector<float> out(x.size()), room(x.size());
       RotateArgs args{
-          x.data(), heads * width, out.data(), heads * width, Type::f32,       normed ? gain.data() : nullptr,
-          heads,    width,         1e-6f,      turns.data(),  positions.data()};
+          x.data(), heads * width, out.data(), heads * width,     Type::f32,       normed ? gain.data() : nullptr,
+          heads,    width,         1e-6f,      rope_table.data(), positions.data()};
       kernels.norm_rotate(args, 0, rows, room.data());
       std::vector<float> in_place = x;
       args.in = args.out = in_place.data();
@@ -187,7 +187,7 @@ void check_rotation(const Kernels& kernels) {
           for (int64_t i = 0; i < width; i += 2) {
             const double ga = normed ? gain[h * width + i] : 1.0, gb = normed ? gain[h * width + i + 1] : 1.0;
             const double a = head[i] * factor * ga, b = head[i + 1] * factor * gb;
-            const double c = turns[positions[r] * width + i], s = turns[positions[r] * width + i + 1];
+            const double c = rope_table[positions[r] * width + i], s = rope_table[positions[r] * width + i + 1];
             CHECK(std::fabs(out[(r * heads + h) * width + i] - (a * c - b * s)) < 3e-6);
             CHECK(std::fabs(out[(r * heads + h) * width + i + 1] - (b * c + a * s)) < 3e-6);
           }
@@ -409,7 +409,7 @@ int main() {
     }
     check_exp(*kernels);
     check_rows(*kernels);
-    check_products(*kernels);
+    check_matmul(*kernels);
     check_rotation(*kernels);
     check_attention(*kernels);
     check_refusals(*kernels);

@@ -82,7 +82,7 @@ class Model {
     check_costs(rows, before, by_block);
     keep(rows);
     account(rows);
-    settle(rows, promising);
+    postprocess(rows, promising);
     account({});
   }
 
@@ -210,7 +210,7 @@ class Model {
     CHECK(a.broken == nullptr);
   }
 
-  void settle(std::vector<std::unique_ptr<Row>>& rows, const std::vector<Chat*>& promising) {
+  void postprocess(std::vector<std::unique_ptr<Row>>& rows, const std::vector<Chat*>& promising) {
     const bool failed = r.chance(20);  // the step as a whole, or rows of it
     for (Chat* chat : promising) {
       const auto n = static_cast<int64_t>(chat->tokens.size());

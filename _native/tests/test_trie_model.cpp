@@ -39,7 +39,7 @@ class Model {
     if (what < 5) return match();
     if (what < 9) return insert();
     if (what < 10) return promise();
-    if (what < 12) return settle();
+    if (what < 12) return postprocess();
     if (what < 13) return lock();
     if (what < 15) return unlock();
     if (what < 16) return r.chance(5) ? clear() : evict();
@@ -315,7 +315,7 @@ class Model {
     CHECK(trie.lock(node).status == Status::node_promised);
     CHECK(trie.unlock(node).status == Status::node_promised);
   }
-  void settle() {
+  void postprocess() {
     if (promises.empty()) return;
     const auto at = static_cast<size_t>(r.below(static_cast<int64_t>(promises.size())));
     const Key k = promises[at];

@@ -24,6 +24,7 @@ from bench.common import Report, add_outputs, machine_facts, paired, ratio
 from prelude import Embed, Engine, EngineConfig, default_model
 
 TOLERANCE = 5e-4  # of a component of a vector of length 1; float32 sums of two orders agree to about 1e-6
+REST = 0.1  # seconds before each run: ONNX Runtime's threads go on spinning after one
 BATCH = 32  # of sentence-transformers
 _MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 _BASE = {"hidden_size": 768, "num_attention_heads": 12}
@@ -176,7 +177,7 @@ def compare(
         print(f"equality: {load}: {name} differs by {error:.1e} (limit {TOLERANCE:.0e})")
         if not error <= TOLERANCE:
             raise SystemExit(f"{load}: vectors of {name} differ by {error}; no time is reported")
-    measured = paired({name: lambda side=side: side(texts) for name, side in sides.items()}, repeats)  # type: ignore[misc]
+    measured = paired({name: lambda side=side: side(texts) for name, side in sides.items()}, repeats, rest=REST)  # type: ignore[misc]
     for name in sides:
         if name != "prelude":
             report.add(
@@ -233,6 +234,7 @@ def sentence_transformers_text(report: Report, path: Path, engine: Engine, repea
                 "sentence-transformers": lambda texts=texts: model.encode(texts, normalize_embeddings=True),  # type: ignore[misc]
             },
             repeats,
+            rest=REST,
         )
         base = measured["sentence-transformers"]
         report.add(load, "sentence-transformers / prelude", ratio(base, measured["prelude"]), "x", reach=reach)

@@ -25,7 +25,7 @@ from bench.common import Report, add_outputs, machine_facts, paired, ratio, thre
 from prelude import Engine, EngineConfig, Generate, Loglikelihood, SamplingParams
 from prelude.batch import ForwardBatch, SampleOutput, StepResult
 from prelude.execution.executor import ExecutorLimits
-from prelude.execution.pending import num_drawn
+from prelude.execution.pending import num_sampled
 from prelude.loading import load
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
@@ -69,7 +69,7 @@ class Elsewhere:
     def submit(self, batch: ForwardBatch) -> tuple[float, int]:
         self.steps += 1
         self._free = max(self._free, time.perf_counter()) + self.seconds
-        return self._free, num_drawn(batch)
+        return self._free, num_sampled(batch)
 
     def wait(self, handle: tuple[float, int]) -> StepResult:
         done, rows = handle

@@ -241,9 +241,9 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
     from prelude.scheduling.estimates import PoolEstimates
     from prelude.scheduling.lease import KvPool
     from prelude.scheduling.planner import Budgets, plan_step
+    from prelude.scheduling.postprocess import finish
     from prelude.scheduling.queues import Queues
     from prelude.scheduling.request import Request
-    from prelude.scheduling.settle import finish
 
     class Nobody:
         streams = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,21 +14,46 @@ from bench.gpu.batches import draw, one_token
 from prelude import AsyncEngine, Generate, SamplingParams
 
 
-async def lone_requests(engine: AsyncEngine, tokens: int, repeats: int, count: int) -> list[float]:
-    """p50 of each repeat, text to answer, one at a time."""
-    async with engine:
-        tokenizer = engine.engine._preparer.tokenizer
-        texts = [tokenizer.decode(draw(1000 + i, tokens).tolist()) for i in range(count)]
-        found = []
-        for repeat in range(repeats + 1):
-            times = []
-            for text in texts:
-                began = time.perf_counter()
-                await engine.run(Generate(text, SamplingParams(max_tokens=1, temperature=0.0), cache="never"))
-                times.append(time.perf_counter() - began)
-            if repeat:  # the first records
-                found.append(statistics.median(times))
-        return found
+def texts_of(tokenizer: Any, tokens: int, count: int) -> list[str]:
+    """``count`` different texts that the tokenizer encodes to exactly ``tokens`` ids each. Ids that are decoded and
+    encoded again are seldom as many as before, so words are added until the length is right."""
+    words = [" a", " of", " the", " river", " town", " birds", " seven", " letter", " morning", " water"]
+    texts: list[str] = []
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        text = f"Text {number}:"
+        for _ in range(200 * tokens):
+            longer = text + words[rng.integers(len(words))]
+            size = len(tokenizer.encode(longer).ids)
+            if size <= tokens:
+                text = longer
+            if size == tokens:
+                break
+        found = len(tokenizer.encode(text).ids)
+        if found != tokens:
+            raise ValueError(f"text {number} has {found} tokens, not {tokens}")
+        texts.append(text)
+    return texts
+
+
+async def lone_requests(engine: AsyncEngine, tokens: int | Sequence[int], repeats: int, count: int) -> list[float]:
+    """p50 of each repeat, text to answer, one at a time. ``tokens``: of every prompt, exactly; or several lengths in
+    turn."""
+    await engine.start()
+    tokenizer = engine.engine.tokenizer
+    lengths = [tokens] if isinstance(tokens, int) else list(tokens)
+    each = [texts_of(tokenizer, length, -(-count // len(lengths))) for length in lengths]
+    texts = [text for group in zip(*each) for text in group][:count]
+    found = []
+    for repeat in range(repeats + 1):
+        times = []
+        for text in texts:
+            began = time.perf_counter()
+            await engine.run(Generate(text, SamplingParams(max_tokens=1, temperature=0.0), cache="never"))
+            times.append(time.perf_counter() - began)
+        if repeat:  # the first records
+            found.append(statistics.median(times))
+    return found
 
 
 async def saturated(
@@ -54,16 +81,23 @@ async def saturated(
     return found
 
 
-async def stream_times(engine: AsyncEngine, seed: int, tokens: int, output: int) -> list[float]:
+SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+"""What Qwen3's generation_config.json asks for."""
+
+
+async def stream_times(
+    engine: AsyncEngine, seed: int, tokens: int, output: int, sampled: bool = False
+) -> list[float]:
     times = []
-    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+    how = {**SAMPLED, "seed": seed} if sampled else {"temperature": 0.0}
+    params = SamplingParams(max_tokens=output, ignore_eos=True, **how)
     async for _ in engine.generate(draw(seed, tokens).tolist(), params):
         times.append(time.perf_counter())
     return times
 
 
 async def chats(
-    engine: AsyncEngine, tokens: int, output: int, flights: int, repeats: int
+    engine: AsyncEngine, tokens: int, output: int, flights: int, repeats: int, sampled: bool = False
 ) -> tuple[list[float], list[float]]:
     """Seconds per output token behind the first, and output tokens a second, of each repeat."""
     await engine.start()
@@ -73,7 +107,7 @@ async def chats(
         runs = 4
         found: list[list[float]] = []
         for _ in range(runs):
-            streams = (stream_times(engine, 31 * repeat + i, tokens, output) for i in range(flights))
+            streams = (stream_times(engine, 31 * repeat + i, tokens, output, sampled) for i in range(flights))
             found += await asyncio.gather(*streams)
         seconds = time.perf_counter() - began
         if repeat:

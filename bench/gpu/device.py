@@ -2,7 +2,8 @@
 
     python -m bench gpu [--only PART,PART] [--seconds 540] [--repeats 5]
 
-Parts: correctness, oneshot, questions, throughput, decode, startup, chat.
+Parts: correctness, oneshot, oneshot_varied, oneshot_variants, questions, throughput, decode, decode_sampled, startup,
+chat.
 
 Random bfloat16 weights of the exact shapes, made on the device. Nothing is timed unless every check of correctness in
 the same run has passed. Parts that no time is left for are named as left out. JSON goes to ``bench/results/`` under
@@ -19,7 +20,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,15 @@ from prelude.cuda import driver
 
 from bench.gpu.loads import Bench, Load, NotRight
 
-PARTS: dict[str, Callable[[Bench], list[Load]]] = {
+PARTS: dict[str, Callable[[Bench], Iterable[Load]]] = {
     "correctness": Bench.correctness,
     "oneshot": Bench.oneshot,
+    "oneshot_varied": Bench.oneshot_varied,
+    "oneshot_variants": Bench.oneshot_variants,
     "questions": Bench.questions,
     "throughput": Bench.throughput,
     "decode": Bench.decode,
+    "decode_sampled": Bench.decode_sampled,
     "startup": Bench.startup,
     "chat": Bench.chat,
 }
@@ -129,7 +133,7 @@ def main() -> int:
             continue
         print(f"{name} ...", flush=True)
         try:
-            found = PARTS[name](bench)
+            found = list(PARTS[name](bench))
         except Exception as error:  # one part's failure must not cost the others their minutes
             failed[name] = f"{type(error).__name__}: {error}"
             traceback.print_exc()

@@ -7,10 +7,10 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -53,12 +53,22 @@ class Load:
         return {**asdict(self), "value": self.value}
 
 
-_WAYS: tuple[tuple[str, dict[str, bool]], ...] = (
+Ways: TypeAlias = "tuple[tuple[str, dict[str, Any]], ...]"
+_WAYS: Ways = (
     ("", {}),
     ("_cublas", {"tune": False}),
     ("_eager", {"graphs": False}),
 )
 """As it is served; with cuBLAS's own choice of algorithms; without graphs."""
+VARIANTS: Ways = tuple(
+    (f"_{prefill}{'_pdl' if pdl else ''}{'_search' if tune else ''}", {"prefill": prefill, "pdl": pdl, "tune": tune})
+    for prefill in ("fa2", "fa3")
+    for pdl in (True, False)
+    for tune in (True, False)
+)
+"""Prefill by FlashInfer's two backends, with and without dependent launch and the search of products."""
+VARIED = (33, 71, 128, 200, 301, 442, 65, 500)
+"""Tokens of prompts in turn, where lengths vary."""
 
 
 class Bench:
@@ -76,24 +86,31 @@ class Bench:
         float32: bool = False,
         deterministic: bool = False,
         tune: bool = True,
+        pdl: bool = True,
+        prefill: str = "fa2",
         **options: Any,
     ) -> CudaExecutor:
+        """``pdl``: programmatic dependent launch. ``prefill``: FlashInfer's backend of ragged prefill."""
         from prelude.cuda.device import CudaDevice
 
         config = MODELS[name]
         element = torch.float32 if float32 else torch.bfloat16
-        device = CudaDevice(element, head_dim=config.spec.attention.head_dim, deterministic=deterministic, tune=tune)
+        width = config.spec.attention.head_dim
+        device = CudaDevice(element, head_dim=width, deterministic=deterministic, tune=tune, pdl=pdl)
         with device.scope():
             loaded = weights.load(
                 device, RandomSource(config, "cuda", torch.bfloat16), config.spec, config.max_positions
             )
+        calls = attention_calls(config, device)
+        if calls is not None:
+            calls.prefill = prefill
         settings: dict[str, Any] = {"num_blocks": 4096, "step_tokens": 16_384, "step_rows": 512}
         executor = CudaExecutor(
             config,
             loaded,
             device,
             logits_chunk_rows=256,
-            calls=attention_calls(config, device),
+            calls=calls,
             policy=GraphPolicy(enabled=graphs, after=1),
             **{**settings, **options},
         )
@@ -143,11 +160,10 @@ class Bench:
 
     # ------------------------------------------------------------------ correctness
 
-    def correctness(self) -> list[Load]:
+    def correctness(self) -> Iterator[Load]:
         """Folds, chunks, hits and decode of every path against a plain float32 forward over the same weights."""
         source = RandomSource(MODELS["tiny"], "cuda", torch.bfloat16)
         reference = Reference(source)
-        worst: dict[str, float] = {}
         allowed = allowed_ulps(MODELS["tiny"])
         for name, options in (
             ("float32", {"float32": True}),
@@ -158,9 +174,10 @@ class Bench:
             executor = self.executor("tiny", num_blocks=256, step_tokens=4096, **options)
             limit = 1e-4 if name == "float32" else allowed
             found = [worst_error(executor, reference, seed, exact=name == "float32") for seed in range(6)]
-            worst[name] = max(found)
-            if not worst[name] <= limit:
-                raise NotRight(f"{name}: an error of {worst[name]:.3g}, {limit:g} is allowed")
+            worst = max(found)
+            yield Load(f"correctness_{name}.worst", "" if name == "float32" else "ulp", [worst])
+            if not worst <= limit:
+                raise NotRight(f"{name}: an error of {worst:.3g}, {limit:g} is allowed")
             if name == "captured" and not executor.graphs.replays:
                 raise NotRight("nothing was replayed")
         big = self.executor("06b", num_blocks=64, step_tokens=2048)
@@ -169,33 +186,37 @@ class Bench:
         theirs = transformers_error(MODELS["06b"])
         if not error <= 2 * max(theirs, LIMIT_ULPS):
             raise NotRight(f"0.6B: an error of {error:.3g} ulps, transformers in bfloat16 has {theirs:.3g}")
-        loads = [
-            Load(f"correctness_{name}.worst", "ulp" if name != "float32" else "", [v]) for name, v in worst.items()
-        ]
-        return [
-            *loads,
-            Load("correctness_06b.ulps", "ulp", [error]),
-            Load("correctness_06b.transformers", "ulp", [theirs]),
-        ]
+        yield Load("correctness_06b.ulps", "ulp", [error])
+        yield Load("correctness_06b.transformers", "ulp", [theirs])
 
     # ------------------------------------------------------------------ loads
 
-    def oneshot(self) -> list[Load]:
+    def oneshot(self, ways: Ways = _WAYS) -> Iterator[Load]:
+        """0.6B, prompts of exactly 128 tokens, one output token, alone."""
         floor = Floor(MODELS["06b"]).prefill(128, 1, causal(128)) * 1e3
-        loads = []
-        for name, options in _WAYS:
+        for name, options in ways:
             executor = self.executor("06b", **options)
             engine = self.engine(executor)
             values = [v * 1e3 for v in asyncio.run(lone_requests(engine, 128, self.repeats, 60))]
             key = f"oneshot_06b_128in_1out_c1{name}.p50_ms"
             paper = {"prelude": 5.2, "vllm": 13.5, "sglang": 28.3}
-            loads.append(Load(key, "ms", values, floor, None if name else 1.1, paper))
+            yield Load(key, "ms", values, floor, None if name else 1.1, paper)
             batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
             steps = [v * 1e3 for v in self.timed(lambda e=executor, b=batch: e.wait(e.submit(b)), 30)]
-            loads.append(Load(f"oneshot_06b_128in_1out_c1{name}.step_ms", "ms", steps, floor))
+            yield Load(f"oneshot_06b_128in_1out_c1{name}.step_ms", "ms", steps, floor)
             self.release()
-        theirs = [v * 1e3 for v in self.by_transformers("06b", 128)]
-        return [*loads, Load("oneshot_06b_128in_1out_c1_transformers.step_ms", "ms", theirs, floor)]
+        if ways is _WAYS:
+            theirs = [v * 1e3 for v in self.by_transformers("06b", 128)]
+            yield Load("oneshot_06b_128in_1out_c1_transformers.step_ms", "ms", theirs, floor)
+
+    def oneshot_variants(self) -> Iterator[Load]:
+        yield from self.oneshot(VARIANTS)
+
+    def oneshot_varied(self) -> Iterator[Load]:
+        """0.6B, prompts of ``VARIED`` lengths in turn, one output token, alone."""
+        engine = self.engine(self.executor("06b"))
+        values = [v * 1e3 for v in asyncio.run(lone_requests(engine, VARIED, self.repeats, 64))]
+        yield Load("oneshot_06b_varied_1out_c1.p50_ms", "ms", values)
 
     def by_transformers(self, name: str, tokens: int) -> list[float]:
         """Seconds of one forward by transformers with SDPA, ids on the host to a token on the host."""
@@ -208,22 +229,20 @@ class Bench:
 
         return self.timed(answer, 10)
 
-    def questions(self) -> list[Load]:
+    def questions(self) -> Iterator[Load]:
         """64 questions of 8 tokens on one cold state of 1,000."""
         pairs = causal(1000) + 64 * (8 * 1000 + causal(8))
         floor = Floor(MODELS["06b"]).prefill(1000 + 64 * 8, 64, pairs) * 1e3
         segments = [(draw(1, 1000), -1), *((draw(2 + i, 8), 0) for i in range(64))]
         batch = OneShotBatch(forest(segments), labels([1000 + 8 * i + 7 for i in range(64)], [11, 12]))
-        loads = []
         for name, options in _WAYS:
             executor = self.executor("06b", **options)
             values = [v * 1e3 for v in self.timed(lambda e=executor: e.wait(e.submit(batch)), 10)]
             key = f"questions_06b_64x8_on_1000{name}.batch_ms"
-            loads.append(Load(key, "ms", values, floor, None if name else 2.5))
+            yield Load(key, "ms", values, floor, None if name else 2.5)
             self.release()
-        return loads
 
-    def throughput(self) -> list[Load]:
+    def throughput(self) -> Iterator[Load]:
         """4B, 512 in, 1 out, with so many in flight; the last with 75 % of the prompt shared. Alone also eagerly and
         by transformers: larger steps are not recorded."""
         per_request = Floor(MODELS["4b"]).prefill(512 * 16, 16, 16 * causal(512)) / 16
@@ -234,13 +253,12 @@ class Bench:
             (96, 0.75, 550.0, ()),
         ]
         engine = self.engine(self.executor("4b", num_blocks=2048))
-        loads = []
         for flights, shared, reach, paper in table:
             values = asyncio.run(saturated(engine, 512, flights, shared, self.repeats, seconds=4.0))
             key = f"oneshot_4b_512in_1out_c{flights}{'_shared75' if shared else ''}.requests_s"
             floor = 1 / (per_request * (1 - shared)) if shared else 1 / per_request
             names = dict(zip(("prelude", "vllm", "sglang"), paper))
-            loads.append(Load(key, "1/s", values, floor, reach, names, better="higher"))
+            yield Load(key, "1/s", values, floor, reach, names, better="higher")
         self.release()
         eager = self.engine(self.executor("4b", num_blocks=2048, graphs=False))
         alone = {"eager": asyncio.run(saturated(eager, 512, 1, 0.0, self.repeats, seconds=1.0))}
@@ -248,18 +266,17 @@ class Bench:
         alone["transformers"] = [1 / seconds for seconds in self.by_transformers("4b", 512)]
         for name, values in alone.items():
             key = f"oneshot_4b_512in_1out_c1_{name}.requests_s"
-            loads.append(Load(key, "1/s", values, 1 / per_request, better="higher"))
-        return loads
+            yield Load(key, "1/s", values, 1 / per_request, better="higher")
 
-    def decode(self) -> list[Load]:
-        """0.6B, 128 in, 32 out, four in flight; with a decode step in flight, each settled before the next, eager."""
+    def decode(self) -> Iterator[Load]:
+        """0.6B, 128 in, 32 out, four in flight; with a decode step in flight, each postprocessed before the next,
+        eager."""
         floor = Floor(MODELS["06b"]).decode(4, 144)
         paper = {"prelude": 2.1, "vllm": 1.7, "sglang": 1.8}
         rates = {"prelude": 1474.0, "vllm": 1430.0, "sglang": 1177.0}
-        loads = []
         ways: tuple[tuple[str, bool | None, bool], ...] = (
             ("", None, True),
-            ("_settled_first", False, True),
+            ("_without_overlap", False, True),
             ("_eager", None, False),
         )
         for name, overlap, captured in ways:
@@ -268,15 +285,22 @@ class Bench:
             tpot, rate = asyncio.run(chats(engine, 128, 32, 4, self.repeats))
             key, graphs, first = f"decode_06b_128in_32out_c4{name}", executor.graphs, not name
             replayed = graphs.replays / max(1, graphs.replays + graphs.eager)
-            loads += [
-                Load(f"{key}.tpot_ms", "ms", [v * 1e3 for v in tpot], floor * 1e3, 0.75 if first else None, paper),
-                Load(f"{key}.tokens_s", "1/s", rate, 4 / floor, 5000 if first else None, rates, better="higher"),
-                Load(f"{key}.replayed_share", "", [replayed]),
-            ]
+            times = [v * 1e3 for v in tpot]
+            yield Load(f"{key}.tpot_ms", "ms", times, floor * 1e3, 0.75 if first else None, paper)
+            yield Load(f"{key}.tokens_s", "1/s", rate, 4 / floor, 5000 if first else None, rates, better="higher")
+            yield Load(f"{key}.replayed_share", "", [replayed])
             self.release()
-        return loads
 
-    def startup(self) -> list[Load]:
+    def decode_sampled(self) -> Iterator[Load]:
+        """As ``decode``, with the sampling that Qwen3 asks for."""
+        engine = self.engine(self.executor("06b"))
+        tpot, rate = asyncio.run(chats(engine, 128, 32, 4, self.repeats, True))
+        key = "decode_06b_128in_32out_c4_sampled"
+        times = [v * 1e3 for v in tpot]
+        yield Load(f"{key}.tpot_ms", "ms", times, Floor(MODELS["06b"]).decode(4, 144) * 1e3)
+        yield Load(f"{key}.tokens_s", "1/s", rate, better="higher")
+
+    def startup(self) -> Iterator[Load]:
         """from_pretrained to the first answer, files cached, imports and kernels done."""
         folder = Path(tempfile.mkdtemp())
         try:
@@ -289,17 +313,14 @@ class Bench:
                 values.append(time.perf_counter() - began)
                 engine.close()
                 torch.cuda.empty_cache()
-            return [
-                Load(
-                    "startup_06b.first_answer_s", "s", values[1:], None, 2.0, {"prelude": 2, "vllm": 44, "sglang": 34}
-                )
-            ]
+            paper = {"prelude": 2.0, "vllm": 44.0, "sglang": 34.0}
+            yield Load("startup_06b.first_answer_s", "s", values[1:], None, 2.0, paper)
         finally:
             shutil.rmtree(folder)
 
-    def chat(self) -> list[Load]:
+    def chat(self) -> Iterator[Load]:
         """One chat's TPOT while decisions take the rest, over what it is alone."""
         executor = self.executor("06b")
         engine = self.engine(executor)
         ratios = asyncio.run(chat_beside_decisions(engine, self.repeats))
-        return [Load("chat_beside_oneshot_06b.tpot_ratio", "x", ratios, 1.0, 1.5)]
+        yield Load("chat_beside_oneshot_06b.tpot_ratio", "x", ratios, 1.0, 1.5)

@@ -13,7 +13,6 @@ counted: an event loop never runs a step itself.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,12 +23,13 @@ import numpy as np
 from bench.common import Report, machine_facts, part_of_planning
 from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, Generate, SamplingParams
 from prelude.batch import ForwardBatch, LogprobRows, OneShotBatch, Readout, StepResult
+from prelude.call import PLAIN
 from prelude.execution.executor import ExecutorLimits
 from prelude.loading import load
-from prelude.options import NO_OPTIONS
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.lease import KvPool
+from prelude.streams import watching
 
 BLOCK = 16
 LONGEST = 2048  # tokens of the longest prompt
@@ -143,8 +143,7 @@ class Bench:
             sink = BlockingSink()
             with core.reserve(len(prompts)) as places:
                 admitted: Any = preparer.prepare_all([Generate(prompt, PARAMS) for prompt in prompts])
-                prepared = [item.prepared for item in admitted]
-                requests: Any = core.requests(prepared, sink, NO_OPTIONS, places, math.inf)
+                requests: Any = core.requests(admitted, [PLAIN] * len(admitted), sink, places, watching)
                 sink.expected = len(requests)
                 core.run_inline(requests, places)
             if len(sink.ends) != rows:

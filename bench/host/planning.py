@@ -135,16 +135,12 @@ class Bench:
             trie.insert(p[: hit * BLOCK], trie.allocate(hit))
         tails = self.prompts(ROWS, TOKENS - hit * BLOCK)
         asked = [np.concatenate([p[: hit * BLOCK], t]) for p, t in zip(known, tails)]
-        joined = np.concatenate(asked)
-        indptr = np.arange(0, TOKENS * ROWS + 1, TOKENS, dtype=np.int32)
 
         def match(_: object) -> None:
             for p in asked:
                 trie.match(p)
 
         self.add(f"match75_{name}", load, "75 % match", timed(match, ROWS, self.repeats), 0.6)
-        t = timed(lambda _: trie.match_batch(joined, indptr), ROWS, self.repeats)
-        self.add(f"match75_batch_{name}", load, "75 % match, one call", t, 0.6)
         t = timed(lambda _: [trie.would_hit(p) for p in asked], ROWS, self.repeats)
         self.add(f"would_hit75_{name}", load, "75 % would hit", t, 0.6)
 

@@ -12,13 +12,13 @@ one state. The rows of a batch share their rubric, which is computed once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .corpus import END, STYLES, TEMPLATE, Corpus, Example
+from .corpus import END, TEMPLATE, Corpus, Example
 
 IGNORE = -100
 SPLIT = "\x00"
@@ -40,13 +40,7 @@ def render(
     """Shared prefix, the rest of the state, and (question part, label part) of each question."""
     state = example.text if bare else f"{rubric}\n\nText:{SPLIT} {example.text}".lstrip("\n")
     prefix, _, rest = style["state"].format(state=state).rpartition(SPLIT)
-    parts = [
-        (
-            style["question"].format(question=question.text, labels=", ".join(question.labels)),
-            style["label"].format(label=question.answer),
-        )
-        for question in example.questions
-    ]
+    parts = [(question.asked(style), style["label"].format(label=question.answer)) for question in example.questions]
     return prefix, rest, parts
 
 
@@ -95,8 +89,8 @@ def decision_batches(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Itera
     end, rng = tokenizer.token_to_id(END), corpus.rng
     while True:
         rubric, default = corpus.rubric()
-        bare = not rubric and rng.random() < 0.5
-        style = TEMPLATE if default else rng.choice(STYLES)
+        bare = not rubric and rng.random() < corpus.bare
+        style = TEMPLATE if default else rng.choice(corpus.styles)
         least = rng.randint(300, 2500) if rng.random() < 0.06 else None
         examples = [corpus.example(default, least) for _ in range(24 if least else 128)]
         rendered = [render(example, rubric, bare, style) for example in examples]
@@ -131,3 +125,19 @@ def document_batches(corpus: Corpus, tokenizer: Tokenizer, tokens: int) -> Itera
         del stream[: rows * width]
         positions = torch.arange(width).expand(rows, width)
         yield Batch(None, ids, positions, None, targets, torch.full_like(targets, IGNORE))
+
+
+def long_batches(corpus: Corpus, tokenizer: Tokenizer, most: int = 8000) -> Iterator[Batch]:
+    """One decision about a text of up to ``most`` tokens; a plain causal row, since there is one question."""
+    end, rng = tokenizer.token_to_id(END), corpus.rng
+    while True:
+        rubric, default = corpus.rubric()
+        example = corpus.example(default, rng.randint(4_000, 24_000))
+        example = replace(example, questions=(rng.choice(example.questions),))
+        prefix, rest, parts = render(example, rubric, False)
+        row = Rows(tokenizer, end, prefix + rest, parts)
+        if len(row.ids) > most:
+            continue
+        batch = decision_batch([row], [])
+        batch.mask = None
+        yield batch

@@ -35,6 +35,15 @@ class Question:
     text: str
     labels: tuple[str, ...]
     answer: str
+    notes: tuple[str | None, ...] = ()
+    """A description for each label, or none where the labels stand in one line."""
+
+    def asked(self, style: dict[str, str]) -> str:
+        """The question's part of the state, as the engine writes it; in lines where a label has a description."""
+        if not any(self.notes):
+            return style["question"].format(question=self.text, labels=", ".join(self.labels))
+        lines = [f"\n- {label}: {note}" if note else f"\n- {label}" for label, note in zip(self.labels, self.notes)]
+        return style["question"].replace(" {labels}", "{labels}").format(question=self.text, labels="".join(lines))
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,10 @@ class Example:
 
 
 class Corpus:
+    bare = 0.5
+    """Share of the batches without a rubric in which the state is the text alone."""
+    styles = STYLES
+
     def __init__(
         self,
         sentences: dict[str, list[str]],
@@ -114,10 +127,14 @@ class Corpus:
 
     def text(self, language: str, least: int | None = None) -> tuple[str, str]:
         """A text and the kind of personal data in it."""
-        rng, values = self.rng, self.values[language]
+        rng = self.rng
         least = rng.choice((10, 30, 30, 60, 60, 100, 160)) if least is None else least
-        text, kind = self.passage(language, least), ""
-        if rng.random() < 0.5:
+        return self.valued(self.passage(language, least), language)
+
+    def valued(self, text: str, language: str, share: float = 0.5) -> tuple[str, str]:
+        """The text with personal data in it, in a ``share`` of the cases, and with other numbers; and its kind."""
+        rng, values, kind = self.rng, self.values[language], ""
+        if rng.random() < share:
             kind = rng.choice(("email", "email", "phone", "phone", "card"))
         for _ in range(rng.choice((0, 0, 0, 1)) if kind else rng.choice((0, 1, 1, 2))):
             text = self.insert(text, values.harmless(), language)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import time
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -21,14 +24,17 @@ from torch.nn import functional as F
 from prelude.default_model import path
 
 from . import DATA, everyday
-from .batches import Batch, decision_batches, document_batches
+from .batches import Batch, decision_batches, document_batches, long_batches
 from .corpus import END, TEMPLATE, Corpus
 from .evaluate import evaluate, held_out
 from .languages import LANGUAGES
 from .network import CONFIG, Network
 from .rehearsal import rehearse, set_aside
 from .sources import fetch, sentences, without, word_lists
+from .tickets import tickets
 
+TYPED = 3
+"""The round of typed questions; the packaged weights are without it."""
 SPECIAL = [END, "<|im_start|>", "<|im_end|>", "<|pad|>"]
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -97,20 +103,39 @@ def optimizers(network: Network) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(network: Network, corpus: Corpus, tokenizer: Tokenizer, steps: int, tokens: int, peak: float) -> None:
-    """``peak`` is the highest learning rate as a share of the usual one."""
-    chosen = optimizers(network)
-    rates = [group["lr"] for optimizer in chosen for group in optimizer.param_groups]
+def batches(corpus: Corpus, tokenizer: Tokenizer, tokens: int, typed: bool) -> Iterator[Batch]:
+    """Documents and decisions in turn; with ``typed`` half of the steps are typed questions about messages, and one
+    in forty is one long text."""
     decisions = decision_batches(corpus, tokenizer, tokens)
     documents = document_batches(corpus, tokenizer, tokens)
+    if not typed:
+        for step in count():
+            yield next(documents if step % 5 == 4 else decisions)
+    messages = decision_batches(tickets(corpus), tokenizer, tokens)
+    long = long_batches(corpus, tokenizer)
+    for step in count():
+        if step % 2:
+            yield next(messages)
+        else:
+            yield next(long if step % 40 == 0 else documents if step % 20 in (8, 16) else decisions)
+
+
+def train(network: Network, stream: Iterator[Batch], steps: int, peak: float, minutes: float = math.inf) -> None:
+    """``peak`` is the highest learning rate as a share of the usual one. The steps end early after ``minutes``, and
+    the rate falls accordingly."""
+    chosen = optimizers(network)
+    rates = [group["lr"] for optimizer in chosen for group in optimizer.param_groups]
     average = copy.deepcopy(network)
     started, seen = time.perf_counter(), 0
     for step in range(steps):
-        scale = peak * min(1.0, (step + 1) / 40, max(0.03, (1 - step / steps) / 0.5))
+        done = max(step / steps, (time.perf_counter() - started) / 60 / minutes)
+        if done >= 1:
+            break
+        scale = peak * min(1.0, (step + 1) / 40, max(0.03, (1 - done) / 0.5))
         for optimizer in chosen:
             for group in optimizer.param_groups:
                 group["lr"] = rates[chosen.index(optimizer)] * scale
-        batch = next(documents if step % 5 == 4 else decisions)
+        batch = next(stream)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, text, label = loss_of(network, batch, 0.4)
         loss.backward()
@@ -168,10 +193,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sources", type=Path, default=Path("build/default_model"), help="where the wheels are kept")
     parser.add_argument("--output", type=Path, default=path(), help="where the model's files go")
-    parser.add_argument("--rounds", type=int, default=3, help="each with fresh text and a lower rate")
+    parser.add_argument("--rounds", type=int, default=3, help="4 adds typed questions about messages")
     parser.add_argument("--begin", type=int, default=0, help="the round to begin with, on the weights in --output")
     parser.add_argument("--steps", type=int, default=560, help="steps in a round")
     parser.add_argument("--tokens", type=int, default=3072, help="row tokens in a step")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="at most so long a round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-heldout", action="store_true", help="do not print the accuracies on the held-out text")
@@ -195,8 +221,10 @@ def main() -> None:
             tokenizer = Tokenizer.from_file(str(options.output / "tokenizer.json"))
             network.load_state_dict(safetensors.load_file(options.output / "model.safetensors"))
         before = copy.deepcopy(network.state_dict())
-        train(network, corpus, tokenizer, options.steps, options.tokens, 1 / (1 + number))
-        if number > 1:  # a quarter of the old weights keeps what the few everyday sentences would wash out
+        typed = number == TYPED
+        stream = batches(corpus, tokenizer, options.tokens, typed)
+        train(network, stream, options.steps, 0.5 if typed else 1 / (1 + number), options.minutes)
+        if number == 2:  # a quarter of the old weights keeps what the few everyday sentences would wash out
             network.load_state_dict({k: torch.lerp(old, network.state_dict()[k], 0.75) for k, old in before.items()})
         save(network, tokenizer, options.output)
         print("set aside:", rehearse(network, Corpus(aside, words, options.seed + 1000), tokenizer))

@@ -1,12 +1,12 @@
-// What stands between the projection and attention, and between gate_up and down.
+// The operations between the projection and attention, and between gate_up and down.
 
 // Per-head norm (gains may be null), rotary embedding, and the write to the pool, in one pass over a token's heads.
 //     heads [tokens][queries + keys + values][HEAD_DIM], in place
-//     turns [positions][HEAD_DIM], cosines then sines; the halves of a head turn together (x[i], x[i + D/2])
+//     rope_table [positions][HEAD_DIM], cosines then sines; the halves of a head turn together (x[i], x[i + D/2])
 //     slots [tokens], -1: not written. pool_k, pool_v [slots][keys][HEAD_DIM] of this layer
 // One block a token, one warp a head. The sum of a head's norm is over HEAD_DIM in a fixed order.
 extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int values, const int* positions,
-                                   const float* turns, const float* q_gain, const float* k_gain, float eps,
+                                   const float* rope_table, const float* q_gain, const float* k_gain, float eps,
                                    const int* slots, element* pool_k, element* pool_v) {
     begin();
     constexpr int half = HEAD_DIM / 2;
@@ -14,7 +14,7 @@ extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int va
     const long long token = blockIdx.x;
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     const int count = queries + keys + values;
-    const float* turn = turns + (long long)positions[token] * HEAD_DIM;
+    const float* rotation = rope_table + (long long)positions[token] * HEAD_DIM;
     const int slot = slots ? slots[token] : -1;
     for (int head = threadIdx.x >> 5; head < count; head += warps) {
         element* at = heads + (token * count + head) * HEAD_DIM;
@@ -47,7 +47,7 @@ extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int va
         for (int n = 0; n < each; n++) {
             const int i = lane + 32 * n;
             if (i >= half) continue;
-            const float cosine = turn[i], sine = turn[i + half];
+            const float cosine = rotation[i], sine = rotation[i + half];
             const element x = narrow(a[n] * cosine - b[n] * sine), y = narrow(b[n] * cosine + a[n] * sine);
             at[i] = x;
             at[i + half] = y;

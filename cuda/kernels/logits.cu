@@ -78,7 +78,7 @@ extern "C" __global__ void top(const float* logits, int vocab, int count, const 
     begin();
     const float* line = logits + (long long)blockIdx.x * vocab;
     __shared__ u64 best;
-    u64 below = ~0ull;  // what was taken last; (value, smaller id) sorts as (value, ~id)
+    u64 below = ~0ull;  // the pair that was taken last; (value, smaller id) sorts as (value, ~id)
     for (int n = 0; n < count; n++) {
         u64 mine = 0;
         for (int i = threadIdx.x; i < vocab; i += blockDim.x) {

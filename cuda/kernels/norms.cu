@@ -29,12 +29,12 @@ __device__ __forceinline__ element4 narrowed(float4 v) {
 }
 
 // ids[row] >= 0: a token. Below: token -1 - ids[row] of those that the step before has drawn on the device.
-extern "C" __global__ void embed_norm(const int* ids, const int* drawn, const element* table, const float* gain,
+extern "C" __global__ void embed_norm(const int* ids, const int* pending_tokens, const element* table, const float* gain,
                                       float eps, int width, float* x, element* normed) {
     begin();
     const long long row = blockIdx.x;
     int id = ids[row];
-    if (id < 0) id = drawn[-1 - id];
+    if (id < 0) id = pending_tokens[-1 - id];
     const int quads = width / 4;
     const element4* from = (const element4*)(table + (long long)id * width);
     float4* to = (float4*)(x + row * width);

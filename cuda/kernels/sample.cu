@@ -25,7 +25,7 @@ __device__ int count_from(const Row& row, u32 key) {
     return block_sum(count);
 }
 
-// Keeps what is above `key` and the first `ties` tokens, in order of ids, that are equal to it and have weight.
+// Keeps the tokens above `key` and the first `ties` tokens, in order of ids, that are equal to it and have weight.
 __device__ void keep(const Row& row, u32 key, int ties) {
     __shared__ int before[1024];
     const int span = (row.vocab + blockDim.x - 1) / blockDim.x;
@@ -58,7 +58,7 @@ __device__ void keep_top_k(const Row& row, int k) {
     for (int bit = 31; bit >= 0; bit--)
         if (count_from(row, key | 1u << bit) >= k) key |= 1u << bit;
     const int above = key == 0xffffffffu ? 0 : count_from(row, key + 1);
-    // Of equal logits the smaller ids, whatever their weight: weights underflow together.
+    // Of equal logits the smaller ids, with any weights: weights underflow together.
     keep(row, key, k - above);
 }
 

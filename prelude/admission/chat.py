@@ -12,7 +12,7 @@ from prelude.tasks import Message
 if TYPE_CHECKING:
     from prelude.tokenizer.template_process import TemplateProcess
 
-# (messages, add_generation_prompt) -> [(text, trusted)]: what messages say is untrusted, the template's own text
+# (messages, add_generation_prompt) -> [(text, trusted)]: the text of messages is untrusted, the template's own text
 # trusted.
 ChatRenderer: TypeAlias = Callable[[Sequence[Message], bool], list[tuple[str, bool]]]
 
@@ -22,8 +22,8 @@ _MARK = "\u2e22content\u2e23"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the chat template puts around a user turn: trusted text before and after it, the latter up to the end
-    of the generation prompt. ``strips`` says whether it strips white space from what the user wrote."""
+    """The text of the chat template around a user turn: trusted text before and after it, the latter up to the end
+    of the generation prompt. ``strips``: whether it strips white space from the user's text."""
 
     before: str = ""
     after: str = ""
@@ -34,7 +34,7 @@ PLAIN = Frame()
 
 
 def make_frame(chat: ChatRenderer | None) -> Frame:
-    """Renders one user turn that holds a mark, and takes what stands around the mark. Done once, so that a decision
+    """Renders one user turn that holds a mark, and takes the text around the mark. Done once, so that a decision
     costs no rendering; a template that writes the date keeps that of the first decision."""
     if chat is None:
         raise TemplateError(
@@ -57,7 +57,7 @@ def chat_renderer(tokenizer: Any, process: TemplateProcess | None = None, **opti
     """The chat template beside a ``prelude.tokenizer.Tokenizer``; ``None`` where there is none.
 
     ``process`` renders it where one is given; the caller closes it, and rendering then raises ``EngineClosed``.
-    ``options`` are variables for the template. ``enable_thinking=False`` is what decisions want: templates that know
+    ``options`` are variables for the template. decisions use ``enable_thinking=False``: templates that know
     it close the block of thoughts before the answer, others do not see it.
     """
     template = tokenizer.chat_template

@@ -1,4 +1,4 @@
-"""The execution class: a pure function of what was prepared, the same on the direct and on the scheduled path."""
+"""The execution class: a pure function of the prepared task, the same on the direct and on the scheduled path."""
 
 from __future__ import annotations
 

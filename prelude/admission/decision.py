@@ -1,4 +1,4 @@
-"""What decisions that ask the same questions have in common: worked out once, kept, and put behind each state.
+"""The shared part of decisions with equal questions: made once, kept, and appended to each state.
 
 several questions                        one question
 segment 0  state (trunk)                 segment 0  state and question (trunk)
@@ -21,19 +21,26 @@ from typing import Any
 import numpy as np
 
 from prelude._native.core import PromptMould, grow_tree, join_ids
-from prelude.admission import checks
+from prelude.admission import validation
 from prelude.admission.chat import PLAIN, Frame
-from prelude.admission.facts import Facts
+from prelude.admission.context import AdmissionContext
 from prelude.admission.orders import check_orders
 from prelude.admission.prepared import TokenTree, make_tree
 from prelude.admission.prompts import TRUNCATIONS
-from prelude.admission.questions import Places, QuestionPlan, plan_questions, strip_start, warn_of_lengths
-from prelude.admission.structured import Owned
+from prelude.admission.question_keys import QUESTION_KEYS
+from prelude.admission.questions import (
+    Places,
+    QuestionPlan,
+    plan_questions,
+    question_too_long,
+    strip_start,
+    warn_of_lengths,
+)
 from prelude.admission.template import DecisionTemplate
-from prelude.admission.tokenization import Piece, Use
+from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.batch import I32, LogprobRows
 from prelude.errors import RequestTooLarge, TemplateError, shown
-from prelude.tasks import Choice, Decide, Noul, Score
+from prelude.tasks import Decide
 
 LENGTH_NORMS = ("none", "token", "unconditional")
 
@@ -67,26 +74,27 @@ class StateFrame:
         return f"{self.before}{text}{self.after}" if text else ""
 
 
-def state_frame(facts: Facts, use: Use, template: DecisionTemplate) -> StateFrame:
-    frame = facts.frame() if template.chat else PLAIN
+def state_frame(ctx: AdmissionContext, scope: TokenizationScope, template: DecisionTemplate) -> StateFrame:
+    frame = ctx.frame() if template.chat else PLAIN
     (before, _), _, (after, _) = template.state_pieces([("", False)])
-    opening: list[Piece] = [(frame.before, True)] if template.chat else [(use.encoder.prefix, True)]
+    opening: list[Piece] = [(frame.before, True)] if template.chat else [(scope.encoder.prefix, True)]
     strips = template.chat and frame.strips
     written = before.lstrip() if strips else before  # type: ignore[union-attr]
-    runs = use.runs([*opening, (written, True)])
-    head, text_before = _ids_and_text(use, runs, last=True)
-    foot, text_after = _ids_and_text(use, use.runs([(after, True)]), last=False)
-    start = use.encode_pieces([(frame.before, True)]) if template.chat else use.encoder.prefix
+    runs = scope.runs([*opening, (written, True)])
+    head, text_before = _ids_and_text(scope, runs, last=True)
+    foot, text_after = _ids_and_text(scope, scope.runs([(after, True)]), last=False)
+    start = scope.encode_pieces([(frame.before, True)]) if template.chat else scope.encoder.prefix
     return StateFrame(template, frame, start, head, text_before, text_after, foot, strips and not written)
 
 
-def _ids_and_text(use: Use, runs: list[Any], *, last: bool) -> tuple[I32, str]:
+def _ids_and_text(scope: TokenizationScope, runs: list[Any], *, last: bool) -> tuple[I32, str]:
     """Fixed runs as ids, but for the one beside the state, which is encoded together with it."""
     text = ""
     if runs and isinstance(runs[-1 if last else 0], list):
         text = "".join([part for part, _ in runs.pop(-1 if last else 0)])
     fixed = [
-        use.encoder.fixed(use, "".join([part for part, _ in run])) if isinstance(run, list) else run for run in runs
+        scope.encoder.fixed(scope, "".join([part for part, _ in run])) if isinstance(run, list) else run
+        for run in runs
     ]
     return join_ids(*fixed), text
 
@@ -101,7 +109,7 @@ class Decision:
     norm: str
     mass: bool
     deepest: int  # tokens of the longest question with its label
-    asked: int  # tokens of all of it but the state
+    question_tokens: int  # tokens of all of it but the state
     least: int  # tokens that a state has at least
     tail: I32
     positions: I32
@@ -113,9 +121,9 @@ class Decision:
     dropped: int = 0  # characters that were cut of the questions' texts before tokenising
     moulds: dict[str, PromptMould] = field(default_factory=dict)  # by the task's cache mode
 
-    def room(self, facts: Facts) -> int:
+    def room(self, ctx: AdmissionContext) -> int:
         """Tokens that a state may have."""
-        return min(facts.max_length - self.deepest, facts.step_tokens - self.asked)
+        return min(ctx.max_length - self.deepest, ctx.step_tokens - self.question_tokens)
 
     def tree(self, state: I32) -> TokenTree:
         if len(self.parents) == 1:
@@ -127,7 +135,7 @@ class Decision:
 
     def _built(self, state: I32) -> TokenTree:
         segments, _ = state_segments(self.plans, state)
-        hang(segments, self.plans, -1, self.frame.start)
+        append_questions(segments, self.plans, -1, self.frame.start)
         return TokenTree.build(segments)
 
 
@@ -135,12 +143,12 @@ def state_segments(plans: Sequence[QuestionPlan], state: I32) -> tuple[list[tupl
     """The segments of a state and its questions, and the token index of each question's last token."""
     if len(plans) == 1:
         segments: list[tuple[int, I32]] = []
-        return segments, hang(segments, plans, -1, state)
+        return segments, append_questions(segments, plans, -1, state)
     segments = [(-1, state)]
-    return segments, hang(segments, plans, 0)
+    return segments, append_questions(segments, plans, 0)
 
 
-def hang(
+def append_questions(
     segments: list[tuple[int, I32]], plans: Sequence[QuestionPlan], parent: int, start: I32 | None = None
 ) -> list[int]:
     """Append each question, its shifts and the label pieces of each; returns the token index of the last token of
@@ -177,11 +185,11 @@ def assembled(
     none: I32 = np.zeros(0, dtype=np.int32)
     unconditional = norm == "unconditional"
     segments, bases = state_segments(plans, none)
-    asked = sum(plan.tokens for plan in plans)
+    question_tokens = sum(plan.tokens for plan in plans)
     read = [plan for plan in plans for _ in range(plan.copies)]
     if unconditional:
-        bases += hang(segments, plans, -1, frame.start)
-        asked = 2 * asked + len(frame.start) * len(plans)
+        bases += append_questions(segments, plans, -1, frame.start)
+        question_tokens = 2 * question_tokens + len(frame.start) * len(plans)
         read += read
     tree = TokenTree.build(segments)
     raw = not mass and all(plan.trie.depth == 0 for plan in plans)  # labels of more tokens need their normalisers
@@ -191,8 +199,8 @@ def assembled(
         norm,
         mass,
         max(plan.depth for plan in plans),
-        asked,
-        1 if len(plans) > 1 else 0,  # several questions hang from a token: an empty state begins with one
+        question_tokens,
+        1 if len(plans) > 1 else 0,  # several questions are children of a token: an empty state begins with one
         tree.token_ids,
         tree.positions,
         tree.starts,
@@ -222,87 +230,41 @@ def read_rows(plans: Sequence[QuestionPlan], bases: Sequence[int], raw: bool) ->
 # ------------------------------------------------------------------ made once, and kept
 
 
-def decision_of(facts: Facts, use: Use, task: Decide, questions: Any) -> Decision:
+def decision_of(ctx: AdmissionContext, scope: TokenizationScope, task: Decide, questions: Any) -> Decision:
     """Of a task and its questions: found where the same was asked before, with the same salt; else made."""
-    key = None if use.alone else decision_key(facts, task, questions, use.salt)
-    known: Decision | None = None if key is None else facts.decisions.get(key)
+    key = None if scope.alone else QUESTION_KEYS.of(task, questions, scope.salt)
+    known: Decision | None = None if key is None else ctx.decisions.get(key)
     if known is not None:
         return known
-    norm = checks.one_of(task.length_norm, "length_norm", LENGTH_NORMS)
-    mass = checks.flag(task.mass, "mass")
-    checks.one_of(task.truncation, "truncation", TRUNCATIONS)
-    template = template_of(facts, task)
-    frame = state_frame(facts, use, template)
+    norm = validation.one_of(task.length_norm, "length_norm", LENGTH_NORMS)
+    mass = validation.flag(task.mass, "mass")
+    validation.one_of(task.truncation, "truncation", TRUNCATIONS)
+    template = template_of(ctx, task)
+    frame = state_frame(ctx, scope, template)
     orders = check_orders(task.orders)
-    plans, places, dropped = plan_questions(facts, use, questions, template, frame.frame, task.truncation, orders)
+    plans, places, dropped = plan_questions(ctx, scope, questions, template, frame.frame, task.truncation, orders)
     if norm == "none":
         for plan in plans:
             if plan.uneven:
                 warn_of_lengths(plan.labels, plan.label_ids)
     made = assembled(plans, frame, norm, mass, places, dropped)
-    if made.asked >= facts.step_tokens:
-        fit = len(plans) * facts.step_tokens // made.asked
+    if made.deepest >= ctx.max_length and task.truncation == "error":
+        raise question_too_long(ctx, plans)
+    if made.question_tokens >= ctx.step_tokens and made.deepest < ctx.max_length:
+        fit = len(plans) * ctx.step_tokens // made.question_tokens
         raise RequestTooLarge(
-            f"the {len(plans)} questions have {made.asked} tokens; state and questions together are one step of at "
-            f"most {facts.step_tokens} (from EngineConfig.max_step_tokens): about {fit} of these "
+            f"the {len(plans)} questions have {made.question_tokens} tokens; state and questions together are one "
+            f"step of at most {ctx.step_tokens} (from EngineConfig.max_step_tokens): about {fit} of these "
             "questions at a time; ask them in several calls or raise the limit",
             field="questions",
         )
     if key is not None:
-        facts.decisions.put(key, made)
+        ctx.decisions.put(key, made)
     return made
 
 
-def decision_key(facts: Facts, task: Decide, asked: Any, salt: str | None) -> tuple[Any, ...] | None:
-    """Equal for tasks that ask the same; ``None`` where a value is of a type that is equal to others (``True`` and 1,
-    a string of an enumeration) or may change."""
-    if type(asked) is not tuple and type(asked) is not list:
-        return None
-    if type(task.mass) is not bool or type(task.length_norm) is not str or type(task.truncation) is not str:
-        return None
-    if task.template is not None and type(task.template) is not DecisionTemplate:
-        return None
-    orders = task.orders
-    if type(orders) is not str and type(orders) is not int and type(orders) is not range:
-        return None
-    parts = [question_key(question) for question in asked]
-    if None in parts:
-        return None
-    return tuple(parts), task.template, task.length_norm, task.mass, task.truncation, orders, salt
-
-
-def question_key(question: Any) -> Any:
-    """Of a question of plain strings; ``None`` of any other."""
-    kind, text = type(question), getattr(question, "question", None)
-    if text is not None and type(text) is not str:
-        return None
-    if kind is Choice:
-        labels = question.labels
-        if type(labels) is list or type(labels) is tuple:
-            return (text, tuple(labels)) if set(map(type, labels)) == _STR else None
-        if (type(labels) is dict or type(labels) is Owned) and set(map(type, labels)) == _STR:
-            notes = tuple(labels.values())
-            return (text, tuple(labels), notes) if set(map(type, notes)) <= _NOTE else None
-    elif kind is Noul:
-        sides = question.criteria
-        if sides is None:
-            return text
-        if (type(sides) is dict or type(sides) is Owned) and set(map(type, sides.values())) <= _NOTE:
-            return ("noul", text, sides.get("true"), sides.get("false")) if sides.keys() <= _SIDES else None
-    elif kind is Score:
-        levels = question.levels
-        if type(levels) is int:
-            return text, levels
-        if (type(levels) is list or type(levels) is tuple) and set(map(type, levels)) == _STR:
-            return "score", text, tuple(levels)
-    return None
-
-
-_STR, _NOTE, _SIDES = {str}, {str, type(None)}, {"true", "false"}
-
-
-def template_of(facts: Facts, task: Decide) -> DecisionTemplate:
-    template = facts.template if task.template is None else task.template
+def template_of(ctx: AdmissionContext, task: Decide) -> DecisionTemplate:
+    template = ctx.template if task.template is None else task.template
     if not isinstance(template, DecisionTemplate):
         raise TemplateError(f"{shown(template)} is not a DecisionTemplate", field="template")
     return template

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from prelude._native.core import PromptMould, ids_below
-from prelude.admission import checks
-from prelude.admission.facts import (
-    Facts,
+from prelude.admission import validation
+from prelude.admission.context import (
+    AdmissionContext,
     admitted,
     cache_of,
     each_alone,
@@ -25,9 +25,9 @@ from prelude.admission.facts import (
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import ROOT, Admitted, MakeReader, Outcome, TokenTree, make_tree, shape_of
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
-from prelude.admission.reading import TextReader, sampled_logprob
 from prelude.admission.sampling import resolve
-from prelude.admission.tokenization import EMPTY, Use, len_of
+from prelude.admission.text_reader import TextReader, sampled_logprob
+from prelude.admission.tokenization import EMPTY, TokenizationScope, len_of
 from prelude.batch import I32, SampleOutput
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.sampling import History, Sampling, SamplingState
@@ -40,7 +40,7 @@ _NO_BRANCHES: I32 = np.zeros(2, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a task says beside its prompt, checked. ``state`` samples after the last token of any prompt."""
+    """The settings of a task, checked. ``state`` samples after the last token of any prompt."""
 
     params: SamplingParams
     wanted: int
@@ -59,60 +59,60 @@ class Settings:
         return self.finish, self.reader, self.sampling.stops is not None or self.sampling.logprobs is not None
 
 
-def prepare_generates(facts: Facts, tasks: list[Generate]) -> list[Admitted | Exception]:
-    """Of tasks that differ in their prompt alone; what is wrong with one is in its place. Tasks whose settings are
-    not kept have settings of their own each."""
+def prepare_generates(ctx: AdmissionContext, tasks: list[Generate]) -> list[Admitted | Exception]:
+    """Prepares tasks that differ in their prompt alone; the error of one stands in its place. Tasks whose settings
+    are not kept have settings of their own each."""
     found: list[Admitted | Exception] = []
-    if kept_settings(facts, tasks[0]) is None:
-        found += each_alone(facts, prepare_generate, tasks[:1])
+    if kept_settings(ctx, tasks[0]) is None:
+        found += each_alone(ctx, prepare_generate, tasks[:1])
     rest = tasks[len(found) :]
-    settings = kept_settings(facts, tasks[0]) if rest else None
+    settings = kept_settings(ctx, tasks[0]) if rest else None
     if settings is None or settings.mould is None:
-        return found + each_alone(facts, prepare_generate, rest)
-    made, whole = settings.mould.make([task.prompt for task in rest], facts.encoder.id_limit, 0.0)
+        return found + each_alone(ctx, prepare_generate, rest)
+    made, whole = settings.mould.make([task.prompt for task in rest], ctx.encoder.id_limit, 0.0)
     if whole:
         return found + made
     for task, ready in zip(rest, made):
-        found += each_alone(facts, prepare_generate, [task]) if ready is None else [ready]
+        found += each_alone(ctx, prepare_generate, [task]) if ready is None else [ready]
     return found
 
 
-def prepare_generate(facts: Facts, use: Use, task: Generate) -> Admitted:
-    """``max_tokens`` is cut to what the context leaves after the prompt. With ``truncation`` other than "error" the
+def prepare_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Generate) -> Admitted:
+    """``max_tokens`` is cut to the rest of the context after the prompt. With ``truncation`` other than "error" the
     prompt is cut so that the output has its ``max_tokens``, or half the context if that is less."""
-    settings = settings_of(facts, task)
+    settings = settings_of(ctx, task)
     if settings is None:
-        return prepare_prompt_only(facts, use, task, task.params)
+        return prepare_prompt_only(ctx, scope, task, task.params)
     prompt, truncated = task.prompt, 0
     ids = None
-    if isinstance(prompt, list | np.ndarray) and 0 < len_of(prompt) <= min(facts.max_length - 1, facts.max_chars):
-        ids = ids_below(prompt, facts.encoder.id_limit)
-    if ids is None or len(ids) + min(settings.wanted, max(1, facts.max_length // 2)) > facts.max_length:
-        encoded = encode_generate(facts, use, task, settings.wanted)
+    if isinstance(prompt, list | np.ndarray) and 0 < len_of(prompt) <= min(ctx.max_length - 1, ctx.max_chars):
+        ids = ids_below(prompt, ctx.encoder.id_limit)
+    if ids is None or len(ids) + min(settings.wanted, max(1, ctx.max_length // 2)) > ctx.max_length:
+        encoded = encode_generate(ctx, scope, task, settings.wanted)
         ids, truncated = encoded.token_ids, encoded.truncated
     n = len(ids)
-    budget = min(settings.wanted, facts.max_length - n)
+    budget = min(settings.wanted, ctx.max_length - n)
     sampling, state = settings.sampling, settings.state
     if budget > 1:
-        check_pool(facts, n, budget)
+        check_pool(ctx, n, budget)
     elif sampling.edits is not None and sampling.edits.weighs:
         state = SamplingState(0, sampling, 0, History.of(sampling.edits, ids))
-    tree, ms = TokenTree.single(ids), use.close()
+    tree, ms = TokenTree.single(ids), scope.close()
     prepared = make_prepared(tree, state, budget, sampling, settings.cache, settings.salt, truncated, ms, n - 1)
     ready: Admitted = make_admitted(prepared, *settings.reading(budget))
     return ready
 
 
-def settings_of(facts: Facts, task: Generate) -> Settings | None:
+def settings_of(ctx: AdmissionContext, task: Generate) -> Settings | None:
     """Checked once for tasks that say the same with one object of params. Not kept are params that draw a fresh seed,
-    and those that hold what the caller may change. ``None``: no token is asked for."""
-    known = kept_settings(facts, task)
+    and those that hold objects that the caller may change. ``None``: no token is asked for."""
+    known = kept_settings(ctx, task)
     if known is not None:
         return known
     params = task.params
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(f"{shown(params)} is not SamplingParams", field="params")
-    wanted = checks.integer(params.max_tokens, "params.max_tokens", 0, MAX_TOKENS)
+    wanted = validation.integer(params.max_tokens, "params.max_tokens", 0, MAX_TOKENS)
     if wanted == 0:
         return None
     if params.prompt_logprobs is not None:
@@ -121,29 +121,29 @@ def settings_of(facts: Facts, task: Generate) -> Settings | None:
             "(the second finds the prompt in the prefix cache)",
             field="params.prompt_logprobs",
         )
-    require_lm_head(facts, task)
-    checks.one_of(task.truncation, "truncation", TRUNCATIONS)
-    sampling = resolve(facts, params, wanted)
+    require_lm_head(ctx, task)
+    validation.one_of(task.truncation, "truncation", TRUNCATIONS)
+    sampling = resolve(ctx, params, wanted)
     state = SamplingState(0, sampling)
-    finish = partial(complete, facts, sampling)
+    finish = partial(complete, ctx, sampling)
 
     def reader(hold_words: bool) -> TextReader:
-        return TextReader(facts.texts, sampling, hold_words)
+        return TextReader(ctx.texts, sampling, hold_words)
 
-    made = Settings(params, wanted, sampling, state, cache_of(facts, task), salt_of(task), finish, reader)
+    made = Settings(params, wanted, sampling, state, cache_of(ctx, task), salt_of(task), finish, reader)
     lists = (params.stop, params.stop_token_ids, params.banned_token_ids)
     fixed = all(type(value) in (str, tuple) for value in lists) and params.allowed_token_ids is None
     drawn = params.seed is None and sampling.temperature > 0
     key = _settings_key(task)
     if key is not None and fixed and not drawn and sampling.edits is None and params.logit_bias is None:
-        made = replace(made, mould=_mould(facts, made))
-        facts.settings.put(key, made)
+        made = replace(made, mould=_mould(ctx, made))
+        ctx.settings.put(key, made)
     return made
 
 
-def kept_settings(facts: Facts, task: Generate) -> Settings | None:
+def kept_settings(ctx: AdmissionContext, task: Generate) -> Settings | None:
     key = _settings_key(task)
-    known: Settings | None = None if key is None else facts.settings.get(key)
+    known: Settings | None = None if key is None else ctx.settings.get(key)
     return known if known is not None and known.params is task.params else None
 
 
@@ -153,11 +153,11 @@ def _settings_key(task: Generate) -> tuple[object, ...] | None:
     return None
 
 
-def _mould(facts: Facts, settings: Settings) -> PromptMould:
+def _mould(ctx: AdmissionContext, settings: Settings) -> PromptMould:
     """Of prompts that leave room for all tokens, in the context and in the pool."""
     wanted, sampling = settings.wanted, settings.sampling
-    slots = facts.limits.num_blocks * facts.limits.block_size
-    most = min(facts.max_length - wanted, facts.max_chars)
+    slots = ctx.limits.num_blocks * ctx.limits.block_size
+    most = min(ctx.max_length - wanted, ctx.max_chars)
     return PromptMould(
         (make_tree, make_prepared, make_admitted),
         shape_of,
@@ -172,16 +172,16 @@ def _mould(facts: Facts, settings: Settings) -> PromptMould:
     )
 
 
-def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Encoded:
-    if checks.one_of(task.truncation, "truncation", TRUNCATIONS) == "error":
-        room = facts.max_length - 1
+def encode_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Generate, wanted: int) -> Encoded:
+    if validation.one_of(task.truncation, "truncation", TRUNCATIONS) == "error":
+        room = ctx.max_length - 1
     else:
-        room = facts.max_length - min(wanted, max(1, facts.max_length // 2))
+        room = ctx.max_length - min(wanted, max(1, ctx.max_length // 2))
     if room < 1:
-        raise RequestTooLarge(f"max_length is {facts.max_length}: no room for a prompt and a token", field="prompt")
+        raise RequestTooLarge(f"max_length is {ctx.max_length}: no room for a prompt and a token", field="prompt")
     return encode_prompt(
-        facts,
-        use,
+        ctx,
+        scope,
         task.prompt,
         field="prompt",
         truncation=task.truncation,
@@ -190,10 +190,10 @@ def encode_generate(facts: Facts, use: Use, task: Generate, wanted: int) -> Enco
     )
 
 
-def check_pool(facts: Facts, prompt: int, budget: int) -> None:
+def check_pool(ctx: AdmissionContext, prompt: int, budget: int) -> None:
     """A sequence that is larger than the pool could never finish (the last token's keys and values are never
     written)."""
-    slots = facts.limits.num_blocks * facts.limits.block_size
+    slots = ctx.limits.num_blocks * ctx.limits.block_size
     if budget > 1 and prompt + budget - 1 > slots:
         raise RequestTooLarge(
             f"{prompt} tokens of prompt and {budget} of output need more than the pool of {slots} tokens; raise "
@@ -202,19 +202,21 @@ def check_pool(facts: Facts, prompt: int, budget: int) -> None:
         )
 
 
-def prepare_prompt_only(facts: Facts, use: Use, task: Generate, params: SamplingParams) -> Admitted:
+def prepare_prompt_only(
+    ctx: AdmissionContext, scope: TokenizationScope, task: Generate, params: SamplingParams
+) -> Admitted:
     """``max_tokens=0``: the prompt's logprobs where they are asked for, else nothing to compute at all."""
-    sampling = resolve(facts, params, 0)
+    sampling = resolve(ctx, params, 0)
     top = params.prompt_logprobs
     if top is not None:
-        top = checks.integer(top, "params.prompt_logprobs", 0, top_limit(facts))
+        top = validation.integer(top, "params.prompt_logprobs", 0, top_limit(ctx))
     prompt = encode_prompt(
-        facts,
-        use,
+        ctx,
+        scope,
         task.prompt,
         field="prompt",
         truncation=task.truncation,
-        room=facts.max_length,
+        room=ctx.max_length,
         generation_prompt=True,
         offsets=top is not None,
     )
@@ -227,21 +229,21 @@ def prepare_prompt_only(facts: Facts, use: Use, task: Generate, params: Sampling
         return Completion("", (), "length", outcome.stats, logprobs, none)
 
     tree = TokenTree.single(prompt.token_ids)
-    return admitted(facts, use, task, tree, None if top is None else readout, finish, truncated=prompt.truncated)
+    return admitted(ctx, scope, task, tree, None if top is None else readout, finish, truncated=prompt.truncated)
 
 
-def decoded(facts: Facts, ids: tuple[int, ...]) -> str:
+def decoded(ctx: AdmissionContext, ids: tuple[int, ...]) -> str:
     """Of single tokens, which decisions draw by the million, the text is kept."""
     if len(ids) != 1:
-        return facts.encoder.tokenizer.decode(ids) if ids else ""
-    text = facts.words.get(ids[0])
+        return ctx.encoder.tokenizer.decode(ids) if ids else ""
+    text = ctx.words.get(ids[0])
     if text is None:
-        text = facts.encoder.tokenizer.decode(ids)
-        facts.words.put(ids[0], text)
+        text = ctx.encoder.tokenizer.decode(ids)
+        ctx.words.put(ids[0], text)
     return text
 
 
-def complete(facts: Facts, sampling: Sampling, outcome: Outcome) -> Completion:
+def complete(ctx: AdmissionContext, sampling: Sampling, outcome: Outcome) -> Completion:
     """The result of a text. Text that no reader followed is decoded, and cut at a stop string, here."""
     stats = outcome.stats
     ids, logprobs = outcome.token_ids, outcome.logprobs
@@ -252,7 +254,7 @@ def complete(facts: Facts, sampling: Sampling, outcome: Outcome) -> Completion:
     text = outcome.text
     if text is None:
         started = time.perf_counter()
-        text = decoded(facts, ids)
+        text = decoded(ctx, ids)
         if sampling.stops is not None and len(ids) > sampling.min_tokens:
             text, stopped = sampling.stops.cut(text, sampling.include_stop)
             reason = "stop" if stopped else reason

@@ -1,6 +1,6 @@
 """Guard: one field of a guard model's answer, scored as labels behind the text that the model would have written.
 
-chat template … <|im_start|>assistant\\n…Safety:    what the model was trained to read, and its answer so far
+chat template … <|im_start|>assistant\\n…Safety:    the text that the model was trained to read, and its answer so far
     ├─ " Safe"                                      the labels, one trie in the same forward pass
     ├─ " Unsafe"
     └─ " Controversial"
@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import checks
-from prelude.admission.facts import Facts, admitted
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.labels import LabelTrie, build_trie
 from prelude.admission.messages import shorten_messages
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, render, require_messages
-from prelude.admission.tokenization import Use
+from prelude.admission.tokenization import TokenizationScope
 from prelude.batch import LogprobRows
 from prelude.errors import InvalidRequest, RecipeError, shown
 from prelude.recipes import GuardField, GuardRecipe, names, recipe_of
@@ -27,29 +27,30 @@ from prelude.results import GuardAnswer
 from prelude.tasks import Guard
 
 
-def prepare_guard(facts: Facts, use: Use, task: Guard) -> tuple[Admitted, Notes]:
-    recipe = guard_recipe(facts, task.recipe)
-    checks.one_of(task.truncation, "truncation", TRUNCATIONS)
+def prepare_guard(ctx: AdmissionContext, scope: TokenizationScope, task: Guard) -> tuple[Admitted, Notes]:
+    recipe = guard_recipe(ctx, task.recipe)
+    validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     require_messages(task.prompt, "prompt", "a guard model")
-    messages, dropped = shorten_messages(facts, task.prompt, "prompt", task.truncation)
-    pieces = render(facts, messages, "prompt", True)
-    field, written = next_field(recipe, messages, task.given)
+    messages, dropped = shorten_messages(ctx, task.prompt, "prompt", task.truncation)
+    pieces = render(ctx, messages, "prompt", True)
+    field, written, said = next_field(recipe, messages, task.given)
     pieces.append((written, True))
-    labels = field.labels_for(about_response(messages))
-    label_ids = tuple(tuple(use.encoder.fixed(use, recipe.separator + label).tolist()) for label in labels)
+    texts = continuations(recipe, field, said, about_response(messages))
+    labels = tuple(texts)
+    label_ids = tuple(tuple(scope.encode_pieces([(text, True)]).tolist()) for text in texts.values())
     trie = build_trie(label_ids, labels, "recipe.labels")
-    ids = use.encode_pieces(pieces)
-    room = facts.max_length - trie.depth
+    ids = scope.encode_pieces(pieces)
+    room = ctx.max_length - trie.depth
     excess = max(0, len(ids) - room)
     if excess:
-        ids, cuttable = use.encode_cuttable(pieces)
-        ids = ids[kept(facts, cuttable, excess, task.truncation, "prompt", room)]
+        ids, cuttable = scope.encode_cuttable(pieces)
+        ids = ids[kept(ctx, cuttable, excess, task.truncation, "prompt", room)]
     last = np.int32(len(ids) - 1)
     tree = TokenTree.build([(-1, ids), *((parent + 1, piece) for parent, piece in trie.segments)])
     readout = LogprobRows(trie.rows + last, trie.target_rows, trie.targets)
     ready = admitted(
-        facts,
-        use,
+        ctx,
+        scope,
         task,
         tree,
         readout,
@@ -59,27 +60,32 @@ def prepare_guard(facts: Facts, use: Use, task: Guard) -> tuple[Admitted, Notes]
     return ready, Notes(labels=tuple(zip(labels, label_ids)), recipe=recipe.name, activation="softmax")
 
 
-def guard_recipe(facts: Facts, given: Any) -> GuardRecipe:
+def guard_recipe(ctx: AdmissionContext, given: Any) -> GuardRecipe:
     """The recipe that is named, or the model's; ``RecipeError`` where nothing says it."""
     if given is not None:
         named: GuardRecipe = recipe_of(given, GuardRecipe)
         return named
-    if facts.recipes.guard is not None:
-        return facts.recipes.guard
+    if ctx.recipes.guard is not None:
+        return ctx.recipes.guard
     raise RecipeError(
-        f"the model directory does not say how it guards (looked for: {'; '.join(facts.recipes.looked)}), and other "
+        f"the model directory does not say how it guards (looked for: {'; '.join(ctx.recipes.looked)}), and other "
         f"models answer in other words; name it: recipe={' or '.join(map(repr, names(GuardRecipe)))}, or a "
         "GuardRecipe of your own",
         field="recipe",
     )
 
 
-def about_response(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(messages[-1].get("role") == "assistant")
+def about_response(messages: Any) -> bool:
+    """Whether the last message is the assistant's; what are no messages is refused where they are rendered."""
+    last = messages[-1] if isinstance(messages, Sequence) and messages else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
-def next_field(recipe: GuardRecipe, messages: Sequence[Mapping[str, Any]], given: Any) -> tuple[GuardField, str]:
-    """The first field that ``given`` does not answer, and the text of the answer before its label."""
+def next_field(
+    recipe: GuardRecipe, messages: Sequence[Mapping[str, Any]], given: Any
+) -> tuple[GuardField, str, tuple[str, ...]]:
+    """The first field that ``given`` does not answer, the text of the answer before its label, and the labels that
+    it has already."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{shown(given)} is not a mapping of fields to labels", field="given")
@@ -92,19 +98,50 @@ def next_field(recipe: GuardRecipe, messages: Sequence[Mapping[str, Any]], given
             field="given",
         )
     written = ""
-    for field in asked:
+    for at, field in enumerate(asked):
         written += field.before
         if field.name not in given:
-            if len(given) > asked.index(field):
+            if len(given) > at:
                 raise InvalidRequest(f"{field.name!r} comes before the others; give its label too", field="given")
-            return field, written
-        label = given[field.name]
-        if label not in field.labels_for(response):
-            raise InvalidRequest(f"{shown(label)} is not a label of {field.name!r}", field=f"given.{field.name}")
-        written += recipe.separator + label
+            return field, written, ()
+        said, ended = _labels_given(field, given[field.name], response)
+        written += recipe.separator + field.joiner.join(said)
+        if not ended:
+            if len(given) > at + 1:
+                raise InvalidRequest(
+                    f'{field.name!r} is not at its end, and a field behind it is given; end its list with ""',
+                    field=f"given.{field.name}",
+                )
+            return field, written, said
     raise InvalidRequest("every field is answered; leave one out", field="given")
+
+
+def _labels_given(field: GuardField, value: Any, response: bool) -> tuple[tuple[str, ...], bool]:
+    """The labels of a field, and whether they are all: those of a list are, where "" ends it."""
+    labels, here = field.labels_for(response), f"given.{field.name}"
+    several = bool(field.joiner) and isinstance(value, list | tuple)
+    said = tuple(value) if several else (value,)
+    ended = not several or (len(said) > 1 and said[-1] == "")
+    said = said[:-1] if several and ended else said
+    for label in said:
+        if not isinstance(label, str) or label not in labels:
+            raise InvalidRequest(f"{shown(label)} is not a label of {field.name!r}", field=here)
+    if not said or len(set(said)) < len(said) or (len(said) > 1 and field.none in said):
+        raise InvalidRequest(f"{shown(value)} are not different labels that stand beside one another", field=here)
+    return said, ended or said == (field.none,)
+
+
+def continuations(recipe: GuardRecipe, field: GuardField, said: tuple[str, ...], response: bool) -> dict[str, str]:
+    """What the model may write next, and its text: a label; behind labels that it has, another one, or "" and the
+    field's end."""
+    labels = field.labels_for(response)
+    if not said:
+        return {label: recipe.separator + label for label in labels}
+    more = {label: field.joiner + label for label in labels if label not in said and label != field.none}
+    return {**more, "": recipe.after(field, response)}
 
 
 def _answer(field: str, labels: tuple[str, ...], trie: LabelTrie, outcome: Outcome) -> GuardAnswer:
     index, _, probabilities, logprobs, mass = trie.paths.weigh(labels, outcome.pairs(), 0)
-    return GuardAnswer(field, labels[index], probabilities, logprobs, mass, outcome.stats)
+    label = labels[index]
+    return GuardAnswer(field, label, probabilities, logprobs, mass, outcome.stats, labels=(label,))

@@ -11,7 +11,7 @@ its prefix, however many labels go through it:
         └─ " no"              edge 4, scored at row 0
 
 Nodes that are fed and have one fed child are joined into one segment. A label that is the beginning of another one
-("A", "AB") is a node of its path: its logprob is that of its own tokens, whatever comes after.
+("A", "AB") is a node of its path: its logprob is that of its own tokens, without the tokens after them.
 """
 
 from __future__ import annotations

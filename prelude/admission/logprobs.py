@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import checks
-from prelude.admission.facts import Facts, admitted
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.prepared import Admitted, Outcome, TokenTree
 from prelude.admission.prompts import Encoded, encode_prompt
-from prelude.admission.tokenization import Use, token_ids
+from prelude.admission.tokenization import TokenizationScope, token_ids
 from prelude.batch import I32, LogprobOutput, LogprobRows
 from prelude.errors import InvalidRequest, PromptTooLong
 from prelude.results import LoglikelihoodResult, PromptLogprobsResult, RequestStats, TokenLogprob
 from prelude.tasks import Loglikelihood, PromptLogprobs
 
 
-def prepare_loglikelihood(facts: Facts, use: Use, task: Loglikelihood) -> Admitted:
-    """Context and continuation are tokenised apart and nothing moves between them: what is scored is exactly the
+def prepare_loglikelihood(ctx: AdmissionContext, scope: TokenizationScope, task: Loglikelihood) -> Admitted:
+    """Context and continuation are tokenised apart and nothing moves between them: the scored tokens are exactly the
     given continuation. (lm-eval's rule, spaces at the context's end go to the continuation, is its client's.) The
     tokenizer's beginning-of-text token is put before the context, its end-of-text token is not put anywhere. An
     empty context is BOS, or EOS where there is no BOS. Truncation cuts the context only. The last token of the
     continuation is not fed, so context and continuation may hold ``max_length + 1`` tokens together."""
-    continuation = continuation_ids(facts, use, task.continuation)
-    room = facts.max_length + 1 - len(continuation)
-    context = context_ids(facts, use, task, room, len(continuation))
+    continuation = continuation_ids(ctx, scope, task.continuation)
+    room = ctx.max_length + 1 - len(continuation)
+    context = context_ids(ctx, scope, task, room, len(continuation))
     ids = np.concatenate([context.token_ids, continuation])
     first, last = len(context.token_ids) - 1, len(ids) - 1
     index = np.arange(last - first, dtype=np.int32)
@@ -39,15 +39,15 @@ def prepare_loglikelihood(facts: Facts, use: Use, task: Loglikelihood) -> Admitt
         return LoglikelihoodResult(float(logprobs.sum()), logprobs, continuation, greedy, outcome.stats)
 
     tree = TokenTree.single(ids[:last])
-    return admitted(facts, use, task, tree, readout, finish, truncated=context.truncated)
+    return admitted(ctx, scope, task, tree, readout, finish, truncated=context.truncated)
 
 
-def continuation_ids(facts: Facts, use: Use, continuation: Any) -> I32:
+def continuation_ids(ctx: AdmissionContext, scope: TokenizationScope, continuation: Any) -> I32:
     if isinstance(continuation, str):
-        checks.text(continuation, "continuation", facts.max_chars, empty=False)
-        ids = use.encode(continuation, parse_special=True)
+        validation.text(continuation, "continuation", ctx.max_chars, empty=False)
+        ids = scope.encode(continuation, parse_special=True)
     elif isinstance(continuation, list | tuple | np.ndarray):
-        ids = token_ids(continuation, "continuation", facts.encoder, facts.max_chars)
+        ids = token_ids(continuation, "continuation", ctx.encoder, ctx.max_chars)
     else:
         raise InvalidRequest(f"{type(continuation).__name__} is neither text nor token ids", field="continuation")
     if len(ids) == 0:
@@ -55,18 +55,20 @@ def continuation_ids(facts: Facts, use: Use, continuation: Any) -> I32:
     return ids
 
 
-def context_ids(facts: Facts, use: Use, task: Loglikelihood, room: int, scored: int) -> Encoded:
+def context_ids(
+    ctx: AdmissionContext, scope: TokenizationScope, task: Loglikelihood, room: int, scored: int
+) -> Encoded:
     if room < 1:
         raise PromptTooLong(
-            f"{scored} tokens; after a context of at least one token the limit is {facts.max_length}; shorten it "
+            f"{scored} tokens; after a context of at least one token the limit is {ctx.max_length}; shorten it "
             "(truncation= cuts the context alone)",
             tokens=scored,
-            limit=facts.max_length,
+            limit=ctx.max_length,
             field="continuation",
         )
     return encode_prompt(
-        facts,
-        use,
+        ctx,
+        scope,
         task.context,
         field="context",
         truncation=task.truncation,
@@ -76,27 +78,27 @@ def context_ids(facts: Facts, use: Use, task: Loglikelihood, room: int, scored: 
     )
 
 
-def prepare_prompt_logprobs(facts: Facts, use: Use, task: PromptLogprobs) -> Admitted:
-    top = checks.integer(task.top, "top", 0, top_limit(facts))
-    last = None if task.last is None else checks.integer(task.last, "last", 1, 1 << 31)
+def prepare_prompt_logprobs(ctx: AdmissionContext, scope: TokenizationScope, task: PromptLogprobs) -> Admitted:
+    top = validation.integer(task.top, "top", 0, top_limit(ctx))
+    last = None if task.last is None else validation.integer(task.last, "last", 1, 1 << 31)
     prompt = encode_prompt(
-        facts,
-        use,
+        ctx,
+        scope,
         task.prompt,
         field="prompt",
         truncation=task.truncation,
-        room=facts.max_length,
+        room=ctx.max_length,
         offsets=True,
     )
     readout, finish = prompt_readout(prompt, top, last)
     tree = TokenTree.single(prompt.token_ids)
     return admitted(
-        facts, use, task, tree, readout, lambda outcome: finish(outcome, outcome.stats), truncated=prompt.truncated
+        ctx, scope, task, tree, readout, lambda outcome: finish(outcome, outcome.stats), truncated=prompt.truncated
     )
 
 
-def top_limit(facts: Facts) -> int:
-    return min(facts.config.max_top, facts.limits.vocab_size)
+def top_limit(ctx: AdmissionContext) -> int:
+    return min(ctx.config.max_top, ctx.limits.vocab_size)
 
 
 def prompt_readout(

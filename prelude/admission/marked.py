@@ -1,197 +1,147 @@
-"""Decide for a model with a marker head: one prompt a question, one logit an option (``prelude/marking.py``).
+"""Decide for a model whose head reads the options of a question: one logit an option.
 
-The text of a prompt is the one that the model was trained on, pieces tokenised apart. Its own cuts are taken where a
-request allows truncation: an option to 48 tokens, options and question to ``head_length``, the state to the rest.
+The text of a prompt is the one that the model was trained on (``prelude/admission/forms``). Its own cuts are taken
+where a request allows truncation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from prelude.admission import checks
-from prelude.admission.asked import Asked, asked_of, check_characters
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.decide import named
-from prelude.admission.facts import Facts, admitted
-from prelude.admission.prepared import Admitted, Outcome, TokenTree
+from prelude.admission.forms import FORMS, Form, Rendered
+from prelude.admission.plain_question import PlainQuestion, check_characters, plain_question
+from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import TRUNCATIONS
 from prelude.admission.structured import MAX_TEXT, text_of
-from prelude.admission.tokenization import Use
-from prelude.batch import I32, HeadOutput, HeadRows
+from prelude.admission.tokenization import TokenizationScope
+from prelude.batch import HeadOutput, OptionOutput
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
-from prelude.marking import KINDS, MarkerSettings
+from prelude.option_settings import OptionSettings
 from prelude.results import Answer, Answers
 from prelude.tasks import Decide
 
-_OPTION_TOKENS = 48  # behind its mask token
-_LEAST_QUESTION, _LEAST_OPTION = 16, 4
-_UNDESCRIBED = ("yes, the statement holds", "no, the statement does not hold")  # of a Noul: true, false
 
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """A question as a prompt. ``markers`` are the places of its options' mask tokens."""
-
-    asked: Asked
-    ids: I32
-    markers: list[int]
-    cut: int
-
-
-def prepare_marked(settings: MarkerSettings, facts: Facts, use: Use, task: Decide) -> Admitted:
+def prepare_marked(
+    settings: OptionSettings, ctx: AdmissionContext, scope: TokenizationScope, task: Decide
+) -> Admitted:
     _refuse(task)
-    truncation = checks.one_of(task.truncation, "truncation", TRUNCATIONS)
+    form = FORMS[settings.form]
+    truncation = validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     questions, names = named(task.questions)
     if not isinstance(questions, list | tuple) or not questions:
         raise InvalidRequest(f"{shown(questions)} is not a list of 1 or more questions", field="questions")
-    most = facts.config.max_questions
+    most = ctx.config.max_questions
     if most is not None and len(questions) > most:
         raise InvalidRequest(
             f"{len(questions)} questions; the limit is {most} (EngineConfig.max_questions)", field="questions"
         )
-    state, from_left = _state(facts, task.state)
-    ids = _encode(use, settings, state)
-    marked = [
-        _marked(facts, use, settings, question, f"questions[{at}]", ids, from_left)
-        for at, question in enumerate(questions)
-    ]
-    cut = sum(one.cut for one in marked)
-    if cut and truncation == "error":
-        first = next(at for at, one in enumerate(marked) if one.cut)
+    state = form.state(scope, settings, *_state(ctx, task.state))
+    longest = min(settings.max_length, ctx.max_length)
+    rendered = []
+    for at, question in enumerate(questions):
+        field = f"questions[{at}]"
+        plain = plain_question(ctx, question, field)
+        check_characters(ctx, plain, field)
+        rendered.append(form.render(scope, settings, plain, state, longest, field))
+    tree, rows = form.tree(settings, state, rendered)
+    cut = _cut(ctx, settings, rendered, truncation)
+    if tree.depth > longest:
+        at, one = max(enumerate(rendered), key=lambda found: len(found[1].ids))
         raise PromptTooLong(
-            f"questions[{first}] with its options and the state are {marked[first].cut} tokens longer than the "
-            f"model reads ({settings.max_length}, of them {settings.head_length} for question and options); shorten "
-            'them or set truncation="head", which cuts as the model was trained',
-            tokens=len(marked[first].ids) + marked[first].cut,
-            limit=settings.max_length,
-            field="state",
+            f"{len(one.read) - form.together} options and their question are {tree.depth} tokens after all cuts; the "
+            f"limit is {longest}; ask with fewer options, or shorten the state",
+            tokens=tree.depth,
+            limit=longest,
+            field=f"questions[{at}]",
         )
-    tree, rows = _tree(marked)
-    if tree.num_tokens > facts.step_tokens:
+    if tree.num_tokens > ctx.step_tokens:
         raise RequestTooLarge(
-            f"{tree.num_tokens} tokens of {len(marked)} questions; one step computes at most {facts.step_tokens} "
+            f"{tree.num_tokens} tokens of {len(rendered)} questions; one step computes at most {ctx.step_tokens} "
             "(from EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
             field="questions",
         )
-    finish = partial(_answers, marked, settings, facts.template, names)
-    return admitted(facts, use, task, tree, HeadRows(rows, several=True), finish, truncated=cut)
+    finish = partial(_answers, form, rendered, settings, ctx.template, names)
+    return admitted(ctx, scope, task, tree, form.readout(rows, rendered), finish, truncated=cut)
+
+
+def _cut(ctx: AdmissionContext, settings: OptionSettings, rendered: list[Rendered], truncation: str) -> int:
+    """How many tokens were left out; ``PromptTooLong`` where the request does not allow it."""
+    cut = sum(one.cut for one in rendered)
+    if cut and truncation == "error":
+        first = next(at for at, one in enumerate(rendered) if one.cut)
+        parts = f", of them {settings.head_length} for question and options" if settings.head_length else ""
+        parts += f", of them {settings.state_length} for the state" if settings.state_length else ""
+        raise PromptTooLong(
+            f"questions[{first}] with its options and the state are {rendered[first].cut} tokens longer than the "
+            f"model reads ({settings.max_length}{parts}); shorten "
+            'them or set truncation="head", which cuts as the model was trained',
+            tokens=len(rendered[first].ids) + rendered[first].cut,
+            limit=settings.max_length,
+            field="state",
+        )
+    return cut
 
 
 def _refuse(task: Decide) -> None:
-    """What has no meaning where a head reads the options."""
+    """Refuses the settings that have no meaning where a head reads the options."""
     if task.template is not None:
-        raise InvalidRequest("a model with a marker head has a text form of its own", field="template")
+        raise InvalidRequest("a model whose head reads the options has a text form of its own", field="template")
     if task.length_norm != "none":
-        raise InvalidRequest("a marker head gives one number an option, whatever its length", field="length_norm")
+        raise InvalidRequest("such a head gives one number an option, whatever its length", field="length_norm")
     if task.orders != "given":
-        raise InvalidRequest("a marker head reads the options as they are listed", field="orders")
+        raise InvalidRequest("such a head reads the options as they are listed", field="orders")
 
 
-def _state(facts: Facts, state: Any) -> tuple[str, bool]:
+def _state(ctx: AdmissionContext, state: Any) -> tuple[str, bool]:
     """Its text, and whether the beginning is cut of one that is too long, as of a list."""
     from_left = isinstance(state, list | tuple)
     if not isinstance(state, str | Mapping) and not from_left:
         raise InvalidRequest(f"{shown(state)} is not text, an object or an array", field="state")
-    return checks.text(text_of(state, "state", MAX_TEXT), "state", facts.max_chars), from_left
-
-
-def _encode(use: Use, settings: MarkerSettings, text: str) -> list[int]:
-    found: list[int] = use.encode(text.replace(settings.mask_text, " ")).tolist()
-    return found
-
-
-def _options(asked: Asked) -> list[str]:
-    notes = asked.notes
-    if asked.kind == "choice":
-        written = notes or ("",) * len(asked.labels)
-        return [f"{label}: {note}" if note else label for label, note in zip(asked.labels, written)]
-    if asked.kind == "score":
-        return [f"level {index}: {text}" for index, text in enumerate(notes or asked.labels)]
-    true, false = (note or usual for note, usual in zip(notes or ("", ""), _UNDESCRIBED))
-    return [f"false: {false}", f"true: {true}"]
-
-
-def _marked(
-    facts: Facts, use: Use, settings: MarkerSettings, question: Any, field: str, state: list[int], from_left: bool
-) -> Marked:
-    asked = asked_of(facts, question, field)
-    check_characters(facts, asked, field)
-    whole = [_encode(use, settings, f" {option}") for option in _options(asked)]
-    options = [[settings.mask, *ids[:_OPTION_TOKENS]] for ids in whole]
-    if settings.head_length - sum(map(len, options)) < _LEAST_QUESTION:
-        most = max(_LEAST_OPTION, (settings.head_length - _LEAST_QUESTION) // len(options))
-        options = [ids[:most] for ids in options]
-    all_ids = _encode(use, settings, f"{asked.kind} question: {asked.text}")
-    text = all_ids[: max(8, settings.head_length - sum(map(len, options)))]
-    cut = len(all_ids) - len(text) + sum(map(len, whole)) + len(whole) - sum(map(len, options))
-    ids, markers = [settings.cls, *text, settings.sep], []
-    for option in options:
-        markers.append(len(ids))
-        ids += option
-    ids.append(settings.sep)
-    most = min(settings.max_length, facts.max_length)
-    room = max(0, most - len(ids) - 1)
-    kept = state[max(0, len(state) - room) :] if from_left else state[:room]
-    ids += [*kept, settings.sep]
-    if len(ids) > most:
-        raise PromptTooLong(
-            f"{len(options)} options and their question are {len(ids)} tokens, cut as short as they may be; the "
-            f"limit is {most}; ask with fewer options",
-            tokens=len(ids),
-            limit=most,
-            field=field,
-        )
-    return Marked(asked, np.array(ids, dtype=np.int32), markers, cut + len(state) - len(kept))
-
-
-def _tree(marked: list[Marked]) -> tuple[TokenTree, I32]:
-    """A tree for each question. The type of a token counts the segments above its own, so a question of type t stands
-    below t empty segments."""
-    segments: list[tuple[int, I32]] = []
-    rows: list[int] = []
-    tokens = 0
-    for one in marked:
-        parent = -1
-        for _ in range(KINDS.index(one.asked.kind)):
-            segments.append((parent, np.zeros(0, dtype=np.int32)))
-            parent = len(segments) - 1
-        segments.append((parent, one.ids))
-        rows += [tokens + marker for marker in one.markers]
-        tokens += len(one.ids)
-    return TokenTree.build(segments), np.array(rows, dtype=np.int32)
+    return validation.text(text_of(state, "state", MAX_TEXT, layout=ctx.layout), "state", ctx.max_chars), from_left
 
 
 def _answers(
-    marked: list[Marked], settings: MarkerSettings, template: Any, names: tuple[str, ...] | None, outcome: Outcome
+    form: Form,
+    rendered: list[Rendered],
+    settings: OptionSettings,
+    template: Any,
+    names: tuple[str, ...] | None,
+    outcome: Outcome,
 ) -> Answers:
     output = outcome.output
-    if not isinstance(output, HeadOutput):
-        raise TypeError(f"a marker head gives HeadOutput, got {type(output).__name__}")
-    logits, at, found = output.logits[:, 0].astype(np.float64), 0, []
-    for one in marked:
-        count = len(one.markers)
-        scaled = logits[at : at + count] / settings.temperature(one.asked.kind, count)
-        at += count
+    if not isinstance(output, HeadOutput | OptionOutput):
+        raise TypeError(f"a head that reads options gives HeadOutput or OptionOutput, got {type(output).__name__}")
+    logits = output.logits.reshape(-1).astype(np.float64)
+    at, found = 0, []
+    for one in rendered:
+        count = len(one.read) - form.together
+        scaled = logits[at : at + count] / settings.temperature(one.plain.kind, count)
+        at += len(one.read)
         relative = scaled - scaled.max()
         logprobs = (relative - math.log(np.exp(relative).sum())).tolist()
-        found.append(_answer(one.asked, logprobs, template))
+        if one.plain.kind == "noul" and not form.yes_first:
+            logprobs.reverse()
+        found.append(_answer(one.plain, logprobs, template))
     return Answers(found, outcome.stats, names)
 
 
-def _answer(asked: Asked, logprobs: list[float], template: Any) -> Answer:
-    labels = asked.labels
-    if asked.kind == "noul":
-        labels, logprobs = (template.yes, template.no), logprobs[::-1]
+def _answer(plain: PlainQuestion, logprobs: list[float], template: Any) -> Answer:
+    labels = plain.labels
+    if plain.kind == "noul":
+        labels = (template.yes, template.no)
     shares = [math.exp(one) for one in logprobs]
     index = max(range(len(shares)), key=shares.__getitem__)
     expected = None
-    if asked.kind == "score":
-        expected = math.fsum(level * share for level, share in enumerate(shares, start=asked.first))
+    if plain.kind == "score":
+        expected = math.fsum(level * share for level, share in enumerate(shares, start=plain.first))
     return Answer(
         labels[index],
         index,
@@ -199,7 +149,7 @@ def _answer(asked: Asked, logprobs: list[float], template: Any) -> Answer:
         dict(zip(labels, shares)),
         dict(zip(labels, logprobs)),
         math.nan,
-        shares[0 if asked.kind == "noul" else index],
+        shares[0 if plain.kind == "noul" else index],
         expected,
-        asked.kind,
+        plain.kind,
     )

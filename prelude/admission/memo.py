@@ -12,7 +12,7 @@ V = TypeVar("V")
 class Memo(Generic[K, V]):
     """Least-recently-used in two generations.
 
-        young   what was asked for lately; when it is full it becomes the old one
+        young   entries that were used lately; when it is full it becomes the old one
         old     the generation before; a hit moves the entry back to the young one
 
     At most twice ``capacity`` stays alive, in units of ``weight(value)``. Only single dict operations are used, so

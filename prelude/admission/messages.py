@@ -1,7 +1,7 @@
-"""Chat messages as they are given: what they may hold, and copies of them.
+"""Chat messages as they are given: their bounds, and copies of them.
 
 A chat template sees every field of a message, so all of them are bounded, not the text alone: characters (of strings
-and of keys) together, values (messages, items and what stands under a key) together, and how deep they are nested.
+and of keys) together, values (messages, items and the values of keys) together, and how deep they are nested.
 Where the caller allows it, the texts of the messages are cut so that the characters stay within their bound. A copy
 is made in the caller's thread, which may be a loop: it stops where the messages are too large to be taken.
 """
@@ -12,14 +12,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from prelude.admission import checks
-from prelude.admission.facts import Facts
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 
 MAX_VALUES = 1 << 15
 MAX_DEPTH = 64
 MAX_ROLE = 64  # characters
-VALUE_CHARS = 16  # what preparing one value costs, in characters
+VALUE_CHARS = 16  # the cost of preparing one value, in characters
 _PLAIN = frozenset([str, int, float, bool, type(None)])
 
 
@@ -42,18 +42,18 @@ TOO_DEEP = TooLarge(f"it is nested deeper than {MAX_DEPTH}; flatten it, or give 
 
 def copy_messages(messages: Sequence[Any]) -> list[Any]:
     if len(messages) > MAX_VALUES:
-        return list(messages)  # refused for its length, whatever they say
+        return list(messages)  # refused for its length, with any values
     copies: list[Any] = _Copies().of(messages, MAX_DEPTH)
     return copies
 
 
 def copy_value(value: Any) -> Any:
-    """A copy of an object or an array, in which ``TooLarge`` stands for what passes the bounds."""
+    """A copy of an object or an array, in which ``TooLarge`` replaces values past the bounds."""
     return _Copies().of(value, MAX_DEPTH)
 
 
 class _Copies:
-    """Of dicts and lists, as JSON has them; anything else is immutable, or is nobody's business but its owner's."""
+    """Of dicts and lists, as JSON has them; any other object is immutable, or its owner may change it."""
 
     def __init__(self) -> None:
         self._left = MAX_VALUES
@@ -90,37 +90,39 @@ def rough_size(messages: Any, enough: int) -> int:
         elif isinstance(value, list | tuple):
             ahead.extend(value)
         elif type(value) not in _PLAIN:
-            size += enough  # who knows what the template is going to see of it
+            size += enough  # the template may read any part of it
     return size
 
 
 # ------------------------------------------------------------------ checking
 
 
-def check_messages(facts: Facts, messages: Sequence[Any], field: str) -> int:
+def check_messages(ctx: AdmissionContext, messages: Sequence[Any], field: str) -> int:
     """Roles are strings, contents text or lists of text parts, and all fields are within the limits. Returns how many
     characters more the messages might have."""
-    most = min(facts.max_length, MAX_VALUES)
+    most = min(ctx.max_length, MAX_VALUES)
     if len(messages) > most:
         raise RequestTooLarge(f"{len(messages)} messages; the limit is {most}", field=field)
-    account = _Account(facts, field, MAX_VALUES - len(messages))
+    account = _Account(ctx, field, MAX_VALUES - len(messages))
     for index, message in enumerate(messages):
         here = f"{field}[{index}]"
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"{shown(message)} is not a message (a mapping with role and content)", field=here)
         account.message(message, here)
-        content_text(message.get("content"), f"{here}.content", facts.max_chars)
+        content_text(message.get("content"), f"{here}.content", ctx.max_chars)
     return account.chars
 
 
 # ------------------------------------------------------------------ cutting
 
 
-def shorten_messages(facts: Facts, messages: Sequence[Any], field: str, truncation: str) -> tuple[Sequence[Any], int]:
+def shorten_messages(
+    ctx: AdmissionContext, messages: Sequence[Any], field: str, truncation: str
+) -> tuple[Sequence[Any], int]:
     """Messages of more than ``max_chars`` characters with their texts cut, as one text, to what the other fields
     leave; and how many characters were cut. Other messages stay as they are, and with ``truncation="error"`` all
     do."""
-    if truncation == "error" or rough_size(messages, facts.max_chars) < facts.max_chars:
+    if truncation == "error" or rough_size(messages, ctx.max_chars) < ctx.max_chars:
         return messages, 0
     total = 0
 
@@ -129,12 +131,12 @@ def shorten_messages(facts: Facts, messages: Sequence[Any], field: str, truncati
         total += len(text)
         return ""
 
-    room = check_messages(facts, with_texts(messages, left_out), field)
+    room = check_messages(ctx, with_texts(messages, left_out), field)
     excess = total - room
     if excess <= 0:
         return messages, 0
     if room < 1:
-        raise too_many_characters(facts, field)
+        raise too_many_characters(ctx, field)
     begin = {"head": 0, "tail": room, "middle": (room + 1) // 2}[truncation]
     at = 0
 
@@ -148,7 +150,8 @@ def shorten_messages(facts: Facts, messages: Sequence[Any], field: str, truncati
 
 
 def with_texts(messages: Sequence[Any], change: Callable[[str], str]) -> list[Any]:
-    """Messages with ``change`` of each text in the place of it, called in their order; what is no message stays."""
+    """Messages with ``change`` of each text in the place of it, called in their order; values that are no messages
+    stay."""
 
     def changed(value: Any, key: str) -> Any:
         if not isinstance(value, Mapping) or isinstance(value, TooLarge):
@@ -167,13 +170,14 @@ def with_texts(messages: Sequence[Any], change: Callable[[str], str]) -> list[An
 
 
 class _Account:
-    """What one list of messages may still hold. Paths are chains (the part before, key or index) up to a text."""
+    """The rest of the bounds of one list of messages. Paths are chains (the part before, key or index) up to a
+    text."""
 
-    def __init__(self, facts: Facts, field: str, values: int) -> None:
-        self._facts = facts
+    def __init__(self, ctx: AdmissionContext, field: str, values: int) -> None:
+        self._context = ctx
         self._field = field  # of all messages
         self._values = values
-        self.chars = facts.max_chars  # what is left of them
+        self.chars = ctx.max_chars  # the rest of them
 
     def message(self, message: Mapping[Any, Any], here: str) -> None:
         """The names "role" and "content", and short roles, are no more than the template's own text."""
@@ -187,7 +191,7 @@ class _Account:
         self._enter(len(message), here, MAX_DEPTH - 1)
         for key, value in message.items():
             if key == "role":
-                checks.text(value, f"{here}.role", MAX_ROLE)
+                validation.text(value, f"{here}.role", MAX_ROLE)
                 continue
             inside = (here, key)
             if key != "content" and isinstance(key, str):
@@ -225,11 +229,11 @@ class _Account:
         self._values -= length
 
     def _text(self, value: str, path: Any) -> None:
-        if len(value) > self._facts.max_chars or not value.isascii():
-            checks.text(value, written(path), self._facts.max_chars)
+        if len(value) > self._context.max_chars or not value.isascii():
+            validation.text(value, written(path), self._context.max_chars)
         self.chars -= len(value)
         if self.chars < 0:
-            raise too_many_characters(self._facts, self._field)
+            raise too_many_characters(self._context, self._field)
 
 
 def written(path: Any) -> str:
@@ -243,7 +247,7 @@ def written(path: Any) -> str:
 
 
 def shown_fields(value: Any, path: Any) -> Any:
-    """What a chat template sees of an object that brings its own idea of it; ``None`` for any other."""
+    """The form that a chat template sees of an object with a form of its own; ``None`` for any other object."""
     try:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -254,9 +258,9 @@ def shown_fields(value: Any, path: Any) -> Any:
         raise InvalidRequest(message, field=written(path)) from error
 
 
-def too_many_characters(facts: Facts, field: str) -> RequestTooLarge:
+def too_many_characters(ctx: AdmissionContext, field: str) -> RequestTooLarge:
     return RequestTooLarge(
-        f"the messages have more than {facts.max_chars} characters together, checked before tokenising; shorten "
+        f"the messages have more than {ctx.max_chars} characters together, checked before tokenising; shorten "
         'them, set truncation="head", "tail" or "middle" (which cuts the texts of messages alone), or '
         "raise EngineConfig.max_prompt_chars",
         field=field,
@@ -268,7 +272,7 @@ def content_text(content: Any, field: str, most: int) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return checks.text(content, field, most)
+        return validation.text(content, field, most)
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
         raise InvalidRequest(f"{shown(content)} is not text or a list of text parts", field=field)
     if len(content) > most:
@@ -278,5 +282,5 @@ def content_text(content: Any, field: str, most: int) -> str:
         if not isinstance(part, Mapping) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, Mapping) else part
             raise InvalidRequest(f"{shown(kind)} is not a text part; only text is taken", field=f"{field}[{index}]")
-        texts.append(checks.text(part.get("text"), f"{field}[{index}].text", most))
+        texts.append(validation.text(part.get("text"), f"{field}[{index}].text", most))
     return "".join(texts)

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission.asked import Asked
+from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.template import DecisionTemplate
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, TemplateError, shown
@@ -40,7 +40,7 @@ class Arranged:
     """``asked`` with its labels in the order of shift 0; ``starts``: the shifts that are shown; ``places[i]``: the
     place of the caller's label i, ``None`` where all are where they were."""
 
-    asked: Asked
+    plain: PlainQuestion
     starts: tuple[int, ...] = ONCE
     places: tuple[int, ...] | None = None
 
@@ -58,30 +58,30 @@ def check_orders(value: Any) -> Orders:
     )
 
 
-def arranged(asked: Asked, orders: Orders, template: DecisionTemplate, field: str) -> Arranged:
-    if orders == "given" or asked.kind == "score":
-        return Arranged(asked)
+def arranged(plain: PlainQuestion, orders: Orders, template: DecisionTemplate, field: str) -> Arranged:
+    if orders == "given" or plain.kind == "score":
+        return Arranged(plain)
     places: tuple[int, ...] | None = None
-    if asked.kind == "choice":
-        order = sorted(range(len(asked.labels)), key=asked.labels.__getitem__)
-        asked = asked.arranged(order)
+    if plain.kind == "choice":
+        order = sorted(range(len(plain.labels)), key=plain.labels.__getitem__)
+        plain = plain.arranged(order)
         places = tuple(np.argsort(order).tolist())
     if orders == "sorted":
-        return Arranged(asked, ONCE, places)
-    count = shift_count(asked, template)
+        return Arranged(plain, ONCE, places)
+    count = shift_count(plain, template)
     starts = spread(count)
     if orders != "all":
         starts = starts[:orders] if isinstance(orders, int) else starts[orders.start : orders.stop]
     if not starts:
         raise InvalidRequest(f"{orders} has none of the {count} shifts of {field}", field="orders")
-    return Arranged(asked, starts, places)
+    return Arranged(plain, starts, places)
 
 
-def shift_count(asked: Asked, template: DecisionTemplate) -> int:
+def shift_count(plain: PlainQuestion, template: DecisionTemplate) -> int:
     """In how many orders the question can be shown."""
-    if asked.kind == "score" or not template.shows_labels(asked):
+    if plain.kind == "score" or not template.shows_labels(plain):
         return 1
-    return len(template.labels_of(asked))
+    return len(template.labels_of(plain))
 
 
 @lru_cache(maxsize=256)
@@ -92,16 +92,16 @@ def spread(count: int) -> tuple[int, ...]:
     return tuple([index for index in reversed_bits if index < count])
 
 
-def shifted(asked: Asked, labels: tuple[str, ...], start: int) -> tuple[Asked, tuple[str, ...]]:
+def shifted(plain: PlainQuestion, labels: tuple[str, ...], start: int) -> tuple[PlainQuestion, tuple[str, ...]]:
     """The question and its labels with the label at ``start`` first."""
     if not start:
-        return asked, labels
+        return plain, labels
     order = [*range(start, len(labels)), *range(start)]
-    return asked.arranged(order), tuple([labels[at] for at in order])
+    return plain.arranged(order), tuple([labels[at] for at in order])
 
 
 def split(rows: Sequence[I32]) -> tuple[I32, tuple[I32, ...]]:
-    """What all rows begin with, and the rest of each, at least one token; no rest of a row that is alone."""
+    """The common beginning of all rows, and the rest of each, at least one token; a lone row has no rest."""
     if len(rows) == 1:
         return rows[0], ()
     least = min(map(len, rows)) - 1

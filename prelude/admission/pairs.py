@@ -1,4 +1,4 @@
-"""A pair of texts as one prompt, for cross-encoders: what the tokenizer's post-processor makes of two texts."""
+"""A pair of texts as one prompt, for cross-encoders: the tokenizer's post-processor joins the two texts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import checks
-from prelude.admission.facts import Facts
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext
 from prelude.admission.prepared import TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, shorten
-from prelude.admission.tokenization import Use
+from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest
 
 
@@ -22,20 +22,20 @@ def as_pair(prompt: Any) -> tuple[str, str] | None:
 
 
 def encode_pair(
-    facts: Facts, use: Use, pair: tuple[str, str], *, field: str, truncation: str, room: int
+    ctx: AdmissionContext, scope: TokenizationScope, pair: tuple[str, str], *, field: str, truncation: str, room: int
 ) -> tuple[TokenTree, int]:
     """The tokens, and how many were cut off the second text; the first one stays whole. Where the tokenizer gives the
     second text a token type of its own, it is a segment below the first: models without types see no difference."""
-    checks.one_of(truncation, "truncation", TRUNCATIONS)
-    first = checks.text(pair[0], f"{field}[0]", facts.max_chars)
-    second, _, dropped = shorten(pair[1], facts.max_chars, truncation)
-    checks.text(second, f"{field}[1]", facts.max_chars)
-    ids, types, texts = use.encode_pair(first, second)
+    validation.one_of(truncation, "truncation", TRUNCATIONS)
+    first = validation.text(pair[0], f"{field}[0]", ctx.max_chars)
+    second, _, dropped = shorten(pair[1], ctx.max_chars, truncation)
+    validation.text(second, f"{field}[1]", ctx.max_chars)
+    ids, types, texts = scope.encode_pair(first, second)
     if len(ids) == 0:
         raise InvalidRequest("both texts are empty, and the tokenizer adds no token of its own", field=field)
     excess = len(ids) - room
     if excess > 0:
-        keep = kept(facts, texts == 1, excess, truncation, field, room)
+        keep = kept(ctx, texts == 1, excess, truncation, field, room)
         ids, types = ids[keep], types[keep]
     seam = int(np.searchsorted(types, 1))
     if (types[:seam] != 0).any() or (types[seam:] != 1).any():

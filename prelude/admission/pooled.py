@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from prelude.admission import checks
-from prelude.admission.facts import Facts, admitted
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.pairs import as_pair, encode_pair
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import encode_prompt, require_messages
-from prelude.admission.tokenization import Use
+from prelude.admission.tokenization import TokenizationScope
 from prelude.batch import F32, I32, HeadOutput, HeadRows, PooledOutput, PooledRows
-from prelude.embedding import EmbeddingSettings
+from prelude.embedding import POOLINGS, EmbeddingSettings
 from prelude.errors import InvalidRequest, RecipeError, shown
-from prelude.results import Classification, Embedding, RewardResult
-from prelude.tasks import Classify, Embed, Reward
+from prelude.results import Classification, Embedding, RewardResult, TokenClassification
+from prelude.tasks import Classify, ClassifyTokens, Embed, Reward
 
-POOLINGS = ("last", "cls", "mean")
+_ONE_ROW = ("last", "cls")
+_ON_CUDA = ("last", "cls", "mean")
 ACTIVATIONS = ("default", "none", "sigmoid", "softmax")
 
 
-def prepare_embed(facts: Facts, use: Use, task: Embed) -> Admitted:
-    settings = facts.embedding
-    pooling = task.pooling if task.pooling is not None else settings.pooling
+def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed) -> Admitted:
+    settings = ctx.embedding
+    pooling = settings.pooling if task.pooling is None else _pooling(task.pooling)
     if pooling is None:
         raise no_pooling(settings)
-    checks.one_of(pooling, "pooling", POOLINGS)
+    modes = pooling.split("+")
+    if ctx.limits.device == "cuda" and (len(modes) > 1 or pooling not in _ON_CUDA):
+        raise InvalidRequest(f"{pooling} has no kernel on CUDA; {', '.join(_ON_CUDA)} have", field="pooling")
     # The Dense modules belong to the vector that the directory describes.
     dense = settings.dense if pooling == settings.pooling else ()
-    hidden = len(dense[-1].weight) if dense else facts.limits.hidden_size
-    dimensions = hidden if task.dimensions is None else checks.integer(task.dimensions, "dimensions", 1, hidden)
-    normalize = settings.normalize if task.normalize is None else checks.flag(task.normalize, "normalize")
+    hidden = len(dense[-1].weight) if dense else len(modes) * ctx.limits.hidden_size
+    dimensions = hidden if task.dimensions is None else validation.integer(task.dimensions, "dimensions", 1, hidden)
+    normalize = settings.normalize if task.normalize is None else validation.flag(task.normalize, "normalize")
     before, text = prompt_before(settings, task), task.prompt
     if settings.lower_case and isinstance(text, str):
         before, text = before.lower(), text.lower()
-    room = facts.max_length if settings.max_length is None else min(facts.max_length, settings.max_length)
-    prompt = encode_prompt(facts, use, text, field="prompt", truncation=task.truncation, room=room, before=before)
+    room = ctx.max_length if settings.max_length is None else min(ctx.max_length, settings.max_length)
+    prompt = encode_prompt(ctx, scope, text, field="prompt", truncation=task.truncation, room=room, before=before)
     n = len(prompt.token_ids)
     first = 0
     if before and not settings.include_prompt:
-        # As sentence-transformers counts, what comes of the prompt alone; but at least the last token is left.
-        first = min(n - 1, len(use.encode(before, special=True, parse_special=True)) - len(use.encoder.suffix))
-    rows = np.arange(first, n) if pooling == "mean" else np.array([0 if pooling == "cls" else n - 1])
-    readout = PooledRows(rows.astype(np.int32), np.array([0, len(rows)], dtype=np.int32), pooling)
+        # As in sentence-transformers, the tokens of the prompt are excluded; but at least the last token is left.
+        first = min(n - 1, len(scope.encode(before, special=True, parse_special=True)) - len(scope.encoder.suffix))
+    rows = np.array([n - 1] if pooling == "last" else [first]) if pooling in _ONE_ROW else np.arange(first, n)
+    skipped = np.array([first], dtype=np.int32) if first and "weightedmean" in modes else None
+    readout = PooledRows(rows.astype(np.int32), np.array([0, len(rows)], dtype=np.int32), pooling, skipped)
 
     def finish(outcome: Outcome) -> Embedding:
         output = outcome.output
@@ -54,7 +60,16 @@ def prepare_embed(facts: Facts, use: Use, task: Embed) -> Admitted:
         vector = vector[:dimensions]
         return Embedding.of(unit(vector) if normalize else vector.copy(), outcome.stats)
 
-    return admitted(facts, use, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
+    return admitted(ctx, scope, task, TokenTree.single(prompt.token_ids), readout, finish, truncated=prompt.truncated)
+
+
+def _pooling(asked: Any) -> str:
+    """The modes that a request names, joined by "+"."""
+    several = isinstance(asked, list | tuple)
+    if several and not 1 <= len(asked) <= len(POOLINGS):
+        raise InvalidRequest(f"{len(asked)} poolings; it takes 1 to {len(POOLINGS)}", field="pooling")
+    modes = asked if several else [asked]
+    return "+".join(validation.one_of(mode, "pooling", POOLINGS) for mode in modes)
 
 
 def no_pooling(settings: EmbeddingSettings) -> InvalidRequest:
@@ -89,35 +104,75 @@ def unit(vector: F32) -> F32:
     return (wide / length).astype(np.float32) if length > 0 else np.zeros_like(vector)
 
 
-def prepare_classify(facts: Facts, use: Use, task: Classify) -> tuple[Admitted, Notes]:
-    count = facts.limits.num_labels
+def prepare_classify(ctx: AdmissionContext, scope: TokenizationScope, task: Classify) -> tuple[Admitted, Notes]:
+    count = ctx.limits.num_labels
     if count == 0:
         raise InvalidRequest(
             "this model has no classification head; load a …ForSequenceClassification checkpoint"
-            if facts.limits.bidirectional
+            if ctx.limits.bidirectional
             else "this model has no classification head; ask it with decide(state, [Choice(...)]), which reads the "
             "probabilities of any labels"
         )
-    activation = head_activation(facts, task.activation)
-    labels = facts.labels if len(facts.labels) == count else tuple(f"LABEL_{i}" for i in range(count))
-    tree, truncated = _tree(facts, use, task)
-    readout = head_readout(facts, tree.token_ids, skip_pad=checks.flag(task.skip_pad, "skip_pad"))
+    activation = head_activation(ctx, task.activation)
+    labels = ctx.labels if len(ctx.labels) == count else tuple(f"LABEL_{i}" for i in range(count))
+    tree, truncated = _tree(ctx, scope, task)
+    readout = head_readout(ctx, tree.token_ids, skip_pad=validation.flag(task.skip_pad, "skip_pad"))
 
     def finish(outcome: Outcome) -> Classification:
         logits = head_logits(outcome)
         best = labels[int(np.argmax(logits))]
         return Classification(logits, activate(logits, activation), labels, best, outcome.stats)
 
-    ready = admitted(facts, use, task, tree, readout, finish, truncated=truncated)
+    ready = admitted(ctx, scope, task, tree, readout, finish, truncated=truncated)
     return ready, Notes(activation=activation)
 
 
-def head_activation(facts: Facts, asked: str) -> str:
-    """What the logits of the classification head go through."""
-    activation = checks.one_of(asked, "activation", ACTIVATIONS)
+def prepare_classify_tokens(
+    ctx: AdmissionContext, scope: TokenizationScope, task: ClassifyTokens
+) -> tuple[Admitted, Notes]:
+    if ctx.limits.head_pooling != "tokens":
+        raise InvalidRequest(
+            "this model has no head that reads single tokens; load a …ForTokenClassification or "
+            "…ForProcessRewardModel checkpoint",
+            field="ClassifyTokens",
+        )
+    activation = head_activation(ctx, task.activation)
+    prompt = encode_prompt(ctx, scope, task.prompt, field="prompt", truncation=task.truncation, room=ctx.max_length)
+    ids = prompt.token_ids
+    rows = np.arange(len(ids), dtype=np.int32) if task.at is None else _places(ctx, scope, task.at, ids)
+
+    def finish(outcome: Outcome) -> TokenClassification:
+        output = outcome.output
+        if not isinstance(output, HeadOutput):
+            raise TypeError(f"a classification head gives HeadOutput, got {type(output).__name__}")
+        logits = np.array(output.logits, dtype=np.float32)
+        scores = np.stack([activate(row, activation) for row in logits])
+        best = tuple([ctx.labels[at] for at in logits.argmax(axis=1).tolist()])
+        return TokenClassification(logits, scores, ctx.labels, best, rows, ids, outcome.stats)
+
+    tree, readout = TokenTree.single(ids), HeadRows(rows, several=True)
+    ready = admitted(ctx, scope, task, tree, readout, finish, truncated=prompt.truncated)
+    return ready, Notes(activation=activation)
+
+
+def _places(ctx: AdmissionContext, scope: TokenizationScope, at: object, ids: I32) -> I32:
+    """Where the token of the text ``at`` stands in the prompt; at least once."""
+    text = validation.text(at, "at", ctx.max_chars, empty=False)
+    token = scope.encode(text, parse_special=True)
+    if len(token) != 1:
+        raise InvalidRequest(f"{shown(text)} is {len(token)} tokens; it takes the text of one", field="at")
+    places = np.flatnonzero(ids == token[0]).astype(np.int32)
+    if not len(places):
+        raise InvalidRequest(f"the prompt does not hold the token {shown(text)}", field="at")
+    return places
+
+
+def head_activation(ctx: AdmissionContext, asked: str) -> str:
+    """The activation of the classification head's logits."""
+    activation = validation.one_of(asked, "activation", ACTIVATIONS)
     if activation != "default":
         return activation
-    activation = facts.activation or ("sigmoid" if facts.limits.num_labels == 1 else "softmax")
+    activation = ctx.activation or ("sigmoid" if ctx.limits.num_labels == 1 else "softmax")
     if activation not in ACTIVATIONS:
         raise InvalidRequest(
             f"config.json names {shown(activation)} for the scores, which is not supported; name another one: "
@@ -127,8 +182,8 @@ def head_activation(facts: Facts, asked: str) -> str:
     return activation
 
 
-def prepare_reward(facts: Facts, use: Use, task: Reward) -> tuple[Admitted, Notes]:
-    limits = facts.limits
+def prepare_reward(ctx: AdmissionContext, scope: TokenizationScope, task: Reward) -> tuple[Admitted, Notes]:
+    limits = ctx.limits
     if limits.num_labels != 1 or limits.bidirectional:
         has = "no classification head" if not limits.num_labels else f"a head of {limits.num_labels} labels"
         kind = "an encoder" if limits.bidirectional else "a decoder"
@@ -138,17 +193,17 @@ def prepare_reward(facts: Facts, use: Use, task: Reward) -> tuple[Admitted, Note
             field="Reward",
         )
     require_messages(task.prompt, "prompt", "a reward model")
-    activation = checks.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
+    activation = validation.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
     activation = "none" if activation == "default" else activation
-    prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
-    readout = head_readout(facts, prompt.token_ids, skip_pad=checks.flag(task.skip_pad, "skip_pad"))
+    prompt = encode_prompt(ctx, scope, task.prompt, field="prompt", truncation=task.truncation, room=ctx.max_length)
+    readout = head_readout(ctx, prompt.token_ids, skip_pad=validation.flag(task.skip_pad, "skip_pad"))
 
     def finish(outcome: Outcome) -> RewardResult:
         logits = head_logits(outcome)
         return RewardResult(float(activate(logits, activation)[0]), float(logits[0]), outcome.stats)
 
     tree = TokenTree.single(prompt.token_ids)
-    ready = admitted(facts, use, task, tree, readout, finish, truncated=prompt.truncated)
+    ready = admitted(ctx, scope, task, tree, readout, finish, truncated=prompt.truncated)
     return ready, Notes(recipe="chat template, no generation prompt", activation=activation)
 
 
@@ -160,9 +215,9 @@ def head_logits(outcome: Outcome) -> F32:
     return np.array(output.logits[0], dtype=np.float32)
 
 
-def head_readout(facts: Facts, ids: I32, *, skip_pad: bool) -> HeadRows:
+def head_readout(ctx: AdmissionContext, ids: I32, *, skip_pad: bool) -> HeadRows:
     """The tokens that the head was trained to read."""
-    match facts.limits.head_pooling:
+    match ctx.limits.head_pooling:
         case "mean":
             return HeadRows(np.arange(len(ids), dtype=np.int32), np.array([0, len(ids)], dtype=np.int32))
         case "first":
@@ -171,16 +226,18 @@ def head_readout(facts: Facts, ids: I32, *, skip_pad: bool) -> HeadRows:
             raise InvalidRequest(
                 "this model's head reads the options of a question; ask it with decide(state, [...])"
             )
+        case "tokens":
+            raise InvalidRequest("this model's head reads single tokens; ask it with classify_tokens(prompt)")
         case _:
-            return HeadRows(np.array([last_row(ids, facts.pad_id if skip_pad else None)], dtype=np.int32))
+            return HeadRows(np.array([last_row(ids, ctx.pad_id if skip_pad else None)], dtype=np.int32))
 
 
-def _tree(facts: Facts, use: Use, task: Classify) -> tuple[TokenTree, int]:
+def _tree(ctx: AdmissionContext, scope: TokenizationScope, task: Classify) -> tuple[TokenTree, int]:
     """The tokens of a prompt or a pair, and how many were cut off."""
     pair = as_pair(task.prompt)
     if pair is not None:
-        return encode_pair(facts, use, pair, field="prompt", truncation=task.truncation, room=facts.max_length)
-    prompt = encode_prompt(facts, use, task.prompt, field="prompt", truncation=task.truncation, room=facts.max_length)
+        return encode_pair(ctx, scope, pair, field="prompt", truncation=task.truncation, room=ctx.max_length)
+    prompt = encode_prompt(ctx, scope, task.prompt, field="prompt", truncation=task.truncation, room=ctx.max_length)
     return TokenTree.single(prompt.token_ids), prompt.truncated
 
 

@@ -6,7 +6,7 @@ the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -61,13 +61,16 @@ class TokenTree:
         return tree
 
     @classmethod
-    def build(cls, segments: list[tuple[int, I32]]) -> TokenTree:
-        """From ``[(parent, token_ids)]``, parents before children."""
+    def build(cls, segments: list[tuple[int, I32]], joins: Collection[int] = ()) -> TokenTree:
+        """From ``[(parent, token_ids)]``, parents before children. Segments named in ``joins`` stand behind the
+        longest of their elder siblings and see all of them (``prelude/batch.py``)."""
         starts = np.zeros(len(segments) + 1, dtype=np.int32)
         ends_at: list[int] = []
         positions = []
         for index, (parent, ids) in enumerate(segments):
             first = ends_at[parent] if parent >= 0 else 0
+            if index in joins:
+                first = max(ends_at[at] for at in range(index) if segments[at][0] == parent)
             positions.append(np.arange(first, first + len(ids), dtype=np.int32))
             ends_at.append(first + len(ids))
             starts[index + 1] = starts[index] + len(ids)
@@ -93,7 +96,7 @@ class Prepared:
 
     tree: TokenTree
     readout: RequestReadout | None  # None: nothing is read; the prompt is computed for the prefix cache alone
-    max_new_tokens: int = 0  # effective: already cut to what the context leaves
+    max_new_tokens: int = 0  # effective: already cut to the rest of the context
     sampling: Sampling | None = None
     cache: CacheMode = "auto"
     salt: int = 0
@@ -112,7 +115,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What ``engine.explain`` says of a request beside its tokens and its readout."""
+    """The values of ``engine.explain`` beside the tokens and the readout of a request."""
 
     labels: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (label, its token ids)
     recipe: str | None = None
@@ -120,7 +123,7 @@ class Notes:
 
 
 class Reader(Protocol):
-    """One request's text as it grows. Called by the thread that settles steps."""
+    """One request's text as it grows. Called by the thread that postprocesses steps."""
 
     def token(self, token_id: int, output: SampleOutput, row: int) -> tuple[str, SampledLogprob | None, bool]:
         """Text that has become certain, the token's logprobs where asked for, and whether the text ends here."""
@@ -137,10 +140,10 @@ MakeReader: TypeAlias = Callable[[bool], Reader]
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A task on its way in: what the engine gets, and how its outcome becomes the caller's result. ``finish`` runs
-    in the caller's thread. ``reader(hold_words)`` makes what follows the text as its tokens come."""
+    """A prepared task: the request's part, and the way in which its outcome becomes the caller's result. ``finish``
+    runs in the caller's thread. ``reader(hold_words)`` makes the object that follows the text as its tokens come."""
 
     prepared: Prepared
     finish: Callable[[Outcome], Any]
     reader: MakeReader | None = None  # for text of more than one token
-    watched: bool = False  # the reader is needed even where nobody reads along: it finds stops, keeps logprobs
+    watched: bool = False  # the reader is needed even without a stream: it finds stops, keeps logprobs

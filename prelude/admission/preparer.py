@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from prelude._native.core import Alike
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
+from prelude.admission.context import AdmissionContext, each_alone, make_context
 from prelude.admission.decide import named, prepare_decides
 from prelude.admission.decision import decision_of
-from prelude.admission.facts import Facts, each_alone, make_facts
 from prelude.admission.generate import prepare_generates
-from prelude.admission.guard import prepare_guard
-from prelude.admission.logprobs import prepare_loglikelihood, prepare_prompt_logprobs
 from prelude.admission.marked import prepare_marked
-from prelude.admission.pooled import prepare_classify, prepare_embed, prepare_reward
+from prelude.admission.masked import prepare_masked
 from prelude.admission.prepared import Admitted, Notes
-from prelude.admission.rerank import prepare_rerank
 from prelude.admission.snapshot import PROMPT_FIELDS, snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
-from prelude.admission.tokenization import Encoder, TokenizerLike, Use
+from prelude.admission.tokenization import Encoder, TokenizationScope, TokenizerLike
 from prelude.config import EngineConfig
 from prelude.embedding import EmbeddingSettings
 from prelude.errors import InvalidRequest, shown
 from prelude.execution.executor import ExecutorLimits
-from prelude.marking import MarkerSettings
+from prelude.option_settings import OptionSettings
 from prelude.recipes import ModelRecipes
 from prelude.results import Explanation
-from prelude.tasks import (
-    Classify,
-    Decide,
-    Embed,
-    Generate,
-    Guard,
-    Loglikelihood,
-    PromptLogprobs,
-    Rerank,
-    Reward,
-    Task,
-)
+from prelude.tasks import Decide, Generate, Rerank, Task, TaskOf
 
 if TYPE_CHECKING:
     from prelude.tokenizer.template_process import TemplateProcess
@@ -52,9 +39,19 @@ _NOTHING_MORE = Notes()
 _ALIKE = {kind: Alike(kind) for kind in (Decide, Generate)}
 _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
+Prepare: TypeAlias = Callable[[AdmissionContext, TokenizationScope, Any], Admitted | tuple[Admitted, Notes]]
+
+
+@lru_cache(maxsize=64)
+def prepare_function(kind: type) -> Prepare | None:
+    """The function that a task of this type names in ``prepared_by``; None for a type that names none."""
+    module, _, name = (kind.prepared_by if issubclass(kind, TaskOf) else "").partition(":")
+    found: Prepare | None = getattr(import_module(module), name) if module else None
+    return found
+
 
 class Preparer:
-    """Checks a task, tokenises it and says what is read. Thread-safe; the same task gives the same ``Prepared`` but
+    """Checks a task, tokenises it and chooses its readout. Thread-safe; the same task gives the same ``Prepared`` but
     for ``tokenize_ms`` and a seed that was not given.
 
     ``template`` is the model's own; without one a model with a chat template gets the built-in chat wording, and
@@ -74,18 +71,19 @@ class Preparer:
         labels: Sequence[str] = (),
         activation: str | None = None,
         pad_id: int | None = None,
+        mask_id: int | None = None,
         embedding: EmbeddingSettings = _NO_SETTINGS,
         template: DecisionTemplate | None = None,
         recipes: ModelRecipes = _NO_RECIPES,
         chat: ChatRenderer | None = None,
         decision_chat: ChatRenderer | None = None,
         template_process: TemplateProcess | None = None,
-        markers: MarkerSettings | None = None,
+        options: OptionSettings | None = None,
     ) -> None:
         self._template_process = template_process
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
-        self._facts = make_facts(
+        self._context = make_context(
             Encoder(tokenizer, limits.vocab_size),
             limits,
             config,
@@ -95,62 +93,64 @@ class Preparer:
                 "labels": tuple(labels),
                 "activation": activation,
                 "pad_id": pad_id,
+                "mask_id": mask_id,
                 "embedding": embedding,
                 "template": template,
                 "recipes": recipes,
                 "chat": chat,
                 "decision_chat": decision_chat or chat,
-                "markers": markers,
+                "options": options,
             },
         )
 
     @property
     def tokenizer_calls(self) -> int:
         """Encode calls since loading."""
-        return self._facts.encoder.calls
+        return self._context.encoder.calls
 
     @property
     def decode_states(self) -> dict[str, int]:
         """Texts that are being read along: how many there are, and how many there have been."""
-        texts = self._facts.texts
+        texts = self._context.texts
         return {"decode_states_live": texts.live, "streaming_objects_created": texts.created}
 
     @property
     def prepare_threads(self) -> int:
-        return self._facts.config.prepare_threads
+        return self._context.config.prepare_threads
 
     @property
-    def facts(self) -> Facts:
-        return self._facts
+    def context(self) -> AdmissionContext:
+        return self._context
 
     @property
     def tokenizer(self) -> TokenizerLike:
-        return self._facts.encoder.tokenizer
+        return self._context.encoder.tokenizer
 
     @property
     def max_length(self) -> int:
         """Tokens one sequence may hold, prompt and output together."""
-        return self._facts.max_length
+        return self._context.max_length
 
     def close(self) -> None:
         """Ends the process of the chat template where there is one. Any number of times, from any thread."""
         if self._template_process is not None:
             self._template_process.close()
 
-    def may_wait(self, task: Any) -> bool:
-        """Whether preparing ``task`` asks another process, which an event loop must not wait for."""
-        if self._template_process is None:
-            return False
+    def may_wait(self, tasks: Sequence[Any]) -> bool:
+        """Whether preparing one of ``tasks`` asks another process, which an event loop must not wait for."""
+        return self._template_process is not None and any(map(self._may_wait, tasks))
+
+    def _may_wait(self, task: Any) -> bool:
         if isinstance(task, Decide):  # its messages are a transcript; the frame around it is rendered once
-            return not self._facts.frames
+            return not self._context.frames
         if isinstance(task, Rerank):  # as sentence-transformers writes it: through the chat template
-            recipe = self._facts.recipes.rerank
+            recipe = self._context.recipes.rerank
             return recipe is not None and not recipe.parts
         prompts = (getattr(task, name, None) for name in PROMPT_FIELDS)
         return any(isinstance(one, list | tuple) and one and isinstance(one[0], Mapping) for one in prompts)
 
     def snapshot(self, task: T) -> T:
-        """A copy of what the caller could still change; cheap, for the caller's own thread."""
+        """A copy of the task's parts that the caller could still change; cheap, for the caller's own thread."""
         return snapshot(task)
 
     def prepare(self, task: Task) -> Admitted:
@@ -161,8 +161,8 @@ class Preparer:
         return found
 
     def prepare_all(self, tasks: Iterable[Any]) -> list[Admitted | Exception]:
-        """``prepare`` of each; what one raises is in its place. Neighbours that differ in their prompt alone are
-        prepared together."""
+        """``prepare`` of each; an error stands in the place of its result. Neighbours that differ in their prompt
+        alone are prepared together."""
         given = tasks if type(tasks) is list else list(tasks)
         found: list[Admitted | Exception] = []
         at = 0
@@ -175,59 +175,49 @@ class Preparer:
 
     def _prepare_run(self, tasks: list[Any]) -> list[Admitted | Exception]:
         """Of tasks that differ in their prompt alone."""
-        facts, task = self._facts, tasks[0]
-        use = Use(facts.encoder, facts.config.default_cache, task)
+        ctx, task = self._context, tasks[0]
+        scope = TokenizationScope(ctx.encoder, ctx.config.default_cache, task)
         try:
-            if isinstance(task, Decide) and facts.markers is not None:
-                return each_alone(facts, partial(prepare_marked, facts.markers), tasks)
+            if isinstance(task, Decide) and ctx.options is not None:
+                return each_alone(ctx, partial(prepare_marked, ctx.options), tasks)
+            if isinstance(task, Decide) and ctx.limits.masked_lm:
+                return each_alone(ctx, prepare_masked, tasks)
             if isinstance(task, Decide):
-                return prepare_decides(facts, use, tasks)
+                return prepare_decides(ctx, scope, tasks)
             if isinstance(task, Generate):
-                return prepare_generates(facts, tasks)
-            return [self._prepare_alone(use, task)[0]]
+                return prepare_generates(ctx, tasks)
+            return [self._prepare_alone(scope, task)[0]]
         except Exception as error:  # wrong with all of them; each has an error of its own
             return [error, *(found for one in tasks[1:] for found in self._prepare_run([one]))]
         finally:
-            use.close()
+            scope.close()
 
-    def _prepare_alone(self, use: Use, task: Task) -> tuple[Admitted, Notes]:
-        facts = self._facts
-        match task:
-            case Embed():
-                return prepare_embed(facts, use, task), _NOTHING_MORE
-            case Classify():
-                return prepare_classify(facts, use, task)
-            case Loglikelihood():
-                return prepare_loglikelihood(facts, use, task), _NOTHING_MORE
-            case PromptLogprobs():
-                return prepare_prompt_logprobs(facts, use, task), _NOTHING_MORE
-            case Rerank():
-                return prepare_rerank(facts, use, task)
-            case Reward():
-                return prepare_reward(facts, use, task)
-            case Guard():
-                return prepare_guard(facts, use, task)
-            case _:
-                raise InvalidRequest(f"{shown(task)} is not a task", field="task")
+    def _prepare_alone(self, scope: TokenizationScope, task: Task) -> tuple[Admitted, Notes]:
+        kind: Any = type(task)
+        prepare = prepare_function(kind)
+        if prepare is None:
+            raise InvalidRequest(f"{shown(task)} is not a task", field="task")
+        found = prepare(self._context, scope, task)
+        return found if isinstance(found, tuple) else (found, _NOTHING_MORE)
 
     def explain(self, task: Task) -> Explanation:
-        """What ``prepare`` would hand to the engine, in words."""
-        use = Use(self._facts.encoder, self._facts.config.default_cache, task)
+        """The result of ``prepare``, in words."""
+        scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
         try:
             if isinstance(task, Decide | Generate):
                 ready, notes = self.prepare(task), _NOTHING_MORE
             else:
-                ready, notes = self._prepare_alone(use, task)
+                ready, notes = self._prepare_alone(scope, task)
             labels = (notes.labels,) * bool(notes.labels)
-            if isinstance(task, Decide) and self._facts.markers is None:
-                labels = self._labels(use, task)
+            if isinstance(task, Decide) and self._context.options is None:
+                labels = self._labels(scope, task)
         finally:
-            use.close()
+            scope.close()
         prepared = ready.prepared
         tree = prepared.tree
         readout = prepared.readout
         return Explanation(
-            text=self._facts.encoder.tokenizer.decode(tree.token_ids.tolist(), skip_special_tokens=False),
+            text=self._context.encoder.tokenizer.decode(tree.token_ids.tolist(), skip_special_tokens=False),
             token_ids=tree.token_ids,
             segments=tuple(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), tree.parents.tolist())),
             rows=prepared.rows,
@@ -239,7 +229,7 @@ class Preparer:
             activation=notes.activation,
         )
 
-    def _labels(self, use: Use, task: Decide) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
+    def _labels(self, scope: TokenizationScope, task: Decide) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
         """Of each question of a decision, its labels with their ids."""
-        plans = decision_of(self._facts, use, task, named(task.questions)[0]).plans
+        plans = decision_of(self._context, scope, task, named(task.questions)[0]).plans
         return tuple([tuple(zip(plan.labels, plan.label_ids)) for plan in plans])

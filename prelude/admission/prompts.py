@@ -1,4 +1,4 @@
-"""Prompt → token ids: text, ids or chat messages, and what is cut where it is too long.
+"""Prompt → token ids: text, ids or chat messages, and the truncation of long ones.
 
 =============  ======================================================================================
 text           encoded whole, special tokens of the tokenizer's post-processor added, control tokens in it
@@ -7,9 +7,9 @@ token ids      taken as they are, nothing added
 messages       the model's chat template; control tokens are recognised in the template's own text only
 =============  ======================================================================================
 
-``truncation`` names what is **cut off**, as ``truncation_side`` does elsewhere: "head" drops the beginning and keeps
-the end, "tail" drops the end, "middle" keeps both ends (the first half rounded up). Exactly as many tokens are
-dropped as have to be. Only what the user wrote is cut: text of a template and the tokenizer's own special tokens
+``truncation`` names the part that is **cut off**, as ``truncation_side`` does elsewhere: "head" drops the beginning
+and keeps the end, "tail" drops the end, "middle" keeps both ends (the first half rounded up). Exactly as many tokens
+are dropped as have to be. Only the user's text is cut: text of a template and the tokenizer's own special tokens
 stay, and where several messages are cut they count as one text. A token that holds characters of both stays.
 
 A text longer than ``max_prompt_chars`` is first cut to that many characters at the same side, so that a document of
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import checks
-from prelude.admission.facts import Facts
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext
 from prelude.admission.messages import check_messages, shorten_messages, too_many_characters
-from prelude.admission.tokenization import Mask, Piece, Use, token_ids
+from prelude.admission.tokenization import Mask, Piece, TokenizationScope, token_ids
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, PromptTooLong, TemplateError, shown
 
@@ -45,8 +45,8 @@ class Encoded:
 
 
 def encode_prompt(
-    facts: Facts,
-    use: Use,
+    ctx: AdmissionContext,
+    scope: TokenizationScope,
     prompt: Any,
     *,
     field: str,
@@ -61,42 +61,42 @@ def encode_prompt(
     none, ``PromptTooLong`` where it does not fit and may not be cut. A prompt that is
     ``continued`` gets no end-of-text token from the tokenizer, and may start from EOS where there is no BOS.
     ``before`` is put before a text, encoded together with it and never cut."""
-    checks.one_of(truncation, "truncation", TRUNCATIONS)
+    validation.one_of(truncation, "truncation", TRUNCATIONS)
     spans: I32 | None = None
     pieces: list[Piece] | None = None
-    prompt, seam, dropped = shorten(prompt, facts.max_chars, truncation)
+    prompt, seam, dropped = shorten(prompt, ctx.max_chars, truncation)
     if isinstance(prompt, str):
-        checks.text(prompt, field, facts.max_chars)
+        validation.text(prompt, field, ctx.max_chars)
         prompt = before + prompt
         if offsets:
-            ids, spans = use.encode_with_offsets(prompt, special=True, parse_special=True)
+            ids, spans = scope.encode_with_offsets(prompt, special=True, parse_special=True)
             spans += np.int32(dropped) * (spans >= [seam, seam + 1])
         elif continued:
-            ids = use.encode(prompt, parse_special=True)
-            ids = np.concatenate([use.encoder.prefix, ids]) if len(use.encoder.prefix) else ids
+            ids = scope.encode(prompt, parse_special=True)
+            ids = np.concatenate([scope.encoder.prefix, ids]) if len(scope.encoder.prefix) else ids
         else:
-            ids = use.encode(prompt, special=True, parse_special=True)
+            ids = scope.encode(prompt, special=True, parse_special=True)
     elif is_messages(prompt, field):
-        prompt, dropped = shorten_messages(facts, prompt, field, truncation)
-        pieces = render(facts, prompt, field, generation_prompt)
-        ids = use.encode_pieces(pieces)
+        prompt, dropped = shorten_messages(ctx, prompt, field, truncation)
+        pieces = render(ctx, prompt, field, generation_prompt)
+        ids = scope.encode_pieces(pieces)
     else:
-        ids = token_ids(prompt, field, facts.encoder, facts.max_chars)
+        ids = token_ids(prompt, field, ctx.encoder, ctx.max_chars)
     if len(ids) == 0:
-        return Encoded(beginning(facts, field, eos=continued))
+        return Encoded(beginning(ctx, field, eos=continued))
     excess = len(ids) - room
     if excess <= 0:
         return Encoded(ids, int(dropped > 0), spans)
     if pieces is None:
         cuttable = np.ones(len(ids), dtype=np.bool_)
         if isinstance(prompt, str):
-            keep_specials(cuttable, ids, use, suffix=not continued)
+            keep_specials(cuttable, ids, scope, suffix=not continued)
             if before:
-                _, spans_of = use.encode_with_offsets(prompt, special=True, parse_special=True)
+                _, spans_of = scope.encode_with_offsets(prompt, special=True, parse_special=True)
                 cuttable &= spans_of[:, 0] >= len(before)
     else:
-        ids, cuttable = use.encode_cuttable(pieces)
-    keep = kept(facts, cuttable, excess, truncation, field, room)
+        ids, cuttable = scope.encode_cuttable(pieces)
+    keep = kept(ctx, cuttable, excess, truncation, field, room)
     return Encoded(ids[keep], excess, None if spans is None else spans[keep])
 
 
@@ -119,16 +119,16 @@ def is_messages(prompt: Any, field: str) -> bool:
 
 
 def require_messages(prompt: Any, field: str, reader: str) -> None:
-    """``InvalidRequest`` unless ``prompt`` is a list of messages, which is what ``reader`` reads."""
+    """``InvalidRequest`` unless ``prompt`` is a list of messages, which ``reader`` needs."""
     if isinstance(prompt, str) or not is_messages(prompt, field):
         raise InvalidRequest(f"{reader} reads a conversation; give a list of messages", field=field)
 
 
-def beginning(facts: Facts, field: str, *, eos: bool = False) -> I32:
+def beginning(ctx: AdmissionContext, field: str, *, eos: bool = False) -> I32:
     """The ids of an empty prompt: BOS, or where ``eos`` allows it the smallest EOS."""
-    start = facts.bos_id
-    if start is None and eos and facts.eos_ids:
-        start = min(facts.eos_ids)
+    start = ctx.bos_id
+    if start is None and eos and ctx.eos_ids:
+        start = min(ctx.eos_ids)
     if start is None:
         raise InvalidRequest(
             "the prompt is empty and this model has no beginning-of-sequence token to start from; give at least "
@@ -138,19 +138,19 @@ def beginning(facts: Facts, field: str, *, eos: bool = False) -> I32:
     return np.array([start], dtype=np.int32)
 
 
-def render(facts: Facts, messages: Sequence[Any], field: str, generation_prompt: bool) -> list[Piece]:
+def render(ctx: AdmissionContext, messages: Sequence[Any], field: str, generation_prompt: bool) -> list[Piece]:
     """The chat template's segments."""
-    check_messages(facts, messages, field)
-    if facts.chat is None:
+    check_messages(ctx, messages, field)
+    if ctx.chat is None:
         raise TemplateError("the model directory has no chat template; give text or token ids", field=field)
     try:
-        segments = facts.chat(messages, generation_prompt)
+        segments = ctx.chat(messages, generation_prompt)
     except TemplateError:
         raise
     except (ValueError, TypeError) as error:
         raise TemplateError(f"the chat template refuses these messages: {shown(str(error))}", field=field) from error
-    if sum(len(text) for text, trusted in segments if not trusted) > facts.max_chars:
-        raise too_many_characters(facts, field)
+    if sum(len(text) for text, trusted in segments if not trusted) > ctx.max_chars:
+        raise too_many_characters(ctx, field)
     return [(text, trusted) for text, trusted in segments]
 
 
@@ -169,11 +169,11 @@ def shorten(value: Any, most: int, truncation: str) -> tuple[Any, int, int]:
     return (np.concatenate([before, after]) if isinstance(value, np.ndarray) else before + after), seam, dropped
 
 
-def kept(facts: Facts, cuttable: Mask, excess: int, truncation: str, field: str, room: int) -> Mask:
+def kept(ctx: AdmissionContext, cuttable: Mask, excess: int, truncation: str, field: str, room: int) -> Mask:
     """Which tokens stay after ``excess`` of the ``cuttable`` ones are dropped. At least one of them stays."""
     n = len(cuttable)
     if truncation == "error":
-        raise too_long(facts, n, room, field)
+        raise too_long(ctx, n, room, field)
     where = np.flatnonzero(cuttable)
     rest = len(where) - excess
     if rest < 1:
@@ -191,9 +191,9 @@ def kept(facts: Facts, cuttable: Mask, excess: int, truncation: str, field: str,
     return keep
 
 
-def too_long(facts: Facts, tokens: int, room: int, field: str) -> PromptTooLong:
+def too_long(ctx: AdmissionContext, tokens: int, room: int, field: str) -> PromptTooLong:
     return PromptTooLong(
-        f"{tokens} tokens; the limit here is {room} (max_length {facts.max_length}); shorten it or set "
+        f"{tokens} tokens; the limit here is {room} (max_length {ctx.max_length}); shorten it or set "
         'truncation="head", "tail" or "middle"',
         tokens=tokens,
         limit=room,
@@ -201,9 +201,9 @@ def too_long(facts: Facts, tokens: int, room: int, field: str) -> PromptTooLong:
     )
 
 
-def keep_specials(cuttable: Mask, ids: I32, use: Use, *, suffix: bool) -> None:
-    """What the tokenizer's post-processor put around the text is not the user's."""
-    before, after = use.encoder.prefix, use.encoder.suffix
+def keep_specials(cuttable: Mask, ids: I32, scope: TokenizationScope, *, suffix: bool) -> None:
+    """Tokens that the tokenizer's post-processor put around the text are not the user's."""
+    before, after = scope.encoder.prefix, scope.encoder.suffix
     if len(before) and np.array_equal(ids[: len(before)], before):
         cuttable[: len(before)] = False
     if suffix and len(after) and np.array_equal(ids[len(ids) - len(after) :], after):

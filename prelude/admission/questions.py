@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from prelude.admission.asked import Asked, asked_of, check_characters
 from prelude.admission.chat import Frame
-from prelude.admission.facts import CHARS_PER_TOKEN, Facts
+from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext
 from prelude.admission.labels import LabelTrie, build_trie
 from prelude.admission.orders import Arranged, arranged, shifted, split
+from prelude.admission.plain_question import PlainQuestion, check_characters, plain_question
 from prelude.admission.prompts import kept, shorten
 from prelude.admission.template import DecisionTemplate
-from prelude.admission.tokenization import Piece, Use
+from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.batch import I32
-from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, shown
 from prelude.tasks import Choice, Noul, Orders, Question, Score
 
 Places: TypeAlias = tuple[int, ...] | None
@@ -29,12 +29,13 @@ log = logging.getLogger("prelude.engine")
 
 @dataclass(frozen=True, slots=True)
 class QuestionPlan:
-    asked: Asked
+    plain: PlainQuestion
     labels: tuple[str, ...]
     label_ids: tuple[tuple[int, ...], ...]
-    token_ids: I32  # the question part, with what follows it in a chat template; at least one
+    token_ids: I32  # the question part, with the text after it in a chat template; at least one
     starts: tuple[int, ...]  # the shifts of the options that are shown
-    shifts: tuple[I32, ...]  # what follows ``token_ids`` in each of them; () where there is one
+    lettered: bool  # the trie is of places: in another shift they stand for other labels
+    shifts: tuple[I32, ...]  # the ids after ``token_ids`` in each of them; () where there is one
     trie: LabelTrie  # behind each shift
     tokens: int  # that it adds to a tree
     depth: int  # that it adds to the longest sequence
@@ -43,14 +44,19 @@ class QuestionPlan:
     nbytes: int
 
     @property
+    def describes(self) -> bool:
+        """Whether the descriptions are longer than the question's own text."""
+        return sum(map(len, self.plain.notes)) > len(self.plain.text)
+
+    @property
     def copies(self) -> int:
         """How often the trie is read."""
         return len(self.starts)
 
 
 def plan_questions(
-    facts: Facts,
-    use: Use,
+    ctx: AdmissionContext,
+    scope: TokenizationScope,
     questions: Sequence[Question],
     template: DecisionTemplate,
     frame: Frame,
@@ -59,21 +65,21 @@ def plan_questions(
 ) -> tuple[list[QuestionPlan], list[Places], int]:
     """One plan per question, the places of its labels in the plan, and how many characters were cut of their texts.
     ``InvalidRequest`` names the question that is wrong, ``questions[i]``."""
-    check_list(facts, questions)
+    check_list(ctx, questions)
     plans: list[QuestionPlan] = []
     places: list[Places] = []
-    most = max(facts.max_chars, CHARS_PER_TOKEN * facts.step_tokens)
+    most = max(ctx.max_chars, CHARS_PER_TOKEN * ctx.step_tokens)
     left, dropped = most, 0
     for index, question in enumerate(questions):
         here = f"questions[{index}]"
-        asked = asked_of(facts, question, here)
-        if len(asked.text) > facts.max_chars:
-            text, _, cut = shorten(asked.text, facts.max_chars, truncation)
-            asked, dropped = replace(asked, text=text), dropped + cut
-        shown_in = arranged(asked, orders, template, here)
-        key = (template, shown_in.asked, shown_in.starts, use.salt)
-        plan: QuestionPlan | None = None if use.alone else facts.plans.get(key)
-        left -= check_characters(facts, asked, here) * len(shown_in.starts) if plan is None else plan.chars
+        plain = plain_question(ctx, question, here)
+        if len(plain.text) > ctx.max_chars:
+            text, _, cut = shorten(plain.text, ctx.max_chars, truncation)
+            plain, dropped = replace(plain, text=text), dropped + cut
+        shown_in = arranged(plain, orders, template, here)
+        key = (template, shown_in.plain, shown_in.starts, scope.salt)
+        plan: QuestionPlan | None = None if scope.alone else ctx.plans.get(key)
+        left -= check_characters(ctx, plain, here) * len(shown_in.starts) if plan is None else plan.chars
         if left < 0:
             raise RequestTooLarge(
                 f"questions and labels have more than {most} characters, checked before tokenising; ask them in "
@@ -81,27 +87,27 @@ def plan_questions(
                 field="questions",
             )
         if plan is None:
-            plan = make_plan(facts, use, shown_in, template, frame, here)
-            if not use.alone:
-                facts.plans.put(key, plan)
+            plan = make_plan(ctx, scope, shown_in, template, frame, here)
+            if not scope.alone:
+                ctx.plans.put(key, plan)
         plans.append(plan)
         places.append(shown_in.places)
     return plans, places, dropped
 
 
-def check_list(facts: Facts, questions: Sequence[Question]) -> None:
+def check_list(ctx: AdmissionContext, questions: Sequence[Question]) -> None:
     if type(questions) is not list and type(questions) is not tuple:
         if isinstance(questions, Choice | Noul | Score):
             raise InvalidRequest("one question alone; give a list of questions", field="questions")
         if isinstance(questions, str | bytes) or not isinstance(questions, Sequence):
             raise InvalidRequest(f"{shown(questions)} is not a list of questions", field="questions")
-    most = facts.config.max_questions
+    most = ctx.config.max_questions
     if not questions or (most is not None and len(questions) > most):
         takes = "1 or more" if most is None else f"1 to {most} (EngineConfig.max_questions)"
         raise InvalidRequest(f"{len(questions)} questions; it takes {takes}", field="questions")
-    if len(questions) > facts.step_tokens:  # each has a token
+    if len(questions) > ctx.step_tokens:  # each has a token
         raise RequestTooLarge(
-            f"{len(questions)} questions; all of their tokens are one step of at most {facts.step_tokens} (from "
+            f"{len(questions)} questions; all of their tokens are one step of at most {ctx.step_tokens} (from "
             "EngineConfig.max_step_tokens); ask them in several calls or raise the limit",
             field="questions",
         )
@@ -123,31 +129,31 @@ def warn_of_lengths(labels: tuple[str, ...], label_ids: tuple[tuple[int, ...], .
 
 
 def make_plan(
-    facts: Facts, use: Use, given: Arranged, template: DecisionTemplate, frame: Frame, field: str
+    ctx: AdmissionContext,
+    scope: TokenizationScope,
+    given: Arranged,
+    template: DecisionTemplate,
+    frame: Frame,
+    field: str,
 ) -> QuestionPlan:
-    asked, starts = given.asked, given.starts
-    labels = template.labels_of(asked)
-    rows = [use.encode_pieces(question_pieces(asked, labels, start, template, frame)) for start in starts]
+    plain, starts = given.plain, given.starts
+    labels = template.labels_of(plain)
+    rows = [scope.encode_pieces(question_pieces(plain, labels, start, template, frame)) for start in starts]
     if not all(map(len, rows)):
         raise InvalidRequest("the question tokenises to nothing", field=f"{field}.question")
     token_ids, shifts = split(rows)
-    if template.letters and asked.kind == "choice" and len(starts) > 1:
-        raise InvalidRequest(
-            'a template with letters names options by their place, which a shift changes; orders takes "given" or '
-            '"sorted" with it',
-            field="orders",
-        )
-    label_ids, trie = labels_of(facts, use, template.answers_of(asked, labels), template, f"{field}.labels")
+    label_ids, trie = labels_of(ctx, scope, template.answers_of(plain, labels), template, f"{field}.labels")
     fed = sum(len(ids) for _, ids in trie.segments)
-    chars = asked.chars * len(starts)
+    chars = plain.chars * len(starts)
     own = len(token_ids) + sum(map(len, shifts))
     edges = sum(map(len, label_ids))
     return QuestionPlan(
-        asked=asked,
+        plain=plain,
         labels=labels,
         label_ids=label_ids,
         token_ids=token_ids,
         starts=starts,
+        lettered=template.letters and plain.kind == "choice",
         shifts=shifts,
         trie=trie,
         tokens=own + fed * len(starts),
@@ -159,31 +165,31 @@ def make_plan(
 
 
 def labels_of(
-    facts: Facts, use: Use, labels: tuple[str, ...], template: DecisionTemplate, field: str
+    ctx: AdmissionContext, scope: TokenizationScope, labels: tuple[str, ...], template: DecisionTemplate, field: str
 ) -> tuple[tuple[tuple[int, ...], ...], LabelTrie]:
     """The ids of the labels and their trie; kept, since many questions may have the same labels."""
-    key = (template, labels, use.salt)
-    found: Any = None if use.alone else facts.tries.get(key)
+    key = (template, labels, scope.salt)
+    found: Any = None if scope.alone else ctx.tries.get(key)
     if found is None:
-        label_ids = tuple(tuple(use.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
+        label_ids = tuple(tuple(scope.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
         found = label_ids, build_trie(label_ids, labels, field)
-        if not use.alone:
-            facts.tries.put(key, found)
+        if not scope.alone:
+            ctx.tries.put(key, found)
     ids, trie = found
     return ids, trie
 
 
 def question_pieces(
-    asked: Asked, labels: tuple[str, ...], start: int, template: DecisionTemplate, frame: Frame
+    plain: PlainQuestion, labels: tuple[str, ...], start: int, template: DecisionTemplate, frame: Frame
 ) -> list[Piece]:
     """With the label at ``start`` first."""
-    pieces = template.question_pieces(*shifted(asked, labels, start))
+    pieces = template.question_pieces(*shifted(plain, labels, start))
     return [*(strip_end(pieces) if frame.strips else pieces), (frame.after, True)]
 
 
 def cut_question(
-    facts: Facts,
-    use: Use,
+    ctx: AdmissionContext,
+    scope: TokenizationScope,
     plan: QuestionPlan,
     template: DecisionTemplate,
     frame: Frame,
@@ -195,18 +201,61 @@ def cut_question(
     text has more than half of ``max_length``. Not kept."""
     rows = []
     for start in plan.starts:
-        pieces = question_pieces(plan.asked, plan.labels, start, template, frame)
-        listing = template.listing(*shifted(plan.asked, plan.labels, start))
-        ids, cuttable = use.encode_cuttable(pieces, fixed=(listing,))
-        if 2 * int(cuttable.sum()) <= facts.max_length:
+        pieces = question_pieces(plan.plain, plan.labels, start, template, frame)
+        listing = template.listing(*shifted(plan.plain, plan.labels, start))
+        ids, cuttable = scope.encode_cuttable(pieces, fixed=(listing,))
+        if 2 * int(cuttable.sum()) <= ctx.max_length:
             return plan
         excess = len(ids) + plan.trie.depth - room
-        rows.append(ids[kept(facts, cuttable, excess, truncation, f"{field}.question", room)] if excess > 0 else ids)
+        rows.append(ids[kept(ctx, cuttable, excess, truncation, f"{field}.question", room)] if excess > 0 else ids)
     token_ids, shifts = split(rows)
     fed = plan.tokens - len(plan.token_ids) - sum(map(len, plan.shifts))
     tokens = len(token_ids) + sum(map(len, shifts)) + fed
     depth = max(map(len, rows)) + plan.trie.depth
     return replace(plan, token_ids=token_ids, shifts=shifts, tokens=tokens, depth=depth)
+
+
+def cut_notes(
+    ctx: AdmissionContext,
+    scope: TokenizationScope,
+    plan: QuestionPlan,
+    template: DecisionTemplate,
+    frame: Frame,
+    room: int,
+    truncation: str,
+    field: str,
+) -> QuestionPlan:
+    """The plan with its longest descriptions cut to one number of characters, the greatest that makes it at most
+    ``room`` deep. Not kept."""
+    found, low, high = plan, 1, max(map(len, plan.plain.notes))
+    while low <= high:
+        most = (low + high) // 2
+        notes = tuple([shorten(note, most, truncation)[0] for note in plan.plain.notes])
+        given = Arranged(replace(plan.plain, notes=notes), plan.starts)
+        made = make_plan(ctx, scope, given, template, frame, field)
+        found, low, high = (made, most + 1, high) if made.depth <= room else (found, low, most - 1)
+    return found
+
+
+def question_too_long(ctx: AdmissionContext, plans: Sequence[QuestionPlan]) -> PromptTooLong:
+    """Of the longest question, which leaves no room for a state."""
+    deepest = max(plan.depth for plan in plans)
+    at = [plan.depth for plan in plans].index(deepest)
+    plan = plans[at]
+    cut = 'or set truncation="head", "tail" or "middle"'
+    where, way = "", f"shorten the question {cut}"
+    if plan.describes:
+        where = ", most of it in its descriptions"
+        way = f"shorten its descriptions, ask about fewer options at a time, {cut}"
+    elif sum(map(len, plan.labels)) > len(plan.plain.text):
+        where, way = ", most of it in its labels", "shorten the labels or ask about fewer at a time"
+    return PromptTooLong(
+        f"it has {deepest} tokens with its longest label{where}; the limit is {ctx.max_length}, the state included; "
+        f"{way}",
+        tokens=deepest,
+        limit=ctx.max_length,
+        field=f"questions[{at}]",
+    )
 
 
 def strip_start(pieces: list[Piece]) -> list[Piece]:

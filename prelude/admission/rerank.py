@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import checks
-from prelude.admission.facts import Facts, admitted
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.pairs import encode_pair
 from prelude.admission.pooled import activate, head_activation, head_logits, head_readout
 from prelude.admission.prepared import Admitted, Notes, Outcome, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, kept, render, shorten
-from prelude.admission.tokenization import Piece, Use
+from prelude.admission.tokenization import Piece, TokenizationScope
 from prelude.batch import F32, I32, LogprobRows
 from prelude.errors import InvalidRequest, RecipeError, shown
 from prelude.readouts import RequestReadout
@@ -27,18 +27,18 @@ from prelude.tasks import Rerank
 _PAIR = "cross-encoder"
 
 
-def prepare_rerank(facts: Facts, use: Use, task: Rerank) -> tuple[Admitted, Notes]:
-    checks.one_of(task.truncation, "truncation", TRUNCATIONS)
-    checks.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
-    recipe = rerank_recipe(facts, task)
+def prepare_rerank(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> tuple[Admitted, Notes]:
+    validation.one_of(task.truncation, "truncation", TRUNCATIONS)
+    validation.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
+    recipe = rerank_recipe(ctx, task)
     if recipe is None:
-        return _as_pair(facts, use, task)
-    ids, truncated = _encode(facts, use, task, recipe)
+        return _as_pair(ctx, scope, task)
+    ids, truncated = _encode(ctx, scope, task, recipe)
     activation = recipe.activation if task.activation == "default" else task.activation
-    readout, signs = _readout(facts, use, recipe, ids)
+    readout, signs = _readout(ctx, scope, recipe, ids)
     ready = admitted(
-        facts,
-        use,
+        ctx,
+        scope,
         task,
         TokenTree.single(ids),
         readout,
@@ -48,9 +48,9 @@ def prepare_rerank(facts: Facts, use: Use, task: Rerank) -> tuple[Admitted, Note
     return ready, Notes(recipe=recipe.name, activation=activation)
 
 
-def rerank_recipe(facts: Facts, task: Rerank) -> RerankRecipe | None:
+def rerank_recipe(ctx: AdmissionContext, task: Rerank) -> RerankRecipe | None:
     """The recipe of a task, ``None`` for a cross-encoder, which reads pairs; or ``RecipeError``."""
-    limits = facts.limits
+    limits = ctx.limits
     if task.recipe is not None:
         if limits.bidirectional:
             raise RecipeError("an encoder reads query and document as a pair, without a recipe", field="recipe")
@@ -65,10 +65,10 @@ def rerank_recipe(facts: Facts, task: Rerank) -> RerankRecipe | None:
             "(…ForSequenceClassification with one label), or compare embeddings",
             field="Rerank",
         )
-    if facts.recipes.rerank is not None:
-        return facts.recipes.rerank
+    if ctx.recipes.rerank is not None:
+        return ctx.recipes.rerank
     raise RecipeError(
-        f"the model directory does not say how it ranks (looked for: {'; '.join(facts.recipes.looked)}), and a wrong "
+        f"the model directory does not say how it ranks (looked for: {'; '.join(ctx.recipes.looked)}), and a wrong "
         f"text form ranks plausibly and wrongly; name it: recipe={' or '.join(map(repr, names(RerankRecipe)))}, or a "
         "RerankRecipe of your own",
         field="recipe",
@@ -78,17 +78,16 @@ def rerank_recipe(facts: Facts, task: Rerank) -> RerankRecipe | None:
 # ------------------------------------------------------------------ encoders
 
 
-def _as_pair(facts: Facts, use: Use, task: Rerank) -> tuple[Admitted, Notes]:
-    if task.instruction is not None:
-        raise InvalidRequest("a cross-encoder takes no instruction", field="instruction")
-    activation = head_activation(facts, task.activation)
-    query = checks.text(task.query, "query", facts.max_chars)
+def _as_pair(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank) -> tuple[Admitted, Notes]:
+    activation = head_activation(ctx, task.activation)
+    query = validation.text(task.query, "query", ctx.max_chars)
+    first = (_prompt(ctx, task) or "") + query
     tree, truncated = encode_pair(
-        facts, use, (query, task.document), field="document", truncation=task.truncation, room=facts.max_length
+        ctx, scope, (first, task.document), field="document", truncation=task.truncation, room=ctx.max_length
     )
-    readout = head_readout(facts, tree.token_ids, skip_pad=True)
+    readout = head_readout(ctx, tree.token_ids, skip_pad=True)
     ready = admitted(
-        facts, use, task, tree, readout, lambda outcome: _of_head(outcome, activation), truncated=truncated
+        ctx, scope, task, tree, readout, lambda outcome: _of_head(outcome, activation), truncated=truncated
     )
     return ready, Notes(recipe=_PAIR, activation=activation)
 
@@ -105,18 +104,18 @@ def _result(logits: F32, activation: str, outcome: Outcome) -> RerankResult:
 
 
 def _readout(
-    facts: Facts, use: Use, recipe: RerankRecipe, ids: I32
+    ctx: AdmissionContext, scope: TokenizationScope, recipe: RerankRecipe, ids: I32
 ) -> tuple[RequestReadout, tuple[float, ...] | None]:
     """The last row: the head's one logit, or the logits of the recipe's tokens and their signs."""
-    if facts.limits.num_labels:
-        if facts.limits.num_labels != 1:
+    if ctx.limits.num_labels:
+        if ctx.limits.num_labels != 1:
             raise RecipeError(
-                f"this model's head has {facts.limits.num_labels} labels; a reranker's has one", field="recipe"
+                f"this model's head has {ctx.limits.num_labels} labels; a reranker's has one", field="recipe"
             )
-        return head_readout(facts, ids, skip_pad=False), None
-    targets = [_token(facts, use, recipe, "yes")]
+        return head_readout(ctx, ids, skip_pad=False), None
+    targets = [_token(ctx, scope, recipe, "yes")]
     if recipe.no is not None:
-        targets.append(_token(facts, use, recipe, "no"))
+        targets.append(_token(ctx, scope, recipe, "no"))
     if len(set(targets)) < len(targets):
         raise RecipeError(f"yes and no are the same token {targets[0]}", field="recipe.no")
     rows = np.array([len(ids) - 1], dtype=np.int32)
@@ -124,12 +123,12 @@ def _readout(
     return LogprobRows(rows, pairs, np.array(targets, dtype=np.int32), raw=True), (1.0, -1.0)[: len(targets)]
 
 
-def _token(facts: Facts, use: Use, recipe: RerankRecipe, name: str) -> int:
+def _token(ctx: AdmissionContext, scope: TokenizationScope, recipe: RerankRecipe, name: str) -> int:
     given: str | int = getattr(recipe, name)
     if isinstance(given, int):
         found = given
     else:
-        ids = use.encoder.fixed(use, given)
+        ids = scope.encoder.fixed(scope, given)
         if len(ids) != 1:
             raise RecipeError(
                 f"{shown(given)} is {len(ids)} tokens of this model's tokenizer; a score is read at one token: the "
@@ -137,7 +136,7 @@ def _token(facts: Facts, use: Use, recipe: RerankRecipe, name: str) -> int:
                 field=f"recipe.{name}",
             )
         found = int(ids[0])
-    if found >= facts.encoder.id_limit:
+    if found >= ctx.encoder.id_limit:
         raise RecipeError(f"{found} is not a token id of this model", field=f"recipe.{name}")
     return found
 
@@ -149,39 +148,57 @@ def _finish(outcome: Outcome, signs: tuple[float, ...] | None, activation: str) 
     return _result(np.array([logit], dtype=np.float32), activation, outcome)
 
 
-def _encode(facts: Facts, use: Use, task: Rerank, recipe: RerankRecipe) -> tuple[I32, int]:
+def _encode(ctx: AdmissionContext, scope: TokenizationScope, task: Rerank, recipe: RerankRecipe) -> tuple[I32, int]:
     """The recipe's text as ids, and how many tokens of the document were cut."""
-    document, _, dropped = shorten(task.document, facts.max_chars, task.truncation)
+    document, _, dropped = shorten(task.document, ctx.max_chars, task.truncation)
     values = {
-        "query": checks.text(task.query, "query", facts.max_chars),
-        "document": checks.text(document, "document", facts.max_chars),
+        "query": validation.text(task.query, "query", ctx.max_chars),
+        "document": validation.text(document, "document", ctx.max_chars),
     }
-    if (instruction := _instruction(facts, task, recipe)) is not None:
+    if (instruction := _instruction(ctx, task, recipe)) is not None:
         values["instruction"] = instruction
-    room = facts.max_length if recipe.max_length is None else min(facts.max_length, recipe.max_length)
-    parts = _parts(recipe, values) if recipe.parts else [_messages(facts, recipe, values)]
-    ids = np.concatenate([use.encode_pieces(part) for part in parts])
+    room = ctx.max_length if recipe.max_length is None else min(ctx.max_length, recipe.max_length)
+    parts = _parts(recipe, values) if recipe.parts else [_messages(ctx, recipe, values)]
+    ids = np.concatenate([scope.encode_pieces(part) for part in parts])
     excess = len(ids) - room
     if excess <= 0:
         return ids, int(dropped > 0)
     fixed = tuple(value for name, value in values.items() if name != "document" and value != document)
-    encoded = [use.encode_cuttable(part, fixed) for part in parts]
+    encoded = [scope.encode_cuttable(part, fixed) for part in parts]
     cuttable = np.concatenate([mask for _, mask in encoded])
-    keep = kept(facts, cuttable, excess, task.truncation, "document", room)
+    keep = kept(ctx, cuttable, excess, task.truncation, "document", room)
     return np.concatenate([some for some, _ in encoded])[keep], excess
 
 
-def _instruction(facts: Facts, task: Rerank, recipe: RerankRecipe) -> str | None:
+def _prompt(ctx: AdmissionContext, task: Rerank) -> str | None:
+    """The instruction that is given, or the prompt of the model directory that is named, or its default one."""
+    settings, name = ctx.embedding, task.prompt_name
+    if name is None:
+        default = settings.prompts.get(settings.default_prompt_name or "")
+        given = task.instruction
+        return default if given is None else validation.text(given, "instruction", ctx.max_chars)
+    if task.instruction is not None:
+        raise InvalidRequest("the prompt and an instruction have one place; give one", field="prompt_name")
+    if not isinstance(name, str) or (name and name not in settings.prompts):
+        known = ", ".join(map(repr, list(settings.prompts)[:16])) or "none"
+        raise InvalidRequest(f"{shown(name)} is not a prompt of this model; it has {known}", field="prompt_name")
+    return settings.prompts.get(name, "")
+
+
+def _instruction(ctx: AdmissionContext, task: Rerank, recipe: RerankRecipe) -> str | None:
     takes = not recipe.parts or any("instruction" in placeholders(part) for part in recipe.parts)
-    if task.instruction is None:
+    given = task.instruction if task.prompt_name is None else _prompt(ctx, task)
+    if given is None:
         if recipe.instruction is None and recipe.parts and takes:
             raise InvalidRequest(
                 f"the recipe {recipe.name!r} has no instruction of its own; give one", field="instruction"
             )
         return recipe.instruction if takes else None
+    if not given and not recipe.parts:
+        return None  # a message without text is no message
     if not takes:
         raise InvalidRequest(f"the recipe {recipe.name!r} has no place for one", field="instruction")
-    return checks.text(task.instruction, "instruction", facts.max_chars)
+    return validation.text(given, "instruction", ctx.max_chars)
 
 
 def _parts(recipe: RerankRecipe, values: dict[str, str]) -> list[list[Piece]]:
@@ -191,12 +208,12 @@ def _parts(recipe: RerankRecipe, values: dict[str, str]) -> list[list[Piece]]:
     ]
 
 
-def _messages(facts: Facts, recipe: RerankRecipe, values: dict[str, str]) -> list[Piece]:
+def _messages(ctx: AdmissionContext, recipe: RerankRecipe, values: dict[str, str]) -> list[Piece]:
     """The chat template over the two roles, as sentence-transformers calls it."""
     messages: list[Any] = [{"role": name, "content": values[name]} for name in ("query", "document")]
     if "instruction" in values:
         messages.insert(0, {"role": "system", "content": values["instruction"]})
-    pieces = render(facts, messages, "document", recipe.generation_prompt)
+    pieces = render(ctx, messages, "document", recipe.generation_prompt)
     shown_texts = [content for content, trusted in pieces if not trusted]
     for name in ("query", "document"):
         if values[name].strip() and not any(values[name].strip() in str(text) for text in shown_texts):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from prelude.admission import checks
-from prelude.admission.facts import Facts
+from prelude.admission import validation
+from prelude.admission.context import AdmissionContext
 from prelude.admission.logprobs import top_limit
 from prelude.batch import F32, I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
@@ -28,43 +28,43 @@ _NO_IDS = np.zeros(0, dtype=np.int32)
 # ------------------------------------------------------------------ checking
 
 
-def resolve(facts: Facts, params: SamplingParams, max_tokens: int) -> Sampling:
+def resolve(ctx: AdmissionContext, params: SamplingParams, max_tokens: int) -> Sampling:
     """Every field checked, every default filled in. Temperatures below 1e-5 are greedy."""
-    temperature = checks.number(params.temperature, "params.temperature", 0.0, MAX_TEMPERATURE, "0 is greedy")
-    top_k = checks.integer(params.top_k, "params.top_k", 0, (1 << 63) - 1, "0 is off")
-    top_p = checks.number(params.top_p, "params.top_p", 0.0, 1.0, "1 is off")
+    temperature = validation.number(params.temperature, "params.temperature", 0.0, MAX_TEMPERATURE, "0 is greedy")
+    top_k = validation.integer(params.top_k, "params.top_k", 0, (1 << 63) - 1, "0 is off")
+    top_p = validation.number(params.top_p, "params.top_p", 0.0, 1.0, "1 is off")
     if top_p == 0.0:
         raise InvalidRequest("0 would leave no token; it takes more than 0, up to 1 (off)", field="params.top_p")
-    min_p = checks.number(params.min_p, "params.min_p", 0.0, 1.0, "0 is off")
+    min_p = validation.number(params.min_p, "params.min_p", 0.0, 1.0, "0 is off")
     greedy = temperature < GREEDY_BELOW
     if params.seed is not None:
-        seed = checks.integer(params.seed, "params.seed", 0, (1 << 64) - 1)
+        seed = validation.integer(params.seed, "params.seed", 0, (1 << 64) - 1)
     else:
         seed = 0 if greedy else secrets.randbits(64)
-    min_tokens = checks.integer(params.min_tokens, "params.min_tokens", 0, max_tokens, "at most max_tokens")
+    min_tokens = validation.integer(params.min_tokens, "params.min_tokens", 0, max_tokens, "at most max_tokens")
     logprobs = params.logprobs
     if logprobs is not None:
-        logprobs = checks.integer(logprobs, "params.logprobs", 0, top_limit(facts), "None is off")
-    stop_ids = resolve_stop_ids(facts, params)
+        logprobs = validation.integer(logprobs, "params.logprobs", 0, top_limit(ctx), "None is off")
+    stop_ids = resolve_stop_ids(ctx, params)
     return Sampling(
         0.0 if greedy else temperature,
-        0 if top_k >= facts.limits.vocab_size else top_k,
+        0 if top_k >= ctx.limits.vocab_size else top_k,
         top_p,
         min_p,
         seed,
         stop_ids,
-        resolve_edits(facts, params, stop_ids if min_tokens else frozenset()),
+        resolve_edits(ctx, params, stop_ids if min_tokens else frozenset()),
         min_tokens,
         logprobs,
         resolve_stops(params.stop),
-        checks.flag(params.include_stop, "params.include_stop"),
+        validation.flag(params.include_stop, "params.include_stop"),
     )
 
 
-def resolve_stop_ids(facts: Facts, params: SamplingParams) -> frozenset[int]:
-    rows = facts.limits.vocab_size
+def resolve_stop_ids(ctx: AdmissionContext, params: SamplingParams) -> frozenset[int]:
+    rows = ctx.limits.vocab_size
     given = token_ids(params.stop_token_ids, "params.stop_token_ids", rows, MAX_STOP_IDS)
-    eos = frozenset() if checks.flag(params.ignore_eos, "params.ignore_eos") else facts.eos_ids
+    eos = frozenset() if validation.flag(params.ignore_eos, "params.ignore_eos") else ctx.eos_ids
     return eos.union(given.tolist())
 
 
@@ -77,20 +77,20 @@ def resolve_stops(stop: Any) -> Stops | None:
         raise InvalidRequest(f"{shown(stop)} is not a string or a list of strings", field=field)
     if len(stop) > MAX_STOPS:
         raise RequestTooLarge(f"{len(stop)} stop strings; the limit is {MAX_STOPS}", field=field)
-    words = tuple(checks.text(word, f"{field}[{i}]", MAX_STOP_CHARS, empty=False) for i, word in enumerate(stop))
+    words = tuple(validation.text(word, f"{field}[{i}]", MAX_STOP_CHARS, empty=False) for i, word in enumerate(stop))
     if sum(map(len, words)) > MAX_STOP_CHARS:
         raise RequestTooLarge(f"more than {MAX_STOP_CHARS} characters of stop strings in all", field=field)
     return make_stops(words) if words else None
 
 
-def resolve_edits(facts: Facts, params: SamplingParams, early: frozenset[int]) -> RowEdits | None:
+def resolve_edits(ctx: AdmissionContext, params: SamplingParams, early: frozenset[int]) -> RowEdits | None:
     """None where nothing is done to the logits. ``early`` are the ids that ``min_tokens`` bans for a while."""
-    rows = facts.limits.vocab_size
-    repetition = checks.number(
+    rows = ctx.limits.vocab_size
+    repetition = validation.number(
         params.repetition_penalty, "params.repetition_penalty", 1 / MAX_PENALTY, MAX_PENALTY, "1 is off"
     )
-    presence = checks.number(params.presence_penalty, "params.presence_penalty", -MAX_PENALTY, MAX_PENALTY)
-    frequency = checks.number(params.frequency_penalty, "params.frequency_penalty", -MAX_PENALTY, MAX_PENALTY)
+    presence = validation.number(params.presence_penalty, "params.presence_penalty", -MAX_PENALTY, MAX_PENALTY)
+    frequency = validation.number(params.frequency_penalty, "params.frequency_penalty", -MAX_PENALTY, MAX_PENALTY)
     bias_ids, bias_values = resolve_bias(params.logit_bias, rows)
     allowed = params.allowed_token_ids
     chosen = None if allowed is None else token_ids(allowed, "params.allowed_token_ids", rows, rows)
@@ -120,8 +120,9 @@ def resolve_edits(facts: Facts, params: SamplingParams, early: frozenset[int]) -
 
 
 def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early: I32) -> Choose | None:
-    """``allowed_tokens_fn`` with what it returns checked, and cut to ``allowed_token_ids`` (``static``). Raises
-    ``InvalidRequest`` for what is not a list of ids, or leaves no token; and what the caller's function raises."""
+    """``allowed_tokens_fn`` with its result checked, and cut to ``allowed_token_ids`` (``static``). Raises
+    ``InvalidRequest`` for a result that is not a list of ids or leaves no token; and errors of the caller's
+    function."""
     field = "params.allowed_tokens_fn"
     if given is None:
         return None
@@ -132,7 +133,7 @@ def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early
         answer = given(list(output))
         if answer is None:
             return _NO_IDS if static is None else static
-        # A copy: what the caller writes into its array later must not reach a step.
+        # A copy: later writes of the caller into its array must not reach a step.
         ids = token_ids(answer, field, rows, rows) if not _are_ids(answer, rows) else answer.copy()
         if static is not None:
             ids = np.intersect1d(ids, static).astype(np.int32)
@@ -169,11 +170,11 @@ def resolve_bias(bias: Any, rows: int) -> tuple[I32, F32]:
         raise InvalidRequest(f"{shown(bias)} is not a dict of token ids and numbers", field=field)
     if len(bias) > rows:
         raise RequestTooLarge(f"{len(bias)} entries; the model has {rows} logits", field=field)
-    ids = [checks.integer(key, f"{field} key", 0, rows - 1, "a key is a token id") for key in bias]
+    ids = [validation.integer(key, f"{field} key", 0, rows - 1, "a key is a token id") for key in bias]
     if len(set(ids)) < len(ids):
         raise InvalidRequest("an id stands there twice, as two types of integer", field=field)
     values = [
-        checks.number(value, f"{field}[{key}]", -MAX_BIAS, MAX_BIAS, "use banned_token_ids to rule a token out")
+        validation.number(value, f"{field}[{key}]", -MAX_BIAS, MAX_BIAS, "use banned_token_ids to rule a token out")
         for key, value in zip(ids, bias.values())
     ]
     return np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
@@ -190,5 +191,5 @@ def token_ids(value: Any, field: str, rows: int, most: int) -> I32:
     ids: list[int] = value.tolist() if isinstance(value, np.ndarray) else list(value)
     if not all(type(i) is int and 0 <= i < rows for i in ids):
         what = f"an id is one of the model's {rows} logits"
-        ids = [checks.integer(i, f"{field}[{at}]", 0, rows - 1, what) for at, i in enumerate(ids)]
+        ids = [validation.integer(i, f"{field}[{at}]", 0, rows - 1, what) for at, i in enumerate(ids)]
     return np.array(sorted(set(ids)), dtype=np.int32)

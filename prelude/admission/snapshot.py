@@ -1,16 +1,17 @@
-"""A task that owns all it says: what the caller changes after submitting changes nothing."""
+"""A task that owns all its values: changes that the caller makes after submitting have no effect."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
 from prelude.admission.messages import copy_messages, copy_value
+from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.structured import Owned
-from prelude.tasks import Choice, Noul, SamplingParams, Score
+from prelude.tasks import Choice, Noul, SamplingParams, Score, Task
 
 T = TypeVar("T")
 PROMPT_FIELDS = ("state", "prompt", "context", "continuation", "query", "document")
@@ -20,26 +21,43 @@ def snapshot(task: T) -> T:
     """``task`` itself where it holds nothing mutable, else one with copies. Never raises for bad values: checking
     is ``prepare``'s."""
     changes: dict[str, Any] = {}
-    for name in PROMPT_FIELDS:
+    for name in prompt_fields(task):
         value = getattr(task, name, None)
-        if value is not None and not isinstance(value, str | bytes):
+        if value is not None and type(value) is not str and not isinstance(value, (str, bytes)):
             changes[name] = copy_prompt(value)
     questions = getattr(task, "questions", None)
-    if isinstance(questions, list | tuple):
-        copied = tuple([copy_question(question) for question in questions])
-        if type(questions) is list or any(a is not b for a, b in zip(copied, questions)):
-            changes["questions"] = copied
+    if isinstance(questions, (list, tuple)):
+        if QUESTION_KEYS.plain_size(questions, 0, 0) < 0:  # else nothing in them may change
+            copied = tuple([copy_question(question) for question in questions])
+            if type(questions) is list or any(a is not b for a, b in zip(copied, questions)):
+                changes["questions"] = copied
     elif isinstance(questions, Mapping):
         changes["questions"] = {name: copy_question(question) for name, question in questions.items()}
     given = getattr(task, "given", None)
     if isinstance(given, dict):
-        changes["given"] = dict(given)
+        changes["given"] = {name: tuple(label) if isinstance(label, list) else label for name, label in given.items()}
     params = getattr(task, "params", None)
     if isinstance(params, SamplingParams):
         copied_params = copy_params(params)
         if copied_params is not params:
             changes["params"] = copied_params
     return dataclasses.replace(task, **changes) if changes else task  # type: ignore[type-var]
+
+
+def prompt_fields(task: Any) -> tuple[str, ...]:
+    """The fields of a task that may hold a prompt."""
+    kind = type(task)
+    found = _FIELDS_OF.get(kind)
+    if found is None:
+        known = getattr(kind, "__dataclass_fields__", PROMPT_FIELDS)
+        found = tuple([name for name in PROMPT_FIELDS if name in known])
+        if kind in _TASKS:
+            _FIELDS_OF[kind] = found
+    return found
+
+
+_TASKS = get_args(Task)
+_FIELDS_OF: dict[type, tuple[str, ...]] = {}
 
 
 def copy_prompt(value: Any) -> Any:

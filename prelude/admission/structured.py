@@ -1,42 +1,70 @@
-"""Objects and arrays as text, in one form: that of ``json.dumps(value, ensure_ascii=False)``.
+"""Objects and arrays as text, in the form of ``json.dumps(value, ensure_ascii=False)`` unless a model has its own.
 
     {"plan": "pro", "tickets": 3, "tags": ["refund", "späť"]}
 
-Keys keep the order in which they were given: a caller that puts what many requests share first lets them share a
-prefix. Keys are strings, numbers are finite. A string alone is itself, without quotation marks.
+Keys keep the order in which they were given: a caller that puts the common part of many requests first lets them
+share a prefix. Keys are strings, numbers are finite. A string alone is itself, without quotation marks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from prelude.admission import checks
+from prelude.admission import validation
 from prelude.admission.messages import MAX_DEPTH, MAX_VALUES, TooLarge
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
+from prelude.option_settings import Layout
 
 MAX_TEXT = 1 << 62  # of a text that may yet be cut
 _SCALARS = frozenset([int, float, bool, type(None)])
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _indented(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
+
+
+def _lines(value: Any) -> str:
+    """``key: value`` and ``- item``, a line each, nested values two spaces further in."""
+    if not isinstance(value, dict | list):
+        return value if isinstance(value, str) else _json(value)
+    items = value.items() if isinstance(value, dict) else (("-", item) for item in value)
+    written = []
+    for key, item in items:
+        mark = "-" if isinstance(value, list) else f"{key}:"
+        inner = _lines(item)
+        if isinstance(item, dict | list) and item:
+            written.append("\n".join([mark, *(f"  {line}" for line in inner.split("\n"))]))
+        else:
+            written.append(f"{mark} {inner}" if inner else mark)
+    return "\n".join(written)
+
+
+_WRITERS: dict[Layout, Callable[[Any], str]] = {"json": _json, "indented": _indented, "lines": _lines}
+
+
 class Owned(dict[str, Any]):
-    """An object of a request that nobody changes any more: it needs no copy."""
+    """An object of a request that does not change any more: it needs no copy."""
 
 
-def text_of(value: Any, field: str, most: int, *, empty: bool = True) -> str:
+def text_of(value: Any, field: str, most: int, *, empty: bool = True, layout: Layout = "json") -> str:
     """``value`` as text of at most ``most`` characters. ``InvalidRequest`` names ``field`` and the place in it."""
     if isinstance(value, str):
-        return checks.text(value, field, most, empty=empty)
+        return validation.text(value, field, most, empty=empty)
     if not is_structured(value):
         kind = "None" if value is None else f"of type {type(value).__name__}"
         raise InvalidRequest(f"{shown(value)} is {kind}; give a string, an object or an array", field=field)
     plain = _Copy(field).of(value, "", MAX_DEPTH)
     try:
-        written = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        written = _WRITERS[layout](plain)
     except ValueError as error:  # NaN, or an integer of thousands of digits
         raise InvalidRequest(f"{error}; JSON has finite numbers", field=field) from None
-    return checks.text(written, field, most)
+    return validation.text(written, field, most)
 
 
 def is_structured(value: Any) -> bool:

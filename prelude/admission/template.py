@@ -1,4 +1,4 @@
-"""DecisionTemplate: what text a state, a question and a label become. Data, kept beside the model.
+"""DecisionTemplate: the text of a state, a question and a label. Data, kept beside the model.
 
     state      "{state}\\n\\n"                                      shared by all questions: the trunk
     question   "Question: {question}\\nOptions: {labels}\\nAnswer:"  one branch each
@@ -10,8 +10,8 @@ left out:
     described    "\\n- {label}: {description}"
     undescribed  "\\n- {label}"
 
-The three parts are tokenised apart, so that a state has the same ids whatever is asked about it, and a label the same
-ids whatever it answers. Only the placeholders above mean something; all other braces are text.
+The three parts are tokenised apart, so that a state has the same ids for every question, and a label the same
+ids after every question. Only the placeholders above mean something; all other braces are text.
 
 With ``chat=True`` state and question stand in one user turn of the model's chat template, and the labels follow its
 generation prompt:
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from prelude.admission.asked import Asked
+from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import Piece
 from prelude.errors import TemplateError, shown
 from prelude.tasks import strict_keywords
@@ -137,13 +137,13 @@ class DecisionTemplate:
             raise TemplateError(f"{path}: unknown field {shown(unknown[0])}; the fields are {', '.join(known)}")
         return cls(**found)
 
-    def labels_of(self, asked: Asked) -> tuple[str, ...]:
+    def labels_of(self, plain: PlainQuestion) -> tuple[str, ...]:
         """The question's labels; yes and no of a ``Noul``."""
-        return (self.yes, self.no) if asked.kind == "noul" else asked.labels
+        return (self.yes, self.no) if plain.kind == "noul" else plain.labels
 
-    def answers_of(self, asked: Asked, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """What the model answers with: the labels, or the letters of their places."""
-        if not self.letters or asked.kind != "choice":
+    def answers_of(self, plain: PlainQuestion, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """The texts that the model answers with: the labels, or the letters of their places."""
+        if not self.letters or plain.kind != "choice":
             return labels
         if len(labels) > len(LETTERS):
             raise TemplateError(
@@ -157,39 +157,39 @@ class DecisionTemplate:
         before, _, after = self._parts["state"]
         return [(before, True), *state, (after, True)]
 
-    def question_pieces(self, asked: Asked, labels: tuple[str, ...]) -> list[Piece]:
-        parts = self._question_part(asked)
-        if self._in_lines(asked):
-            if not self.shows_labels(asked):
+    def question_pieces(self, plain: PlainQuestion, labels: tuple[str, ...]) -> list[Piece]:
+        parts = self._question_part(plain)
+        if self._in_lines(plain):
+            if not self.shows_labels(plain):
                 raise TemplateError(
-                    f"its part for a {asked.kind} has no {{labels}}, so that descriptions would not be shown",
+                    f"its part for a {plain.kind} has no {{labels}}, so that descriptions would not be shown",
                     field="template",
                 )
             before = 2 * parts[1::2].index("labels")
             parts = (*parts[:before], parts[before].rstrip(), *parts[before + 1 :])
-        text = asked.text or getattr(self, _UNASKED[asked.kind])
-        return _fill(parts, {"question": text, "labels": self.listing(asked, labels)})
+        text = plain.text or getattr(self, _UNASKED[plain.kind])
+        return _fill(parts, {"question": text, "labels": self.listing(plain, labels)})
 
-    def listing(self, asked: Asked, labels: tuple[str, ...]) -> str:
+    def listing(self, plain: PlainQuestion, labels: tuple[str, ...]) -> str:
         """The text that ``{labels}`` stands for."""
-        if not self._in_lines(asked):
+        if not self._in_lines(plain):
             return self.separator.join(labels)
         lines: list[Any] = []
-        letters = self.answers_of(asked, labels)
-        for letter, label, note in zip(letters, labels, asked.notes or ("",) * len(labels)):
+        letters = self.answers_of(plain, labels)
+        for letter, label, note in zip(letters, labels, plain.notes or ("",) * len(labels)):
             parts = self._parts["described" if note else "undescribed"]
             lines += [text for text, _ in _fill(parts, {"letter": letter, "label": label, "description": note})]
         return "".join(lines)
 
-    def _in_lines(self, asked: Asked) -> bool:
-        return bool(asked.notes) or (self.letters and asked.kind == "choice")
+    def _in_lines(self, plain: PlainQuestion) -> bool:
+        return bool(plain.notes) or (self.letters and plain.kind == "choice")
 
-    def shows_labels(self, asked: Asked) -> bool:
+    def shows_labels(self, plain: PlainQuestion) -> bool:
         """Whether the part of this kind of question lists the labels."""
-        return "labels" in self._question_part(asked)[1::2]
+        return "labels" in self._question_part(plain)[1::2]
 
-    def _question_part(self, asked: Asked) -> tuple[str, ...]:
-        return self._parts.get(_KIND_PARTS[asked.kind], self._parts["question"])
+    def _question_part(self, plain: PlainQuestion) -> tuple[str, ...]:
+        return self._parts.get(_KIND_PARTS[plain.kind], self._parts["question"])
 
     def label_pieces(self, label: str) -> list[Piece]:
         return _fill(self._parts["label"], {"label": label})

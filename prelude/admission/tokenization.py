@@ -1,7 +1,7 @@
 """The tokenizer as admission uses it: counted, timed, and with a boundary between trusted and untrusted text.
 
 Text comes in *pieces*, ``(text, trusted)``. Control tokens such as ``<|im_start|>`` are recognised only inside
-trusted pieces (templates); in untrusted ones (what users write) the same characters are ordinary text. The rule for
+trusted pieces (templates); in untrusted ones (the texts of users) the same characters are ordinary text. The rule for
 what is encoded together:
 
     trusted pieces are cut at their control tokens; everything between two control tokens, trusted or not, is joined
@@ -30,10 +30,11 @@ from prelude.errors import InvalidRequest, RequestTooLarge, shown
 Piece: TypeAlias = tuple[str | I32, bool]  # text or ready ids; trusted?
 Atoms: TypeAlias = tuple[str | I32, ...]  # text and control ids in turn
 Mask: TypeAlias = npt.NDArray[np.bool_]
+TextKey: TypeAlias = str | tuple[str | None, str]  # of the engine's own text; of a tenant's, with its salt
 
 
 class TokenizerLike(Protocol):
-    """What is used of ``prelude.tokenizer.Tokenizer``. Ids are int32; offsets are code points, ``[n, 2]``."""
+    """The used methods of ``prelude.tokenizer.Tokenizer``. Ids are int32; offsets are code points, ``[n, 2]``."""
 
     def encode_array(
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, remember: bool = True
@@ -70,14 +71,14 @@ class Encoder:
     def __init__(self, tokenizer: TokenizerLike, vocab_rows: int) -> None:
         self.tokenizer = tokenizer
         self._calls = Tally()
-        self._atoms: Memo[str, Atoms] = Memo(1 << 10)
-        self._fixed: Memo[str, I32] = Memo(1 << 10)
+        self._atoms: Memo[TextKey, Atoms] = Memo(1 << 10)
+        self._fixed: Memo[TextKey, I32] = Memo(1 << 10)
         self.vocab_rows = vocab_rows
         self.tokenizer_ids = self._known_ids()
         self.id_limit = min(vocab_rows, self.tokenizer_ids)
         self.may_pass_rows = tokenizer.id_limit > vocab_rows
-        use = Use(self)
-        self.prefix, self.suffix = use.specials()
+        scope = TokenizationScope(self)
+        self.prefix, self.suffix = scope.specials()
 
     @property
     def calls(self) -> int:
@@ -94,33 +95,39 @@ class Encoder:
                 return token_id + 1
         return 0
 
-    def atoms(self, use: Use, text: str) -> Atoms:
+    def atoms(self, scope: TokenizationScope, text: str) -> Atoms:
         """Trusted text cut at its control tokens."""
-        found = self._atoms.get(text)
+        key = scope.key_of(text) if scope.brings_text else text
+        found = self._atoms.get(key)
         if found is None:
-            found = tuple(self._cut(use, text))
-            self._atoms.put(text, found)
+            found = tuple(self._cut(scope, text))
+            if not scope.brings_text or not scope.alone:
+                self._atoms.put(key, found)
         return found
 
-    def fixed(self, use: Use, text: str) -> I32:
+    def fixed(self, scope: TokenizationScope, text: str) -> I32:
         """The ids of a run that is template text throughout, and so the same for every request."""
-        found = self._fixed.get(text)
+        key = scope.key_of(text) if scope.brings_text else text
+        found = self._fixed.get(key)
         if found is None:
-            found = use.encode(text)
-            self._fixed.put(text, found)
+            found = scope.encode(text)
+            if not scope.brings_text or not scope.alone:
+                self._fixed.put(key, found)
         return found
 
-    def _cut(self, use: Use, text: str) -> list[str | I32]:
-        if not text or np.array_equal(use.encode(text, parse_special=True), use.encode(text, parse_special=False)):
+    def _cut(self, scope: TokenizationScope, text: str) -> list[str | I32]:
+        if not text or np.array_equal(
+            scope.encode(text, parse_special=True), scope.encode(text, parse_special=False)
+        ):
             return [text]
-        ids, offsets = use.encode_with_offsets(text, special=False, parse_special=True)
+        ids, offsets = scope.encode_with_offsets(text, special=False, parse_special=True)
         parts: list[str | I32] = []
         last = 0
         for token_id, (start, end) in zip(ids.tolist(), offsets.tolist()):
             surface = text[start:end]
             if self.tokenizer.id_to_token(token_id) != surface.strip() or end <= last:
                 continue
-            if use.encode(surface, parse_special=False).tolist() == [token_id]:
+            if scope.encode(surface, parse_special=False).tolist() == [token_id]:
                 continue  # an ordinary token
             parts += [text[last:start], np.array([token_id], dtype=np.int32)]
             last = end
@@ -128,14 +135,16 @@ class Encoder:
         return [part for part in parts if len(part)]
 
 
-class Use:
-    """One request's use of the tokenizer: what it called and how long that took."""
+class TokenizationScope:
+    """One request's use of the tokenizer: its calls and their seconds."""
 
-    __slots__ = ("alone", "calls", "encoder", "remember", "salt", "seconds")
+    __slots__ = ("alone", "brings_text", "calls", "encoder", "remember", "salt", "seconds")
 
     def __init__(self, encoder: Encoder, default_cache: str = "auto", task: Any = None) -> None:
         """``task`` says whose text it is: with a ``salt`` or ``cache="never"`` it is neither kept in the tokenizer's
-        memory of prompts nor looked for there, since the time that takes tells what others sent."""
+        memory of prompts nor looked for there, since the time of a call would show the prompts of others. The same
+        holds for trusted text of a template or recipe that the task brings (``brings_text``); the engine's own is
+        shared."""
         self.encoder = encoder
         salt, cache = getattr(task, "salt", None), getattr(task, "cache", None)  # not checked yet: any objects
         self.salt = salt if isinstance(salt, str) else None
@@ -143,8 +152,15 @@ class Use:
         never = (cache if own else default_cache) == "never"
         self.alone = never  # nothing is kept, for this tenant either
         self.remember = not never and self.salt is None
+        self.brings_text = not self.remember and (
+            getattr(task, "template", None) is not None or getattr(task, "recipe", None) is not None
+        )
         self.calls = 0
         self.seconds = 0.0
+
+    def key_of(self, text: str) -> TextKey:
+        """Of trusted text that the task brought: only requests with the same salt find it."""
+        return self.salt, text
 
     def encode(self, text: str, *, special: bool = False, parse_special: bool = False) -> I32:
         """``int32[n]``; the text was checked before."""
@@ -161,7 +177,7 @@ class Use:
         return ids
 
     def encode_all(self, texts: list[str]) -> list[I32] | list[I32 | Exception]:
-        """``encode`` of each, in one call of the tokenizer. What one of them raises is in its place."""
+        """``encode`` of each, in one call of the tokenizer. An error stands in the place of its result."""
         encoder = self.encoder
         started = time.perf_counter()
         try:
@@ -271,7 +287,7 @@ class Use:
         return np.concatenate(ids), np.concatenate(masks)
 
     def specials(self) -> tuple[I32, I32]:
-        """What the tokenizer puts before and after a text (BOS, EOS); either may be empty."""
+        """The ids that the tokenizer puts before and after a text (BOS, EOS); either may be empty."""
         bare = self.encode("a").tolist()
         full = self.encode("a", special=True)
         for start in range(len(full) - len(bare) + 1):

@@ -16,19 +16,20 @@ def weigh_shifts(
 ) -> Weighed:
     """The means over the plan's shifts, whose edges stand one after another from ``at`` on, and without the state
     from ``alone`` on (-1: nowhere). The logarithms of the probabilities are averaged, and the joint logprobs, and the
-    masses. The first label in the plan's order wins a tie."""
+    masses. Letters are read as the labels in their places. The first label in the plan's order wins a tie."""
     weigh, labels, edges = plan.trie.paths.weigh, plan.labels, len(plan.trie.targets)
     logs: list[dict[str, float]] = []
     joints: list[dict[str, float]] = []
     masses: list[float] = []
-    for shift in range(plan.copies):
+    for shift, start in enumerate(plan.starts):
         here, without = at + shift * edges, alone + shift * edges if alone >= 0 else -1
-        logs.append(weigh(labels, logprobs, here, without, by_length, True)[3])
+        read = labels[start:] + labels[:start] if plan.lettered else labels
+        logs.append(weigh(read, logprobs, here, without, by_length, True)[3])
         if not relative:
-            _, _, _, joint, mass = weigh(labels, logprobs, here)
+            _, _, _, joint, mass = weigh(read, logprobs, here)
             joints.append(joint)
             masses.append(mass)
-    scores = [_mean([read[label] for read in logs]) for label in labels]
+    scores = [_mean([log[label] for log in logs]) for label in labels]
     best = max(scores)
     weights = [math.exp(score - best) for score in scores]
     total = math.fsum(weights)

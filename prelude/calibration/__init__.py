@@ -1,4 +1,4 @@
-"""Calibration: probabilities that mean what they say, fitted on labelled answers and applied on purpose.
+"""Calibration: probabilities that agree with frequencies, fitted on labelled answers and applied on purpose.
 
     PriorCorrection   divides a label's prior out of the probabilities: what the model says of an empty state, or the
                       shares that it gives on average. A step of its own, before the calibrator.

@@ -129,7 +129,7 @@ class Calibrator:
         return softmax(self.parameters["slope"] * logs + offsets)
 
     def apply(self, answer: Answer) -> Answer:
-        """The answer with calibrated ``probabilities`` and what follows from them: ``label``, ``index``,
+        """The answer with calibrated ``probabilities`` and the values that follow from them: ``label``, ``index``,
         ``probability``, ``expected`` and ``confidence``. ``logprobs`` and ``mass`` stay the model's own."""
         return changed(answer, self.probabilities(list(answer.probabilities.values()), answer.labels))
 

@@ -1,4 +1,4 @@
-"""How well probabilities fit what came true. Rows may have different numbers of labels."""
+"""The agreement of probabilities with the true labels. Rows may have different numbers of labels."""
 
 from __future__ import annotations
 

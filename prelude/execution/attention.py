@@ -252,7 +252,7 @@ class DecodePart:
         return cls(slice(before, before + len(lengths)), table, heads)
 
     def run(self, q: Tensor, pool_k: Tensor, pool_v: Tensor, out: Tensor) -> None:
-        """Queries and outputs [Q, heads, D]; the kernel is handed addresses, so this looks at what they mean."""
+        """Queries and outputs [Q, heads, D]; the kernel gets addresses, so the tensors are checked here."""
         q, out = q[self.queries], out[self.queries]
         slots, kv_heads, width = pool_k.shape
         for tensor in (q, pool_k, pool_v, out):

@@ -80,11 +80,15 @@ class RunsPlan:
         pool_v: Tensor,
         relative: RelativeWeights | None = None,
     ) -> Tensor:
+        """[queries, heads * width]: in the memory of ``q``, whose values are gone, unless decode rows read pages."""
         queries, heads, width = q.shape
         for x in (q, k, v, pool_k, pool_v):
-            if len(x) and (x.dtype != q.dtype or x.stride(2) != 1 or x.stride(1) != width):
+            if x.shape[0] and (x.dtype != q.dtype or x.stride(2) != 1 or x.stride(1) != width):
                 raise ValueError(f"heads of a token are not side by side: {x.dtype} with strides {x.stride()}")
-        out = torch.empty(queries, heads * width, dtype=q.dtype)
+        if self._paged is None:  # a tile of the kernel has read its queries when it writes
+            out = q.as_strided((queries, heads * width), (q.stride(0), 1))
+        else:
+            out = torch.empty(queries, heads * width, dtype=q.dtype)
         self._attention.run(
             q.data_ptr(),
             q.stride(0),
@@ -96,7 +100,7 @@ class RunsPlan:
             pool_v.data_ptr(),
             pool_k.stride(0),
             out.data_ptr(),
-            heads * width,
+            out.stride(0),
             queries,
             min(k.size(0), v.size(0)),
             min(pool_k.size(0), pool_v.size(0)),
@@ -121,12 +125,13 @@ def _addresses(relative: RelativeWeights) -> dict[str, int]:
 def _of_segments_apart(forest: Forest, heads: Heads, rows: I64 | None) -> Attention:
     """Prompts that begin with themselves, which most steps of short requests are: one run each."""
     starts = forest.slices.starts
-    begins, lengths = starts[:-1].astype(np.int64), np.diff(starts).astype(np.int64)
+    own = np.zeros((len(starts) - 1, 3), np.int64)
+    own[:, 0] = begins = starts[:-1]
+    own[:, 1] = starts[1:] - begins
     wanted = np.arange(starts[-1]) if rows is None else rows
-    items = starts if rows is None else np.searchsorted(rows, starts).astype(np.int32)
-    visible = wanted + 1 if len(begins) == 1 else wanted + 1 - np.repeat(begins, np.diff(items))
+    items = starts if rows is None else rows.searchsorted(starts).astype(np.int32)
+    visible = wanted + 1 if len(begins) == 1 else wanted + 1 - own[:, 0].repeat(items[1:] - items[:-1])
     hidden = None if heads.window is None else visible - 1 - heads.window
-    own = np.stack([begins, lengths, np.zeros_like(begins)], axis=1)
     return _planned(heads, items, visible, np.arange(len(starts), dtype=np.int32), own, hidden)
 
 
@@ -199,7 +204,8 @@ def _forest_runs(forest: Forest, block_size: int) -> tuple[I64, Runs]:
     paths: list[Runs] = []
     for s, parent in enumerate(forest.parents):
         before = paths[parent] if parent >= 0 else _blocks(forest.blocks(s), block_size, int(context[s]))
-        paths.append(np.concatenate([before, own[s : s + 1]]))
+        elder = [np.array([[start, stop - start, 0]]) for start, stop in forest.joins.get(s, ())]
+        paths.append(np.concatenate([before, *elder, own[s : s + 1]]))
     return np.array([len(path) for path in paths], np.int64), np.concatenate(paths)
 
 
@@ -215,7 +221,7 @@ def _blocks(blocks: npt.NDArray[np.int32], block_size: int, length: int) -> Runs
 
 
 def _decode_runs(decode: DecodeRows, rows: I64, block_size: int) -> tuple[I64, Runs]:
-    """As ``_forest_runs`` for some decode rows: whole blocks, of which the row sees what it has."""
+    """As ``_forest_runs`` for some decode rows: whole blocks, of which the row reads its own tokens."""
     indptr = decode.block_indptr.astype(np.int64)
     held = np.diff(indptr)[rows]
     needed = decode.context_lens[rows].astype(np.int64) // block_size + 1

@@ -1,9 +1,9 @@
-"""Which attention serves: a registry by name, and what each of them needs.
+"""The attention backends: a registry by name, with the needs of each.
 
     batch ─▶ layout ─▶ a plan of the chosen backend ─▶ K and V written ─▶ its kernels, layer by layer
 
     cpu    runs         the native kernel: every row walks its own keys in order; the one whose bits stand alone
-           cascade      torch's attention, what rows share read once, parts joined by log-sum-exp
+           cascade      torch's attention, shared keys read once, parts joined by log-sum-exp
     cuda   flashinfer   levels of FlashInfer calls, prefill and decode with kernels of their own
            keys         a kernel of ours that walks explicit key lists: exact, and slow
 
@@ -25,7 +25,7 @@ VARIABLE = "PRELUDE_ATTENTION"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What attention is wanted for. ``element``: float32 or bfloat16."""
+    """The model and the mode that attention has to serve. ``element``: float32 or bfloat16."""
 
     head_dim: int
     element: str
@@ -37,7 +37,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """``lacks`` says what is not installed here, ``refuses`` what it is not made for; None where it serves."""
+    """``lacks`` names the missing packages, ``refuses`` the reason why it cannot serve; None where it serves."""
 
     name: str
     device: str
@@ -85,7 +85,7 @@ NAMES = ("auto", *(backend.name for backend in BACKENDS))
 
 
 def asked_for(setting: str) -> str:
-    """``setting``, or where it is ``auto`` what the environment says. ``ConfigError`` for a name that is none."""
+    """``setting``, or where it is ``auto`` the value in the environment. ``ConfigError`` for a name that is none."""
     name, where = setting, "attention"
     if setting == "auto" and os.environ.get(VARIABLE):
         name, where = os.environ[VARIABLE], VARIABLE
@@ -117,7 +117,7 @@ def choose(setting: str, device: str, wanted: Wanted) -> str:
 
 
 def _installed(backend: Backend) -> str:
-    """Where the one that is made for this is not there, that is said: what takes its place elsewhere is slow."""
+    """Warns where the backend that is made for this is missing: its replacement is slow."""
     lack = backend.lacks()
     if lack is not None:
         raise DeviceUnavailable(f"attention={backend.name!r}: {lack}", missing=(lack,))

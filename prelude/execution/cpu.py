@@ -2,17 +2,17 @@
 
 One forward for all three variants: prompt segments and decode rows are one row of tokens, linear layers run over
 all of them, attention follows a plan made once a step, and only rows that are read meet the last layer's MLP, the
-final norm and the LM head.
+final norm and the LM head. Recurrent layers keep a state of each running sequence beside the pool.
 
-``submit`` runs the step in the calling thread; ``wait`` hands out what it left.
+``submit`` runs the step in the calling thread; ``wait`` returns its result.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -28,30 +28,34 @@ from prelude.batch import (
     Readout,
     StepResult,
 )
+from prelude.config import Quantization
 from prelude.errors import EngineClosed
 from prelude.execution.attention import AttentionPlan, CascadePlan
 from prelude.execution.attention_runs import RunsPlan
 from prelude.execution.backends import Wanted, choose
-from prelude.execution.bits import rows_needed
+from prelude.execution.determinism import rows_needed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.hidden_rows import HiddenRows
+from prelude.execution.layer_kinds import LayerKinds
 from prelude.execution.layout import I64, StepTokens
 from prelude.execution.pending import PendingTokens
+from prelude.execution.states import StatePool
+from prelude.execution.step_memory import TOKEN_CHUNK, StepMemory
 from prelude.execution.threads import GOVERNOR
+from prelude.execution.zeros import lazy_zeros
 from prelude.models.config import ModelConfig
 from prelude.models.kernels import wide, write_pool
+from prelude.models.packed import PackedLinear
+from prelude.models.precision import Precision
+from prelude.models.precision import choose as choose_precision
+from prelude.models.recurrent import StepStates, room_of
 from prelude.models.spec import Attention as Heads
-from prelude.models.spec import ModelSpec, Projection
+from prelude.models.spec import ChoiceHead, ModelSpec
 from prelude.models.transformer import Transformer
 from prelude.models.weights import ModelWeights, WeightSource, load_weights
 
 _LOGITS_BYTES = 64 << 20
-"""What one chunk of logits may take where the caller does not say."""
-_NO_PROJECTION = Projection((), (), 0)
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
-_TOKEN_CHUNK = 256
-"""Tokens between two attentions at a time. What they need beside the weights stays in the second-level cache: longer
-runs of the packaged model's products reach 65 Gflop/s on a core where these reach 97."""
+"""Default bytes of one chunk of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,79 +67,96 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class KvPool:
-    """K and V of all blocks, [layers, 2, slots, kv_heads, head_dim]. A page of it takes memory from the first write
-    to one of its blocks on."""
+class KvTensors:
+    """K and V of all blocks, [layers with attention, 2, slots, kv_heads, head_dim]. A page of it takes memory from
+    the first write to one of its blocks on."""
 
     tensor: Tensor
 
     @classmethod
-    def empty(cls, spec: ModelSpec, slots: int, dtype: torch.dtype) -> KvPool:
+    def empty(cls, spec: ModelSpec, slots: int, dtype: torch.dtype) -> KvTensors:
         heads = spec.attention
         slots = 0 if spec.bidirectional else slots
-        shape = (len(spec.layers), 2, slots, heads.kv_heads, heads.head_dim)
-        nbytes = math.prod(shape) * dtype.itemsize
-        # torch.zeros writes to every page. numpy takes pages that the system hands out as zeros when they are used.
-        room = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-        first = -room.ctypes.data % _ALIGNMENT
-        return cls(torch.from_numpy(room[first : first + nbytes]).view(dtype).view(shape))
+        shape = (len(spec.attentions), 2, slots, heads.kv_heads, heads.head_dim)
+        return cls(lazy_zeros(shape, dtype))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         return self.tensor[index, 0], self.tensor[index, 1]
 
 
-def resolve_dtype(dtype: str | torch.dtype, config: ModelConfig) -> torch.dtype:
-    """``auto`` is float32: exact to 1e-5, and weights that were saved in bfloat16 lose nothing in it."""
-    if dtype == "auto":
-        return torch.float32
-    named = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    resolved = named.get(dtype) if isinstance(dtype, str) else dtype
-    if resolved is None or resolved not in named.values():
-        raise ValueError(f"dtype is {dtype!r}; on a CPU it may be auto, float32 or bfloat16")
-    return resolved
+def logits_rows(vocab_size: int) -> int:
+    """Rows that meet the vocabulary at a time where the caller does not say."""
+    return max(16, min(256, _LOGITS_BYTES // (4 * vocab_size)))
 
 
 class CpuExecutor:
     def __init__(
         self,
         config: ModelConfig,
-        checkpoint: WeightSource,
+        checkpoint: WeightSource | ModelWeights,
         *,
         num_blocks: int,
         block_size: int = 16,
-        dtype: str | torch.dtype = "auto",
+        dtype: str | torch.dtype | Precision = "auto",
         deterministic: bool = False,
         logits_chunk_rows: int | None = None,
         attention: str = "auto",
+        quantization: Quantization | None = None,
+        recurrent_slots: int = 8,
+        prefix_slots: int = 0,
+        step_memory: StepMemory | None = None,
     ) -> None:
-        """``attention``: see ``backends``; ``ConfigError`` where it cannot serve."""
+        """``checkpoint``: a file to read, or weights that were read of it, and then ``dtype`` is the choice that they
+        were read with. ``dtype``: see ``precision``. ``attention``: see ``backends``; ``ConfigError`` where it cannot
+        serve. ``quantization``: see ``EngineConfig``. ``recurrent_slots``: of how many sequences a model with
+        recurrent layers keeps the state; ``prefix_slots``: of how many cached prefixes. ``step_memory``: what the
+        control plane is told that a step takes."""
         self.config = config
         self.block_size = block_size
-        self.dtype = resolve_dtype(dtype, config)
+        if isinstance(dtype, Precision):
+            self.precision = dtype
+        elif isinstance(checkpoint, ModelWeights):
+            raise TypeError("weights that were read before need the choice that they were read with")
+        else:
+            self.precision = choose_precision(dtype, checkpoint, config.spec, quantization)
+        self.dtype = self.precision.dtype
         self.deterministic = deterministic
+        self.quantization: Quantization | None = quantization
         element = str(self.dtype).removeprefix("torch.")
         self.attention = choose(attention, "cpu", _wanted(config.spec, element, deterministic))
-        self.weights: ModelWeights = load_weights(checkpoint, config.spec, self.dtype)
-        self.decoder = Transformer(config.spec, self.weights, _TOKEN_CHUNK)
+        self.weights: ModelWeights = (
+            checkpoint
+            if isinstance(checkpoint, ModelWeights)
+            else load_weights(checkpoint, config.spec, self.dtype, self.precision.packing)
+        )
+        packed = (linear.packing for linear in self.weights.linears() if isinstance(linear, PackedLinear))
+        if "int8" in packed:
+            self.quantization = "int8"  # asked for, or the file's own
+        self.decoder = Transformer(config.spec, self.weights, TOKEN_CHUNK)
         if deterministic:
             with torch.inference_mode():
-                self.decoder.pad_products(rows_needed(self.decoder.linears()))
-        self.pool = KvPool.empty(config.spec, num_blocks * block_size, self.dtype)
-        default_rows = max(16, min(256, _LOGITS_BYTES // (4 * config.vocab_size)))
-        self._windows = Counter(layer.mixer.window for layer in config.spec.layers)
-        self._chunk_rows = default_rows if logits_chunk_rows is None else max(1, logits_chunk_rows)
+                self.decoder.pad_matmuls(rows_needed(self.decoder.linears()))
+        self.pool = KvTensors.empty(config.spec, num_blocks * block_size, self.dtype)
+        self._states = StatePool(config.spec, recurrent_slots, prefix_slots) if config.spec.recurrent else None
+        self._windows = Counter(heads.window for heads in config.spec.attentions)
+        self._kinds = LayerKinds(config.spec.attentions)
+        with_attention = [isinstance(layer.mixer, Heads) for layer in config.spec.layers]
+        self._places = list(accumulate(with_attention, initial=0))  # of layers with attention among each other
+        self._ends_with_attention = with_attention[-1]
+        self._chunk_rows = logits_rows(config.vocab_size) if logits_chunk_rows is None else max(1, logits_chunk_rows)
         self._num_blocks = num_blocks
+        self._step_memory = step_memory
         self._pending = PendingTokens()
         self._closed = False
 
     def limits(self) -> ExecutorLimits:
         config, head = self.config, self.weights.classifier
-        classifier = config.spec.classifier
+        classifier, reads_options = config.spec.classifier, config.spec.options is not None
         return ExecutorLimits(
             vocab_size=config.vocab_size,
             max_positions=config.max_positions,
             hidden_size=config.hidden_size,
-            num_labels=0 if head is None else head.out.weight.shape[0],
+            num_labels=head.out.weight.shape[0] if head is not None else int(reads_options),
             block_size=self.block_size,
             num_blocks=self._num_blocks,
             kv_bytes_per_token=config.spec.kv_bytes_per_token(self.dtype.itemsize),
@@ -143,9 +164,16 @@ class CpuExecutor:
             weight_bytes=self.weights.nbytes,
             device="cpu",
             dtype=str(self.dtype).removeprefix("torch."),
-            lm_head=self.weights.lm_head is not None,
-            head_pooling="last" if classifier is None else classifier.pooling,
+            weights=self.quantization or self.precision.weights,
+            quantization=self.quantization,
+            lm_head=self.weights.lm_head is not None and self.weights.masked is None,
+            masked_lm=self.weights.masked is not None,
+            head_pooling="markers" if reads_options else "last" if classifier is None else classifier.pooling,
             bidirectional=config.spec.bidirectional,
+            recurrent_slots=0 if self._states is None else self._states.slots,
+            prefix_slots=0 if self._states is None else self._states.prefixes,
+            slot_bytes=0 if self._states is None else self._states.slot_bytes,
+            step_memory=self._step_memory,
         )
 
     def submit(self, batch: ForwardBatch) -> Finished:
@@ -155,7 +183,7 @@ class CpuExecutor:
         try:
             with torch.inference_mode(), GOVERNOR:
                 return Finished(self._run(batch, readouts), None)
-        except Exception as error:  # the step's own failure, whatever it is, belongs to whoever waits for it
+        except Exception as error:  # ``wait`` raises the failure of the step
             self._pending.lose(batch)
             return Finished(None, error)
 
@@ -169,13 +197,14 @@ class CpuExecutor:
     def close(self) -> None:
         """Refuse further steps and let go of the pool."""
         self._closed = True
-        self.pool = KvPool.empty(self.config.spec, 0, self.dtype)
+        self.pool = KvTensors.empty(self.config.spec, 0, self.dtype)
+        self._states = None
 
     def _run(self, batch: ForwardBatch, readouts: list[tuple[Readout, int]]) -> StepResult:
         began = time.perf_counter()
         step = StepTokens.of(batch)
         rows = _read_rows(readouts, step.num_tokens)
-        hidden = self._forward(step, rows)
+        hidden = self._forward(step, rows, None if self._states is None else self._states.step(batch))
         hidden_rows = HiddenRows(self.decoder, hidden, rows, self._chunk_rows)
         outputs: list[Output] = []
         bad_rows: list[I32] = []
@@ -185,7 +214,7 @@ class CpuExecutor:
             outputs.append(output)
             bad_rows.append(bad)
         self._pending.keep(tuple(outputs))
-        peak = self._peak_bytes(step, len(hidden), hidden_rows.lm_head_rows)
+        peak = self._peak_bytes(step, hidden.shape[0], hidden_rows.lm_head_rows)
         return StepResult(
             tuple(outputs),
             tuple(bad_rows),
@@ -196,27 +225,28 @@ class CpuExecutor:
             extra={name: float(value) for name, value in peak.items()},
         )
 
-    def _forward(self, step: StepTokens, rows: I64 | None) -> Tensor:
-        layers = [layer.mixer for layer in self.config.spec.layers]
+    def _forward(self, step: StepTokens, rows: I64 | None, states: StepStates | None) -> Tensor:
         highest = int(step.positions.max(initial=-1))
-        reading = [_reading(heads, highest) for heads in layers]
-        plans = {heads: self._plan(step, None, heads) for heads in dict.fromkeys(reading[:-1])}
-        final = self._plan(step, rows, reading[-1])
+        kinds, of_layer = self._kinds.within(highest)
+        last = len(of_layer) - 1
+        whole = {kind: self._plan(step, None, kinds[kind]) for kind in set(of_layer[:last])}
+        plans = [whole[kind] for kind in of_layer[:last]]
+        plans.append(self._plan(step, rows if self._ends_with_attention else None, kinds[of_layer[last]]))
         written = None if step.written is None else torch.from_numpy(step.written)
         slots = torch.from_numpy(step.slots)
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             GOVERNOR.look()
-            pool_k, pool_v = self.pool.layer(layer)
-            if len(slots):
+            place = self._places[layer]
+            pool_k, pool_v = self.pool.layer(place)
+            if slots.shape[0]:
                 write_pool(k, v, pool_k, pool_v, slots, written)
-            plan = final if layer + 1 == len(layers) else plans[reading[layer]]
-            return plan.run(q, k, v, pool_k, pool_v, self.weights.layers[layer].relative)
+            return plans[place].run(q, k, v, pool_k, pool_v, self.weights.layers[layer].relative)
 
         token_ids = step.token_ids if step.decode is None else self._pending.resolve(step.token_ids)
         ids, positions = torch.from_numpy(token_ids), torch.from_numpy(step.positions)
         read = None if rows is None else torch.from_numpy(rows)
-        return self.decoder.forward(ids, positions, highest, attention, read, self._types(step))
+        return self.decoder.forward(ids, positions, highest, attention, read, self._types(step), states)
 
     def _types(self, step: StepTokens) -> Tensor | None:
         """[tokens], for models with token types."""
@@ -228,7 +258,8 @@ class CpuExecutor:
     def _plan(self, step: StepTokens, rows: I64 | None, heads: Heads) -> AttentionPlan:
         """The native kernel in deterministic mode, where attention is more than causal, and for prompts wherever the
         machine has vectors for it."""
-        native = self.deterministic or not _is_plain(heads) or self._native(step)
+        joins = step.forest is not None and step.forest.joins
+        native = self.deterministic or not _is_plain(heads) or joins or self._native(step)
         if self.attention == "runs" or (self.attention == "auto" and native):
             return RunsPlan(step, self.block_size, heads, rows, paged=not self.deterministic)
         return CascadePlan(step, self.block_size, heads, self.dtype, rows)
@@ -245,9 +276,9 @@ class CpuExecutor:
     def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
         """Bytes that lived at once, from the shapes: torch does not count them on a CPU."""
         spec, size = self.config.spec, self.dtype.itemsize
-        tokens, chunk = step.num_tokens, min(step.num_tokens, _TOKEN_CHUNK)
-        mixer, mlp = spec.layers[0].mixer, spec.layers[0].mlp
-        per_token = spec.hidden * 4 + (mixer.qkv.outputs + mixer.query_width) * size
+        tokens, chunk = step.num_tokens, min(step.num_tokens, TOKEN_CHUNK)
+        mlp, widest = spec.layers[0].mlp, max(layer.mixer.in_proj.outputs for layer in spec.layers)
+        per_token = (spec.hidden + room_of(spec)) * 4 + (widest + spec.attention.query_width) * size
         wide = (mlp.up.outputs + spec.hidden) * size
         return {
             "activation_bytes": tokens * per_token + chunk * wide,
@@ -257,15 +288,8 @@ class CpuExecutor:
 
 
 def _wanted(spec: ModelSpec, element: str, deterministic: bool) -> Wanted:
-    plain = all(_is_plain(layer.mixer) for layer in spec.layers)
+    plain = all(map(_is_plain, spec.attentions)) and not isinstance(spec.options, ChoiceHead)
     return Wanted(spec.attention.head_dim, element, deterministic, spec.attention.causal, plain)
-
-
-def _reading(heads: Heads, highest: int) -> Heads:
-    """Attention as a plan needs it, the same for layers that read alike. A window as long as the step's longest
-    sequence is none."""
-    window = None if heads.window is None or heads.window >= highest else heads.window
-    return replace(heads, window=window, qkv=_NO_PROJECTION, out=_NO_PROJECTION, rope=None, q_norm=None, k_norm=None)
 
 
 def _is_plain(heads: Heads) -> bool:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prelude.batch import LogprobRows, OneShotBatch, PooledRows, PromptSlices, Readout
+from prelude.batch import LogprobRows, OneShotBatch, PooledRows, Readout
 from prelude.config import EngineConfig
 from prelude.errors import UnsupportedModel
 from prelude.execution.backends import Wanted, choose
+from prelude.execution.layout import blank_prompts
 from prelude.models.config import ModelConfig
-from prelude.models.spec import ModelSpec
+from prelude.models.spec import Attention, ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +75,13 @@ def check_supported(spec: ModelSpec) -> None:
     head, final = spec.classifier, spec.final_norm
     for layer in spec.layers:
         mixer = layer.mixer
+        if not isinstance(mixer, Attention):
+            raise UnsupportedModel(
+                f"device='cuda': layers with a recurrent state ({type(mixer).__name__}) are not implemented; use "
+                "device='cpu'"
+            )
         lacks = {
+            "attention with gates": mixer.gate,
             "attention over the whole prompt (an encoder)": not mixer.causal,
             "attention without rotary positions": mixer.rope is None,
             "attention within a window": mixer.window is not None,
@@ -92,6 +99,7 @@ def check_supported(spec: ModelSpec) -> None:
             "a classification head other than one projection of the last token": (
                 head is not None and (head.dense is not None or head.pooling != "last")
             ),
+            "a head that reads the options of a question together": spec.options is not None,
             "norms behind the residual sum": not layer.norm_first,
             "norms of what a layer adds": layer.mixer_after is not None or layer.mlp_after is not None,
             "norms whose weights count from one": any(norm.offset for norm in layer.norms()),
@@ -120,7 +128,7 @@ def _check_widths(spec: ModelSpec) -> None:
 
 
 def attention_for(setting: str, model: ModelConfig, element: torch.dtype, deterministic: bool) -> str:
-    """The name of the attention that serves; see ``backends.choose`` for what is raised."""
+    """The name of the attention backend; ``backends.choose`` lists the errors."""
     width = model.spec.attention.head_dim
     name = choose(setting, "cuda", Wanted(width, str(element).removeprefix("torch."), deterministic))
     if name == "keys" and not deterministic and element.itemsize == 2:
@@ -146,28 +154,15 @@ def probe_step(executor: CudaExecutor) -> OneShotBatch:
     lengths = [limits.max_positions] * (tokens // limits.max_positions)
     if tokens % limits.max_positions:
         lengths.append(tokens % limits.max_positions)
-    count = len(lengths)
-    starts = np.zeros(count + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
-    nothing = np.zeros(0, np.int32)
-    slices = PromptSlices(
-        np.zeros(tokens, np.int32),
-        np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
-        starts,
-        np.full(count, -1, np.int32),
-        np.zeros(count, np.int32),
-        np.zeros(count + 1, np.int32),
-        nothing,
-    )
     rows = np.arange(max(0, tokens - limits.logits_chunk_rows), tokens, dtype=np.int32)
-    readout: Readout = LogprobRows(rows, nothing, nothing)
+    readout: Readout = LogprobRows(rows, np.zeros(0, np.int32), np.zeros(0, np.int32))
     if not limits.lm_head:
         readout = PooledRows(rows, np.arange(len(rows) + 1, dtype=np.int32))
-    return OneShotBatch(slices, readout)
+    return OneShotBatch(blank_prompts(lengths), readout)
 
 
 def give_blocks(executor: CudaExecutor, config: EngineConfig) -> None:
-    """Sees what a full step takes, and makes blocks of the rest."""
+    """Measures the memory of a full step, and makes blocks of the rest."""
     from prelude.cuda.memory import blocks_for, fits, reserve
 
     memory, limits = executor.device.memory, executor.limits()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from prelude.batch import ForwardBatch, StepResult
+
+if TYPE_CHECKING:
+    from prelude.execution.step_memory import StepMemory
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """What the control plane must know of a loaded model and its device; nothing here changes after loading."""
+    """The properties of a loaded model and its device that the control plane reads; they do not change after
+    loading."""
 
     vocab_size: int  # rows of the embedding and the LM head
     max_positions: int
@@ -23,12 +27,17 @@ class ExecutorLimits:
     weight_bytes: int
     device: str
     dtype: str
+    weights: str = ""  # the type that the weights of layers and LM head are kept in
+    quantization: str | None = None  # of the weights of layers and LM head
     lm_head: bool = True  # False: no logits over the vocabulary, only vectors and class logits
+    masked_lm: bool = False  # an encoder whose logits over the vocabulary mean something at a mask
     recurrent_slots: int = 0  # sequences of which it keeps a recurrent state at a time
+    prefix_slots: int = 0  # of cached prefixes, in slots behind those
     slot_bytes: int = 0  # of such a state; 0 for a model without recurrent layers
     head_pooling: str = (
-        "last"  # the token that a classification head reads: "first", "last", "mean" of all, or "markers"
+        "last"  # the token that a classification head reads: "first", "last", "mean" of all, "markers", "tokens"
     )
+    step_memory: StepMemory | None = None  # what a step takes beside weights, states and blocks; None: not known
     bidirectional: bool = False  # an encoder: every prompt is computed whole, in one step, and shares nothing
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from prelude.batch import F32, F64, I32
 from prelude.execution.layout import I64
+from prelude.execution.step_memory import TOKEN_CHUNK
 from prelude.models.transformer import Transformer
 
 
@@ -48,15 +49,24 @@ class HiddenRows:
         return found
 
     def mean(self, tokens: I32) -> F32:
-        found: F32 = self.normed(tokens).to(torch.float64).mean(dim=0).numpy()
+        """A run of rows is summed at a time, from the first one on: the bits are the item's own."""
+        total = torch.zeros(self.hidden_size, dtype=torch.float64)
+        for some in _runs(len(tokens)):
+            total += self.normed(tokens[some]).sum(dim=0, dtype=torch.float64)
+        found: F32 = (total / len(tokens)).numpy()
         return found
 
     def scores(self, tokens: I32) -> F32:
-        found: F32 = self.decoder.scores(self.normed(tokens)).numpy()
+        parts = [self.decoder.scores(self.normed(tokens[some])).numpy() for some in _runs(len(tokens))]
+        found: F32 = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found
 
     def scores_of(self, vectors: F32) -> F32:
         found: F32 = self.decoder.scores(torch.from_numpy(vectors)).numpy()
+        return found
+
+    def options_of(self, vectors: F32, kind: int) -> F32:
+        found: F32 = self.decoder.option_logits(torch.from_numpy(vectors), kind).numpy()
         return found
 
     def logits_of(self, tokens: I32, rows: I32, targets: I32) -> F64:
@@ -74,6 +84,11 @@ class HiddenRows:
             stop = min(start + self.chunk_rows, len(tokens))
             self.lm_head_rows += stop - start
             yield start, stop, ChunkLogits(self.decoder.logits(self.normed(tokens[start:stop])))
+
+
+def _runs(rows: int) -> list[slice]:
+    """Runs of rows that are normed at a time."""
+    return [slice(at, at + TOKEN_CHUNK) for at in range(0, max(rows, 1), TOKEN_CHUNK)]
 
 
 class ChunkLogits:
@@ -127,10 +142,12 @@ def log_normalisers(logits: Tensor) -> tuple[Tensor, F64]:
     """
     largest = logits.amax(dim=1, keepdim=True)
     relative = (logits - largest).exp_()
-    if len(relative) == 1:  # torch cuts the sum of a single long row over its threads, and the bits change with it
+    if (
+        relative.shape[0] == 1
+    ):  # torch cuts the sum of a single long row over its threads, and the bits change with it
         relative = relative.expand(2, -1)
     rest: F64 = relative.sum(dim=1).to(torch.float64).log_().numpy()
-    return largest, rest[: len(logits)]
+    return largest, rest[: logits.shape[0]]
 
 
 def logprobs_of(logits: Tensor, largest: Tensor, rest: F64, rows: I64, targets: I64) -> F64:
@@ -145,7 +162,7 @@ def best(logits: Tensor, count: int) -> tuple[I64, F32]:
     """The ``count`` largest of each row, best first, equal ones by id: ``(ids, logits)``."""
     count = min(count, logits.shape[1])
     values, ids = (t.numpy() for t in torch.topk(logits, count, dim=1))
-    # topk leaves open which of several logits equal to its last one it returns, and in what order.
+    # topk leaves open which of several logits equal to its last one it returns, and their order.
     at_edge = (logits == torch.from_numpy(values[:, -1:].copy())).sum(dim=1).numpy()
     open_rows = np.flatnonzero(at_edge > (values == values[:, -1:]).sum(axis=1))
     for row in open_rows.tolist():

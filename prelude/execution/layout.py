@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,8 @@ class Forest:
     base: I64
     roots: I64
     below: dict[int, list[tuple[int, int]]]
+    joins: dict[int, list[tuple[int, int]]]
+    """Segments that see the tokens below their elder siblings, and the ranges of those; ``base`` counts them."""
 
     @classmethod
     def of(cls, slices: PromptSlices) -> Forest:
@@ -34,6 +37,7 @@ class Forest:
         starts, parents = slices.starts.tolist(), slices.parents.tolist()
         base, roots = slices.context_lens.astype(np.int64), np.arange(count, dtype=np.int64)
         below: dict[int, list[tuple[int, int]]] = {}
+        joins: dict[int, list[tuple[int, int]]] = {}
         if count and max(parents) >= 0:
             for s, parent in enumerate(parents):
                 if parent >= s:
@@ -41,12 +45,16 @@ class Forest:
                 if parent >= 0:
                     base[s] = base[parent] + starts[parent + 1] - starts[parent]
                     roots[s] = roots[parent]
+            lengths = np.diff(slices.starts)
+            begun = np.flatnonzero(lengths)
+            if (slices.positions[slices.starts[begun]] != base[begun]).any():
+                joins = _joins(slices, starts, parents, base)
             for s in range(count - 1, -1, -1):
                 if parents[s] >= 0:
                     own = [(starts[s], starts[s + 1]), *below.get(s, ())]
                     below.setdefault(parents[s], []).extend(own)
             below = {s: _joined(ranges) for s, ranges in below.items()}
-        return cls(slices, starts, parents, base, roots, below)
+        return cls(slices, starts, parents, base, roots, below, joins)
 
     def depths(self) -> I64:
         """[S]: how many segments are above each."""
@@ -75,13 +83,40 @@ class Forest:
 
     def pairs(self, window: int | None = None) -> int:
         """(query, key) pairs of one head; see ``causal_pairs``."""
-        return causal_pairs(self.base, np.diff(self.slices.starts).astype(np.int64), window)
+        return causal_pairs(self.base, (self.slices.starts[1:] - self.slices.starts[:-1]).astype(np.int64), window)
 
     def pairs_of_whole_prompts(self, window: int | None = None) -> int:
         """The same where a token sees its whole tree, of it the tokens at most ``window`` positions away."""
         lengths = np.diff(self.trees())
         reach = lengths - 1 if window is None else np.minimum(lengths - 1, window)
         return int((lengths + 2 * reach * lengths - reach * (reach + 1)).sum())
+
+
+def _joins(
+    slices: PromptSlices, starts: list[int], parents: list[int], base: I64
+) -> dict[int, list[tuple[int, int]]]:
+    """Segments whose positions do not continue their parent's, with the token ranges below their elder siblings;
+    ``base`` is corrected for them and for the segments below them."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    ends: list[int] = []  # the position behind each segment
+    tokens: list[list[tuple[int, int]]] = []  # of each segment and all that has come below it
+    positions = slices.positions
+    for s, parent in enumerate(parents):
+        begins = int(slices.context_lens[s]) if parent < 0 else ends[parent]
+        if parent >= 0:
+            base[s] = base[parent] + starts[parent + 1] - starts[parent]
+        own, length = (starts[s], starts[s + 1]), starts[s + 1] - starts[s]
+        if length and positions[own[0]] != begins:
+            if parent < 0:
+                raise ValueError(f"segment {s} begins at position {positions[own[0]]} behind {begins} tokens")
+            found[s] = _joined([piece for elder in range(s) if parents[elder] == parent for piece in tokens[elder]])
+            base[s] += sum(stop - start for start, stop in found[s])
+        ends.append(int(positions[own[1] - 1]) + 1 if length else begins)
+        tokens.append([own])
+        while parent >= 0:
+            tokens[parent].append(own)
+            parent = parents[parent]
+    return found
 
 
 def causal_pairs(before: I64, lengths: I64, window: int | None) -> int:
@@ -136,8 +171,8 @@ class StepTokens:
         if slices is not None:
             ids.append(slices.token_ids)
             positions.append(slices.positions)
-            unwritten = np.full(slices.num_tokens, -1, np.int32)
-            slots.append(unwritten if slices.write_slots is None else slices.write_slots)
+            own = slices.write_slots
+            slots.append(np.full(slices.num_tokens, -1, np.int32) if own is None else own)
         if decode is not None:
             ids.append(decode.token_ids)
             positions.append(decode.positions)
@@ -172,3 +207,18 @@ def pool_rows(blocks: npt.NDArray[np.int32], length: int, block_size: int) -> I6
     rows = blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)
     flat: I64 = rows.reshape(-1)[:length]
     return flat
+
+
+def blank_prompts(lengths: Sequence[int]) -> PromptSlices:
+    """Prompts of token 0, of ``lengths`` each, without a context, of which nothing is kept: a step to be measured."""
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return PromptSlices(
+        np.zeros(starts[-1], np.int32),
+        np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        starts,
+        np.full(len(lengths), -1, np.int32),
+        np.zeros(len(lengths), np.int32),
+        np.zeros(len(lengths) + 1, np.int32),
+        np.zeros(0, np.int32),
+    )

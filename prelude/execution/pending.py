@@ -13,7 +13,7 @@ import numpy.typing as npt
 from prelude.batch import ForwardBatch, MixedBatch, Output
 
 
-def num_drawn(batch: ForwardBatch) -> int:
+def num_sampled(batch: ForwardBatch) -> int:
     """How many tokens a step draws."""
     if isinstance(batch, MixedBatch):
         return sum(readout.draws for readout in (*batch.readouts, batch.decode_readout) if readout is not None)
@@ -39,12 +39,12 @@ class PendingTokens:
         return found
 
     def keep(self, outputs: tuple[Output, ...]) -> None:
-        tokens = [output.drawn for output in outputs if output.drawn is not None]
+        tokens = [output.sampled_ids for output in outputs if output.sampled_ids is not None]
         if tokens:
             self._tokens = np.concatenate(tokens, dtype=np.int64)
 
     def lose(self, batch: ForwardBatch) -> None:
         """The step failed."""
-        count = num_drawn(batch)
+        count = num_sampled(batch)
         if count:
             self._tokens = np.zeros(count, dtype=np.int64)

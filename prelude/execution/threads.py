@@ -28,7 +28,7 @@ from prelude.models.kernels import thread_ids, torch_symbol
 from prelude.models.memory import control_groups, number_in, text_of
 
 _WINDOW = 0.02  # seconds over which waiting is summed up
-_SHARED = 0.25  # of a window; what wakes for a moment, as a caller's own thread, takes far less
+_SHARED = 0.25  # of a window; a thread that wakes for a moment, as a caller's own does, takes far less
 _PAUSE = (0.25, 30.0)  # seconds until all threads are tried again: at first, and at most
 
 _STALE = 1.0  # seconds after which waiting that was read before a step says nothing of it
@@ -82,7 +82,7 @@ class ThreadCount:
 
 
 class Own(threading.local):
-    """What one thread that runs steps knows: its own step, and the threads that work for it."""
+    """The values of one thread that runs steps: its own step, and the threads that work for it."""
 
     def __init__(self) -> None:
         self.most = 0  # the most threads of the step
@@ -131,8 +131,8 @@ class Team:
 
 class Governor:
     """Holds the thread count for the length of a step, in the step's own thread alone, and gives it back as it was:
-    ``torch.set_num_threads`` would change it for threads that begin meanwhile. What it has learned is the process's:
-    every engine uses the same processors."""
+    ``torch.set_num_threads`` would change it for threads that begin meanwhile. Its measurements belong to the
+    process: every engine uses the same processors."""
 
     def __init__(self, waited: Waited | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.allowed = _ALL

@@ -1,4 +1,4 @@
-"""What the clients share: both kinds of engine behind one of them, and System One over whichever is given."""
+"""The shared part of the clients: both kinds of engine behind one interface, and System One over either."""
 
 from __future__ import annotations
 

@@ -93,16 +93,25 @@ class PairScorer:
         apply_softmax: bool | None = False,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
     ) -> Any:
         """Scores of (query, document) pairs: float32 [n], or [n, labels] of a model with several; of one pair a
-        number. ``activation_fn`` gets the raw scores as an array."""
+        number. ``activation_fn`` gets the raw scores as an array. ``prompt``, or the model's own one of the name
+        ``prompt_name``, is put before each query."""
         _refuse("convert_to_tensor", convert_to_tensor, False)
         _refuse("convert_to_numpy", convert_to_numpy, True)
         one = len(inputs) == 2 and all(isinstance(text, str) for text in inputs)
         pairs = [tuple(inputs)] if one else [tuple(pair) for pair in inputs]
-        found = self._logits(pairs, show_progress_bar) if self.num_labels > 1 else None
-        if found is None:
-            options = self._options if activation_fn is None else {**self._options, "activation": "none"}
+        if self.num_labels > 1:
+            _refuse("prompt_name", prompt_name, None)
+            pairs = [((prompt or "") + query, document) for query, document in pairs]
+            found = self._logits(pairs, show_progress_bar)
+        else:
+            options: dict[str, Any] = {"instruction": prompt, "prompt_name": prompt_name}
+            if activation_fn is not None:
+                options["activation"] = "none"
+            options = {**self._options, **{name: given for name, given in options.items() if given is not None}}
             tasks = [Rerank(query, document, **options) for query, document in pairs]
             results = self._engine.sync.run_many(tasks, progress=show_progress_bar or None)
             found = np.array([result.score for result in results], dtype=np.float32)
@@ -126,6 +135,8 @@ class PairScorer:
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         activation_fn: Callable[[Any], Any] | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
     ) -> list[dict[str, Any]]:
         """``corpus_id`` and ``score`` of each document, and its ``text`` where asked for, the best first."""
         if self.num_labels > 1:
@@ -134,6 +145,8 @@ class PairScorer:
             [(query, document) for document in documents],
             show_progress_bar=show_progress_bar,
             activation_fn=activation_fn,
+            prompt_name=prompt_name,
+            prompt=prompt,
         )
         order = np.argsort(-np.asarray(scores), kind="stable").tolist()[:top_k]
         found = [{"corpus_id": at, "score": float(scores[at])} for at in order]

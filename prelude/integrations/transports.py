@@ -23,7 +23,7 @@ MAX_BODY = 64 << 20
 
 
 class _Routes:
-    """What both transports share; ``options`` are those of ``SystemOne``."""
+    """The shared part of both transports; ``options`` are those of ``SystemOne``."""
 
     def __init__(self, engine: Any, **options: Any) -> None:
         self.one = system_one(engine, **options)
@@ -32,6 +32,13 @@ class _Routes:
         name = request.url.path.rstrip("/").rpartition("/")[2]
         wanted = {"systemone": "POST", "decisions": "POST", "models": "GET"}.get(name)
         return name if request.method == wanted else ""
+
+    def begun(self, request: httpx2.Request) -> httpx2.Response | str:
+        """The answer of a request without a body, or the route of one that has a body."""
+        route = self.route(request)
+        if not route:
+            return self.unknown(request)
+        return httpx2.Response(200, json=self.one.models(), request=request) if route == "models" else route
 
     def failed(self, request: httpx2.Request, error: PreludeError) -> httpx2.Response:
         status, body = problem(error)
@@ -48,12 +55,10 @@ class Transport(_Routes, httpx2.BaseTransport):
     """For synchronous clients, over an engine of either kind."""
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        route = self.route(request)
-        if not route:
-            return self.unknown(request)
+        route = self.begun(request)
+        if not isinstance(route, str):
+            return route
         try:
-            if route == "models":
-                return httpx2.Response(200, json=self.one.models(), request=request)
             body = read_body(request.read(), request.headers)
             answered = self.one.answer(body) if route == "systemone" else self.one.decisions(body)
         except PreludeError as error:
@@ -65,12 +70,10 @@ class AsyncTransport(_Routes, httpx2.AsyncBaseTransport):
     """The same for asynchronous clients."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        route = self.route(request)
-        if not route:
-            return self.unknown(request)
+        route = self.begun(request)
+        if not isinstance(route, str):
+            return route
         try:
-            if route == "models":
-                return httpx2.Response(200, json=self.one.models(), request=request)
             body = read_body(await request.aread(), request.headers)
             answered = await (self.one.aanswer(body) if route == "systemone" else self.one.adecisions(body))
         except PreludeError as error:

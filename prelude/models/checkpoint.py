@@ -1,4 +1,4 @@
-"""The weights of a model directory, held against what its config implies.
+"""The weights of a model directory, compared with its config.
 
 ``Checkpoint.open`` maps the files and checks names, shapes and types; ``load`` copies the weights
 out in the type they will be used in, after asking whether there is memory for them. After that the
@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.config import ModelConfig
 from prelude.models.files import ModelDirectory, Where
+from prelude.models.gguf.directory import GgufDirectory
+from prelude.models.gguf.reader import BLOCK_TYPES, TYPES, GgufTensor
+from prelude.models.gguf.weights import GgufWeights
 from prelude.models.memory import available_memory, require_memory
 from prelude.models.safetensors_file import SafetensorsFile, TensorInfo
 from prelude.models.shards import WeightFiles, find_weight_files
@@ -29,6 +32,8 @@ from prelude.models.spec import LM_HEAD, ModelSpec
 
 if TYPE_CHECKING:
     import torch
+
+    from prelude.models.gguf.blocks import Blocks
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +50,26 @@ _OLD_ENDINGS = {
 }
 """Of the first BERT checkpoints, which came from TensorFlow."""
 _CHUNK = 1 << 22
+Q8_VALUES, Q8_BYTES = TYPES[8][1:]
+"""Of a block of Q8_0, which all blocks are computed in."""
+
+
+WeightFile: TypeAlias = "SafetensorsFile | GgufWeights"
 
 
 @dataclass(frozen=True)
 class _Place:
-    file: SafetensorsFile
+    file: WeightFile
     name: str
 
     @property
-    def info(self) -> TensorInfo:
+    def info(self) -> TensorInfo | GgufTensor:
         return self.file.tensors[self.name]
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it is stored in blocks of a few bits."""
+        return self.info.dtype in BLOCK_TYPES
 
 
 class Checkpoint:
@@ -74,9 +89,19 @@ class Checkpoint:
         """Map and check the weights of a model directory; ``scan`` also reads them all for NaN and Inf."""
         found = ModelDirectory.of(where)
         directory = found.path
-        files = _open_files(find_weight_files(found))
+        files: dict[str, WeightFile]
+        if isinstance(found, GgufDirectory):
+            files = {found.weights.name: GgufWeights(found.weights)}
+        else:
+            files = dict(_open_files(find_weight_files(found)))
         try:
             places = _places(directory, config.spec, files)
+            for name, begins in config.beside:
+                files[name] = other = SafetensorsFile(found.file(name, CheckpointError))
+                for tensor in other:
+                    if f"{begins}{tensor}" in places:
+                        raise CheckpointError(f"{other.path}: tensor {shown(tensor)} is in {found.path} too")
+                    places[f"{begins}{tensor}"] = _Place(other, tensor)
             head = _reconcile(directory, config, places)
             checkpoint = cls(directory, config, places, head)
             if scan:
@@ -108,12 +133,13 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._place(name).info.shape
 
-    def nbytes(self, dtype: torch.dtype | None = None) -> int:
-        """Bytes of all weights in ``dtype``, or as they are stored."""
+    def nbytes(self, dtype: torch.dtype | None = None, keep: str = "") -> int:
+        """Bytes of all weights in ``dtype``, or as they are stored; those stored as ``keep`` stay as they are, blocks
+        take 8 bits."""
         infos = (place.info for place in self._places.values())
         if dtype is None:
             return sum(info.nbytes for info in infos)
-        return sum(math.prod(info.shape) for info in infos) * dtype.itemsize
+        return sum(_bytes_in(info, dtype, keep) for info in infos)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The weight as it is stored: a view of the file, valid while the file is not truncated.
@@ -122,10 +148,28 @@ class Checkpoint:
         weight of the files, and not the files beside their copies.
         """
         place = self._place(name)
+        self._moved(place)
+        return place.file.tensor(place.name)
+
+    def _moved(self, place: _Place) -> None:
         if self._latest is not None and self._latest != place:
             self._latest.file.release(self._latest.name)
         self._latest = place
-        return place.file.tensor(place.name)
+
+    def in_blocks(self, name: str) -> bool:
+        """Whether a weight is stored in blocks of a few bits."""
+        return self._place(name).blocks
+
+    def blocks(self, name: str) -> Blocks:
+        """A weight that is ``in_blocks``; ``CheckpointError`` where it holds a NaN or an infinity."""
+        place = self._place(name)
+        if not place.blocks or not isinstance(place.file, GgufWeights):
+            raise TypeError(f"{name} is not stored in blocks")
+        self._moved(place)
+        found = place.file.blocks(place.name)
+        if bad := found.count_bad():
+            raise CheckpointError(f"{place.file.path}: tensor {name}: {bad:,} blocks hold NaN or infinite values")
+        return found
 
     def finite(self, name: str) -> torch.Tensor:
         """``tensor(name)``; ``CheckpointError`` where it holds a NaN or an infinity."""
@@ -152,7 +196,7 @@ class Checkpoint:
         return weights
 
     def check_unchanged(self) -> None:
-        """For who copies weights out of ``tensor``: raise if a file was written to since it was opened."""
+        """For callers that copy weights out of ``tensor``: raises if a file was written to since it was opened."""
         for file in self._files:
             if file.changed():
                 raise CheckpointError(f"{file.path}: changed while it was being loaded; load it again")
@@ -187,8 +231,14 @@ class Checkpoint:
         return place
 
 
+def _bytes_in(info: TensorInfo | GgufTensor, dtype: torch.dtype, keep: str) -> int:
+    if info.dtype in BLOCK_TYPES:
+        return -(-math.prod(info.shape) // Q8_VALUES) * Q8_BYTES
+    return info.nbytes if info.dtype == keep else math.prod(info.shape) * dtype.itemsize
+
+
 def _open_files(found: WeightFiles) -> dict[str, SafetensorsFile]:
-    """By file name. With an index, each file holds exactly what the index says."""
+    """By file name. With an index, each file holds exactly the tensors that the index names."""
     files: dict[str, SafetensorsFile] = {}
     try:
         for name, path in found.paths.items():
@@ -216,10 +266,11 @@ def _check_assignment(assigned: dict[str, str], files: dict[str, SafetensorsFile
                 raise CheckpointError(f"{file.path}: holds tensor {shown(tensor)}, but the index {said}")
 
 
-def _places(directory: Path, spec: ModelSpec, files: dict[str, SafetensorsFile]) -> dict[str, _Place]:
+def _places(directory: Path, spec: ModelSpec, files: Mapping[str, WeightFile]) -> dict[str, _Place]:
     """Every tensor of the files under its normal name."""
     places: dict[str, _Place] = {}
-    heads = {_LM_HEAD, *(name for name in spec.tensors() if not name.startswith(spec.prefix))}
+    every = (*spec.tensors(), *spec.masked_tensors())
+    heads = {_LM_HEAD, *(name for name in every if not name.startswith(spec.prefix))}
     for file in files.values():
         for name in file:
             normal = _renamed(name)
@@ -244,7 +295,7 @@ def _renamed(name: str) -> str:
 
 
 def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:
-    """Check names, shapes and types; leave in ``places`` what the model uses, in the expected order."""
+    """Check names, shapes and types; leave in ``places`` the tensors that the model uses, in the expected order."""
     expected = config.spec.tensors()
     parts = _parts(expected, config.spec.prefix)
     head = _decide_head(directory, config, places)
@@ -253,6 +304,11 @@ def _reconcile(directory: Path, config: ModelConfig, places: dict[str, _Place]) 
     else:
         expected.pop(_LM_HEAD, None)
         places.pop(_LM_HEAD, None)
+    masked = config.spec.masked_tensors()
+    if masked and all(name in places for name in masked):
+        expected |= masked
+    elif masked:
+        log.warning("%s: the weights of the masked-language head are not all there: it is not read", directory)
     if missing := [name for name in expected if name not in places]:
         raise CheckpointError(f"{directory}: {_several(missing)} missing, though config.json implies it")
     if extra := [name for name in places if name not in expected]:
@@ -284,14 +340,14 @@ def _check_tensor(name: str, place: _Place, shape: tuple[int, ...]) -> None:
         raise CheckpointError(
             f"{place.file.path}: tensor {name} has shape {list(info.shape)}, config.json implies {list(shape)}"
         )
-    if info.dtype not in FLOATS:
+    if info.dtype not in FLOATS and not place.blocks:
         raise UnsupportedModel(
             f"{place.file.path}: unsupported: tensor {name} is stored as {info.dtype}; supported: {', '.join(FLOATS)}"
         )
 
 
 def _decide_head(directory: Path, config: ModelConfig, places: dict[str, _Place]) -> Head:
-    """Where logits come from, out of the class, ``tie_word_embeddings`` and what the files hold."""
+    """Where logits come from, out of the class, ``tie_word_embeddings`` and the tensors of the files."""
     if config.spec.lm_head is None:
         return "none"
     table = f"{config.spec.embeddings.name}.weight"

@@ -1,4 +1,4 @@
-"""What ``config.json`` says of a classification head: its labels, and what its logits go through."""
+"""The settings of a classification head in ``config.json``: its labels, and the activation of its logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_labels(fields: Fields) -> tuple[str, ...]:
 
 
 def read_activation(fields: Fields, labels: int) -> str:
-    """What sentence-transformers or transformers' text-classification pipeline would apply: "none", "sigmoid" or
+    """The activation of sentence-transformers or of transformers' text-classification pipeline: "none", "sigmoid" or
     "softmax". A name that is none of them is returned as it stands in the file."""
     ours = fields.get("sentence_transformers", None)
     named = ours.get("activation_fn") if isinstance(ours, dict) else None

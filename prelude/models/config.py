@@ -15,12 +15,13 @@ from typing import Any
 
 from prelude.errors import ModelError, UnsupportedModel, shown
 from prelude.models.classifier import read_activation, read_labels
-from prelude.models.families import ARCHITECTURES, FAMILIES, Asked, Family
+from prelude.models.families import ARCHITECTURES, FAMILIES, Family, SpecRequest
 from prelude.models.families.base import is_one_of
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
-from prelude.models.marker import is_marker_model, marker_spec
+from prelude.models.options import OptionModel, option_model
 from prelude.models.spec import ModelSpec
+from prelude.models.token_heads import token_spec
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,16 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+_OF_ALL_PARTS = (
+    *("tie_word_embeddings", "dtype", "torch_dtype", "quantization_config"),
+    *("eos_token_id", "bos_token_id", "pad_token_id"),
+)
+"""Keys of a model with several parts that count for its text model too."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model directory says of its model. Sizes are positive and consistent; nothing here needs checking
+    """The settings of a model directory. Sizes are positive and consistent; nothing here needs checking
     again."""
 
     architecture: str
@@ -58,7 +66,10 @@ class ModelConfig:
     labels: tuple[str, ...] = ()
     """Of the classification head, in the order of its rows; empty where there is none."""
     activation: str | None = None
-    """What the head's logits go through: "none", "sigmoid", "softmax", or a name in the file that is none of them."""
+    """The activation of the head's logits: "none", "sigmoid", "softmax", or a name in the file that is none of
+    them."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """Weight files beside the usual ones, each with the prefix of its tensors' names."""
 
     @property
     def vocab_size(self) -> int:
@@ -76,8 +87,9 @@ class ModelConfig:
     def from_dir(cls, where: Where) -> ModelConfig:
         """Read ``config.json``, and ``generation_config.json`` where there is one."""
         directory = ModelDirectory.of(where)
-        if is_marker_model(directory):
-            return cls._of_marker_model(directory)
+        head = option_model(directory)
+        if head is not None:
+            return cls._of_option_model(directory, head)
         raw = directory.object("config.json", CONFIG_LIMIT)
         generation = None
         if directory.has("generation_config.json"):
@@ -85,9 +97,10 @@ class ModelConfig:
         return cls.from_dict(raw, generation, where=str(directory.path / "config.json"))
 
     @classmethod
-    def _of_marker_model(cls, directory: ModelDirectory) -> ModelConfig:
-        spec, encoder = marker_spec(directory)
-        return cls("Laya", "laya", spec, pad_token_id=encoder.token_id("pad_token_id", spec.embeddings.vocab))
+    def _of_option_model(cls, directory: ModelDirectory, model: OptionModel) -> ModelConfig:
+        network = model.network(directory)
+        pad = network.config.token_id("pad_token_id", network.spec.embeddings.vocab)
+        return cls(model.name, model.name.lower(), network.spec, pad_token_id=pad, beside=network.beside)
 
     @classmethod
     def from_dict(
@@ -97,11 +110,16 @@ class ModelConfig:
         if not isinstance(raw, Mapping):
             raise ModelError(f"{where}: holds a {type(raw).__name__}, an object is needed")
         family, architecture = _family(raw, where)
+        if family.nested is not None:
+            raw, where = _text_config(raw, family.nested, where), f"{where}: {family.nested}"
         fields = Fields(raw, where, family.defaults)
         _refuse_unsupported(fields, family)
         head = family.architectures[architecture]
-        labels = read_labels(fields) if head == "classifier" else ()
-        spec = family.build(fields, Asked(family.model_type, head, len(labels)))
+        labels = read_labels(fields) if head in ("classifier", "tokens", "steps") else ()
+        if head in ("tokens", "steps"):
+            spec = token_spec(family, fields, len(labels), head)
+        else:
+            spec = family.build(fields, SpecRequest(family.model_type, head, len(labels), family.nested is not None))
         vocab_size = spec.embeddings.vocab
         return cls(
             architecture=architecture,
@@ -163,6 +181,14 @@ def _family(raw: Mapping[str, Any], where: str) -> tuple[Family, str]:
             f"belongs to {shown(family.model_type)}"
         )
     return family, named[0]
+
+
+def _text_config(raw: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    """The text model's config out of a larger model's, with the larger one's settings of both."""
+    text = raw.get(key)
+    if not isinstance(text, dict):
+        raise ModelError(f"{where}: {key} is {shown(text)}, an object is needed: the config of the text model")
+    return {**text, **{shared: raw[shared] for shared in _OF_ALL_PARTS if raw.get(shared) is not None}}
 
 
 def _refuse_unsupported(fields: Fields, family: Family) -> None:

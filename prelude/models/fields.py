@@ -1,6 +1,6 @@
 """Typed, bounded reading of the values in a JSON object.
 
-Every reader names the key, the value seen and what was wanted, so that a wrong ``config.json``
+Every reader names the key, the value seen and the allowed values, so that a wrong ``config.json``
 is repaired by reading one line. ``true`` is not 1, ``"32"`` is not 32, NaN is nothing at all.
 """
 

@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 from prelude.errors import ModelError, shown
 from prelude.models.strict_json import parse
 
+GGUF = ".gguf"
+"""How a file ends that is a whole model."""
 LFS_POINTER = b"version https://git-lfs"
 LFS_ADVICE = "a git-LFS pointer, not the file itself; run `git lfs pull` in the directory"
 
@@ -29,10 +31,19 @@ def check_directory(path: str | os.PathLike[str]) -> Path:
     except FileNotFoundError:
         raise ModelError(f"{path}: no such directory") from None
     except NotADirectoryError:
-        raise ModelError(f"{path}: a file; give the directory that holds config.json and the weights") from None
+        raise ModelError(
+            f"{path}: a file; give the directory that holds config.json and the weights, or a {GGUF} file"
+        ) from None
     except (OSError, ValueError, TypeError) as failure:
         raise ModelError(f"{shown(path)}: cannot be read: {_reason(failure)}") from failure
     return directory
+
+
+def check_model(path: str | os.PathLike[str]) -> Path:
+    """``path``, a GGUF file or a directory, as an absolute path; ``ModelError`` where it is neither."""
+    if os.fspath(path).endswith(GGUF) and os.path.isfile(path):
+        return Path(os.path.abspath(path))
+    return check_directory(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From what a user typed to a directory: a local one as it is, a hub name through huggingface_hub.
+"""From the name that a user gives to a directory: a local one as it is, a hub name through huggingface_hub.
 
 A directory that exists involves nothing but the file system: no socket is opened, no cache directory is needed, and
 huggingface_hub is not even imported. A path that is missing is an error, not a download. Downloads take
@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from prelude.errors import ModelError, shown
-from prelude.models.files import check_directory
+from prelude.models.files import check_directory, check_model
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 def resolve(
     path_or_name: str | os.PathLike[str], *, revision: str | None = None, cache_dir: str | Path | None = None
 ) -> Path:
-    """The model directory meant by ``path_or_name``.
+    """The model directory, or the GGUF file, meant by ``path_or_name``.
 
     A path object is always a path. A string is a path if something is there. It is a hub name if it has the form
     ``org/name`` and there is no ``org`` here in which ``name`` could be missing; with a ``revision`` it is always a
@@ -39,14 +39,14 @@ def resolve(
     if isinstance(path_or_name, os.PathLike):
         if revision is not None:
             raise ModelError(f"{path_or_name}: a path, which has no revision {shown(revision)}; give a hub name")
-        return check_directory(path_or_name)
+        return check_model(path_or_name)
     if not isinstance(path_or_name, str) or not path_or_name or "\0" in path_or_name:
         raise ModelError(f"model is {shown(path_or_name)}: a directory or a hub name such as 'org/name' is needed")
     if revision is not None:
         return _of_revision(path_or_name, revision, cache_dir)
     text = os.path.expanduser(path_or_name) if path_or_name.startswith("~") else path_or_name
     if os.path.lexists(text):
-        return check_directory(text)
+        return check_model(text)
     if not _is_hub_name(text):
         raise ModelError(
             f"{shown(path_or_name)}: no such directory, and not a hub name, which has the form 'org/name'"

@@ -1,6 +1,6 @@
 """Tensors to the addresses and strides that the native CPU kernels take, and torch's threads to run them on.
 
-Every call gives a row the same bits whatever rows stand beside it, however many threads there are.
+Every call gives a row the same bits with any other rows and with any number of threads.
 
 torch's own pool does the work: its OpenMP threads spin for a while after each operation, and threads of our own
 would fight them for the cores. ``GOMP_parallel``, the entry that libgomp and LLVM's library share, is looked up
@@ -130,7 +130,9 @@ def rotate(heads: Tensor, gain: Tensor | None, eps: float, table: Tensor, positi
     if heads.stride(1) != width or heads.stride(2) != 1:
         raise ValueError(f"heads of a token are not side by side: strides {heads.stride()}")
     if positions.size(0) != rows or not positions.is_contiguous() or table.shape[1] * 2 != width:
-        raise ValueError(f"{len(positions)} positions, turns of {table.shape[1]} pairs, heads {list(heads.shape)}")
+        raise ValueError(
+            f"{len(positions)} positions, a rope table of {table.shape[1]} pairs, heads {list(heads.shape)}"
+        )
     at, stride, threads = heads.data_ptr(), heads.stride(0), torch.get_num_threads()
     cpu.rotate_rows(
         at,
@@ -149,7 +151,7 @@ def rotate(heads: Tensor, gain: Tensor | None, eps: float, table: Tensor, positi
     )
 
 
-def product(x: Tensor, weight: Tensor, out: Tensor, adds: bool = False) -> None:
+def matmul(x: Tensor, weight: Tensor, out: Tensor, adds: bool = False) -> None:
     """``out = x @ weight.T`` for the few rows of ``x`` [T, in], or ``out += ...``; ``weight`` [out, in] without gaps.
     ``out`` [T, out] is float32 or, where nothing is added to it, bfloat16."""
     rows, width = x.shape
@@ -158,7 +160,7 @@ def product(x: Tensor, weight: Tensor, out: Tensor, adds: bool = False) -> None:
         raise ValueError(f"{x.dtype} {list(x.shape)} by {weight.dtype} {list(weight.shape)} into {list(out.shape)}")
     if x.stride(1) != 1 or out.stride(1) != 1 or not weight.is_contiguous():
         raise ValueError(f"values of a row are not side by side: strides {x.stride()}, {out.stride()}")
-    cpu.product_rows(
+    cpu.matmul_rows(
         x.data_ptr(),
         x.stride(0),
         weight.data_ptr(),

@@ -1,4 +1,4 @@
-"""What a model is made of beside attention: projections, norms, and the table of rotations.
+"""The parts of a model beside attention: projections, norms, and the rope table.
 
 Products of a few rows, as a step of chats has them, are native; those of more rows are torch's. Norms, rotations and
 gates are native too (``prelude/models/kernels.py``): one pass each over memory that is still in the cache. At the
@@ -7,11 +7,14 @@ sizes of small models the passes between the products would cost as much as the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prelude.models.kernels import layer_norm, product, rms_norm, wide
+from prelude.models.kernels import activate as native_activate
+from prelude.models.kernels import layer_norm, matmul, rms_norm, wide
 from prelude.models.spec import NormKind
 
 FEW_ROWS = 16
@@ -60,12 +63,12 @@ class Linear:
         """``self(x)`` in the memory of ``out``, which is returned."""
         rows = x.shape[0]
         if rows <= self._few:
-            product(x, self.weight, out)
+            matmul(x, self.weight, out)
         elif rows < self.min_rows:
             padded = out.new_empty(self.min_rows, out.shape[1])
-            out.copy_(self._product(F.pad(x, (0, 0, 0, self.min_rows - rows)), padded)[:rows])
+            out.copy_(self._matmul(F.pad(x, (0, 0, 0, self.min_rows - rows)), padded)[:rows])
         else:
-            self._product(x, out)
+            self._matmul(x, out)
         if self.bias is not None:
             out.add_(self.bias)
         return out
@@ -74,7 +77,7 @@ class Linear:
         """``residual += self(x)``, in place."""
         rows = residual.shape[0]
         if rows <= self._few:
-            product(x, self.weight, residual, adds=True)
+            matmul(x, self.weight, residual, adds=True)
             if self.bias is not None:
                 residual.add_(self.bias)
             return
@@ -85,24 +88,47 @@ class Linear:
         if rows < self.min_rows:
             missing = (0, 0, 0, self.min_rows - rows)
             target, x = F.pad(residual, missing), F.pad(x, missing)
-        self._add_product(target, x, 0)
+        self._add_matmul(target, x, 0)
         if target is not residual:
             residual.copy_(target[:rows])
         if self.bias is not None:
             residual.add_(self.bias)
 
-    def _product(self, x: Tensor, out: Tensor) -> Tensor:
+    def _matmul(self, x: Tensor, out: Tensor) -> Tensor:
         torch.mm(x[:, : self._inner], self.transposed[: self._inner], out=out)
-        self._add_product(out, x, self._inner)
+        self._add_matmul(out, x, self._inner)
         return out
 
-    def _add_product(self, target: Tensor, x: Tensor, first: int) -> None:
+    def _add_matmul(self, target: Tensor, x: Tensor, first: int) -> None:
         """Adds the product of the inner values from ``first`` on."""
         for at in range(first, self.weight.shape[1], self._inner):
             target.addmm_(x[:, at : at + self._inner], self.transposed[at : at + self._inner])
 
+    def rows(self, start: int, stop: int) -> Linear:
+        """A view of some of the outputs."""
+        return Linear(self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
+
+    def of_pairs(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """[n] float64: output ``outputs[n]`` of row n of ``x`` [n, inputs], without the bias; each sum by itself."""
+        wide = self.weight[outputs].to(torch.float64)
+        return wide.mul_(x.to(self.weight.dtype)).sum(dim=1)
+
     def tensors(self) -> list[Tensor]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+NORMS: dict[str, Callable[..., Tensor]] = {"layer": layer_norm}
+"""Norms beside "rms", by the ``kind`` of a ``Norm``: ``(x, eps, gain, bias, dtype, out)``, as ``layer_norm``."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor, int, bool], Tensor]] = {}
+"""Activations without a native kernel, by name: ``(x, inner, gated)``, as ``activate``."""
+
+
+def activate(x: Tensor, inner: int, kind: str, gated: bool) -> Tensor:
+    """The activation of the first ``inner`` columns of ``x`` [T, inner], in its memory; where ``gated``, times the
+    other half of ``x`` [T, 2 * inner]. A view of those columns is returned."""
+    own = ACTIVATIONS.get(kind)
+    return native_activate(x, inner, kind, gated) if own is None else own(x, inner, gated)
 
 
 class RowNorm:
@@ -120,7 +146,7 @@ class RowNorm:
         """Rows of ``x`` [T, width] in ``dtype``; in the first rows of ``out`` where it is given."""
         if self.kind == "rms":
             return rms_norm(x, self.eps, self.gain, dtype, out)
-        return layer_norm(x, self.eps, self.gain, self.bias, dtype, out)
+        return NORMS[self.kind](x, self.eps, self.gain, self.bias, dtype, out)
 
     def tensors(self) -> list[Tensor]:
         return [tensor for tensor in (self.gain, self.bias) if tensor is not None]
@@ -139,21 +165,21 @@ class RotaryTable:
         self._frequencies = inverse_frequencies.to(torch.float32)
         self._factor = factor
         self._max = max_positions
-        self._turns = torch.empty(0, pairs, dtype=torch.complex64)
+        self._table = torch.empty(0, pairs, dtype=torch.complex64)
 
     def upto(self, highest: int) -> Tensor:
         """[more than ``highest``, D / 2] complex64; raises ``IndexError`` for a position the model does not have."""
         if highest >= self._max:
             raise IndexError(f"position {highest} is past the model's last, {self._max - 1}")
-        if highest >= len(self._turns):
+        if highest >= self._table.shape[0]:
             self._grow(highest)
-        return self._turns
+        return self._table
 
     def _grow(self, highest: int) -> None:
-        pages = [self._turns]
-        for start in range(len(self._turns), highest + 1, self.PAGE):
+        pages = [self._table]
+        for start in range(self._table.shape[0], highest + 1, self.PAGE):
             angles = torch.arange(start, start + self.PAGE, dtype=torch.float32)[:, None] * self._frequencies
-            page = torch.ones(self.PAGE, self._turns.shape[1], dtype=torch.complex64)
+            page = torch.ones(self.PAGE, self._table.shape[1], dtype=torch.complex64)
             page[:, : angles.shape[1]] = torch.complex(angles.cos() * self._factor, angles.sin() * self._factor)
             pages.append(page)
-        self._turns = torch.cat(pages)
+        self._table = torch.cat(pages)

@@ -1,4 +1,4 @@
-"""What a model directory says about embeddings, in the sentence-transformers layout, old spelling and new.
+"""The settings of a model directory for embeddings, in the sentence-transformers layout, old spelling and new.
 
     modules.json                         Transformer, Pooling, Dense, Normalize; other modules change the vector
     1_Pooling/config.json                how the vector is pooled, and whether over the prompt's tokens too
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from prelude.arrays import F32
-from prelude.embedding import Dense, EmbeddingSettings
+from prelude.embedding import POOLINGS, Dense, EmbeddingSettings
 from prelude.errors import CheckpointError, ModelError, shown
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory, Where
@@ -27,7 +27,7 @@ _LIMIT = 1 << 20
 _TOKENIZER_LIMIT = 16 << 20
 _MAX_PROMPTS = 4096
 _MAX_PROMPT_CHARS = 1 << 16
-_OURS = {"lasttoken": "last", "cls": "cls", "mean": "mean"}
+_OURS = {name: name for name in POOLINGS if name != "last"} | {"lasttoken": "last"}
 _MAX_DENSE = 1 << 16
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu"}
 _PLAIN_DENSE: dict[str, tuple[Any, ...]] = {
@@ -54,10 +54,11 @@ def read_embedding(where: Where, hidden: int | None = None) -> EmbeddingSettings
     elif directory.has("1_Pooling/config.json"):
         pooling = _read_pooling(directory, "1_Pooling")
     settings = EmbeddingSettings(**pooling, **_read_prompts(directory), **_read_lengths(directory))
-    if hidden is not None and settings.dense and settings.dense[0].weight.shape[1] != hidden:
+    made = None if hidden is None or settings.pooling is None else hidden * len(settings.pooling.split("+"))
+    if made is not None and settings.dense and settings.dense[0].weight.shape[1] != made:
         raise ModelError(
             f"{directory.path / 'modules.json'}: the first Dense module takes {settings.dense[0].weight.shape[1]} "
-            f"values, the model makes {hidden}"
+            f"values, the model makes {made}"
         )
     return settings
 
@@ -102,17 +103,17 @@ def _read_pooling(directory: ModelDirectory, folder: str) -> dict[str, Any]:
         raise ModelError(f"{path / name}: pooling_mode {shown(named)} contradicts {', '.join(old)}")
     if not modes:
         modes, texts = ["mean"], True
-    if not texts or len(modes) != 1 or modes[0] not in _OURS:
-        return {
-            "unsupported": f"{path / name}: pooling {shown(modes)} is not supported; one of {', '.join(_OURS)} is"
-        }
-    return {"pooling": _OURS[modes[0]], "include_prompt": include}
+    if not texts or not set(modes) <= set(_OURS) or len(set(modes)) < len(modes):
+        return {"unsupported": f"{path / name}: pooling {shown(modes)} is not supported; {', '.join(_OURS)} are"}
+    return {"pooling": "+".join(_OURS[mode] for mode in modes), "include_prompt": include}
 
 
 def _read_dense(directory: ModelDirectory, folder: Any, before: tuple[Dense, ...]) -> dict[str, Any]:
     if not isinstance(folder, str):
         raise ModelError(f"{directory.path / 'modules.json'}: path {shown(folder)} is not a string")
     name = f"{folder}/config.json"
+    if not directory.has(name):
+        return {"unsupported": f"{directory.path / name}: missing; it says the sizes of a Dense module"}
     fields = Fields(directory.object(name, _LIMIT), str(directory.path / name))
     inputs, outputs = (fields.integer(f"{side}_features", 1, _MAX_DENSE) for side in ("in", "out"))
     said = fields.text("activation_function", "torch.nn.modules.activation.Tanh")

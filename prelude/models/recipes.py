@@ -1,4 +1,4 @@
-"""Which recipes a model directory's own files name, and what was looked for where they name none.
+"""The recipes that a model directory's own files name, and the files that were looked for where there is none.
 
     recipe.json                      a recipe in the form of prelude/recipes, for rerank or for guard
     modules.json with LogitScore     a generative cross-encoder of sentence-transformers: the tokens of
@@ -58,7 +58,8 @@ def read_recipes(where: Where, chat_template: str | None, vocab_size: int) -> Mo
 
 
 def _read_logit_score(directory: ModelDirectory, vocab_size: int) -> RerankRecipe | str:
-    """The recipe of a sentence-transformers directory with a ``LogitScore`` module, or what was looked for."""
+    """The recipe of a sentence-transformers directory with a ``LogitScore`` module, or the files that were looked
+    for."""
     name = "modules.json"
     looked = "modules.json with a LogitScore module"
     if not directory.has(name):
@@ -73,6 +74,8 @@ def _read_logit_score(directory: ModelDirectory, vocab_size: int) -> RerankRecip
         if not isinstance(folder, str):
             raise ModelError(f"{directory.path / name}: path {shown(folder)} is not a string")
         file = f"{folder}/config.json"
+        if not directory.has(file):
+            return f"{file}, which modules.json names and which is missing"
         config = Fields(directory.object(file, _LIMIT), str(directory.path / file))
         yes, no = (config.token_id(key, vocab_size) for key in ("true_token_id", "false_token_id"))
         if yes is None:

@@ -34,7 +34,7 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
-    """Of longrope: what each plain inverse frequency is divided by."""
+    """Of longrope: the divisor of each plain inverse frequency."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,19 @@ class Ropes:
 
 
 def parse_rope(
-    fields: Fields, head_dim: int, max_positions: int, partial: bool = False, longrope: tuple[str, ...] = ()
+    fields: Fields,
+    head_dim: int,
+    max_positions: int,
+    partial: bool = False,
+    longrope: tuple[str, ...] = (),
+    turning: float = 1.0,
 ) -> Ropes:
     """The one rope out of a config of either spelling. ``partial``: the family's classes read
-    ``partial_rotary_factor``. ``longrope``: other names that mean it."""
+    ``partial_rotary_factor``, which is ``turning`` where the file does not say. ``longrope``: other names that mean
+    it."""
     rope = Fields(_merged(fields), f"{fields.where}: rope parameters", fields.defaults)
     theta = rope.number("rope_theta", 1.0, 1e15)
-    turning = rope.number("partial_rotary_factor", 0.0, 1.0, 1.0)
+    turning = rope.number("partial_rotary_factor", 0.0, 1.0, turning)
     if turning != 1.0 and not partial:
         raise UnsupportedModel(f"{fields.where}: partial_rotary_factor other than 1 is not supported")
     width = int(head_dim * turning)
@@ -174,7 +180,7 @@ def stretched_positions(fields: Fields, scaling: RopeScaling | None, max_positio
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
-    """What cosine and sine are multiplied with; the paper's rule where the file does not say."""
+    """The factor of cosine and sine; the paper's rule where the file has none."""
     if rope.get("attention_factor", None) is not None:
         return rope.number("attention_factor", 0.0, 1e3)
 

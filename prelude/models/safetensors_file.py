@@ -8,28 +8,18 @@ The file is untrusted. No number of the header is used before it was compared wi
 ``fstat`` gave, all arithmetic is in Python's integers, which cannot wrap, and a header that two
 parsers could read differently (a key given twice) is refused. The parser is ours so that a refusal
 can name the tensor and its value.
-
-Views and lifetime: the mapping is private and read through numpy, which keeps it alive for as long
-as a tensor looks at it; ``close`` only lets go of it. A file that is *truncated* while views of it
-are in use ends the process with a bus error, as any mapping would; so weights are copied out when a
-model is loaded, and ``changed`` tells whether it stayed what it was until then.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from prelude.errors import CheckpointError, shown
-from prelude.models.files import LFS_ADVICE, LFS_POINTER, open_regular
+from prelude.models.files import LFS_ADVICE, LFS_POINTER
+from prelude.models.mapped_file import MappedFile
 from prelude.models.strict_json import parse
 
 if TYPE_CHECKING:
@@ -75,33 +65,16 @@ class TensorInfo:
         return self.end - self.begin
 
 
-class SafetensorsFile:
+class SafetensorsFile(MappedFile):
     """One open, validated file."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._file = os.fdopen(open_regular(self.path, CheckpointError), "rb", buffering=0)
-        try:
-            status = os.fstat(self._file.fileno())
-            self._written = _written(status)
-            header = _read_header(self._file, status.st_size, self.path)
-            self.data_start = 8 + len(header)
-            self.tensors, self.metadata = _parse_header(header, status.st_size - self.data_start, self.path)
-            self._mapping: mmap.mmap | None = _map(self._file.fileno(), status.st_size)
-        except (OSError, ValueError) as failure:
-            self._file.close()
-            if isinstance(failure, CheckpointError):
-                raise
-            raise CheckpointError(f"{self.path}: cannot be read: {failure}") from failure
-        self._bytes: torch.Tensor | None = None
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
 
-    def __enter__(self) -> SafetensorsFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _parse(self, size: int) -> None:
+        header = _read_header(self, size)
+        self.data_start = 8 + len(header)
+        self.tensors, self.metadata = _parse_header(header, size - self.data_start, self.path)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -121,65 +94,23 @@ class SafetensorsFile:
             raise CheckpointError(f"{self.path}: no tensor {shown(name)}")
         size, torch_name = DTYPES[info.dtype]
         begin = self.data_start + info.begin
-        flat = self._all_bytes()[begin : begin + info.nbytes]
+        flat = self.between(begin, begin + info.nbytes)
         if begin % size:
             flat = flat.clone()
         view: torch.Tensor = flat.view(getattr(torch, torch_name)).view(info.shape)
         return view
 
     def release(self, name: str) -> None:
-        """Take the pages of a tensor out of this process's memory. Views of it stay valid: a page that is looked at
-        again is read from the file again."""
-        advise = getattr(self._mapping, "madvise", None)
-        if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
-            return
+        """Take the pages of a tensor out of this process's memory. Views of it stay valid."""
         info = self.tensors[name]
-        first, last = self.data_start + info.begin, self.data_start + info.end
-        first -= first % mmap.PAGESIZE
-        advise(mmap.MADV_DONTNEED, first, last - first)
-
-    def changed(self) -> bool:
-        """Whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
-        return self._file.closed or _written(os.fstat(self._file.fileno())) != self._written
-
-    def close(self) -> None:
-        """Let go of the mapping; tensors that are still in use keep it alive."""
-        self._bytes = None
-        self._file.close()
-        mapping, self._mapping = self._mapping, None
-        if mapping is not None:
-            with contextlib.suppress(BufferError):
-                mapping.close()
-
-    def _all_bytes(self) -> torch.Tensor:
-        if self._bytes is None:
-            import numpy as np
-            import torch
-
-            if self._mapping is None:
-                raise CheckpointError(f"{self.path}: already closed")
-            # Not torch.frombuffer: it would not stop the mapping from being closed under its tensors.
-            self._bytes = torch.from_numpy(np.frombuffer(self._mapping, dtype=np.uint8))
-        return self._bytes
+        self.release_between(self.data_start + info.begin, self.data_start + info.end)
 
 
-def _written(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
-
-
-def _map(descriptor: int, size: int) -> mmap.mmap:
-    """Copy on write, so that torch may take it as writable, though nothing ever writes to it."""
-    if sys.platform == "win32":
-        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
-    # Nothing is written, so nothing need be reserved: a file larger than memory can be mapped.
-    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-def _read_header(file: FileIO, size: int, path: Path) -> bytes:
+def _read_header(file: SafetensorsFile, size: int) -> bytes:
+    path = file.path
     if size < 8:
         raise CheckpointError(f"{path}: {size} bytes, too short for a safetensors file")
-    first = _read(file, 8, path)
+    first = file.read(8)
     if LFS_POINTER.startswith(first):
         raise CheckpointError(f"{path}: {LFS_ADVICE}")
     length = int.from_bytes(first, "little")
@@ -193,18 +124,7 @@ def _read_header(file: FileIO, size: int, path: Path) -> bytes:
             f"{path}: the header claims {length:,} bytes, the file has {size - 8:,} after the length: "
             "truncated, or not a safetensors file"
         )
-    return _read(file, length, path)
-
-
-def _read(file: FileIO, count: int, path: Path) -> bytes:
-    parts: list[bytes] = []
-    while count:
-        part = file.read(count)
-        if not part:
-            raise CheckpointError(f"{path}: became shorter while it was read")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+    return file.read(length)
 
 
 def _parse_header(header: bytes, data_bytes: int, path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:

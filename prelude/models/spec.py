@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import torch
 
 Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
-NormKind = Literal["rms", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-HeadActivation: TypeAlias = Activation | Literal["tanh"]
-HeadPooling = Literal["first", "last", "mean", "markers"]
+NormKind: TypeAlias = str  # "rms", or a name of NORMS in ops.py
+Activation: TypeAlias = str  # of a native kernel ("silu", "gelu", "gelu_tanh", "relu"), or of ACTIVATIONS in ops.py
+HeadActivation: TypeAlias = str  # the same, or "tanh"
+HeadPooling = Literal["first", "last", "mean", "markers", "tokens"]
 LmHead = Literal["own", "tied"]
 
 
@@ -126,6 +126,17 @@ class Attention:
     scale: float | None = None
     cap: float = 0.0
     relative: Relative | None = None
+    gate: bool = False
+    """The first weight of ``qkv`` gives each head a query and, behind it, as many values whose sigmoid the head's
+    output is multiplied by."""
+
+    @property
+    def in_proj(self) -> Projection:
+        return self.qkv
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        return tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
 
     @property
     def score_scale(self) -> float:
@@ -159,13 +170,91 @@ class Mlp:
         yield from self.down.tensors()
 
 
-Mixer: TypeAlias = Attention
-"""What mixes the tokens of a sequence. A layer that keeps a recurrent state is another type here."""
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """The gated delta rule (Gated DeltaNet). ``in_proj`` stacks queries, keys, values, output gates, betas and
+    decays. Queries, keys and values go through a causal convolution of ``kernel`` tokens, each channel by itself, and
+    SiLU. Queries and keys are divided by their length. A value head keeps a matrix S [key_dim, value_dim]:
+
+        S = decay S;   S += k (v - k S) beta;   y = q S / sqrt(key_dim)
+
+    with ``decay = exp(-exp(A_log) softplus(a + dt_bias))`` and ``beta = sigmoid(b)``. A key head serves
+    ``value_heads / key_heads`` value heads. The output is ``out(norm(y) silu(gate))``, ``norm`` over single heads.
+
+    ``name`` begins the names of ``conv1d.weight`` [channels, 1, kernel], ``A_log`` and ``dt_bias`` [value_heads].
+    """
+
+    name: str
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    in_proj: Projection
+    out: Projection
+    norm: Norm
+
+    @property
+    def channels(self) -> int:
+        """Values of queries, keys and values, which the convolution reads."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        return (self.norm,)
+
+    def tensors(self) -> Shapes:
+        yield from self.in_proj.tensors()
+        yield f"{self.name}.conv1d.weight", (self.channels, 1, self.kernel)
+        yield f"{self.name}.A_log", (self.value_heads,)
+        yield f"{self.name}.dt_bias", (self.value_heads,)
+        yield from self.norm.tensors()
+        yield from self.out.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A gated short convolution. ``in_proj`` stacks B, C and u, each as wide as the model; the output is
+    ``out(C conv(B u))`` with a causal convolution of ``kernel`` tokens, each channel by itself.
+
+    ``name`` begins the names of ``conv.weight`` [hidden, 1, kernel] and, with ``bias``, ``conv.bias`` [hidden]."""
+
+    name: str
+    kernel: int
+    in_proj: Projection
+    out: Projection
+    bias: bool = False
+
+    @property
+    def channels(self) -> int:
+        return self.out.columns
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        return ()
+
+    def tensors(self) -> Shapes:
+        yield from self.in_proj.tensors()
+        yield f"{self.name}.conv.weight", (self.channels, 1, self.kernel)
+        if self.bias:
+            yield f"{self.name}.conv.bias", (self.channels,)
+        yield from self.out.tensors()
+
+
+Recurrent: TypeAlias = GatedDelta | ShortConv
+"""Mixers that keep a state of each sequence instead of its keys and values."""
+
+Mixer: TypeAlias = Attention | GatedDelta | ShortConv
+"""The part of a layer that mixes the tokens of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What happens to x in front of a layer: ``x = norm(x) + types``, with the row of ``types`` [num_types, width] of
+    """The operation on x before a layer: ``x = norm(x) + types``, with the row of ``types`` [num_types, width] of
     each token's type (see ``Embeddings``)."""
 
     norm: Norm
@@ -186,15 +275,22 @@ class Layer:
     mlp_norm: Norm
     norm_first: bool = True
     mixer_after: Norm | None = None
-    """With ``norm_first``: the norm of what the mixer adds to x,"""
+    """With ``norm_first``: the norm of the mixer's output, before it is added to x,"""
     mlp_after: Norm | None = None
-    """and of what the MLP adds."""
+    """and of the MLP's output."""
     entry: Entry | None = None
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a layer that has attention."""
+        if not isinstance(self.mixer, Attention):
+            raise TypeError(f"a layer with a {type(self.mixer).__name__} has no attention")
+        return self.mixer
 
     def norms(self) -> Iterator[Norm]:
         """All that there are, those of single heads among them."""
         yield from self._own_norms()
-        yield from (norm for norm in (self.mixer.q_norm, self.mixer.k_norm) if norm is not None)
+        yield from self.mixer.norms
 
     def tensors(self) -> Shapes:
         if self.entry is not None:
@@ -250,7 +346,8 @@ class Embeddings:
 class Classifier:
     """``out(norm(activation(dense row)))``, or ``out row`` where there is no ``dense``; with ``norm_first`` the norm
     stands in front of ``dense``. The row is the hidden state of the first or last token, or the mean of all; with
-    ``markers`` there is one row for each option of a question."""
+    ``markers`` there is one row for each option of a question, with ``tokens`` one for each token that is asked
+    for."""
 
     out: Projection
     pooling: HeadPooling = "last"
@@ -266,10 +363,84 @@ class Classifier:
 
 
 @dataclass(frozen=True, slots=True)
+class PointerHead:
+    """The logit of an option is ``key(row of the option) · query(row of the answer)``, over the root of the width."""
+
+    query: Projection
+    key: Projection
+
+    def tensors(self) -> Shapes:
+        yield from self.query.tensors()
+        yield from self.key.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceLayer:
+    """``x += out(attention(norm x)); x += down(gelu(up(mlp_norm x)))``, with one head of attention over all rows."""
+
+    norm: Norm
+    query: Projection
+    key: Projection
+    value: Projection
+    out: Projection
+    mlp_norm: Norm
+    up: Projection
+    down: Projection
+
+    def tensors(self) -> Shapes:
+        for part in (self.norm, self.query, self.key, self.value, self.out, self.mlp_norm, self.up, self.down):
+            yield from part.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceHead:
+    """Layers over the rows of one question: the row of ``types`` [num_types, hidden] of its kind, the options' rows
+    and the answer's row. The logit of an option is ``choice(its row) · answer(last row)``, over the root of the
+    width."""
+
+    types: str
+    num_types: int
+    norm: Norm
+    layers: tuple[ChoiceLayer, ...]
+    final_norm: Norm
+    answer: Projection
+    choice: Projection
+
+    def tensors(self) -> Shapes:
+        yield f"{self.types}.weight", (self.num_types, self.norm.width)
+        yield from self.norm.tensors()
+        for layer in self.layers:
+            yield from layer.tensors()
+        for part in (self.final_norm, self.answer, self.choice):
+            yield from part.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedHead:
+    """Logits over the vocabulary at a mask: the embeddings by ``norm(activation(dense row))``, plus ``bias``
+    [vocab]. A checkpoint without its weights has no such head."""
+
+    dense: Projection
+    activation: HeadActivation
+    norm: Norm
+    bias: str
+
+    def tensors(self, vocab: int) -> Shapes:
+        yield from self.dense.tensors()
+        yield from self.norm.tensors()
+        yield self.bias, (vocab,)
+
+
+OptionHead: TypeAlias = PointerHead | ChoiceHead
+"""Reads the rows of a question's options and of its answer together, and gives each option a logit."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """``prefix`` begins the names of the body's weights in a checkpoint of a model with a head; one of the body alone
-    leaves it out. ``layers`` is not empty. Attention is causal in all of them or in none. Where it is causal, all
-    layers have heads of the same number and width; so have all layers that rotate."""
+    leaves it out. At least one of ``layers`` has attention. It is causal in all of them or in none. Where it is
+    causal, all have heads of the same number and width; so have all layers that rotate. The convolutions of recurrent
+    layers have the same kernel."""
 
     prefix: str
     hidden: int
@@ -282,6 +453,8 @@ class ModelSpec:
     logit_cap: float = 0.0
     """Above 0, a logit over the vocabulary becomes ``cap * tanh(logit / cap)``."""
     classifier: Classifier | None = None
+    options: OptionHead | None = None
+    masked: MaskedHead | None = None
     longer: ModelSpec | None = None
     """The same weights for contexts longer than ``max_positions``, where those turn every token by other angles."""
 
@@ -293,8 +466,17 @@ class ModelSpec:
 
     @property
     def attention(self) -> Attention:
-        """The first layer's, for what all layers have in common: the number and width of heads."""
-        return self.layers[0].mixer
+        """The first one, for the values that all layers with attention share: the number and width of heads."""
+        return self.attentions[0]
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
+    @property
+    def recurrent(self) -> tuple[Recurrent, ...]:
+        """The mixers that keep a state of each sequence."""
+        return tuple(layer.mixer for layer in self.layers if not isinstance(layer.mixer, Attention))
 
     @property
     def num_types(self) -> int:
@@ -306,11 +488,15 @@ class ModelSpec:
         """Bytes of keys and values that one token takes over all layers; 0 where none are kept."""
         if self.bidirectional:
             return 0
-        return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim * dtype_bytes
+        return 2 * len(self.attentions) * self.attention.kv_heads * self.attention.head_dim * dtype_bytes
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every weight in a checkpoint."""
         return dict(self._tensors())
+
+    def masked_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Those of the masked-language head, which a checkpoint may lack."""
+        return {} if self.masked is None else dict(self.masked.tensors(self.embeddings.vocab))
 
     def num_parameters(self) -> int:
         """Weights, a tied head counted once."""
@@ -324,8 +510,9 @@ class ModelSpec:
             yield from self.final_norm.tensors()
         if self.lm_head == "own":
             yield f"{LM_HEAD}.weight", (self.embeddings.vocab, self.hidden)
-        if self.classifier is not None:
-            yield from self.classifier.tensors()
+        for head in (self.classifier, self.options):
+            if head is not None:
+                yield from head.tensors()
 
 
 LM_HEAD = "lm_head"

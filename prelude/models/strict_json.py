@@ -2,10 +2,10 @@
 
 Two parsers that disagree about a file are how a scanner and a loader come to see different models,
 so a key that appears twice is an error here, as are bytes that are not UTF-8. Numbers that are not
-plain non-negative integers can be kept as :class:`Unnatural`, so that whoever validates the value
+plain non-negative integers can be kept as :class:`Unnatural`, so that the code that validates the value
 can name the place where it stood.
 
-What parsing costs follows from the number of values, not of bytes: 90 MB of short strings take ten seconds and
+The cost of parsing depends on the number of values, not of bytes: 90 MB of short strings take ten seconds and
 1.7 GB. So the values are counted before anything is parsed: each but the first of its array or object has a comma
 before it, and nesting without commas is as deep as the parser's own limit at most.
 """

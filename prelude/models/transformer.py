@@ -9,9 +9,11 @@ This is a layer with ``norm_first``; in others the two norms stand behind the su
 
 Everything but attention works on tokens one by one, so it runs over runs of ``token_chunk`` tokens: the wide
 intermediates exist for one run at a time and stay in the cache. Attention is the caller's: it knows the pool and
-which tokens see which. The last layer computes queries and everything behind them only for ``rows``.
+which tokens see which. In place of attention, a layer may keep a state of each sequence (``recurrent.py``). The last
+layer computes queries and everything behind them only for ``rows``; one that keeps a state goes through all tokens.
 
-``x`` is float32 in either dtype; the products are in the dtype of the weights.
+``x`` is float32 in either dtype; the products are in the dtype of the weights, of int8, or of weights of bfloat16
+with rows of float32.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from prelude.models.kernels import activate, rotate
-from prelude.models.ops import Linear, RotaryTable, RowNorm
-from prelude.models.spec import ModelSpec, Rope
-from prelude.models.weights import LayerWeights, ModelWeights
+from prelude.models.kernels import rotate
+from prelude.models.ops import Linear, RotaryTable, RowNorm, activate
+from prelude.models.recurrent import StepStates, gate_heads, room_of
+from prelude.models.spec import Attention, ModelSpec, Rope
+from prelude.models.weights import AnyLinear, LayerWeights, ModelWeights
 
 AttentionCall: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q, k, v) -> [queries, heads * head_dim]``; q, k, v are [tokens, heads, head_dim], heads side by side."""
@@ -36,20 +39,25 @@ class Transformer:
         self.spec = spec
         self.weights = weights
         self.token_chunk = token_chunk
-        self.dtype = weights.embeddings.tokens.dtype
-        ropes = dict.fromkeys(layer.mixer.rope for layer in spec.layers if layer.mixer.rope is not None)
+        self.dtype = weights.dtype
+        ropes = dict.fromkeys(mixer.rope for mixer in spec.attentions if mixer.rope is not None)
         pairs = spec.attention.head_dim // 2  # of all layers that rotate
         self._tables = {rope: RotaryTable(*rope.frequencies(), spec.max_positions, pairs) for rope in ropes}
-        last = weights.layers[-1].qkv
-        width = spec.layers[-1].mixer.query_width
-        self._last_q = _rows(last, 0, width)
-        self._last_kv = _rows(last, width, last.weight.shape[0])
+        mixer = spec.layers[-1].mixer
+        self._last: tuple[AnyLinear, AnyLinear] | None = None  # projections for the rows, and for all tokens
+        if isinstance(mixer, Attention):
+            last = weights.layers[-1].in_proj
+            width = mixer.query_width * (2 if mixer.gate else 1)
+            self._last = last.rows(0, width), last.rows(width, mixer.in_proj.outputs)
+        recurrent = (index for index, layer in enumerate(spec.layers) if not isinstance(layer.mixer, Attention))
+        self._places = {index: place for place, index in enumerate(recurrent)}
 
     def linears(self) -> list[Linear]:
-        """Every projection there is, the last layer's parts among them."""
-        return [self._last_q, self._last_kv, *self.weights.linears()]
+        """Every projection that torch may compute, the last layer's parts among them."""
+        every = (*(self._last or ()), *self.weights.linears())
+        return [linear for linear in every if isinstance(linear, Linear)]
 
-    def pad_products(self, min_rows: int) -> None:
+    def pad_matmuls(self, min_rows: int) -> None:
         """Give every product at least so many rows from now on."""
         for linear in self.linears():
             linear.min_rows = min_rows
@@ -62,30 +70,43 @@ class Transformer:
         attention: AttentionCall,
         rows: Tensor | None,
         types: Tensor | None = None,
+        states: StepStates | None = None,
     ) -> Tensor:
         """Hidden states before the final norm, [tokens or rows, hidden] float32.
 
         ``highest`` is the largest position; ``rows`` are the tokens that will be read, None for all of them.
-        ``types`` [tokens] for models with token types, int64.
+        ``types`` [tokens] for models with token types, int64; ``states`` for models with recurrent layers.
         """
         x = self._embed(ids, positions, highest, types)
         tokens, layers = x.shape[0], self.weights.layers
-        turns = {rope: table.upto(highest) for rope, table in self._tables.items()}
-        room = _Room(self.spec, tokens, min(tokens, self.token_chunk), self.dtype)
+        rope_tables = {rope: table.upto(highest) for rope, table in self._tables.items()}
+        workspace = _Workspace(self.spec, tokens, min(tokens, self.token_chunk), self.dtype)
         for index, layer in enumerate(layers[:-1]):
             _enter(layer, x, types)
-            q, k, v = self._project(layer, x, positions, turns, room)
-            self._finish(layer, x, attention(index, q, k, v), room)
+            if layer.recurrent is None:
+                q, k, v, gates = self._project(layer, x, positions, rope_tables, workspace)
+                mixed = _gated(attention(index, q, k, v), gates)
+            else:
+                mixed = self._recur(index, layer, x, states, workspace)
+            self._finish(layer, x, mixed, workspace)
         last, index = layers[-1], len(layers) - 1
         _enter(last, x, types)
-        width = last.spec.mixer.query_width
-        k, v = self._heads(
-            self._last_kv, last, x, positions, turns, room, room.qkv[:, width : last.spec.mixer.qkv.outputs]
-        ).chunk(2, dim=1)
+        if self._last is None:
+            mixed = self._recur(index, last, x, states, workspace)
+            if rows is not None:
+                x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
+            self._finish(last, x, mixed, workspace)
+            return x
+        of_rows, of_all = self._last
+        mixer = last.spec.attention
+        width = mixer.query_width * (2 if mixer.gate else 1)
+        found = workspace.qkv[:, width : mixer.in_proj.outputs]
+        k, v = self._heads(of_all, last, x, positions, rope_tables, workspace, found).chunk(2, dim=1)
         if rows is not None:
             x, positions = x.index_select(0, rows), positions.index_select(0, rows)
-        q = self._heads(self._last_q, last, x, positions, turns, room, room.qkv[: x.size(0), :width])
-        self._finish(last, x, attention(index, q, k, v), room)
+        q = self._heads(of_rows, last, x, positions, rope_tables, workspace, workspace.qkv[: x.size(0), :width])
+        gates, q = _parted(q, last)
+        self._finish(last, x, _gated(attention(index, q, k, v), gates), workspace)
         return x
 
     def final_norm(self, x: Tensor) -> Tensor:
@@ -97,22 +118,27 @@ class Transformer:
         head = self.weights.lm_head
         if head is None:
             raise ValueError("this model has no language-model head, so it has no logits")
+        masked = self.weights.masked
+        if masked is not None:
+            return head(masked(normed).to(self.dtype)).to(torch.float32).add_(masked.bias)
         return self._capped(head(normed.to(self.dtype)).to(torch.float32))
 
     def logits_of(self, normed: Tensor, tokens: Tensor) -> Tensor:
-        """Logit n of token ``tokens[n]`` for row n after the final norm; float64, each sum by itself."""
+        """Logit n of token ``tokens[n]`` for row n after the final norm, float64."""
         head = self.weights.lm_head
         if head is None:
             raise ValueError("this model has no language-model head, so it has no logits")
-        wide = head.weight[tokens].to(torch.float64)
-        return self._capped(wide.mul_(normed.to(self.dtype)).sum(dim=1))
+        masked = self.weights.masked
+        if masked is not None:
+            return head.of_pairs(masked(normed), tokens).add_(masked.bias[tokens])
+        return self._capped(head.of_pairs(normed, tokens))
 
     def _capped(self, logits: Tensor) -> Tensor:
         cap = self.spec.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def scores(self, normed: Tensor) -> Tensor:
-        """Logits of the classification head, in float32 whatever the weights are in."""
+        """Logits of the classification head, in float32 with weights of any type."""
         head = self.weights.classifier
         if head is None:
             raise ValueError("this model has no classification head")
@@ -130,9 +156,16 @@ class Transformer:
                 rows = head.norm(rows, torch.float32)
         return head.out(rows)
 
+    def option_logits(self, rows: Tensor, kind: int) -> Tensor:
+        """Logits [n] of the rows [n + 1, hidden] of a question's options and of its answer, after the final norm."""
+        head = self.weights.options
+        if head is None:
+            raise ValueError("this model has no head that reads options together")
+        return head(rows, kind)
+
     def _embed(self, ids: Tensor, positions: Tensor, highest: int, types: Tensor | None) -> Tensor:
         weights = self.weights.embeddings
-        x = weights.tokens.index_select(0, ids).to(torch.float32)
+        x = weights.of(ids)
         if self.spec.embeddings.scale != 1.0:
             x.mul_(torch.tensor(self.spec.embeddings.scale, dtype=self.dtype).to(torch.float32))
         if highest >= self.spec.max_positions:
@@ -153,46 +186,69 @@ class Transformer:
         return [slice(at, min(at + step, tokens)) for at in range(0, max(tokens, 1), step)]
 
     def _project(
-        self, layer: LayerWeights, x: Tensor, positions: Tensor, turns: dict[Rope, Tensor], room: _Room
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of all tokens, in the room's memory."""
-        heads, kv_heads = layer.spec.mixer.heads, layer.spec.mixer.kv_heads
-        found = self._heads(layer.qkv, layer, x, positions, turns, room, room.qkv[:, : layer.spec.mixer.qkv.outputs])
-        return found[:, :heads], found[:, heads : heads + kv_heads], found[:, heads + kv_heads :]
-
-    def _heads(
         self,
-        linear: Linear,
         layer: LayerWeights,
         x: Tensor,
         positions: Tensor,
-        turns: dict[Rope, Tensor],
-        room: _Room,
+        rope_tables: dict[Rope, Tensor],
+        workspace: _Workspace,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values of all tokens, and gates where heads have them; in the workspace's memory."""
+        linear, mixer = layer.in_proj, layer.spec.attention
+        found = self._heads(
+            linear, layer, x, positions, rope_tables, workspace, workspace.qkv[:, : mixer.in_proj.outputs]
+        )
+        gates, found = _parted(found, layer)
+        keys = mixer.heads + mixer.kv_heads
+        return found[:, : mixer.heads], found[:, mixer.heads : keys], found[:, keys:], gates
+
+    def _recur(
+        self, index: int, layer: LayerWeights, x: Tensor, states: StepStates | None, workspace: _Workspace
+    ) -> Tensor:
+        """The output of a layer with a state for all tokens, in the workspace's memory."""
+        if states is None or layer.recurrent is None:
+            raise ValueError("a model with recurrent layers runs on the states of its sequences")
+        projected = workspace.qkv[:, : layer.spec.mixer.in_proj.outputs]
+        for chunk in self._chunks(x.size(0)):
+            layer.in_proj.into(self._input(layer, layer.mixer_norm, x[chunk], workspace), projected[chunk])
+        return states.mix(self._places[index], layer.recurrent, projected, workspace.made)
+
+    def _heads(
+        self,
+        linear: AnyLinear,
+        layer: LayerWeights,
+        x: Tensor,
+        positions: Tensor,
+        rope_tables: dict[Rope, Tensor],
+        workspace: _Workspace,
         out: Tensor,
     ) -> Tensor:
-        """What ``linear`` makes of the normed tokens, as heads [tokens, heads, D] in the memory of ``out``; those of
-        q and k after their norm and rotation."""
-        mixer, gain = layer.spec.mixer, layer.qk_gain
+        """The output of ``linear`` for the normed tokens, as heads [tokens, heads, D] in the memory of ``out``; those
+        of q and k after their norm and rotation."""
+        mixer, gain = layer.spec.attention, layer.qk_gain
+        of_rows, of_all = (None, None) if self._last is None else self._last
         width, rope = mixer.head_dim, mixer.rope
         eps = 0.0 if mixer.q_norm is None else mixer.q_norm.eps
         found = out.view(x.size(0), out.shape[1] // width, width)
-        first = 0 if linear is not self._last_kv else mixer.heads
-        last = mixer.heads + mixer.kv_heads if linear is not self._last_q else mixer.heads
+        first = 0 if linear is not of_all else mixer.heads
+        last = mixer.heads + mixer.kv_heads if linear is not of_rows else mixer.heads
+        gates = mixer.heads if mixer.gate and linear is not of_all else 0  # heads in front of those that turn
         if gain is not None:
             gain = gain[first:last]
         for chunk in self._chunks(x.size(0)):
-            linear.into(self._input(layer, layer.mixer_norm, x[chunk], room), out[chunk])
+            linear.into(self._input(layer, layer.mixer_norm, x[chunk], workspace), out[chunk])
             if rope is not None:
-                rotate(found[chunk, : last - first], gain, eps, turns[rope], positions[chunk])
+                turning = found[chunk, gates : gates + last - first]
+                rotate(turning, gain, eps, rope_tables[rope], positions[chunk])
         return found
 
-    def _input(self, layer: LayerWeights, norm: RowNorm | None, x: Tensor, room: _Room) -> Tensor:
+    def _input(self, layer: LayerWeights, norm: RowNorm | None, x: Tensor, workspace: _Workspace) -> Tensor:
         """Rows of the residual stream as a projection reads them: normed where ``norm`` stands before it."""
         if norm is not None and layer.spec.norm_first:
-            return norm(x, self.dtype, room.normed)
-        return x if x.dtype == self.dtype else room.normed[: x.size(0)].copy_(x)
+            return norm(x, self.dtype, workspace.normed)
+        return x if x.dtype == self.dtype else workspace.normed[: x.size(0)].copy_(x)
 
-    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, room: _Room) -> None:
+    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, workspace: _Workspace) -> None:
         """Everything behind attention, added to ``x`` in place."""
         mlp, norm_first = layer.spec.mlp, layer.spec.norm_first
         for chunk in self._chunks(x.size(0)):
@@ -200,44 +256,53 @@ class Transformer:
             _add(part, layer.out, attended[chunk], layer.mixer_after)
             if not norm_first and layer.mixer_norm is not None:
                 layer.mixer_norm(part, torch.float32, part)
-            read = self._input(layer, layer.mlp_norm, part, room)
-            up = layer.up.into(read, room.up[: part.size(0), : mlp.up.outputs])
+            read = self._input(layer, layer.mlp_norm, part, workspace)
+            up = layer.up.into(read, workspace.up[: part.size(0), : mlp.up.outputs])
             _add(part, layer.down, activate(up, mlp.inner, mlp.activation, mlp.gated), layer.mlp_after)
             if not norm_first:
                 layer.mlp_norm(part, torch.float32, part)
 
 
-class _Room:
+class _Workspace:
     """Memory of a forward pass, the same in every layer: fresh memory would cost a fault for each page of it."""
 
-    __slots__ = ("normed", "qkv", "up")
+    __slots__ = ("made", "normed", "qkv", "up")
 
     def __init__(self, spec: ModelSpec, tokens: int, longest: int, dtype: torch.dtype) -> None:
-        width = max(layer.mixer.qkv.outputs for layer in spec.layers)
+        width = max(layer.mixer.in_proj.outputs for layer in spec.layers)
         inner = max(layer.mlp.up.outputs for layer in spec.layers)
         self.qkv = torch.empty(tokens, width, dtype=dtype)
         self.normed = torch.empty(longest, spec.hidden, dtype=dtype)
         self.up = torch.empty(longest, inner, dtype=dtype)
+        self.made = torch.empty(tokens, room_of(spec))
 
 
 def _enter(layer: LayerWeights, x: Tensor, types: Tensor | None) -> None:
-    """What stands in front of the layer, in place."""
+    """The operation before the layer, in place."""
     entry = layer.entry
     if entry is not None:
         entry.norm(x, torch.float32, x)
         x.add_(entry.types[0] if types is None else entry.types.index_select(0, types))
 
 
-def _add(x: Tensor, linear: Linear, read: Tensor, after: RowNorm | None) -> None:
+def _parted(heads: Tensor, layer: LayerWeights) -> tuple[Tensor | None, Tensor]:
+    """``heads`` [tokens, heads, D] as gates [tokens, query heads * D], None without, and the heads behind them."""
+    mixer = layer.spec.attention
+    if not mixer.gate:
+        return None, heads
+    return heads[:, : mixer.heads].flatten(1), heads[:, mixer.heads :]
+
+
+def _gated(attended: Tensor, gates: Tensor | None) -> Tensor:
+    if gates is not None:
+        gate_heads(attended, gates)
+    return attended
+
+
+def _add(x: Tensor, linear: AnyLinear, read: Tensor, after: RowNorm | None) -> None:
     """``x += linear(read)``, in place; normed before it is added where there is ``after``."""
     if after is None:
         linear.add_to(x, read)
         return
     made = linear(read).to(torch.float32)
     x.add_(after(made, torch.float32, made))
-
-
-def _rows(linear: Linear, start: int, stop: int) -> Linear:
-    """A view of some of a projection's outputs."""
-    bias = None if linear.bias is None else linear.bias[start:stop]
-    return Linear(linear.weight[start:stop], bias)

@@ -4,45 +4,72 @@ stacked   the weights of one projection one under the other; rows of q and k tha
           two halves of a head lie interleaved (a rotation is then one complex product; scores do not see the order)
 float32   the gain of a norm before a projection is inside its weight, where the norm has no bias: one pass over the
           tokens less
-bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise
+bfloat16  gains stay apart, in float32: rounding their product again would double the weights' noise. Weights are
+          packed where the processor has an instruction for products of bfloat16
+int8      gains stay apart: without them the values of a row differ more in size, and the small ones lose bits
+widened   weights that the files have in bfloat16 keep their two bytes, and everything else is float32. Gains stay
+          apart, since a weight times its gain is no bfloat16. Tied embeddings are rows of the packed LM head
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from prelude.models.ops import Linear, RowNorm
+from prelude._native import cpu
+from prelude.models.gguf.blocks import Blocks
+from prelude.models.ops import Linear, RowNorm, activate
+from prelude.models.option_heads import ChoiceLayerWeights, ChoiceWeights, OptionWeights, PointerWeights
+from prelude.models.packed import HALVES, PackedLinear, Packing
+from prelude.models.recurrent import ConvWeights, DeltaWeights, read_recurrent
 from prelude.models.relative import RelativeWeights, relative_weights, rows_of_distances
 from prelude.models.spec import (
     LM_HEAD,
     Attention,
+    ChoiceLayer,
     Classifier,
     Embeddings,
     Entry,
+    HeadActivation,
     Layer,
+    MaskedHead,
     ModelSpec,
     Norm,
+    OptionHead,
+    PointerHead,
     Projection,
-    Relative,
-    Rope,
 )
 from prelude.progress import watched
 
+AnyLinear: TypeAlias = Linear | PackedLinear
+
 
 class WeightSource(Protocol):
-    """What is needed of a checkpoint."""
+    """The used methods of a checkpoint."""
 
     def names(self) -> Sequence[str]: ...
 
     def tensor(self, name: str) -> Tensor: ...
 
     def finite(self, name: str) -> Tensor: ...
+
+    def in_blocks(self, name: str) -> bool:
+        """Whether a weight is stored in blocks of a few bits."""
+
+    def blocks(self, name: str) -> Blocks:
+        """A weight that is ``in_blocks``."""
+
+
+class SizedSource(Protocol):
+    """The used methods of a checkpoint for the number of bytes of its weights."""
+
+    def nbytes(self, dtype: torch.dtype, keep: str = "") -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +84,11 @@ class EntryWeights:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     spec: Layer
-    qkv: Linear
-    out: Linear
-    up: Linear
-    down: Linear
+    in_proj: AnyLinear
+    """Of the mixer; of attention with gates their rows are the first."""
+    out: AnyLinear
+    up: AnyLinear
+    down: AnyLinear
     mixer_norm: RowNorm | None
     mlp_norm: RowNorm
     mixer_after: RowNorm | None
@@ -68,9 +96,11 @@ class LayerWeights:
     qk_gain: Tensor | None  # [heads + kv_heads, head_dim], interleaved; None for models without norms of heads
     relative: RelativeWeights | None = None
     entry: EntryWeights | None = None
+    recurrent: DeltaWeights | ConvWeights | None = None
+    """Of a mixer that keeps a state; None for attention."""
 
-    def linears(self) -> tuple[Linear, ...]:
-        return self.qkv, self.out, self.up, self.down
+    def linears(self) -> tuple[AnyLinear, ...]:
+        return self.in_proj, self.out, self.up, self.down
 
     def tensors(self) -> Iterator[Tensor]:
         for linear in self.linears():
@@ -80,21 +110,28 @@ class LayerWeights:
                 yield from norm.tensors()
         if self.qk_gain is not None:
             yield self.qk_gain
-        for part in (self.relative, self.entry):
+        for part in (self.relative, self.entry, self.recurrent):
             if part is not None:
                 yield from part.tensors()
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWeights:
-    tokens: Tensor  # [vocab, width]
+    tokens: Tensor | PackedLinear  # [vocab, width]; packed where they are the LM head's weight too
     positions: Tensor | None = None  # [types * positions, width] float32: position and type together
     norm: RowNorm | None = None
     projection: Linear | None = None
 
     def tensors(self) -> list[Tensor]:
         parts = [part.tensors() for part in (self.norm, self.projection) if part is not None]
-        return [self.tokens, *([] if self.positions is None else [self.positions]), *chain(*parts)]
+        tokens = [self.tokens] if isinstance(self.tokens, Tensor) else self.tokens.tensors()
+        return [*tokens, *([] if self.positions is None else [self.positions]), *chain(*parts)]
+
+    def of(self, ids: Tensor) -> Tensor:
+        """[n, width] float32: the vectors of ``ids`` [n]."""
+        if isinstance(self.tokens, PackedLinear):
+            return self.tokens.gather(ids)
+        return self.tokens.index_select(0, ids).to(torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +145,48 @@ class ClassifierWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskedWeights:
+    dense: Linear
+    activation: HeadActivation
+    norm: RowNorm
+    bias: Tensor  # [vocab] float32
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[n, width of the embeddings] of rows after the final norm, float32."""
+        made = self.dense(rows)
+        return self.norm(activate(made, made.shape[1], self.activation, gated=False), torch.float32)
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.dense.tensors(), *self.norm.tensors(), self.bias]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelWeights:
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
     final_norm: RowNorm | None
-    lm_head: Linear | None  # shares the embeddings' memory where it is tied
+    lm_head: AnyLinear | None  # shares the embeddings' memory where it is tied and not of int8
     classifier: ClassifierWeights | None
+    dtype: torch.dtype
+    """The dtype of the inputs and outputs of projections."""
+    options: OptionWeights | None = None
+    masked: MaskedWeights | None = None
 
-    def linears(self) -> Iterator[Linear]:
+    def linears(self) -> Iterator[AnyLinear]:
         for layer in self.layers:
             yield from layer.linears()
-        others = [self.embeddings.projection, self.lm_head]
+        others: list[AnyLinear | None] = [self.embeddings.projection, self.lm_head]
         if self.classifier is not None:
             others += [self.classifier.dense, self.classifier.out]
+        if self.masked is not None:
+            others.append(self.masked.dense)
         yield from (linear for linear in others if linear is not None)
 
     @property
     def nbytes(self) -> int:
         """Resident bytes, shared memory counted once."""
-        parts = (self.embeddings, *self.layers, self.final_norm, self.lm_head, self.classifier)
+        heads = (self.lm_head, self.classifier, self.options, self.masked)
+        parts = (self.embeddings, *self.layers, self.final_norm, *heads)
         tensors = chain(*(part.tensors() for part in parts if part is not None))
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         return sum(storages.values())
@@ -135,12 +195,16 @@ class ModelWeights:
 class _Reader:
     """Reads weights of one layer after another into merged tensors of the working dtype."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, span: int = 1) -> None:
-        """``span``: more than any distance of two tokens."""
+    def __init__(
+        self, source: WeightSource, dtype: torch.dtype, span: int = 1, packing: Packing | None = None
+    ) -> None:
+        """``span``: more than any distance of two tokens. ``packing``: "int8", "bfloat16" or "widened"."""
         self.span = span
+        self.packing = packing
         self.source = source
         self.dtype = dtype
         self.names = frozenset(source.names())
+        self.stored_in_blocks = any(map(source.in_blocks, self.names))
         self.distances: tuple[Tensor, Tensor] | None = None  # vectors and rows, read with the first layer
 
     def vector(self, name: str) -> Tensor:
@@ -156,51 +220,149 @@ class _Reader:
 
     def folded(self, norm: Norm) -> tuple[RowNorm, Tensor | None]:
         """The norm before a projection, and the gain that goes into the projection's weight."""
-        if self.dtype != torch.float32 or norm.bias:
+        if self.dtype != torch.float32 or norm.bias or self.packing is not None or self.stored_in_blocks:
             return self.norm(norm), None
         return RowNorm(norm.kind, norm.eps, None), self.gain(norm)
 
-    def linear(self, projection: Projection, gain: Tensor | None = None, turned: Turned | None = None) -> Linear:
-        """Inputs scaled by ``gain``, rows of heads as ``turned`` says. Only one source tensor is alive at a time."""
-        weight = torch.empty(projection.outputs, projection.columns, dtype=self.dtype)
+    def linear(
+        self, projection: Projection, gain: Tensor | None = None, rotated: RotatedOutputs | None = None
+    ) -> Linear:
+        """Inputs scaled by ``gain``, rows of heads as ``rotated`` says. Only one source tensor is alive at a time.
+        What is packed value for value keeps its type."""
+        half = self.packing in HALVES and self._is_half(projection)
+        weight = torch.empty(projection.outputs, projection.columns, dtype=torch.bfloat16 if half else self.dtype)
         bias = torch.empty(projection.outputs, dtype=self.dtype) if projection.bias else None
         for kind, place in (("weight", weight), ("bias", bias)):
             at = 0
             for name, rows in zip(projection.names, projection.rows):
                 if place is not None:
                     part = self.source.finite(f"{name}.{kind}")
-                    place[at : at + rows].copy_(part if turned is None else turned.interleaved(part, at))
+                    place[at : at + rows].copy_(part if rotated is None else rotated.interleaved(part, at))
                 at += rows
         if gain is not None:
             weight.mul_(gain)
         return Linear(weight, bias)
 
+    def _is_half(self, projection: Projection) -> bool:
+        stored = (self.source.tensor(f"{name}.weight") for name in projection.names)
+        return all(weight.dtype == torch.bfloat16 for weight in stored)
+
+    def projection(
+        self, projection: Projection, gain: Tensor | None = None, rotated: RotatedOutputs | None = None
+    ) -> AnyLinear:
+        """``linear``, packed where it is asked for, out of the files without a copy of the whole between where that
+        is possible; in 8 bits where the file has blocks."""
+        if not any(self.source.in_blocks(f"{name}.weight") for name in projection.names):
+            if self.packing is not None and self.packing in HALVES and self._is_half(projection):
+                return self._of_parts(projection, rotated, self.packing)
+            return self.packed(self.linear(projection, gain, rotated))
+        width = projection.columns // cpu.INT8_BLOCK * cpu.Q8_BYTES
+        stacked = torch.empty(projection.outputs, width, dtype=torch.uint8)
+        bias = torch.empty(projection.outputs) if projection.bias else None
+        at = 0
+        for name, rows in zip(projection.names, projection.rows):
+            part = self._blocks(f"{name}.weight")
+            if rotated is not None:
+                part = part.rows(rotated.interleaved(torch.arange(rows), at))
+            stacked[at : at + rows].copy_(part.eight_bits())
+            if bias is not None:
+                values = self.source.finite(f"{name}.bias")
+                bias[at : at + rows].copy_(values if rotated is None else rotated.interleaved(values, at))
+            at += rows
+        return PackedLinear.of_blocks(stacked, bias)
+
+    def _of_parts(self, projection: Projection, rotated: RotatedOutputs | None, packing: Packing) -> PackedLinear:
+        def parts(kind: str) -> Iterator[Tensor]:
+            at = 0
+            for name, rows in zip(projection.names, projection.rows):
+                part = self.source.finite(f"{name}.{kind}")
+                yield part if rotated is None else rotated.interleaved(part, at)
+                at += rows
+
+        bias = torch.cat([part.to(torch.float32) for part in parts("bias")]) if projection.bias else None
+        return PackedLinear.of_parts(parts("weight"), projection.outputs, projection.columns, bias, packing)
+
+    def _blocks(self, name: str) -> Blocks:
+        """A weight in blocks; in those of 8 bits where it is stored as numbers."""
+        if self.source.in_blocks(name):
+            return self.source.blocks(name)
+        return Blocks.of(self.source.finite(name).to(torch.float32))
+
+    def packed(self, linear: Linear) -> AnyLinear:
+        """``linear`` in the type that the weights of layers and of the LM head are asked for in."""
+        weight, packing = linear.weight, self.packing
+        if packing is None:
+            return linear
+        kept = weight.dtype == torch.bfloat16 if packing in HALVES else PackedLinear.fits(weight)
+        return PackedLinear(weight, linear.bias, packing) if kept else linear
+
     def layer(self, spec: Layer) -> LayerWeights:
         mixer, mlp = spec.mixer, spec.mlp
+        attention = mixer if isinstance(mixer, Attention) else None
         before = self.folded if spec.norm_first else lambda norm: (self.norm(norm), None)
         mixer_norm, mixer_gain = (None, None) if spec.mixer_norm is None else before(spec.mixer_norm)
         mlp_norm, mlp_gain = before(spec.mlp_norm)
-        turned = None if mixer.rope is None else Turned.of(mixer, mixer.rope)
         after = (None if norm is None else self.norm(norm) for norm in (spec.mixer_after, spec.mlp_after))
         mixer_after, mlp_after = after
-        qkv = self.linear(mixer.qkv, mixer_gain, turned)
+        relative: RelativeWeights | None = None
+        if attention is None:
+            in_proj = self.projection(mixer.in_proj, mixer_gain)
+        elif attention.gate or attention.relative is not None:
+            qkv = self._qkv(attention, mixer_gain)
+            in_proj, relative = self.packed(qkv), self._relative(attention, qkv)
+        else:
+            in_proj = self.projection(attention.qkv, mixer_gain, RotatedOutputs.of(attention))
         return LayerWeights(
             spec,
-            qkv=qkv,
-            out=self.linear(mixer.out),
-            up=self.linear(mlp.up, mlp_gain),
-            down=self.linear(mlp.down),
+            in_proj=in_proj,
+            out=self.projection(mixer.out),
+            up=self.projection(mlp.up, mlp_gain),
+            down=self.projection(mlp.down),
             mixer_norm=mixer_norm,
             mlp_norm=mlp_norm,
             mixer_after=mixer_after,
             mlp_after=mlp_after,
-            qk_gain=self._qk_gain(mixer),
-            relative=None if mixer.relative is None else self._relative(mixer, mixer.relative, qkv),
+            qk_gain=None if attention is None else self._qk_gain(attention),
+            relative=relative,
             entry=None if spec.entry is None else self._entry(spec.entry),
+            recurrent=None if isinstance(mixer, Attention) else read_recurrent(mixer, self.vector, self.norm),
         )
 
-    def embeddings(self, spec: Embeddings, count: int) -> EmbeddingWeights:
-        tokens = self.source.finite(f"{spec.name}.weight").to(self.dtype, copy=True)
+    def _qkv(self, mixer: Attention, gain: Tensor | None) -> Linear:
+        rotated = RotatedOutputs.of(mixer)
+        if not mixer.gate:
+            return self.linear(mixer.qkv, gain, rotated)
+        queries = mixer.query_width
+        linear = self.linear(mixer.qkv, gain)
+        rows = torch.arange(mixer.qkv.outputs)
+        pairs = rows[: 2 * queries].view(mixer.heads, 2, mixer.head_dim)
+        behind = torch.cat([pairs[:, 0].reshape(-1), rows[2 * queries :]])
+        if rotated is not None:
+            behind = rotated.interleaved(behind, 0)
+        order = torch.cat([pairs[:, 1].reshape(-1), behind])
+        return Linear(linear.weight[order], None if linear.bias is None else linear.bias[order])
+
+    def head(self, name: str) -> AnyLinear:
+        """The weight of an LM head; no copy lives beside a packed one."""
+        if self.source.in_blocks(name):
+            return PackedLinear.of_blocks(self.source.blocks(name).eight_bits().contiguous())
+        stored = self.source.finite(name)
+        if self.packing in HALVES and stored.dtype == torch.bfloat16:
+            return self.packed(Linear(stored))
+        return self.packed(Linear(stored.to(self.dtype, copy=True)))
+
+    def embeddings(self, spec: Embeddings, count: int, head: AnyLinear | None) -> EmbeddingWeights:
+        """``head``: the LM head's weight where it is this one too."""
+        tokens: Tensor | PackedLinear
+        in_blocks = self.source.in_blocks(f"{spec.name}.weight")
+        if in_blocks and head is None:
+            head = self.head(f"{spec.name}.weight")
+        if isinstance(head, PackedLinear) and (head.packing in HALVES or in_blocks):
+            tokens = head
+        else:
+            stored = self.source.finite(f"{spec.name}.weight")
+            kept = self.packing is not None and stored.dtype in (torch.bfloat16, torch.float16)
+            tokens = stored.to(stored.dtype if kept else self.dtype, copy=True)
         table: Tensor | None = None
         if spec.positions is not None:
             first = spec.positions.first
@@ -212,7 +374,7 @@ class _Reader:
             tokens,
             None if table is None else table.contiguous(),
             None if spec.norm is None else self.norm(spec.norm),
-            None if spec.projection is None else self.linear(spec.projection),
+            None if spec.projection is None else _Reader(self.source, self.dtype).linear(spec.projection),
         )
 
     def classifier(self, spec: Classifier) -> ClassifierWeights:
@@ -222,10 +384,40 @@ class _Reader:
             None if spec.norm is None else self.norm(spec.norm),
         )
 
+    def masked(self, spec: MaskedHead) -> MaskedWeights:
+        return MaskedWeights(self.linear(spec.dense), spec.activation, self.norm(spec.norm), self.vector(spec.bias))
+
+    def options(self, spec: OptionHead) -> OptionWeights:
+        if isinstance(spec, PointerHead):
+            return PointerWeights(self.linear(spec.query), self.linear(spec.key))
+        return ChoiceWeights(
+            self.vector(f"{spec.types}.weight"),
+            self.norm(spec.norm),
+            tuple(map(self._choice_layer, spec.layers)),
+            self.norm(spec.final_norm),
+            self.linear(spec.answer),
+            self.linear(spec.choice),
+        )
+
+    def _choice_layer(self, spec: ChoiceLayer) -> ChoiceLayerWeights:
+        return ChoiceLayerWeights(
+            self.norm(spec.norm),
+            self.linear(spec.query),
+            self.linear(spec.key),
+            self.linear(spec.value),
+            self.linear(spec.out),
+            self.norm(spec.mlp_norm),
+            self.linear(spec.up),
+            self.linear(spec.down),
+        )
+
     def _entry(self, entry: Entry) -> EntryWeights:
         return EntryWeights(self.norm(entry.norm), self.vector(f"{entry.types}.weight"))
 
-    def _relative(self, mixer: Attention, relative: Relative, qkv: Linear) -> RelativeWeights:
+    def _relative(self, mixer: Attention, qkv: Linear) -> RelativeWeights | None:
+        relative = mixer.relative
+        if relative is None:
+            return None
         if self.distances is None:
             vectors = self.vector(f"{relative.name}.weight")
             if relative.norm is not None:
@@ -245,7 +437,7 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class RotatedOutputs:
     """The outputs of a projection that are rotated: the first ``count`` are heads of ``head_dim``, of which the first
     ``width`` turn."""
 
@@ -254,16 +446,19 @@ class Turned:
     width: int
 
     @classmethod
-    def of(cls, mixer: Attention, rope: Rope) -> Turned:
-        return cls((mixer.heads + mixer.kv_heads) * mixer.head_dim, mixer.head_dim, rope.width)
+    def of(cls, mixer: Attention) -> RotatedOutputs | None:
+        """None where nothing turns."""
+        if mixer.rope is None:
+            return None
+        return cls((mixer.heads + mixer.kv_heads) * mixer.head_dim, mixer.head_dim, mixer.rope.width)
 
     def interleaved(self, rows: Tensor, first: int) -> Tensor:
         """``rows`` are the projection's outputs from ``first`` on."""
         count = min(max(self.count - first, 0), rows.shape[0])
         if count == 0:
             return rows
-        turned = interleave(rows[:count], self.head_dim, self.width)
-        return turned if count == rows.shape[0] else torch.cat([turned, rows[count:]])
+        rotated = interleave(rows[:count], self.head_dim, self.width)
+        return rotated if count == rows.shape[0] else torch.cat([rotated, rows[count:]])
 
 
 def interleave(rows: Tensor, head_dim: int, width: int) -> Tensor:
@@ -274,23 +469,43 @@ def interleave(rows: Tensor, head_dim: int, width: int) -> Tensor:
     return torch.cat([pairs, heads[:, width:]], dim=1).reshape(rows.shape)
 
 
-def load_weights(source: WeightSource, spec: ModelSpec, dtype: torch.dtype) -> ModelWeights:
-    """Read everything ``spec`` needs out of ``source``, which may be closed afterwards."""
-    reader = _Reader(source, dtype, spec.max_positions)
-    embeddings = reader.embeddings(spec.embeddings, spec.max_positions)
-    lm_head: Linear | None = None
-    if f"{LM_HEAD}.weight" in reader.names:
-        lm_head = Linear(source.finite(f"{LM_HEAD}.weight").to(dtype, copy=True))
-    elif spec.lm_head == "tied":
-        lm_head = Linear(embeddings.tokens)
-    classifier: ClassifierWeights | None = None
-    if spec.classifier is not None:
-        # A handful of rows: float32 costs nothing and spares the answer one rounding.
-        classifier = _Reader(source, torch.float32).classifier(spec.classifier)
+def weight_bytes(source: SizedSource, spec: ModelSpec, dtype: torch.dtype, packing: Packing | None) -> int:
+    """About the bytes that ``load_weights`` will hold: a byte for each weight of the layers and of the LM head where
+    they are of int8, beside the embeddings in ``dtype``."""
+    if packing != "int8":
+        return source.nbytes(dtype, keep="BF16" if packing == "widened" else "")
+    matrices = [shape for layer in spec.layers for _, shape in layer.tensors() if len(shape) == 2]
+    if spec.lm_head is not None:
+        matrices.append((spec.embeddings.vocab, spec.hidden))
+    quantized = sum(math.prod(shape) for shape in matrices)
+    rest = max(0, spec.num_parameters() - quantized) + spec.embeddings.vocab * spec.embeddings.width
+    return quantized + rest * dtype.itemsize
+
+
+def load_weights(
+    source: WeightSource, spec: ModelSpec, dtype: torch.dtype, packing: Packing | None = None
+) -> ModelWeights:
+    """Read everything ``spec`` needs out of ``source``, which may be closed afterwards. ``packing``: of the
+    projections of layers and of the LM head; embeddings, norms and the heads of classifiers are not packed."""
+    reader = _Reader(source, dtype, spec.max_positions, packing)
+    lm_head: AnyLinear | None = None
+    own, name = f"{LM_HEAD}.weight" in reader.names, f"{spec.embeddings.name}.weight"
+    masked = spec.masked if all(each in reader.names for each in spec.masked_tensors()) else None
+    tied = (spec.lm_head == "tied" or masked is not None) and not own
+    if own or (tied and (packing in HALVES or source.in_blocks(name))):
+        lm_head = reader.head(f"{LM_HEAD}.weight" if own else name)
+    embeddings = reader.embeddings(spec.embeddings, spec.max_positions, lm_head if tied else None)
+    if tied and lm_head is None and isinstance(embeddings.tokens, Tensor):
+        lm_head = reader.packed(Linear(embeddings.tokens))
+    # Heads read a handful of rows: float32 costs nothing and spares the answer one rounding.
+    exact = _Reader(source, torch.float32)
     return ModelWeights(
         embeddings=embeddings,
         layers=tuple(map(reader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),
         final_norm=None if spec.final_norm is None else reader.norm(spec.final_norm),
         lm_head=lm_head,
-        classifier=classifier,
+        classifier=None if spec.classifier is None else exact.classifier(spec.classifier),
+        options=None if spec.options is None else exact.options(spec.options),
+        masked=None if masked is None else exact.masked(masked),
+        dtype=dtype,
     )

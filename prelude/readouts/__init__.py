@@ -5,10 +5,11 @@ from __future__ import annotations
 from prelude.readouts.base import Output, Readout, RequestReadout, Rows
 from prelude.readouts.head import HeadRows
 from prelude.readouts.logprobs import LogprobRows
+from prelude.readouts.options import OptionRows
 from prelude.readouts.pooled import PooledRows
 from prelude.readouts.sample import LogitEdits, SampleRows
 
-READOUTS: tuple[type[Readout], ...] = (LogprobRows, PooledRows, HeadRows, SampleRows)
+READOUTS: tuple[type[Readout], ...] = (LogprobRows, PooledRows, HeadRows, OptionRows, SampleRows)
 
 # Every dataclass of arrays that a batch's readout is made of: a dumped batch is read back with these.
 BATCH_TYPES: tuple[type, ...] = (*READOUTS, LogitEdits)

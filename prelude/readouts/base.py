@@ -10,7 +10,7 @@
 
 One file of this folder holds one readout: the three classes and everything the engine does with them. ``__init__.py``
 lists them. A readout imports neither torch nor the scheduler: it works on arrays and on the operations of ``Rows``,
-which an executor implements. ``prelude.cuda.readings`` has a table of the kernels that serve each one on a GPU.
+which an executor implements. ``prelude.cuda.step_readouts`` has a table of the kernels that serve each one on a GPU.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ class Rows(Protocol):
     def scores_of(self, vectors: F32) -> F32:
         """[n, labels]: the same of vectors [n, hidden]."""
 
+    def options_of(self, vectors: F32, kind: int) -> F32:
+        """[n]: logits of the options whose vectors [n + 1, hidden] are given, the answer's behind them."""
+
     def logits_of(self, tokens: I32, rows: I32, targets: I32) -> F64:
         """The logit of each (row, target) pair, where a row is an index into ``tokens``."""
 
@@ -82,13 +85,13 @@ class Output:
         raise NotImplementedError
 
     @property
-    def drawn(self) -> I32 | None:
+    def sampled_ids(self) -> I32 | None:
         """Sampled tokens, one a row; ``None`` where the readout samples none."""
         return None
 
 
 class Readout:
-    """What a batch asks for. Frozen dataclasses of arrays and scalars; ``rows`` are token indices of the batch."""
+    """The readout of a batch. Frozen dataclasses of arrays and scalars; ``rows`` are token indices of the batch."""
 
     __slots__ = ()
 
@@ -136,7 +139,7 @@ class Joined(NamedTuple):
 
 
 class RequestReadout:
-    """What one request asks for. ``rows`` are ascending token numbers that count from the token ``first`` of its
+    """The readout of one request. ``rows`` are ascending token numbers that count from the token ``first`` of its
     ``Prepared``."""
 
     __slots__ = ()

@@ -8,12 +8,12 @@
     allowed, banned -inf for every id that is not allowed, and for every one that is banned
     temperature t   logits / t; 0 means greedy: the smallest id among the largest logits
     top-k           the k largest (among equal ones the smaller ids)
-    top-p           of what top-k left, the smallest set of most likely tokens whose probabilities add up to p
-    min-p           of what is left, tokens with at least min_p times the probability of the most likely one
+    top-p           of the tokens left, the smallest set of most likely tokens whose probabilities add up to p
+    min-p           of the tokens left, those with at least min_p times the probability of the most likely one
 
 The first three are done in float64, for the rows that ask for them; other rows keep the bits they came with. The
 token is then the inverse of the cumulative distribution, in order of token ids, at a uniform number. That number
-is a function of (seed, step) and nothing else, so a request draws the same tokens whatever runs beside it:
+is a function of (seed, step) and nothing else, so a request gets the same tokens beside any other requests:
 
     u(seed, step) = (mix(mix(seed) + (step + 1) * 0x9E3779B97F4A7C15) >> 11) * 2**-53
 

@@ -14,7 +14,7 @@ from prelude.readouts.draw import sample_token, uniforms
 
 @dataclass(frozen=True, slots=True)
 class LogitEdits:
-    """What is done to the logits of N sampled rows before they are scaled and cut. Sparse parts are CSR: row n has
+    """The edits of the logits of N sampled rows before they are scaled and cut. Sparse parts are CSR: row n has
     entries ``indptr[n]:indptr[n+1]``, each id once, in any order.
 
     ``seen``: the ids that the row's penalties weigh, with how often each stands in its output (0: in the prompt
@@ -50,7 +50,7 @@ class SampleOutput(Output):
     top_logprobs: F32 | None = None  # [N, top]
 
     @property
-    def drawn(self) -> I32:
+    def sampled_ids(self) -> I32:
         return self.token_ids
 
     def slice(self, rows: slice, pairs: slice) -> SampleOutput:

@@ -1,4 +1,4 @@
-"""What a request says of the tokens it draws: settings with every default resolved, and what was drawn so far."""
+"""The sampling state of a request: settings with every default resolved, and the tokens sampled so far."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Choose: TypeAlias = Callable[[list[int], bool], I32]  # (output so far, before m
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
-    """What a request has done to its logits. ``banned_early`` is ``banned`` and the stop ids, for the steps before
-    ``min_tokens``; an empty ``allowed`` allows every id. ``choose`` says what is allowed after the first token, for
-    which ``allowed`` has been chosen already."""
+    """The edits of a request's logits. ``banned_early`` is ``banned`` and the stop ids, for the steps before
+    ``min_tokens``; an empty ``allowed`` allows every id. ``choose`` returns the allowed ids after the first token,
+    for which ``allowed`` has been chosen already."""
 
     repetition: float
     presence: float
@@ -46,7 +46,7 @@ class RowEdits:
 
     @property
     def follows(self) -> bool:
-        """Whether what the text has so far plays a part."""
+        """Whether the edits depend on the text so far."""
         return self.weighs or self.choose is not None
 
 
@@ -142,7 +142,7 @@ class SamplingState(RequestReadout):
 
 _COUNT: I32 = np.arange(1 << 10, dtype=np.int32)
 _COUNT.setflags(write=False)
-_KEY: Key = ("sample",)  # rows that ask for fewer numbers take their part of what others ask for
+_KEY: Key = ("sample",)  # rows that ask for fewer numbers read their part of the wider result
 
 # ------------------------------------------------------------------ arrays
 

@@ -87,7 +87,8 @@ class GuardField:
 
     ``prompt_labels`` stand in the place of ``labels`` where the last message is not the assistant's.
     ``response_only``: the field is written about an assistant's message alone. ``unless`` (field, label, own label):
-    where that field has that label, this one has its own label without asking.
+    where that field has that label, this one has its own label without asking. ``joiner``: what stands between two
+    labels of a field that may have several; "" where there is one. ``none``: the label that has no other beside it.
     """
 
     name: str
@@ -96,6 +97,8 @@ class GuardField:
     prompt_labels: tuple[str, ...] = ()
     response_only: bool = False
     unless: tuple[str, str, str] | None = None
+    joiner: str = ""
+    none: str = ""
 
     def __post_init__(self) -> None:
         _text(self.name, "fields.name")
@@ -107,6 +110,11 @@ class GuardField:
             texts = tuple(_text(label, f"{self.name}.{name}[{at}]") for at, label in enumerate(labels))
             object.__setattr__(self, name, texts)
         _flag(self.response_only, f"{self.name}.response_only")
+        for name in ("joiner", "none"):
+            if getattr(self, name) != "":
+                _text(getattr(self, name), f"{self.name}.{name}")
+        if self.none and self.none not in self.labels:
+            raise RecipeError(f"{shown(self.none)} is not one of its labels", field=f"recipe.{self.name}.none")
         if self.unless is not None:
             if not isinstance(self.unless, list | tuple) or len(self.unless) != 3:
                 raise RecipeError(f"{shown(self.unless)} is not three texts", field=f"recipe.{self.name}.unless")
@@ -120,13 +128,15 @@ class GuardField:
 class GuardRecipe:
     """``fields`` in the order in which the model writes them; ``safe`` are the labels of the first one that pass.
     ``marks``: texts that all stand in the chat template of the models this recipe is for. ``separator`` stands
-    between a field's ``before`` and its label."""
+    between a field's ``before`` and its label. ``end``: what the model writes behind the last field; needed where
+    that field has a ``joiner``."""
 
     name: str
     fields: tuple[GuardField, ...]
     safe: tuple[str, ...]
     marks: tuple[str, ...] = ()
     separator: str = " "
+    end: str = ""
 
     def __post_init__(self) -> None:
         _text(self.name, "name")
@@ -141,8 +151,21 @@ class GuardRecipe:
             object.__setattr__(self, name, tuple(_text(text, name) for text in texts))
         if not self.safe or not set(self.safe) <= set(made[0].labels):
             raise RecipeError(f"{shown(self.safe)} are not labels of {made[0].name!r}", field="recipe.safe")
-        if not isinstance(self.separator, str):
-            raise RecipeError(f"{shown(self.separator)} is not text", field="recipe.separator")
+        for name in ("separator", "end"):
+            if not isinstance(getattr(self, name), str):
+                raise RecipeError(f"{shown(getattr(self, name))} is not text", field=f"recipe.{name}")
+        for response in (False, True):
+            if (last := self.asked(response)[-1:]) and last[0].joiner and not self.end:
+                raise RecipeError(
+                    f"{last[0].name!r} may have several labels and is the last field; say what ends the answer",
+                    field="recipe.end",
+                )
+
+    def after(self, field: GuardField, response: bool) -> str:
+        """The text after the field's last label."""
+        asked = self.asked(response)
+        at = asked.index(field) + 1
+        return asked[at].before if at < len(asked) else self.end
 
     def asked(self, response: bool) -> tuple[GuardField, ...]:
         """The fields that are written about a prompt, or about a response."""
@@ -155,7 +178,7 @@ _KINDS: Mapping[str, type[Any]] = {"rerank": RerankRecipe, "guard": GuardRecipe}
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipes:
-    """What a model directory's files say. ``looked``: why there is no recipe for a verb, in words."""
+    """The recipes in a model directory's files. ``looked``: why there is no recipe for a verb, in words."""
 
     rerank: RerankRecipe | None = None
     guard: GuardRecipe | None = None

@@ -1,1 +1,1 @@
-"""The engine at work: inbox, steps, delivery, and what is seen of them from outside."""
+"""The engine without text: inbox, steps, delivery, statistics."""

@@ -21,7 +21,7 @@ CoreT = TypeVar("CoreT", bound=EngineCore)
 def make_core(
     kind: type[CoreT], executor: Executor, config: EngineConfig, cost: CostModel | None = None, **more: Any
 ) -> CoreT:
-    """``cost``: what is known of steps so far; by default what ``config.cost_model`` says. ``more``: for ``kind``."""
+    """``cost``: the cost model to start from; by default that of ``config.cost_model``. ``more``: for ``kind``."""
     limits = executor.limits()
     if cost is None:
         cost = CostModel() if config.cost_model is None else CostModel.load(config.cost_model)
@@ -31,9 +31,12 @@ def make_core(
         KvPool(
             limits.num_blocks,
             limits.block_size,
-            # A cached prefix has no recurrent state to go on from, and in an encoder it depends on what follows it.
-            prefix_cache=config.prefix_cache and not limits.slot_bytes and not limits.bidirectional,
-            slots=limits.recurrent_slots,
+            # A cached prefix needs its recurrent state; in an encoder a prefix depends on the tokens after it.
+            prefix_cache=config.prefix_cache
+            and not limits.bidirectional
+            and (limits.prefix_slots > 0 or not limits.slot_bytes),
+            state_slots=limits.recurrent_slots,
+            prefix_slots=limits.prefix_slots,
         ),
         Budgets(
             step_tokens=config.resolved_step(limits.max_positions),
@@ -63,7 +66,7 @@ def make_core(
 
 def _policy(chosen: str | Policy, cost: CostModel, limits: ExecutorLimits) -> Policy:
     """By name, a policy that weighs work counts keys as the given cost model does. The model goes on learning, the
-    policy does not: plans are a function of what waits, not of measured time."""
+    policy does not: plans are a function of the waiting requests, not of measured time."""
     policy = policy_named(chosen)
     if isinstance(chosen, str) and isinstance(policy, ShortestPrefillFirst | ResponseRatio):
         # A policy counts the keys of a causal prompt; an encoder reads about twice as many.

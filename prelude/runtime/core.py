@@ -152,7 +152,7 @@ class EngineCore(Forkable):
             self.loop.wake_if_started()  # a request without an engine thread is stepped by its own caller
 
     def let_go(self) -> None:
-        """Nothing can be submitted any more (the engine was garbage-collected): what is under way ends, then the
+        """Nothing can be submitted any more (the engine was garbage-collected): requests under way end, then the
         threads do. Takes no lock."""
         if not self.forked:
             self.inbox.close()
@@ -174,7 +174,7 @@ class EngineCore(Forkable):
         finally:
             wanted = lock.release()
             if wanted or self.stepper.busy or self.inbox.closed:
-                self.loop.wake()  # others' work, or what an interrupt left
+                self.loop.wake()  # work of others, or the rest after an interrupt
 
     def check_may_wait(self) -> None:
         """``ExecutionError`` where this thread is in the middle of a step: it would wait for itself."""
@@ -197,9 +197,10 @@ class EngineCore(Forkable):
         return True
 
     def close(self, *, drain: bool = True, timeout: float = math.inf) -> None:
-        """Stops taking requests; waits for what was taken (``drain``) or fails it with ``EngineClosed``. Any number
-        of times, from any thread; a later ``drain=False`` cuts an earlier draining short. Gives up waiting for a step
-        that hangs, or after ``timeout`` seconds: the engine thread is a daemon. In a forked child it does nothing."""
+        """Stops taking requests; waits for admitted requests (``drain``) or fails them with ``EngineClosed``. Any
+        number of times, from any thread; a later ``drain=False`` cuts an earlier draining short. Gives up waiting for
+        a step that hangs, or after ``timeout`` seconds: the engine thread is a daemon. In a forked child it does
+        nothing."""
         if self.forked or self.stopped.is_set():
             return
         self.lifecycle.aborting = self.lifecycle.aborting or not drain
@@ -220,7 +221,7 @@ class EngineCore(Forkable):
     # -------------------------------------------------------------- seen from outside
 
     def snapshot(self) -> dict[str, Any]:
-        """The counters, with what is measured at the moment of asking."""
+        """The counters, and the values at the moment of the call."""
         return snapshot(self)
 
     def audit(self) -> None:

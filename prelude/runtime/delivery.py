@@ -1,4 +1,4 @@
-"""How a request's end reaches whoever waits: a blocked thread, or a future in an event loop.
+"""How a request's end reaches its caller: a blocked thread, or a future in an event loop.
 
 Ends may come from the engine thread, from a caller that runs steps itself, or from the watchdog.
 """
@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from prelude._native.core import Ends, Outlet
+from prelude._native.core import Ends, Group, Outlet, tell_groups
 from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
 from prelude.progress import Progress
 from prelude.runtime.core import EngineCore
 from prelude.runtime.events import INTERRUPTS
 from prelude.runtime.sinks import LoopFlush
-from prelude.scheduling.request import Request
+from prelude.scheduling.request import Request, Sink
 
 log = logging.getLogger("prelude.engine")
 
@@ -39,7 +39,7 @@ class BlockingSink(EndSink):
     def __init__(self, progress: Progress | None = None) -> None:
         self.ends = Ends()
         self.expected = 0
-        self._done: threading.Event | None = None  # made by whoever has to wait
+        self._done: threading.Event | None = None  # made by a thread that has to wait
         self._progress = progress
         self._owner = threading.get_ident()
         self._said = 0
@@ -77,62 +77,27 @@ class BlockingSink(EndSink):
 
 
 class Told(Protocol):
-    """What an outbox hands ends to, in the loop."""
+    """An object in the loop that an outbox gives ends to."""
 
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
 
 
-class Group:
-    """Requests of one call in an event loop: their ends, and the future that is resolved when all have ended.
-
-    ``make`` turns the call's tasks into requests. It runs at the end of the turn of the loop in which the call was
-    made, together with those of the other calls of that turn. ``tasks`` are those that are still to be prepared; what
-    comes of them is put into ``admitted``, where ``make`` looks for it.
-    """
-
-    __slots__ = ("admitted", "ends", "expected", "future", "make", "progress", "requests", "tasks")
+class Outbox(LoopFlush):
+    """Between one event loop and the engine: the requests of one turn of the loop are posted together, so
+    that a step begins with all of them; ends of requests are collected during a step and handed over by one
+    wake-up."""
 
     def __init__(
         self,
-        future: asyncio.Future[None],
-        make: Callable[[Group], list[Request]],
-        progress: Progress | None,
-        tasks: list[Any],
-        admitted: list[Any],
+        loop: asyncio.AbstractEventLoop,
+        core: EngineCore,
+        prepare: Callable[[list[Any]], list[Any]],
+        watching: Callable[[Any, Sink], Sink],
     ) -> None:
-        self.tasks, self.admitted = tasks, admitted
-        self.future = future
-        self.make: Callable[[Group], list[Request]] | None = make
-        self.progress = progress
-        self.requests: list[Request] = []
-        self.expected = 0
-        self.ends = Ends()
-
-    def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self.ends.put(request, outcome, error)
-        self.told(1)
-
-    def told(self, count: int) -> None:
-        """``count`` more have ended."""
-        if self.progress is not None:
-            self.progress.advance(count)
-        if len(self.ends) >= self.expected:
-            self.requests = []  # which refer to this group
-            if not self.future.done():
-                self.future.set_result(None)
-
-
-class Outbox(LoopFlush):
-    """Between one event loop and the engine: what the calls of one turn of the loop ask for is posted together, so
-    that a step begins with all of it; ends of requests are collected during a step and handed over by one wake-up."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, core: EngineCore, prepare: Callable[[list[Any]], list[Any]]
-    ) -> None:
-        """``prepare``: of tasks, in order; never an exception of one of them."""
+        """``prepare``: of tasks, in order; never an exception of one of them. ``watching(admitted, sink)``: the sink
+        of a task whose text is followed."""
         self.loop = loop
-        self._prepare = prepare
-        self.create_future = loop.create_future
+        self._prepare, self._watching = prepare, watching
         self._core = core
         core.sinks.loops.append(self)
         self._ends = Outlet()  # of calls of `_deliver`'s
@@ -149,27 +114,20 @@ class Outbox(LoopFlush):
         """In the loop: the caller of ``group`` does not wait any more."""
         if group in self._asked:
             self._asked.remove(group)
-        for request in group.requests:
+        for request in group.requests or ():
             self._core.cancel(request)
+        group.let_go()
 
     def _post(self) -> None:
+        """At the end of a turn: the requests of its calls, in one pass. Calls that have places of their own come
+        after the others."""
         asked, self._asked = self._asked, []
         requests: list[Request] = []
-        interrupt = self._prepare_together(asked)
+        together = [group for group in asked if group.places is None]
+        failed = self._begin(together, requests) if together else []
         for group in asked:
-            make, group.make = group.make, None
-            try:
-                live = make(group) if make is not None else []
-                group.requests, group.expected = live, len(live)
-                requests += live
-            except BaseException as error:  # closed meanwhile, in a forked child, interrupted
-                if not group.future.done():
-                    group.future.set_exception(error)
-                if isinstance(error, INTERRUPTS):
-                    interrupt = error
-                continue
-            if not group.requests and not group.future.done():
-                group.future.set_result(None)
+            if group.places is not None:
+                failed += self._begin([group], requests)
         try:
             if requests:
                 self._core.submit_many(requests)
@@ -178,24 +136,60 @@ class Outbox(LoopFlush):
                 self._core.inbox.leave(request)
                 request.sink.deliver(request, None, error)
             self.flush()  # there may be no step any more
+        self._tell_left_out(asked, failed)
+
+    def _begin(self, groups: list[Group], requests: list[Request]) -> list[tuple[Group, BaseException]]:
+        """Makes the requests of several calls. Where that fails, each call makes its own, and its error is its own:
+        the engine was closed meanwhile, or this is a forked child."""
+        try:
+            requests += self._make(groups)
+        except BaseException as error:
+            if len(groups) == 1:
+                return [(groups[0], error)]
+            return [failure for group in groups for failure in self._begin([group], requests)]
+        return []
+
+    def _tell_left_out(self, asked: list[Group], failed: list[tuple[Group, BaseException]]) -> None:
+        """Calls of which nothing was begun, or not all of it. An interrupt waits until all of them have been told."""
+        interrupt: BaseException | None = None
+        errors = dict(failed)
+        for group in asked:
+            error, begun = errors.get(group), group.expected
+            try:
+                if error is not None:
+                    interrupt = error if isinstance(error, INTERRUPTS) else interrupt
+                    group.fail(error)
+                elif begun < len(group.calls) or not begun:
+                    group.told(len(group.calls) - begun)
+            except BaseException as raised:  # by the call's progress, or an interrupt of the task that goes on
+                interrupt = raised if isinstance(raised, INTERRUPTS) else interrupt
+                self.loop.call_soon(group.fail, raised)
         if interrupt is not None:
             raise interrupt
 
-    def _prepare_together(self, asked: list[Group]) -> BaseException | None:
-        """Prepares the tasks of several calls in one call of the preparer. Where that fails, each call prepares its
-        own; an interrupt is returned, for when the others have been served."""
-        groups = [group for group in asked if group.tasks and not group.admitted]
-        if len(groups) < 2:
-            return None
-        try:
-            found = self._prepare([task for group in groups for task in group.tasks])
-        except BaseException as error:
-            return error if isinstance(error, INTERRUPTS) else None
-        at = 0
+    def _make(self, groups: list[Group]) -> list[Request]:
+        tasks = [task for group in groups for task in group.tasks]
+        calls = [call for group in groups for call in group.calls]
+        owners = [group for group in groups for _ in group.calls]
+        timelines = [timeline for group in groups for timeline in group.timelines]
+        with groups[0].places or self._core.reserve(len(tasks)) as places:
+            admitted: list[Any] | None = groups[0].admitted
+            if admitted is None:
+                room = places.left
+                for timeline in timelines:
+                    timeline.mark("accept")
+                admitted = self._prepare(tasks if room == len(tasks) else tasks[:room])
+            admitted += [self._core.inbox.full() for _ in tasks[len(admitted) :]]
+            for timeline in timelines:
+                timeline.mark("tokenise")
+            found = self._core.requests(admitted, calls, self.sink, places, self._watching, owners, self)
+            places.posted()
+        at, live = 0, list[Request]()
         for group in groups:
-            group.admitted += found[at : at + len(group.tasks)]
-            at += len(group.tasks)
-        return None
+            end = at + len(group.calls)
+            live += group.begin(admitted[at:end], found[at:end])
+            at = end
+        return live
 
     def put(self, sink: Told, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._put((sink.end, request, outcome, error))
@@ -250,20 +244,8 @@ class LoopSink(EndSink):
         request.call.end(request, outcome, error)
 
     def end_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        """Neighbours of one group together."""
-        at, count = 0, len(requests)
-        try:
-            while at < count:
-                group: Group = requests[at].call
-                end = at + 1
-                while end < count and requests[end].call is group:
-                    end += 1
-                if end - at == 1:
-                    group.ends.put(requests[at], outcomes[at], None)
-                else:
-                    group.ends.put_all(requests[at:end], outcomes[at:end])
-                group.told(end - at)
-                at = end
-        except BaseException:  # an interrupt: the rest comes in another turn of the loop
-            self._outbox.again(self, requests[at:], outcomes[at:])
-            raise
+        """Neighbours of one group together. After an interrupt the rest comes in another turn of the loop."""
+        tell_groups(requests, outcomes, self._again)
+
+    def _again(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        self._outbox.again(self, requests, outcomes)

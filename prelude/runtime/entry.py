@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from prelude._native.core import all_fit, begin_requests
 from prelude.admission.classes import ExecutionClass
@@ -59,64 +60,67 @@ class Entry:
         places: Places | None = None,
         expires: float | None = None,
     ) -> Request:
-        """``requests`` of one, with a place of its own where none is given; raises what was wrong with it."""
-        moment = options.expires() if expires is None else expires
+        """One request, with a place of its own where none is given; raises the error of a bad one. ``expires``: the
+        moment of its deadline, on the monotonic clock."""
+        self._check_process()
+        request = Request(prepared, sink, self._classes[prepared.max_new_tokens > 1], options)
+        request.ending = self._lifecycle.ended
+        request.expires = options.expires() if expires is None else expires
         if places is not None:
-            [found] = self.requests([prepared], sink, options, places, moment)
-        else:
-            with self._inbox.reserve(1) as own:
-                [found] = self.requests([prepared], sink, options, own, moment)
-                own.posted()
-        if isinstance(found, Exception):
-            raise found
-        return found
+            self._place(request, places)
+            return request
+        with self._inbox.reserve(1) as own:
+            self._place(request, own)
+            own.posted()
+        return request
 
     def requests(
         self,
-        prepared: list[Prepared],
+        admitted: Sequence[Any],
+        calls: Sequence[Any],
         sink: Sink,
-        options: RequestOptions,
         places: Places,
-        expires: float,
-        call: object = None,
+        watching: Callable[[Any, Sink], Sink],
+        groups: list[Any] | None = None,
         outbox: object = None,
     ) -> list[Request | Exception]:
-        """Requests that the same was said of, each checked against everything that could keep it from ever being
-        planned, or the error of one that was refused. They hold nothing but their ``places``. ``expires``: the moment
-        of their deadline, on the monotonic clock."""
-        self._check_process()
-        now = time.perf_counter()
+        """The request of each admitted task, checked against everything that could keep it from ever being planned;
+        or the error of one that was not admitted, or is refused. They hold nothing but their ``places``. ``calls``:
+        of each task its options, deadline and timeline. ``groups``: of each task the call of an event loop that it
+        belongs to. ``watching(admitted, sink)``: the sink of a task whose text is followed."""
         found = begin_requests(
             Request,
-            prepared,
+            admitted,
+            calls,
             sink,
-            options,
             self._classes,
             IDS,
             self._lifecycle.ended,
-            call,
+            watching,
+            groups,
             outbox,
-            expires,
-            now,
+            time.perf_counter(),
         )
-        in_time = expires == math.inf or self._lifecycle.clock() < expires
-        if in_time and all_fit(found, ExecutionClass.ONESHOT, self._most_oneshot) and places.take_all(found):
-            return list(found)
-        return [self._place(request, places, in_time) for request in found]
+        if all_fit(found, ExecutionClass.ONESHOT, self._most_oneshot) and places.take_all(found):
+            return found
+        return [self._placed(one, places) if isinstance(one, Request) else one for one in found]
 
-    def _place(self, request: Request, places: Places, in_time: bool) -> Request | Exception:
+    def _placed(self, request: Request, places: Places) -> Request | Exception:
         try:
-            self._check_fits(request)
-            if not in_time:
-                self._inbox.refused("deadline")
-                self._events.emit("rejected", request.options.request_id, reason="deadline", count=1)
-                raise DeadlineExceeded(
-                    f"the deadline of {request.options.deadline:g} s passed before the request was queued"
-                )
-            places.take(request)
+            self._place(request, places)
         except Exception as error:
             return error
         return request
+
+    def _place(self, request: Request, places: Places) -> None:
+        self._check_fits(request)
+        if request.expires < math.inf and self._lifecycle.clock() >= request.expires:
+            self._inbox.refused("deadline")
+            self._events.emit("rejected", request.options.request_id, reason="deadline", count=1)
+            raise DeadlineExceeded(
+                f"the deadline of {request.options.deadline:g} s passed before the request was queued"
+            )
+        places.take(request)
 
     @property
     def _classes(self) -> tuple[ExecutionClass, ExecutionClass]:
@@ -139,7 +143,7 @@ class Entry:
                 "beside running rows; ask fewer questions at a time or raise max_step_tokens"
             )
         if request.execution_class is ExecutionClass.DECODE:
-            if self._limits.slot_bytes and not self._pool.num_slots:
+            if self._limits.slot_bytes and not self._pool.num_state_slots:
                 raise RequestTooLarge(
                     "a request for more than one token takes a recurrent slot, the executor has none; ask for one "
                     "token (max_tokens=1), or give it room for states"

@@ -1,4 +1,4 @@
-"""What listeners hear: the turns in a request's life and in the engine's, one small value each."""
+"""The events that listeners get: the changes of a request and of the engine, one small value each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Event:
                     ``finished``, ``failed``, ``cancelled``, ``expired``; ``rejected`` where it never got in
     of the engine   ``step``, ``step_failed``, ``unhealthy``, ``hung``, ``closed``
 
-    ``time`` is on ``time.monotonic``'s clock; ``data`` names what happened in numbers and short strings.
+    ``time`` is on ``time.monotonic``'s clock; ``data`` describes the event in numbers and short strings.
     """
 
     name: str
@@ -45,7 +45,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 class Listeners:
-    """Calls whoever listens. A listener that raises is logged and counted, and never heard of by the loop.
+    """Calls the listeners. A listener that raises is logged and counted, and never heard of by the loop.
 
     ``inside`` says whether the calling thread is in the middle of a step. Ctrl-C that lands in a listener there is
     kept as ``interrupt``, for the step's holder to raise when its accounts are whole again.
@@ -55,14 +55,14 @@ class Listeners:
         self._inside = inside
         self.interrupt: BaseException | None = None
         self._listeners: tuple[Listener, ...] = ()
-        self.heard = False  # whether anybody listens
+        self.heard = False  # whether there is a listener
         self.errors = 0
 
     def __bool__(self) -> bool:
         return self.heard
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Returns what removes it again."""
+        """Returns a function that removes it."""
         self._listeners = (*self._listeners, listener)
         self.heard = True
 

@@ -26,7 +26,9 @@ log = logging.getLogger("prelude.engine")
 
 class Failures:
     """``limit``: rows that a step may have while rows of failed steps run again; None: there are none. ``broken``:
-    the error of the engine's own that ended a step, while some requests have not been told of it."""
+    the error of the engine's own that ended a step, while some requests have not been told of it. ``last_error`` is
+    text: an exception refers to the frames of the caller that ran the step, and so to the engine, which would never
+    be freed."""
 
     def __init__(
         self,
@@ -40,7 +42,8 @@ class Failures:
         unhealthy_after: int,
     ) -> None:
         self.in_a_row = 0
-        self.last_error: BaseException | None = None
+        self.last_error: str | None = None
+        self._hang_told = False  # and nothing else has failed since
         self.limit: int | None = None
         self.broken: BaseException | None = None
         self._unhealthy_after = unhealthy_after
@@ -60,7 +63,7 @@ class Failures:
         """``plan``: the failed step without its void rows."""
         if plan.empty:
             return
-        self.last_error = error
+        self._note(error)
         self.in_a_row += 1
         self._stats.failed_steps += 1
         ids = [request.options.request_id for request in plan.requests() if request.options.request_id]
@@ -104,18 +107,20 @@ class Failures:
 
     def hung(self, seconds: float) -> None:
         """The watchdog's: all callers are told of a step that may never return."""
-        if not isinstance(self.last_error, TimeoutError):
+        if not self._hang_told:
             self._stats.hangs += 1
             log.error("a step has run for %.1f s", seconds, extra={"event": "hung", "seconds": seconds})
             self._events.emit("hung", seconds=seconds)
-        self.last_error = TimeoutError(f"a step has run for {seconds:.1f} s")
-        self._lifecycle.tell_hung(self.last_error)
+        error = TimeoutError(f"a step has run for {seconds:.1f} s")
+        self._note(error)
+        self._hang_told = True
+        self._lifecycle.tell_hung(error)
         self._sinks.flush()
 
     def abandon(self, error: BaseException) -> None:
         """An error of the engine's own, or an interrupt in the middle of its accounts: all requests give back what
         they hold and end. Where memory is missing, it raises, and goes on from there when it is called again."""
-        self.last_error = error
+        self._note(error)
         self.in_a_row = self._unhealthy_after
         self.limit = None
         while self._steps:
@@ -125,3 +130,7 @@ class Failures:
         self._lifecycle.abandon(error)
         self._sinks.flush_all()
         self.broken = None
+
+    def _note(self, error: BaseException) -> None:
+        self.last_error = f"{type(error).__name__}: {error}"
+        self._hang_told = False

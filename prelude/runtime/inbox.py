@@ -4,7 +4,7 @@
         └─ full: QueueFull at once                       └─ given back where nothing came of it
 
 A request counts from its place being taken until it is planned for the first time, or ends. Counts are exact and
-nobody waits for a lock, whatever the number of threads: ``_native/include/prelude/handover.hpp`` draws how.
+no thread waits for a lock, however many there are: ``_native/include/prelude/handover.hpp`` draws how.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine's counters say, and whether its accounts agree."""
+"""The counters of an engine, and the check that its accounts agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def snapshot(core: EngineCore) -> dict[str, Any]:
-    """The counters, with what is measured at the moment of asking."""
+    """The counters, and the values at the moment of the call."""
     stats = core.stats
     live = list(core.live.values())
     leases = [lease for lease in (request.lease for request in live) if lease is not None]
@@ -24,7 +24,11 @@ def snapshot(core: EngineCore) -> dict[str, Any]:
     stats.callback_errors = core.events.errors
     stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
     stats.blocks_cached = allocator.num_cached
-    stats.slots_free, stats.slots_used = core.pool.free_slots, core.pool.num_slots - core.pool.free_slots
+    stats.slots_free, stats.slots_used = (
+        core.pool.free_state_slots,
+        core.pool.num_state_slots - core.pool.free_state_slots,
+    )
+    stats.prefix_states = core.pool.prefix_states
     stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})
     return {**stats.numbers(), "gc_pauses": core.gc_pauses.numbers()}
 

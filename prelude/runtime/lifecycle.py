@@ -21,10 +21,10 @@ from prelude.runtime.inbox import Inbox, Places
 from prelude.runtime.sinks import Sinks
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.lease import KvPool
+from prelude.scheduling.postprocess import finish
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.recovery import failure_of
 from prelude.scheduling.request import Request, State
-from prelude.scheduling.settle import finish
 
 
 class Lifecycle:
@@ -62,7 +62,8 @@ class Lifecycle:
         self._inbox.enter(requests, self.live)
         if places is not None:
             places.posted()
-        self._events.emit_accepted(requests)
+        if self._events.heard:
+            self._events.emit_accepted(requests)
 
     def cancel(self, request: Request) -> bool:
         """The request ends when the next step begins; False where it has ended. Any thread, and takes no lock."""
@@ -154,7 +155,7 @@ class Lifecycle:
 
     def tell_hung(self, error: BaseException) -> None:
         """All callers are told that the engine hangs. Called by the watchdog beside the step: the requests give back
-        what they hold in the thread that steps, if the step ever returns."""
+        their resources in the thread that steps, if the step ever returns."""
         for request in list(self.live.values()):
             request.cancelled = True
             self._cancels.append(request)
@@ -183,7 +184,7 @@ class Lifecycle:
             outcome, error = None, _expired(request)
         name = _count_end(self._stats, error, 1)
         try:
-            if self._events:
+            if self._events.heard:
                 self._events.emit(
                     name,
                     request.options.request_id,
@@ -205,7 +206,8 @@ class Lifecycle:
                 continue
             self._stats.finished += len(some)
             try:
-                self._events.emit_finished(some)
+                if self._events.heard:
+                    self._events.emit_finished(some)
                 self._sinks.deliver_all(sink, some, theirs)
             except BaseException:  # no memory: their ends are told by the next step
                 self._stats.finished -= len(some)

@@ -22,8 +22,8 @@ class EngineStats(StepCounts):
 
     Read without stopping the engine; each is exact, a set of them may be a step apart.
 
-    What came in has ended or is in the queues: ``requests`` = ``finished`` + ``failed`` + ``cancelled`` + ``expired``
-    + what waits or runs. ``rejected`` never came in.
+    An admitted request has ended or is in the queues: ``requests`` = ``finished`` + ``failed`` + ``cancelled`` +
+    ``expired`` + waiting and running requests. ``rejected`` requests were never admitted.
     """
 
     requests: dict[str, int] = field(default_factory=lambda: {c.value: 0 for c in ExecutionClass})
@@ -42,10 +42,10 @@ class EngineStats(StepCounts):
     prefixes_not_kept: int = 0  # OneShot prompts of which no block entered the prefix cache, for want of room
     host_seconds: float = 0.0
     tokenizer_calls: int = 0
-    queued_requests: int = 0  # waiting, being tokenised or on their way: what max_queued_requests counts
+    queued_requests: int = 0  # waiting, being tokenised or on their way: the count that max_queued_requests bounds
     queued_tokens: int = 0
     running_requests: int = 0
-    live_futures: int = 0  # requests whose end somebody waits for
+    live_futures: int = 0  # requests whose end a caller waits for
     live_streams: int = 0
     decode_state_objects: int = 0  # made so far: one a Decode request, none for OneShot
     streaming_objects: int = 0
@@ -57,6 +57,7 @@ class EngineStats(StepCounts):
     blocks_locked: int = 0  # cached ones that a request reads now
     slots_free: int = 0  # for states of a recurrent model
     slots_used: int = 0
+    prefix_states: int = 0  # cached prefixes that have a state
 
     def count(self, plan: Plan, tokens: int, result: StepResult) -> None:
         """``tokens``: of the step's batch."""

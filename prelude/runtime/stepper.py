@@ -19,17 +19,17 @@ from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.runtime.watchdog import Watchdog
-from prelude.scheduling.check import check_result
 from prelude.scheduling.cost import CostModel
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.pack import pack
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.planner import Budgets, plan_step
+from prelude.scheduling.postprocess import postprocess
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.recovery import withdraw_all
 from prelude.scheduling.request import Request
-from prelude.scheduling.settle import settle
+from prelude.scheduling.result_check import check_result
 
 
 class Stepper:
@@ -119,7 +119,7 @@ class Stepper:
         """Without overlap: plan, submit, wait, postprocess. With it: plan, submit, then wait for and postprocess the
         step before, which ran meanwhile; rows that it samples a token for are planned as if they went on. Some steps
         are postprocessed before the next is planned: one that comes first (penalties, part of a prompt), one that
-        runs again what failed, one beside which a row would have to give way."""
+        runs failed rows again, one beside which a row would have to be preempted."""
         began, self._blocked = time.perf_counter(), 0.0
         self._lifecycle.take_in()
         steps, failures = self._steps, self._failures
@@ -128,10 +128,11 @@ class Stepper:
             completed = self._complete_all()
         if not self._queues.empty:
             plan = self.plan()
-            if plan.settle_first:
+            if plan.postprocess_first:
                 completed = self._complete_all()
                 plan = self.plan()
-            self._note_waiting(plan)
+            if plan.deferred or plan.preempted:
+                self._note_waiting(plan)
             if not plan.empty:
                 submitted = True
                 self._submit(plan)
@@ -141,7 +142,8 @@ class Stepper:
             if failures.limit is not None:  # rows that went on from a step that failed, or beside it
                 self._complete_all()
         self._stats.host_seconds += time.perf_counter() - began - self._blocked
-        self._lifecycle.forget_expiring()
+        if self._lifecycle.expiring:
+            self._lifecycle.forget_expiring()
         self._sinks.flush()
         if submitted or completed:
             return True
@@ -175,7 +177,7 @@ class Stepper:
         if self._events.heard or traced(fresh):
             self._scheduled(fresh, began)
         try:
-            packed = pack(plan, self._pool.block_size, self._pool.num_slots > 0)
+            packed = pack(plan, self._pool.block_size, self._pool.num_state_slots > 0)
             entered = time.perf_counter() if self._overlap else 0.0
             handle = self.executor.submit(packed.batch)
         except BaseException as error:
@@ -217,7 +219,7 @@ class Stepper:
         entered = time.perf_counter() if self._overlap else 0.0
         try:
             result = self.executor.wait(step.handle)
-            check_result(step.packed, result)
+            bad_rows = check_result(step.packed, result)
         except BaseException as error:
             self._interrupted(error)
             steps.complete(step, failed=True)
@@ -230,7 +232,7 @@ class Stepper:
             self.began = time.monotonic() if steps else 0.0
             for request in traced(step.requests):
                 request.timeline.mark_run(step.began, result.extra.get("sample_seconds", 0.0))
-            self._postprocess(step, result)
+            self._postprocess(step, result, bad_rows)
             self._failures.step_succeeded()
         steps.give_back_ended()
         self._lifecycle.end_late()
@@ -253,7 +255,7 @@ class Stepper:
             self._withdrawn = True
             raise error
 
-    def _postprocess(self, step: InFlightStep, result: StepResult) -> None:
+    def _postprocess(self, step: InFlightStep, result: StepResult, bad_rows: list[frozenset[int]]) -> None:
         plan, packed = step.plan, step.packed
         valid = self._steps.valid(step)
         if valid is not plan:
@@ -265,7 +267,7 @@ class Stepper:
         self.measure(plan, tokens, result)
         first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else []
         ended = self._lifecycle.ended_well
-        settle(plan, packed, result, self._queues, self._pool, self._vocab_size, ended, step.void)
+        postprocess(plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, ended, step.void)
         for request in first:
             if request.output:
                 self._events.emit("first_token", request.options.request_id)

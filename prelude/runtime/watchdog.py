@@ -1,4 +1,4 @@
-"""Watchdog: notices a step that does not come back, and answers those who wait.
+"""Watchdog: notices a step that does not come back, and fails the waiting requests.
 
 It sleeps while the engine is idle. While steps run it looks a few times per limit; a step costs it nothing.
 """

@@ -1,7 +1,7 @@
-"""What waits, column by column, so that a policy ranks ten thousand requests in a few array operations.
+"""The waiting requests as columns, so that a policy ranks ten thousand of them in a few array operations.
 
-slot      0    1    2    3    4  ...          a request keeps its slot until it leaves
-request   r1   -    r3   r4   -               '-': left; slots are not used again before compact()
+row      0    1    2    3    4  ...          a request keeps its row until it leaves
+request   r1   -    r3   r4   -               '-': left; rows are not used again before compact()
 work      20   .    7    900  .
 """
 
@@ -20,7 +20,7 @@ _FIRST = 256
 _FLOATS = ("work", "tokens", "arrived", "expires")
 _INTS = ("order", "priority", "account", "group")
 
-Slots = npt.NDArray[np.intp]
+Rows = npt.NDArray[np.intp]
 
 
 class Columns:
@@ -28,7 +28,7 @@ class Columns:
         self.count = 0  # of requests in the columns
         self._used = 0
         self._first_order = 0
-        self._slots: dict[int, int] = {}  # by request.order
+        self._rows: dict[int, int] = {}  # by request.order
         self._requests: list[Request | None] = []
         self.alive = np.zeros(_FIRST, dtype=bool)
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(_FIRST) for name in _FLOATS}
@@ -39,36 +39,36 @@ class Columns:
         return self.count
 
     def __contains__(self, request: Request) -> bool:
-        return request.order in self._slots
+        return request.order in self._rows
 
     def add(self, request: Request, work: float, account: int, group: int) -> None:
         if self._used == len(self.alive):
             self._make_room()
         if self._used == 0:
             self._first_order = request.order
-        slot = self._used
+        row = self._used
         self._used += 1
         self.count += 1
-        self._slots[request.order] = slot
+        self._rows[request.order] = row
         self._requests.append(request)
-        self.alive[slot] = True
+        self.alive[row] = True
         columns = self._columns
-        self.work[slot] = work
-        columns["tokens"][slot] = request.num_known
-        columns["arrived"][slot] = request.queued_at
-        columns["expires"][slot] = request.expires
-        columns["order"][slot] = request.order - self._first_order  # arrivals may be past 64 bits
-        columns["priority"][slot] = request.options.priority
-        columns["account"][slot] = account
-        self.group[slot] = group
+        self.work[row] = work
+        columns["tokens"][row] = request.num_known
+        columns["arrived"][row] = request.queued_at
+        columns["expires"][row] = request.expires
+        columns["order"][row] = request.order - self._first_order  # arrivals may be past 64 bits
+        columns["priority"][row] = request.options.priority
+        columns["account"][row] = account
+        self.group[row] = group
 
     def remove(self, request: Request) -> bool:
-        """False where the request has no slot."""
-        slot = self._slots.pop(request.order, None)
-        if slot is None:
+        """False where the request has no row."""
+        row = self._rows.pop(request.order, None)
+        if row is None:
             return False
-        self._requests[slot] = None
-        self.alive[slot] = False
+        self._requests[row] = None
+        self.alive[row] = False
         self.count -= 1
         if self.count == 0:
             self._used = 0
@@ -76,42 +76,42 @@ class Columns:
         return True
 
     def set_work(self, request: Request, work: float) -> None:
-        self.work[self._slots[request.order]] = work
+        self.work[self._rows[request.order]] = work
 
-    def request(self, slot: int) -> Request | None:
+    def request(self, row: int) -> Request | None:
         """``None``: it has left."""
-        return self._requests[slot] if slot < len(self._requests) else None
+        return self._requests[row] if row < len(self._requests) else None
 
-    def slots(self) -> Slots:
+    def rows(self) -> Rows:
         """Of all that wait."""
         return np.flatnonzero(self.alive[: self._used])
 
-    def waiting(self, slots: Slots, served: Sequence[int]) -> Waiting:
+    def waiting(self, rows: Rows, served: Sequence[int]) -> Waiting:
         """``served``: by account."""
         columns = self._columns
-        account = columns["account"][slots]
+        account = columns["account"][rows]
         return Waiting(
-            self.work[slots],
-            columns["tokens"][slots],
-            columns["arrived"][slots],
-            columns["order"][slots],
-            columns["priority"][slots],
+            self.work[rows],
+            columns["tokens"][rows],
+            columns["arrived"][rows],
+            columns["order"][rows],
+            columns["priority"][rows],
             account,
             np.asarray(served, dtype=np.float64)[account],
-            columns["expires"][slots],
+            columns["expires"][rows],
         )
 
     def _make_room(self) -> None:
-        """Closes the gaps, or doubles where there are few. Slots change: nobody keeps them across an ``add``."""
-        kept = self.slots()
+        """Closes the gaps, or doubles where there are few. Rows change: no caller keeps them across an ``add``."""
+        kept = self.rows()
         size = len(self.alive) if len(kept) < self._used // 2 else 2 * len(self.alive)
         for name, old in self._columns.items():
             new = np.zeros(size, dtype=old.dtype)
             new[: len(kept)] = old[kept]
             self._columns[name] = new
         self.work, self.group = self._columns["work"], self._columns["group"]
-        self._requests = [self._requests[slot] for slot in kept.tolist()]
-        self._slots = {r.order: slot for slot, r in enumerate(self._requests) if r is not None}
+        self._requests = [self._requests[row] for row in kept.tolist()]
+        self._rows = {r.order: row for row, r in enumerate(self._requests) if r is not None}
         self._used = len(kept)
         self.alive = np.zeros(size, dtype=bool)
         self.alive[: self._used] = True

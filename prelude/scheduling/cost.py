@@ -1,4 +1,4 @@
-"""CostModel: what a step, or a request, is expected to take, learnt from measured steps.
+"""CostModel: the expected seconds of a step or a request, learnt from measured steps.
 
     seconds = constant + a * tokens + b * keys + c * lm_rows        each coefficient >= 0
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prelude._native.core import CostFit, prompt_keys
+from prelude._native.core import CostFit
 from prelude.errors import ConfigError
 
 _TERMS = ("constant", "token", "key", "lm_row")
@@ -33,16 +33,11 @@ _N = len(_TERMS)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step computes: tokens through the layers, key positions read, rows that meet the vocabulary."""
+    """The work of a step: tokens through the layers, key positions read, rows that meet the vocabulary."""
 
     tokens: int
     keys: float = 0.0
     lm_rows: int = 0
-
-
-def request_work(uncached: int, cached: int, lm_rows: int = 0) -> Work:
-    """A prompt of ``uncached`` tokens to compute behind ``cached`` ones."""
-    return Work(uncached, prompt_keys(uncached, cached), lm_rows)
 
 
 class CostModel:
@@ -66,7 +61,7 @@ class CostModel:
     # -------------------------------------------------------------- learning
 
     def observe(self, work: Work, seconds: float) -> None:
-        """A measured step. What cannot be one (no time, not a number) is ignored."""
+        """A measured step. Values that cannot be a time (zero, not a number) are ignored."""
         self.fit.observe(work.tokens, work.keys, work.lm_rows, seconds)
 
     # -------------------------------------------------------------- asking
@@ -74,10 +69,6 @@ class CostModel:
     def predict(self, work: Work) -> float:
         """Seconds of a step with this work; 0 before anything was measured."""
         return self.fit.predict(work.tokens, work.keys, work.lm_rows)
-
-    def marginal(self, work: Work) -> float:
-        """Seconds that this work makes a step longer: without the constant."""
-        return self.predict(work) - self.fit.seconds()[0]
 
     def seconds(self) -> tuple[float, ...]:
         """The coefficients, by term."""
@@ -90,7 +81,7 @@ class CostModel:
 
     @property
     def curvature(self) -> float:
-        """Seconds of a key over seconds of a token: what ``ShortestPrefillFirst`` and ``ResponseRatio`` take."""
+        """Seconds of a key over seconds of a token, for ``ShortestPrefillFirst`` and ``ResponseRatio``."""
         _, token, key, _ = self.fit.seconds()
         return key / token if token > 0 else 0.0
 

@@ -4,7 +4,7 @@ A request is matched when it is first ranked, and again only when the trie says 
 node where its match ended is gone, or the block that it lacked is ready. So looking costs what has changed, not what
 waits.
 
-It also knows who waits for the same block: what is about to be computed is worth keeping where others wait for it.
+It also knows the requests that wait for the same block: a prefix is worth keeping where other requests wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prelude.scheduling.request import Request
 
 
 class Estimates(Protocol):
-    """What a line needs to know of the cache. Requests are known from ``watch`` to ``forget``."""
+    """The prefix cache's share of each waiting request. Requests are known from ``watch`` to ``forget``."""
 
     def watch(self, request: Request) -> int:
         """Tokens of its prompt that need not be computed now."""
@@ -56,7 +56,7 @@ class PoolEstimates:
         watch, blocks = pool.trie.watch(known, request.salt, limit)
         self._waiting[watch] = request
         self._watches[request.id] = watch
-        self._settle(watch, request, blocks * pool.block_size)
+        self._register(watch, request, blocks * pool.block_size)
         return int(blocks * pool.block_size)
 
     def forget(self, request: Request) -> None:
@@ -76,7 +76,7 @@ class PoolEstimates:
             limit = request.reusable // pool.block_size
             cached = pool.trie.rewatch(watch, known, request.salt, limit) * pool.block_size
             self._leave(watch)
-            self._settle(watch, request, cached)
+            self._register(watch, request, cached)
             yield request, cached
 
     def peer(self, request: Request, cached: int) -> Request | None:
@@ -87,7 +87,7 @@ class PoolEstimates:
         lacked = request.known[cached : cached + self._pool.block_size]
         return (request.salt, cached, lacked.tobytes())
 
-    def _settle(self, watch: int, request: Request, cached: int) -> None:
+    def _register(self, watch: int, request: Request, cached: int) -> None:
         place = self._places[watch] = self._place(request, cached)
         self._peers.setdefault(place, {})[watch] = request
 

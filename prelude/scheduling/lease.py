@@ -3,8 +3,8 @@
 ``Request.give_back`` is the only function that gives a lease back, once (``_give_back`` of ``_native/records.pxi``).
 These functions call it, each at another turn of a request's life:
 
-    settle.finish                   the request ends
-    postprocess.settle_group        OneShot requests end with their step, in one native call
+    postprocess.finish                   the request ends
+    postprocess.postprocess_group        OneShot requests end with their step, in one native call
     planner.preempt                 a running request gives way, and is computed again later
     planner._defer                  a prompt waits for another request that computes its prefix
     planner._start                  a prompt finds no room in this step
@@ -15,12 +15,6 @@ These functions call it, each at another turn of a request's life:
 ``_native/include/prelude/kv_pool.hpp`` has the drawing of both and of promises.
 """
 
-from prelude._native import core
-from prelude._native.core import Lease
-
-
-class KvPool(core.KvPool):
-    """Block accounts of one engine. One writer at a time: the holder of the step lock."""
-
+from prelude._native.core import KvPool, Lease
 
 __all__ = ["KvPool", "Lease"]

@@ -1,4 +1,4 @@
-"""Need and Ledger: what a row would take, and what this step still has.
+"""Need and Ledger: the resources that a row would take, and those that this step still has.
 
 Blocks and recurrent slots are not in the ledger: the pool is their only account, and it says no atomically.
 """

@@ -5,13 +5,13 @@ a OneShot group spends what it made the step longer. While the account is positi
 it pays for, and always at least one request, however long, which then leaves a debt that later steps pay off. So rows
 lose at most ``share`` of their pace, and the longest prompt still gets its turn.
 
-Seconds here are what executors report of their steps, so a simulator that reports the same plans the same.
+Seconds here are those that executors report of their steps, so a simulator that reports the same plans the same.
 """
 
 from __future__ import annotations
 
 _WEIGHT = 0.2  # of a new measurement
-_SAVED_STEPS = 8  # an account holds what this many steps earn at most
+_SAVED_STEPS = 8  # an account holds at most the earnings of so many steps
 _LOOK_AGAIN = 32  # steps until the rows' own pace is measured again
 
 
@@ -34,14 +34,14 @@ class Pacer:
         return max(1, int(self._credit / self._token)) if self._token > 0 else None
 
     def measured(self, rows: int, oneshot_tokens: int, prefill_tokens: int, seconds: float) -> None:
-        """What a step took: running rows, tokens of OneShot rows, tokens of Decode prompts."""
+        """The rows of a step: running rows, tokens of OneShot rows, tokens of Decode prompts."""
         tokens = oneshot_tokens + prefill_tokens
         if rows == 0:
             if tokens:
                 one, old = seconds / tokens, self._token  # as _blend has it
                 self._token = old + _WEIGHT * ((one if one < 3 * old else 3 * old) - old) if old else one
             if self._credit < 0.0:
-                self._credit = 0.0  # nobody was kept waiting
+                self._credit = 0.0  # no running row waited
             return
         bucket = rows.bit_length()
         if tokens == 0:
@@ -61,8 +61,8 @@ class Pacer:
 
 
 def _quiet(old: float, new: float) -> float:
-    """What a step takes on a quiet machine, roughly: quick to believe less, slow to believe more. Others' load must
-    not look like a slow pace that leaves time for more work."""
+    """About the seconds of a step on a quiet machine. A lower measurement counts at once, a higher one slowly.
+    Others' load must not look like a slow pace that leaves time for more work."""
     if old == 0.0:
         return new
     return old + (_WEIGHT if new < old else _WEIGHT / 8) * (min(new, 3 * old) - old)

@@ -1,4 +1,4 @@
-"""Plan -> ForwardBatch: arrays for the executor, and which part of each output belongs to whom."""
+"""Plan -> ForwardBatch: arrays for the executor, and the request that each part of an output belongs to."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from prelude.readouts.base import Joined
 from prelude.readouts.sampling import sample_rows, sampled_rows
 from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
 from prelude.scheduling.request import Request
+from prelude.scheduling.states import with_states
 
 _EMPTY: I32 = np.zeros(0, dtype=np.int32)
 
@@ -91,9 +92,9 @@ def _decode_readout(requests: Sequence[Request]) -> SampleRows:
     )
 
 
-def _slots(requests: Iterable[Request]) -> I32:
+def _state_slots(requests: Iterable[Request]) -> I32:
     """[rows]: where a recurrent model keeps the state of each."""
-    return np.array([request.held.slot for request in requests], dtype=np.int32)
+    return np.array([request.held.state_slot for request in requests], dtype=np.int32)
 
 
 # ------------------------------------------------------------------ the whole step
@@ -105,12 +106,14 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
     """``recurrent``: the batch says in which slots the states of its Decode requests are."""
     if plan.decode and not plan.prefill and not plan.oneshot:
         rows, readout = DecodeRows(*pack_running(plan.decode, block_size)), _decode_readout(plan.decode)
-        batch = DecodeBatch(rows, readout, _slots(plan.decode)) if recurrent else DecodeBatch(rows, readout)
+        batch = DecodeBatch(rows, readout, _state_slots(plan.decode)) if recurrent else DecodeBatch(rows, readout)
         return Packed(batch, decode=plan.decode)
     folds = [(fold.members, fold.tokens) for fold in plan.folds] if plan.folds else []
     chunks = [_prefill_row(row) for row in plan.prefill] if plan.prefill else []
-    arrays, offsets, tokens, ends, computed = pack_step(plan.oneshot, folds, chunks, block_size)
+    arrays, offsets, tokens, ends, computed, states = pack_step(plan.oneshot, folds, chunks, block_size, recurrent)
     slices = _make_slices(*arrays)
+    if recurrent:
+        slices = with_states(slices, states, list(zip(offsets.tolist(), plan.prefill)), block_size)
     readouts: list[Readout] = []
     row_ends = pair_ends = None
     if plan.oneshot:
@@ -125,18 +128,12 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
     sampled = [(token, request) for (token, request), row in zip(chunk_ends, plan.prefill) if row.samples]
     if sampled:
         readouts.append(sample_rows([request.sampling_state(token) for token, request in sampled]))
-    prompt_slots = decode_slots = None
-    if recurrent:  # chunks are the last segments, one each
-        chunked = _slots([row.request for row in plan.prefill])
-        prompt_slots = np.concatenate([np.full(slices.num_segments - len(chunked), -1, dtype=np.int32), chunked])
-        decode_slots = _slots(plan.decode)
     mixed = MixedBatch(
         slices,
         tuple(readouts),
         DecodeRows(*pack_running(plan.decode, block_size)),
         _decode_readout(plan.decode) if plan.decode else None,
-        prompt_slots,
-        decode_slots,
+        _state_slots(plan.decode) if recurrent else None,
     )
     return Packed(
         mixed,

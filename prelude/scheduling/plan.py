@@ -1,4 +1,4 @@
-"""Plan: one step's decision as data. Printable; packing and settling read nothing else."""
+"""Plan: one step's decision as data. Printable; packing and postprocessing read nothing else."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def lives(request: Request, void: Collection[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``settle_first``: nothing is planned, because somebody would have to give way while a step in flight has a row
-    of it."""
+    """``postprocess_first``: nothing is planned, because a row would have to be preempted while a step in flight has
+    a row of it."""
 
     oneshot: tuple[OneShotRow, ...] = ()
     folds: tuple[Fold, ...] = ()
@@ -56,7 +56,7 @@ class Plan:
     decode: tuple[Request, ...] = ()
     preempted: tuple[Request, ...] = ()
     deferred: tuple[Deferral, ...] = field(default=())
-    settle_first: bool = False
+    postprocess_first: bool = False
 
     @property
     def empty(self) -> bool:

@@ -2,7 +2,7 @@
 
 Order of a step: running rows first (one token each, growing block by block, the youngest preempted when the
 pool is full); then, whichever class has the oldest request, prompt chunks of Decode requests and one group of OneShot
-requests, each class in its policy's order. OneShot rows can neither preempt nor be preempted: they take what is left,
+requests, each class in its policy's order. OneShot rows can neither preempt nor be preempted: they take the rest,
 or wait holding nothing.
 
 A Decode row that finishes its prompt in a step decodes from the next one on.
@@ -44,11 +44,11 @@ class Budgets:
     logits_bytes: int
     vocab_size: int
     logits_chunk_rows: int
-    fold: bool = True  # rows of one step share what they compute
+    fold: bool = True  # rows of one step share computed prefixes
     defer_steps: int = 8  # how long a request waits at most for another that computes its prefix
     defer_tokens: int = 64  # a shorter one is computed again rather than waited for
-    group_tokens: int = 1 << 31  # what follows the first OneShot request of a step brings so many at most
-    overlap: bool = False  # the next step is planned before this one is settled
+    group_tokens: int = 1 << 31  # most tokens of the OneShot requests after the first one of a step
+    overlap: bool = False  # the next step is planned before this one is postprocessed
 
     def ledger(self, limit: int | None = None) -> Ledger:
         rows = self.step_requests if limit is None else min(limit, self.step_requests)
@@ -64,8 +64,8 @@ def plan_step(
     *,
     in_flight: bool = False,
 ) -> Plan:
-    """``limit``: only rows of failed steps, so many at most. ``in_flight``: another step is not settled; rows that it
-    draws a token for go on from there, and nobody is preempted beside it."""
+    """``limit``: only rows of failed steps, so many at most. ``in_flight``: another step is not postprocessed; rows
+    that it draws a token for go on from there, and no row is preempted beside it."""
     ledger = budgets.ledger(limit)
     retry = limit is not None
     pool.begin_plan()
@@ -76,7 +76,7 @@ def plan_step(
     if queues.running:
         planned, preempted = _plan_decode(queues, pool, ledger, retry, in_flight)
         if planned is None:
-            return Plan(settle_first=True)
+            return Plan(postprocess_first=True)
         decode = planned
     allowance = pacer.allowance(len(decode)) if pacer and not retry else None
     if _oneshot_first(queues):
@@ -107,7 +107,8 @@ def _oneshot_first(queues: Queues) -> bool:
 
 
 def _has_prompt_left(request: Request) -> bool:
-    """Whether tokens of its prompt are in no step so far; a step with half a prompt is settled before the next."""
+    """Whether tokens of its prompt are in no step so far; a step with half a prompt is postprocessed before the
+    next."""
     return request.state is State.PREFILL and request.staged_len < request.num_known
 
 
@@ -116,7 +117,7 @@ def _rank(request: Request) -> tuple[int, int]:
 
 
 def _must_wait(request: Request, lease: Lease, tokens: I32, pool: KvPool, budgets: Budgets, retry: bool) -> bool:
-    """Whether a leader is filling what comes next of the prompt, and it is worth a step to wait for it. Rows of the
+    """Whether a leader is filling the next blocks of the prompt, and it is worth a step to wait for it. Rows of the
     same step that may share read it at once instead."""
     if not lease.ahead or retry:
         return False
@@ -147,7 +148,7 @@ def _plan_decode(
     queues: Queues, pool: KvPool, ledger: Ledger, retry: bool, in_flight: bool
 ) -> tuple[list[Request] | None, list[Request]]:
     """Running rows, oldest first. A row that cannot grow preempts the last running request, itself at worst; beside a
-    step in flight nobody is preempted and there is no plan. Rows that are being drawn a token go on from it, as if
+    step in flight no row is preempted and there is no plan. Rows that are being drawn a token go on from it, as if
     it did not end them; those that end with it by their budget do not."""
     planned: list[Request] = []
     preempted: list[Request] = []
@@ -183,7 +184,7 @@ def _grow_to(pool: KvPool, lease: Lease, tokens: int) -> bool:
 
 
 def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
-    """Recompute later: blocks and slot go back (what the trie knows stays there), the sampled tokens are kept."""
+    """Recompute later: blocks and slot go back (cached blocks stay in the trie), the sampled tokens are kept."""
     request.give_back(pool)
     request.cached_len = request.staged_len = 0
     request.stats.preemptions += 1
@@ -264,7 +265,7 @@ def _start(
     deferred: list[Deferral],
 ) -> int:
     """The first chunk of a prompt that waits; how many tokens it has. 0: it found no room, or is deferred."""
-    if pool.num_slots and not pool.free_slots:
+    if pool.num_state_slots and not pool.free_state_slots:
         return 0
     known = request.known[: request.num_known]
     lease = pool.attach(known, request.salt, request.reusable, growable=True)
@@ -275,8 +276,8 @@ def _start(
     if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):
         request.give_back(pool)
         return 0
-    if pool.num_slots:
-        pool.take_slot(lease)
+    if pool.num_state_slots:
+        pool.take_state_slot(lease)
     cached = lease.num_shared * pool.block_size
     request.cached_len = request.staged_len = cached
     count = _chunk(request, pool, ledger, left, rows, retry)
@@ -304,6 +305,9 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
     if request.cache != "never" and not retry:
         prompt = min(request.staged_len, request.prompt_tokens)
         pool.promise(request.held, request.known[:prompt], request.salt)
+        if pool.keeps_states:  # an equal request later reads the last token of the prompt
+            always = request.cache == "always"
+            pool.keep_states(request.held, request.cached_len, prompt, request.prompt_tokens - 1, evict_used=always)
     return count
 
 
@@ -320,9 +324,9 @@ def _plan_oneshot(
     deferred: list[Deferral],
 ) -> tuple[tuple[OneShotRow, ...], tuple[Fold, ...]]:
     """One group: the requests that may share a batch with the first one, in order, until one of them does not fit.
-    Each is matched first, and charged with what the cache does not have. ``allowance`` bounds the group beside
-    running rows; the first request may be longer than it. Those behind the first bring ``group_tokens`` at most: a
-    short request is not made to wait for the long one that would fill up its step."""
+    Each is matched first, and charged for the tokens that the cache does not have. ``allowance`` bounds the group
+    beside running rows; the first request may be longer than it. Those behind the first bring ``group_tokens`` at
+    most: a short request is not made to wait for the long one that would fill up its step."""
     waiting = len(queues.oneshot.arrivals)
     if not waiting or allowance == 0:
         return (), ()
@@ -350,7 +354,7 @@ def _plan_oneshot(
     ledger.tokens, ledger.rows, ledger.logits_bytes = left
     queues.take_oneshot([row.request for row in rows])
     folds = folds_of(pool, rows) if len(rows) > 1 else []
-    # A promise costs a few microseconds a row: only where somebody may come to see it before it is kept.
+    # A promise costs a few microseconds a row: only where another request may find it before it is kept.
     seen = (budgets.overlap or bool(queues.decode.arrivals)) and not retry
     # The planned requests wait no more: a peer is one that does.
     keep_all(pool, rows, folds, seen, lambda request, skip: _common(request, skip, queues.estimates))
@@ -360,14 +364,16 @@ def _plan_oneshot(
 def _one_group(
     queues: Queues, budgets: Budgets, ledger: Ledger, allowance: int | None, retry: bool
 ) -> Iterable[Request]:
-    """Who may share a batch, the first one first. Where all that wait do, and fit, any order will do."""
-    line = queues.oneshot
+    """The requests that may share a batch, the first one first. Where all waiting requests may and fit, the order is
+    free."""
+    queue = queues.oneshot
     if retry:
-        suspects = [request for request in line if request.failures]
+        suspects = [request for request in queue if request.failures]
         return (request for request in suspects if request.key == suspects[0].key)
-    if allowance is None and line.fits(ledger, budgets.vocab_size, budgets.group_tokens):
-        return list(line.arrivals.values())
-    return line.in_order(queues.served, one_group=True)
+    most = min(ledger.tokens, budgets.group_tokens)
+    if allowance is None and queue.fits(most, ledger.rows, ledger.logits_bytes, budgets.vocab_size * LOGITS_BYTES):
+        return list(queue.arrivals.values())
+    return queue.in_order(queues.served, one_group=True)
 
 
 def _common(request: Request, skip: int, estimates: Estimates | None) -> int:

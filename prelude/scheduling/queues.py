@@ -1,21 +1,20 @@
-"""Waiting and running requests. Owned by the holder of the step lock; the counts may be read by anybody."""
+"""Waiting and running requests. Owned by the holder of the step lock; any thread may read the counts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from prelude._native.core import number_all
 from prelude.admission.classes import ExecutionClass
 from prelude.scheduling.estimates import Estimates
-from prelude.scheduling.lines import Line
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
 from prelude.scheduling.request import Request, State
+from prelude.scheduling.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Who goes first among OneShot requests, and among Decode requests that wait for their prompt."""
+    """The orders of OneShot requests, and of Decode requests that wait for their prompt."""
 
     oneshot: Policy = field(default_factory=ShortestPrefillFirst)
     decode: Policy = field(default_factory=FirstComeFirstServed)
@@ -24,7 +23,7 @@ class Policies:
 class Queues:
     """``oneshot`` and ``decode`` wait; ``running`` hold a row: highest priority first, then oldest.
 
-    The first of ``running`` is never preempted by anybody, and what it needs fits the pool alone: whatever the load,
+    The first of ``running`` is never preempted, and its blocks fit the pool alone: under any load,
     it moves on, so no two requests can push each other out for ever.
 
     ``served`` counts the tokens of all plans so far: the clock of policies.
@@ -40,8 +39,8 @@ class Queues:
         """Empty, as when they were made."""
         if self.estimates is not None:
             self.estimates.clear()
-        self.oneshot = Line(self._policies.oneshot, self.estimates)
-        self.decode = Line(self._policies.decode, self.estimates)
+        self.oneshot = WaitingQueue(self._policies.oneshot, self.estimates)
+        self.decode = WaitingQueue(self._policies.decode, self.estimates)
         self.served = 0
         self.running: list[Request] = []
         self.arrivals = 0
@@ -53,15 +52,8 @@ class Queues:
 
     def add_all(self, requests: list[Request]) -> None:
         """OneShot requests that came together, in order."""
-        if not requests:
-            return
-        tokens, rows, alike = number_all(requests, self.arrivals, self.served)
+        self.oneshot.add_all(requests, self.arrivals + 1, self.served)
         self.arrivals += len(requests)
-        if alike:
-            self.oneshot.extend(requests, tokens, rows, self.served)
-            return
-        for request in requests:
-            self.oneshot.append(request, self.served)
 
     def enter(self, requests: list[Request]) -> None:
         """OneShot requests that have their numbers already."""
@@ -69,13 +61,13 @@ class Queues:
             self.oneshot.append(request, self.served)
 
     def look_again(self) -> None:
-        """Requests whose match with the prefix cache has changed take their new place in line."""
+        """Requests whose match with the prefix cache has changed take their new place in the queue."""
         if self.estimates is not None:
             for request, cached in self.estimates.moved():
                 self._waiting(request).look_again(request, cached)
 
     def take_oneshot(self, requests: list[Request]) -> None:
-        """Out of the line, into a step."""
+        """Out of the queue, into a step."""
         self.oneshot.serve_all(requests)
 
     def start(self, request: Request) -> None:
@@ -99,7 +91,7 @@ class Queues:
         elif request.execution_class is ExecutionClass.DECODE and request.state is not State.FINISHED:
             self.running.remove(request)
 
-    def _waiting(self, request: Request) -> Line:
+    def _waiting(self, request: Request) -> WaitingQueue:
         return self.oneshot if request.execution_class is ExecutionClass.ONESHOT else self.decode
 
     @property

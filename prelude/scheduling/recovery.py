@@ -1,8 +1,8 @@
-"""After a failed step: who fails, who runs again, and in how small a company.
+"""After a failed step: the requests that fail, those that run again, and the size of their groups.
 
-    Decode rows    run again from their last settled token: nothing of the failed step was settled, and the slots that
-                   it wrote are written again. A quarter of the rows at a time, then a quarter of those, until steps
-                   succeed or one row fails by itself, REPLAYS times: it fails with the cause
+    Decode rows    run again from the last token of a complete step: nothing of the failed step was postprocessed, and
+                   the KV slots that it wrote are written again. A quarter of the rows at a time, then a quarter of
+                   those, until steps succeed or one row fails by itself, REPLAYS times: it fails with the cause
     OneShot rows   fail with the cause, and nothing of them is published; out of memory, they run once more, half as
                    many at a time
 
@@ -15,9 +15,9 @@ from prelude.admission.classes import ExecutionClass
 from prelude.errors import ExecutionError
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.plan import Plan
+from prelude.scheduling.postprocess import finish
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
-from prelude.scheduling.settle import finish
 
 REPLAYS = 2
 _DIVIDE = 4
@@ -33,7 +33,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> int | None:
-    """Settles a failed step. Returns how many of its rows the next step may have, ``None`` where none is left.
+    """Handles a failed step. Returns how many of its rows the next step may have, ``None`` where none is left.
     ``plan`` has no rows of requests that have ended."""
     lack = out_of_memory(error)
     decode = [*(row.request for row in plan.prefill), *plan.decode]
@@ -62,14 +62,15 @@ def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> i
 
 
 def withdraw(request: Request, queues: Queues, pool: KvPool) -> None:
-    """A planned OneShot row back into its line, as if it had not been planned."""
+    """A planned OneShot row back into its queue, as if it had not been planned."""
     request.give_back(pool)
     request.move(State.WAITING)
     queues.requeue(request)
 
 
 def withdraw_all(plan: Plan, queues: Queues, pool: KvPool) -> None:
-    """The step was interrupted from outside (Ctrl-C in the thread that ran it): nobody's fault, everybody again."""
+    """The step was interrupted from outside (Ctrl-C in the thread that ran it): no row failed, and all rows run
+    again."""
     for row in reversed(plan.oneshot):
         if row.request.state is State.PREFILL:
             withdraw(row.request, queues, pool)
@@ -79,16 +80,16 @@ def withdraw_all(plan: Plan, queues: Queues, pool: KvPool) -> None:
 
 
 def _roll_back(request: Request, pool: KvPool) -> None:
-    """Back to the last settled token; one whose chunk was promised, or stood on a promise, to what the trie has of
-    it; one with a recurrent state, of which nobody knows how far it has come, to its first token, in the blocks and
-    the slot that it has."""
+    """Back to the last postprocessed token; one whose chunk was promised, or stood on a promise, to what the trie has
+    of it; one with a recurrent state, whose last token is unknown, to the state that it went on
+    from, or to its first token, in the blocks and the slot that it has."""
     lease = request.lease
     request.staged_len = request.cached_len
     if lease is not None and (lease.promise >= 0 or lease.borrowed):
         pool.withdraw(lease)
         request.cached_len = request.staged_len = lease.num_shared * pool.block_size
-    if lease is not None and lease.slot >= 0:
-        request.cached_len = request.staged_len = 0
+    if lease is not None and lease.state_slot >= 0:
+        request.cached_len = request.staged_len = lease.base * pool.block_size
         if request.state is State.DECODE:
             request.move(State.WAITING)
             request.move(State.PREFILL)

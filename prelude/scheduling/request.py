@@ -36,19 +36,19 @@ IDS = itertools.count(1)
 
 
 class Request(Record):
-    """``id`` is ours and unique; ``order`` says who came first, once the request has left the inbox. ``failures``
-    counts failed steps since the last settled one. ``ending`` is called once, by ``finish``.
+    """``id`` is ours and unique; ``order`` is the order of arrival, once the request has left the inbox. ``failures``
+    counts failed steps since the last postprocessed one. ``ending`` is called once, by ``finish``.
 
-    ``queued_at``: tokens the engine had served when the request joined its line, the policies' clock. ``deferred``:
-    steps it has waited behind a leader that fills its prefix. ``account``: where its line counts its tenant's
+    ``queued_at``: tokens the engine had served when the request joined its queue, the policies' clock. ``deferred``:
+    steps it has waited behind a leader that fills its prefix. ``account``: where its queue counts its tenant's
     tokens. ``trunk`` tokens are common to all its branches; the first ``unread`` of them are only attended
     to (-1 for Decode requests).
 
-    ``known`` tokens are the prompt and what was sampled; ``cached_len`` of them have their KV in the pool.
+    ``known`` tokens are the prompt and the sampled tokens; ``cached_len`` of them have their KV in the pool.
 
-    ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, settling moves
-    ``cached_len`` up to it. Of a Decode request ``in_flight`` steps are not settled, which draw ``ahead`` tokens for
-    it; both stay 0 where steps do not overlap.
+    ``staged_len`` counts tokens in flight as well (staged >= cached): planning moves it ahead, postprocessing moves
+    ``cached_len`` up to it. Of a Decode request ``in_flight`` steps are not postprocessed, which draw ``ahead``
+    tokens for it; both stay 0 where steps do not overlap.
     """
 
     __slots__ = ()
@@ -106,8 +106,8 @@ class Request(Record):
         return SamplingState(row, sampling, len(self.output) + self.ahead, self.history)
 
     def choose_next(self) -> None:
-        """Asks the caller's ``allowed_tokens_fn``, where there is one, for the ids that may come next. Raises what it
-        raises, and ``InvalidRequest`` for what cannot be drawn from."""
+        """Asks the caller's ``allowed_tokens_fn``, where there is one, for the ids that may come next. Raises its
+        errors, and ``InvalidRequest`` for ids that cannot be sampled from."""
         sampling, history = self.sampling, self.history
         if history is None or sampling is None or sampling.edits is None or sampling.edits.choose is None:
             return
@@ -115,7 +115,7 @@ class Request(Record):
 
     @property
     def ends_ahead(self) -> bool:
-        """Whether it ends, whatever they are, with the tokens that steps in flight are drawing."""
+        """Whether it ends with the tokens that steps in flight are sampling, whichever tokens they are."""
         return len(self.output) + self.ahead >= self.max_new_tokens
 
 

@@ -1,7 +1,7 @@
 """The engine's own planning against a cost model, in virtual time. No torch, no model, no accelerator.
 
-    trace ──▶ router ──▶ replica: inbox, queues, policies, trie, ledger, plan, pack, settle (all real)
-                            └─ executor: advances the clock by what the batch would cost
+    trace ──▶ router ──▶ replica: inbox, queues, policies, trie, ledger, plan, pack, postprocess (all real)
+                            └─ executor: advances the clock by the cost of the batch
 
 docs/SIMULATOR.md says how to use it.
 """

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--write-trace", default=None, metavar="FILE", help="write the arrivals as a trace file and stop")
 
 
-# Of EngineConfig: what only an engine with a model, its texts and its clock looks at.
+# Fields of EngineConfig that only an engine with a model, its texts and its clock reads.
 _UNSEEN = frozenset(
     [
         "max_length",

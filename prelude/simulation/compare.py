@@ -1,4 +1,4 @@
-"""The same trace under different engines: policies, what each mechanism is worth, what rate a policy is worth.
+"""The same trace under different engines: policies, the effect of each mechanism, the rate that a policy carries.
 
 ``TODAY`` is what is compared with: first come, first served, and a prefix cache that is asked when a request is
 scheduled; every request computes what the cache does not have by then, all of it is kept, and the least recently used
@@ -153,6 +153,6 @@ def equal_p99(
 
 
 def capacity(machine: Machine, trace: AtRate, seed: int = 0) -> float:
-    """Requests a second when everything is there at once: what the machine cannot go beyond for long."""
+    """Requests a second when all arrive at once: the most that the machine carries for long."""
     everything = (replace(arrival, at=0.0) for arrival in trace(1.0, seed))
     return Fleet(machine).run(everything).throughput

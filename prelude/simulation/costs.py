@@ -1,16 +1,17 @@
-"""What a step costs: work counted from the batch that an executor would be given, and seconds from the work.
+"""The cost of a step: work counted from the batch that an executor would get, and seconds from the work.
 
-The batch is the real one, so what planning shares is counted once: a folded segment, a cached prefix.
+The batch is the real one, so shared parts are counted once: a folded segment, a cached prefix.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
-from prelude._native.core import prompt_keys
+from prelude._native.core import CostFit, prompt_keys
 from prelude.batch import (
     DecodeBatch,
     DecodeRows,
@@ -19,6 +20,8 @@ from prelude.batch import (
     PromptSlices,
     Readout,
 )
+
+_MEMORY = 8  # steps that a fit remembers; these observe none
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class StepCost(Protocol):
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """As a ``CostModel`` has them: what an engine that has run there for a while knows."""
+        """As a ``CostModel`` has them after an engine has run there for a while."""
 
 
 def work_of(batch: ForwardBatch) -> StepWork:
@@ -76,9 +79,16 @@ def _head_rows(readout: Readout) -> int:
     return readout.vocab_rows
 
 
+@lru_cache(maxsize=64)
+def _fit_from(step: float, token: float, pair: float, row: float) -> CostFit:
+    fit = CostFit(_MEMORY)
+    fit.start_from(step, token, pair, row, False)
+    return fit
+
+
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """``step + token * tokens + pair * pairs + row * head_rows``: what is fitted to measured steps."""
+    """Seconds linear in a step's work, by the coefficients of a fit to measured ones; ``CostFit`` has the formula."""
 
     step: float
     token: float
@@ -86,7 +96,8 @@ class LinearCost:
     row: float = 0.0
 
     def seconds(self, work: StepWork) -> float:
-        return self.step + self.token * work.tokens + self.pair * work.pairs + self.row * work.head_rows
+        fit = _fit_from(self.step, self.token, self.pair, self.row)
+        return fit.predict(work.tokens, work.pairs, work.head_rows)
 
     @property
     def coefficients(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The driver: arrivals, cancellations and the steps of 1 to 1,000 replicas, in the order of one virtual time.
 
-A step that begins at s and takes d is planned at s and settled at once; what came of it counts from s + d on: the
-replica's clock stands there, and the router hears of it when that moment has come.
+A step that begins at s and takes d is planned at s and postprocessed at once; what came of it counts from s + d on:
+the replica's clock stands there, and the router hears of it when that moment has come.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from prelude.errors import ConfigError, TraceError
 from prelude.simulation.machines import Machine
-from prelude.simulation.replica import Flight, Replica
+from prelude.simulation.replica import Replica, SimulatedRequest
 from prelude.simulation.report import Recorder, Report
 from prelude.simulation.routing import Loads, router
 from prelude.simulation.traces import Arrival, TokenSource
@@ -108,7 +108,7 @@ class Fleet:
         self._recorder = Recorder(machine)
         self._steps: list[tuple[float, int]] = []  # when a replica can begin its next one
         self._turning = [False] * replicas  # in _steps
-        self._cancels: list[tuple[float, int, Flight]] = []
+        self._cancels: list[tuple[float, int, SimulatedRequest]] = []
         self._ends: list[tuple[float, int, int, int]] = []  # when, number, replica, tokens: for the router
         self._count = 0
 
@@ -133,9 +133,9 @@ class Fleet:
                     return
                 yield self._source.pop()
             elif leaves <= begins:
-                flight = heapq.heappop(self._cancels)[2]
-                if flight.ended != flight.ended:  # not ended
-                    flight.replica.cancel(flight)
+                simulated = heapq.heappop(self._cancels)[2]
+                if simulated.ended != simulated.ended:  # not ended
+                    simulated.replica.cancel(simulated)
             else:
                 self._step(self.replicas[heapq.heappop(self._steps)[1]])
 
@@ -146,7 +146,7 @@ class Fleet:
         number = self._router.route(arrival, self.loads) if len(self.replicas) > 1 else 0
         self.loads.add(number, arrival.prompt_tokens)
         one = self.replicas[number]
-        flight = one.submit(arrival, arrival.at)
+        simulated = one.submit(arrival, arrival.at)
         if one.idle:  # refused
             return
         if not self._turning[number]:
@@ -154,7 +154,7 @@ class Fleet:
             heapq.heappush(self._steps, (one.clock.now, number))
         if arrival.cancel_after is not None:
             self._count += 1
-            heapq.heappush(self._cancels, (arrival.at + arrival.cancel_after, self._count, flight))
+            heapq.heappush(self._cancels, (arrival.at + arrival.cancel_after, self._count, simulated))
 
     def _step(self, one: Replica) -> None:
         one.step()
@@ -162,12 +162,12 @@ class Fleet:
         if not one.idle:
             heapq.heappush(self._steps, (one.clock.now, one.number))
 
-    def _ended(self, flight: Flight) -> None:
+    def _ended(self, simulated: SimulatedRequest) -> None:
         self._count += 1
-        number = flight.replica.number
-        heapq.heappush(self._ends, (flight.ended, self._count, number, flight.arrival.prompt_tokens))
-        self._recorder.ended(flight)
-        self._source.ended(flight.arrival, flight.ended)
+        number = simulated.replica.number
+        heapq.heappush(self._ends, (simulated.ended, self._count, number, simulated.arrival.prompt_tokens))
+        self._recorder.ended(simulated)
+        self._source.ended(simulated.arrival, simulated.ended)
 
 
 def simulate(

@@ -27,7 +27,7 @@ def check(path: str | Path) -> None:
     if not target.absolute().parent.is_dir():
         raise ConfigError(f"--plot {str(path)!r}: there is no folder {str(target.absolute().parent)!r}")
     if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'prelude-engine[bench]'")
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
 
 
 def bars(reports: Sequence[Report], path: str | Path, title: str) -> None:
@@ -82,12 +82,13 @@ def rates(found: EqualP99, path: str | Path, title: str) -> None:
 
 
 def _logarithmic(axes: Any, which: str) -> None:
-    """A logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10."""
+    """A logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10, and those between where it is short."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     getattr(axes, f"set_{which}scale")("log")
     axis = getattr(axes, f"{which}axis")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 30 * low else (1, 2, 3, 5, 7), numticks=20))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 

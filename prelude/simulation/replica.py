@@ -1,9 +1,9 @@
 """A replica: the engine's own core on a clock that only its executor advances.
 
-    Arrival ──TokenSource──▶ Prepared ──core.request──▶ inbox ──core.step──▶ drain, plan, pack, settle   all real
+    Arrival ──TokenSource──▶ Prepared ──core.request──▶ inbox ──core.step──▶ drain, plan, pack, postprocess   all real
                                                                    └─ CostedExecutor: clock += cost of the batch
 
-Nothing here plans: queues, trie, allocator, ledger, policies and settling are what an engine runs.
+Nothing here plans: queues, trie, allocator, ledger, policies and postprocessing are what an engine runs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _readouts(batch: ForwardBatch) -> tuple[Readout, ...]:
     return (batch.readout,)
 
 
-class Flight:
+class SimulatedRequest:
     """One arrival on its way through a replica: the request's sink, and its times on the virtual clock."""
 
     __slots__ = ("arrival", "came", "ended", "error", "first", "replica", "request", "started", "streams")
@@ -121,13 +121,13 @@ def _bound(policy: Policy) -> Callable[[int], float] | None:
 
 
 class Replica:
-    """``on_end(flight)`` is called once for every flight that was taken; ``on_plan(plan)`` before each step runs."""
+    """``on_end(simulated)`` is called once for every request that was taken; ``on_plan(plan)`` before each step."""
 
     def __init__(self, machine: Machine, tokens: TokenSource, *, number: int = 0) -> None:
         config = machine.config
         self.number = number
         self.clock = Clock()
-        self.on_end: Callable[[Flight], None] = lambda flight: None
+        self.on_end: Callable[[SimulatedRequest], None] = lambda simulated: None
         self.on_plan: Callable[[Plan], None] | None = None
         self.overtaken = 0  # the most tokens after its own coming that another came who was started before it
         self.starvation = math.nan  # the same over the bound that the policy states, if any
@@ -154,11 +154,11 @@ class Replica:
         """Nothing to do before somebody comes or goes."""
         return not self.core.live
 
-    def submit(self, arrival: Arrival, now: float) -> Flight:
+    def submit(self, arrival: Arrival, now: float) -> SimulatedRequest:
         """Taken, or ended at once where the engine would refuse it: too large, or the queue is full."""
         ready = max(self.clock.now, now)  # later than now while a step is under way
         self.clock.now = now
-        flight = Flight(arrival, self, now)
+        simulated = SimulatedRequest(arrival, self, now)
         if arrival.tenant is not None or arrival.priority:
             self._bound = None  # an order's bound is one within a priority and a tenant
             self.starvation = math.nan
@@ -167,24 +167,24 @@ class Replica:
             if not self._probation and arrival.cache == "auto":
                 arrival = replace(arrival, cache="always")
             prepared = self._tokens.prepared(arrival)
-            flight.request = self.core.request(prepared, flight, arrival.options(), None, expires)
-            self.core.lifecycle.post([flight.request])
+            simulated.request = self.core.request(prepared, simulated, arrival.options(), None, expires)
+            self.core.lifecycle.post([simulated.request])
         except (QueueFull, RequestTooLarge, DeadlineExceeded) as refused:
-            flight.ended = now
-            flight.error = refused
-            self.on_end(flight)
+            simulated.ended = now
+            simulated.error = refused
+            self.on_end(simulated)
         self.clock.now = ready
-        return flight
+        return simulated
 
-    def cancel(self, flight: Flight) -> None:
-        if flight.request is not None:
-            self.core.cancel(flight.request)
+    def cancel(self, simulated: SimulatedRequest) -> None:
+        if simulated.request is not None:
+            self.core.cancel(simulated.request)
 
     def step(self) -> None:
         """One turn of the core, from ``clock.now`` on."""
         self.core.step()
         if self.core.failures.last_error is not None:
-            raise self.core.failures.last_error  # nothing fails here but our own code
+            raise RuntimeError(self.core.failures.last_error)  # nothing fails here but our own code
         self.steps += 1
         if self.audit and self.steps % self.audit == 0:
             self.core.audit()
@@ -194,10 +194,10 @@ class Replica:
             self.on_plan(plan)
         before = self._latest.copy()
         for request in plan.requests():
-            flight = request.sink
-            if not isinstance(flight, Flight) or flight.started == flight.started:
+            simulated = request.sink
+            if not isinstance(simulated, SimulatedRequest) or simulated.started == simulated.started:
                 continue
-            flight.started = self.clock.now
+            simulated.started = self.clock.now
             kind = request.execution_class
             self._latest[kind] = max(self._latest[kind], request.queued_at)
             overtaken = before[kind] - request.queued_at

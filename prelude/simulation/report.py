@@ -17,7 +17,7 @@ from prelude.simulation.machines import Machine
 from prelude.tables import text_table
 
 if TYPE_CHECKING:
-    from prelude.simulation.replica import Flight, Replica
+    from prelude.simulation.replica import Replica, SimulatedRequest
 
 _ENDS: tuple[tuple[type[BaseException], str], ...] = (
     (RequestCancelled, "cancelled"),
@@ -123,24 +123,26 @@ class Recorder:
     _task_names: list[str] = field(default_factory=list)
     _progress: dict[str | None, list[float]] = field(default_factory=dict)  # user: sum, count
 
-    def ended(self, flight: Flight) -> None:
-        name = _end_name(flight.error)
+    def ended(self, simulated: SimulatedRequest) -> None:
+        name = _end_name(simulated.error)
         self.ends[name] = self.ends.get(name, 0) + 1
-        self.seconds = max(self.seconds, flight.ended)
+        self.seconds = max(self.seconds, simulated.ended)
         if name != "finished":
             return
-        arrival = flight.arrival
-        latency = flight.ended - flight.came
+        arrival = simulated.arrival
+        latency = simulated.ended - simulated.came
         self._latency.append(latency)
-        self._wait.append(flight.started - flight.came)
-        self._first.append((flight.first if flight.first == flight.first else flight.ended) - flight.came)
+        self._wait.append(simulated.started - simulated.came)
+        self._first.append(
+            (simulated.first if simulated.first == simulated.first else simulated.ended) - simulated.came
+        )
         if arrival.task not in self._task_names:
             self._task_names.append(arrival.task)
         self._tasks.append(self._task_names.index(arrival.task))
         self.prompt_tokens += arrival.prompt_tokens
         progress = self._progress.setdefault(arrival.user or arrival.tenant, [0.0, 0.0])
         progress[0] += (
-            self._alone(arrival.prompt_tokens, len(flight.request.output) if flight.request else 0) / latency
+            self._alone(arrival.prompt_tokens, len(simulated.request.output) if simulated.request else 0) / latency
         )
         progress[1] += 1
 

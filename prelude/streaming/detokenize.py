@@ -1,4 +1,4 @@
-"""Tokens to characters, one token at a time, giving exactly what decoding them all at once would give.
+"""Tokens to characters, one token at a time, with exactly the result of decoding them all at once.
 
 A ``Decoder`` is one text under way; the tables behind it belong to the tokenizer. A character is given when it is
 whole, bytes that can no longer become one are given as U+FFFD at once, and an unfinished character at the end as
@@ -23,7 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizes(Protocol):
-    """What is needed of any tokenizer; what the package's own has beyond it is used where it is there."""
+    """The methods that any tokenizer needs; further ones of the package's own are used where they exist."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -37,7 +37,7 @@ class Decoder(Protocol):
         """The characters that this token makes certain."""
 
     def finish(self) -> str:
-        """What was held."""
+        """The held text."""
 
 
 class ByteDecoder:
@@ -142,7 +142,7 @@ class PieceDecoder:
 
 
 class PieceTable(dict[int, "str | bytes | None"]):
-    """What each id adds to a text: its characters, one byte, or nothing at all (control tokens, holes).
+    """The text of each id: its characters, one byte, or nothing (control tokens, holes).
 
     ``firsts`` is the same for the first token of a text. Found by decoding behind an ordinary token (the anchor), so
     that no rule of a decoder is written down here a second time.
@@ -201,7 +201,7 @@ class WindowDecoder:
         self._ids.append(token_id)
         text = self._decode(self._ids)
         full = len(self._ids) > _WINDOW  # nothing stays open that long
-        # An open character shows as one U+FFFD at the end; what stands before it is certain.
+        # An open character shows as one U+FFFD at the end; the text before it is certain.
         certain = len(text) - 1 if text.endswith(BROKEN) and not full else len(text)
         new = text[self._known : certain]
         self._known = max(self._known, certain)
@@ -218,7 +218,7 @@ class WindowDecoder:
 
 
 class _Shape:
-    """What a tokenizer file's decoder does, as far as it can be followed token by token."""
+    """The steps of a tokenizer file's decoder, as far as they can be followed token by token."""
 
     def __init__(self, decoder: Any) -> None:
         members = _members(decoder)
@@ -257,7 +257,7 @@ def _members(decoder: Any) -> list[Mapping[str, Any]]:
 
 class Texts:
     """A tokenizer's decoders. ``created`` and ``live`` count requests' states; both are written by the thread that
-    settles steps and by nobody else."""
+    postprocesses steps, and by no other one."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

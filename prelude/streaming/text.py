@@ -2,7 +2,7 @@
 
     token id ──Decoder──▶ certain characters ──Stops──▶ no stop can reach back ──words──▶ text
 
-A ``TextState`` is one request's way through this. What comes out of its ``feed`` calls and of ``finish``, in order,
+A ``TextState`` is one request's way through this. The texts of its ``feed`` calls and of ``finish``, in order,
 is the decoded text of the tokens, cut at the stop; nothing is ever taken back.
 """
 
@@ -20,7 +20,7 @@ WORD_CHARS = 256  # with hold_words: a longer word is not waited for
 
 class Stops:
     """Stop strings as one automaton: a state is the longest end of the text that begins some stop string, so its
-    depth is what has to be held back. Work per character does not depend on the number of strings."""
+    depth is the number of characters to hold back. Work per character does not depend on the number of strings."""
 
     __slots__ = ("_depth", "_fail", "_first", "_match", "_next", "words")
 

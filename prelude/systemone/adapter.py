@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from prelude.compound import Steps, adrive, drive
 from prelude.engine import AsyncEngine, Engine
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, shown
+from prelude.options import RequestOptions
 from prelude.results import Answers
 from prelude.systemone.answers import answer_body, usage_of
 from prelude.systemone.errors import SystemOneError, fault, located
@@ -159,45 +162,43 @@ class SystemOne:
 
     # -------------------------------------------------------------- running
 
-    def _run(self, work: Work, keywords: Any) -> dict[str, Any]:
+    def _run(self, work: Work, keywords: RequestKeywords) -> dict[str, Any]:
         return self._run_all([work], keywords)[0]
 
-    async def _arun(self, work: Work, keywords: Any) -> dict[str, Any]:
+    async def _arun(self, work: Work, keywords: RequestKeywords) -> dict[str, Any]:
         return (await self._arun_all([work], keywords))[0]
 
-    def _run_all(self, works: Sequence[Work], keywords: Any) -> list[dict[str, Any]]:
+    def _run_all(self, works: Sequence[Work], keywords: RequestKeywords) -> list[dict[str, Any]]:
         engine = self._engine.engine if isinstance(self._engine, AsyncEngine) else self._engine
-        rounds = _Rounds(works)
-        while rounds.tasks:
-            rounds.take(engine.run_many(rounds.tasks, return_exceptions=True, **keywords))
-        return rounds.bodies
+        bodies: list[dict[str, Any]] = drive(
+            _together(works), _options(keywords), partial(engine.run_many, return_exceptions=True)
+        )
+        return bodies
 
-    async def _arun_all(self, works: Sequence[Work], keywords: Any) -> list[dict[str, Any]]:
+    async def _arun_all(self, works: Sequence[Work], keywords: RequestKeywords) -> list[dict[str, Any]]:
         if isinstance(self._engine, Engine):
             self._engine = AsyncEngine(self._engine)
-        rounds = _Rounds(works)
-        while rounds.tasks:
-            rounds.take(await self._engine.run_many(rounds.tasks, return_exceptions=True, **keywords))
-        return rounds.bodies
+        bodies: list[dict[str, Any]] = await adrive(
+            _together(works), _options(keywords), partial(self._engine.run_many, return_exceptions=True)
+        )
+        return bodies
 
 
-class _Rounds:
-    """Several requests at the same time: what they want run next, all together, and their bodies at the end."""
+def _options(keywords: RequestKeywords) -> RequestOptions | None:
+    return RequestOptions(**keywords) if keywords else None
 
-    def __init__(self, works: Sequence[Work]) -> None:
-        self.bodies: list[dict[str, Any]] = [{}] * len(works)
-        self._running = [(at, work, next(work)) for at, work in enumerate(works)]
 
-    @property
-    def tasks(self) -> list[Decide]:
-        return [task for _, _, tasks in self._running for task in tasks]
-
-    def take(self, results: list[Any]) -> None:
-        running, first = self._running, 0
-        self._running = []
-        for at, work, tasks in running:
+def _together(works: Sequence[Work]) -> Steps:
+    """Several requests at the same time: yields what they want run next, all together; their bodies at the end."""
+    bodies: list[dict[str, Any]] = [{}] * len(works)
+    running = [(at, work, next(work)) for at, work in enumerate(works)]
+    while running:
+        results = yield [task for _, _, tasks in running for task in tasks]
+        asked, running, first = running, [], 0
+        for at, work, tasks in asked:
             part, first = results[first : first + len(tasks)], first + len(tasks)
             try:
-                self._running.append((at, work, work.send(part)))
+                running.append((at, work, work.send(part)))
             except StopIteration as end:
-                self.bodies[at] = end.value
+                bodies[at] = end.value
+    return bodies

@@ -23,7 +23,7 @@ _MAX_CHARS = 1 << 62  # the engine has the limit
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """``state`` is text or a list of messages. ``raw`` are the questions as they were sent."""
+    """``state`` is text, an object or a list of messages. ``raw`` are the questions as they were sent."""
 
     state: Any
     names: tuple[str, ...]
@@ -188,9 +188,10 @@ _CRITERIA: Mapping[str, Callable[[Checker, Mapping[str, Any], Loc], None]] = {
 
 
 def state_of(state: Any, loc: Loc) -> Any:
-    """A list of messages stays one; any other object or array is written as JSON. The engine would take an array of
-    integers for token ids, which no JSON body means."""
-    if isinstance(state, str) or is_conversation(state):
+    """Text, an object and a list of messages stay what they are: the engine writes them in the model's own form. Any
+    other array is written as JSON, since the engine would take one of integers for token ids, which no JSON body
+    means."""
+    if isinstance(state, str | Mapping) or is_conversation(state):
         return state
     try:
         return text_of(state, "state", _MAX_CHARS)

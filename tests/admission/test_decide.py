@@ -427,7 +427,7 @@ def test_braces_that_are_no_placeholder_are_text() -> None:
 @pytest.mark.fault(37)
 def test_the_longest_separator_of_the_most_labels_is_refused_for_its_tokens() -> None:
     preparer = toys.make(template=DecisionTemplate(separator="x" * 1024))
-    with pytest.raises(RequestTooLarge):
+    with pytest.raises(PromptTooLong, match=r"in its labels.*ask about fewer"):
         preparer.prepare(Decide("s", [Choice("Which?", [str(i) for i in range(4000)])]))
 
 

@@ -141,7 +141,7 @@ def test_messages_past_the_character_limit_are_cut_as_one_text(engine: Engine, t
 
 @pytest.mark.parametrize("truncation", ["head", "tail", "middle"])
 def test_a_chat_prompt_past_the_character_limit_is_cut(chatty: Any, truncation: Any) -> None:
-    limit, room = chatty.facts.max_chars, chatty.facts.max_length - 1
+    limit, room = chatty.context.max_chars, chatty.context.max_length - 1
     texts = ["You answer.", WORDS[: limit + 500]]
     cut = talk(*window(texts, limit, truncation))
     params = SamplingParams(max_tokens=1)

@@ -95,6 +95,47 @@ def test_means_under_every_norm(norm: Any, mass: bool) -> None:
     assert math.isnan(answer.mass) is not mass
 
 
+LETTERED = DecisionTemplate(
+    question="{question}{labels}\nBest:",
+    described="\n{letter}. {label} - {description}",
+    undescribed="\n{letter}. {label}",
+    letters=True,
+)
+
+
+def lettered(starts: Any) -> dict[str, float]:
+    """The mean logprob of each label: in every shift that of the letter in its place."""
+    ordered = sorted(LABELS)
+    reads: dict[str, list[float]] = {label: [] for label in ordered}
+    for start in starts:
+        order = ordered[start:] + ordered[:start]
+        lines = "".join([f"\n{letter}. {label}" for letter, label in zip("ABCDE", order)])
+        prompt = BASE + encode(f"Which?{lines}\nBest:")
+        for letter, label in zip("ABCDE", order):
+            reads[label].append(toys.joint(prompt, encode(f" {letter}")))
+    return {label: math.fsum(values) / len(values) for label, values in reads.items()}
+
+
+@pytest.mark.feature("G20")
+@pytest.mark.parametrize("orders", ["given", "sorted", 2, "all", range(1, 2), range(2, 4)])
+def test_letters_name_the_label_in_their_place_of_each_shift(orders: Any) -> None:
+    starts = {"given": (0,), "sorted": (0,), 2: spread(5)[:2], "all": spread(5)}.get(orders)
+    expected = lettered(spread(5)[orders.start : orders.stop] if starts is None else starts)
+    preparer = toys.make(max_positions=1024)
+    found = set()
+    for order in [sorted(LABELS)] if orders == "given" else list(itertools.permutations(LABELS))[::17]:
+        for mass in (True, False):
+            task = Decide(STATE, [Choice("Which?", list(order))], template=LETTERED, orders=orders, mass=mass)
+            answer = toys.run(preparer, task)[0]
+            assert answer.labels == tuple(order) and list(answer.probabilities) == list(order)
+            for label, share in zip(expected, softmax(list(expected.values()))):
+                assert answer.probabilities[label] == pytest.approx(share, abs=1e-9)
+                assert not mass or answer.logprobs[label] == pytest.approx(expected[label], abs=1e-9)
+            assert answer.label == max(expected, key=expected.__getitem__)
+            found.add(tuple([answer.probabilities[label] for label in LABELS]))
+    assert len(found) == 1, "the caller's order changes no bit"
+
+
 @pytest.mark.feature("G20")
 @pytest.mark.parametrize("orders", ["sorted", 2, "all"])
 @pytest.mark.parametrize("described", [False, True])

@@ -76,7 +76,7 @@ def test_a_call_of_the_tokenizer_serves_all_decisions_of_a_run(
             lengths.append(len(texts))
             return inner(texts, *given, **more)
 
-    monkeypatch.setattr(preparer.facts.encoder, "tokenizer", Watched())
+    monkeypatch.setattr(preparer.context.encoder, "tokenizer", Watched())
     found = preparer.prepare_all([Decide(f"state {i}", ONE) for i in range(20)])
     assert lengths == [20] and preparer.tokenizer_calls == before + 20
     assert all(one.prepared.tokenize_ms > 0 for one in found if not isinstance(one, Exception))

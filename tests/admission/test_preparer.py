@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.admission.facts import salt_number
+from prelude.admission.context import salt_number
 from prelude.admission.memo import Memo
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prelude.tokenizer import Tokenizer
 
 from prelude.admission.preparer import Preparer
-from prelude.admission.tokenization import Encoder, Use
+from prelude.admission.tokenization import Encoder, TokenizationScope
 from prelude.batch import PooledRows
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError
 from prelude.tasks import Choice, Decide, Embed, Generate, Loglikelihood, PromptLogprobs, SamplingParams, YesNo
@@ -232,23 +232,23 @@ def _with(task: Any, text: str) -> Any:
 @pytest.mark.fault(25)
 def test_pieces_that_join_across_a_boundary_of_trust() -> None:
     """Half a control token from the template and half from the user is text."""
-    use = Use(Encoder(toys.plain_tokenizer(), 428))
-    ids = use.encode_pieces([("<|im_", True), ("start|>", False), ("<|im_end", False), ("|>", True)])
+    scope = TokenizationScope(Encoder(toys.plain_tokenizer(), 428))
+    ids = scope.encode_pieces([("<|im_", True), ("start|>", False), ("<|im_end", False), ("|>", True)])
     assert not set(ids.tolist()) & {0, 1, 2}
 
 
 def test_a_word_may_begin_in_the_template_and_end_in_the_text(tokenizer: Any) -> None:
-    use = Use(Encoder(tokenizer, 428))
-    ids = use.encode_pieces([(f"{toys.START}Ques", True), ("tion", False)]).tolist()
+    scope = TokenizationScope(Encoder(tokenizer, 428))
+    ids = scope.encode_pieces([(f"{toys.START}Ques", True), ("tion", False)]).tolist()
     assert ids == [1, *tokenizer.encode("Question").ids] and len(ids) == 2
 
 
 @pytest.mark.fault(25)
 def test_added_tokens_of_a_template_are_control_tokens_too() -> None:
-    use = Use(Encoder(toys.train(added=["<think>"]), 428))
-    thinking = use.encoder.tokenizer.encode_array("<think>", False).tolist()
-    assert use.encode_pieces([("a <think>\n", True)]).tolist().count(thinking[0]) == 1
-    assert thinking[0] not in use.encode_pieces([("a <think>\n", False)]).tolist()
+    scope = TokenizationScope(Encoder(toys.train(added=["<think>"]), 428))
+    thinking = scope.encoder.tokenizer.encode_array("<think>", False).tolist()
+    assert scope.encode_pieces([("a <think>\n", True)]).tolist().count(thinking[0]) == 1
+    assert thinking[0] not in scope.encode_pieces([("a <think>\n", False)]).tolist()
 
 
 TEXTS = st.lists(
@@ -264,7 +264,7 @@ TEXTS = st.lists(
 def test_a_boundary_of_trust_changes_no_token(pieces: list[tuple[str, bool]]) -> None:
     """Ids are those of the whole string, with control tokens where trusted text has them."""
     tokenizer = toys.plain_tokenizer()
-    use = Use(Encoder(tokenizer, 428))
+    scope = TokenizationScope(Encoder(tokenizer, 428))
     expected: list[int] = []
     run = ""
     for text, trusted in [*pieces, (toys.STOP, True)]:
@@ -276,10 +276,10 @@ def test_a_boundary_of_trust_changes_no_token(pieces: list[tuple[str, bool]]) ->
             expected.append(tokenizer.token_to_id(found))
             run = ""
         run += text
-    ids = use.encode_pieces([*pieces, (toys.STOP, True)])
+    ids = scope.encode_pieces([*pieces, (toys.STOP, True)])
     assert ids.tolist() == expected
     assert tokenizer.encode_segments([*pieces, (toys.STOP, True)]).tolist() == expected
-    again, cuttable = use.encode_cuttable([*pieces, (toys.STOP, True)])
+    again, cuttable = scope.encode_cuttable([*pieces, (toys.STOP, True)])
     assert again.tolist() == expected
     assert len(cuttable) == len(ids) and not cuttable[-1]
 
@@ -431,10 +431,11 @@ def test_what_no_truncation_can_help_names_its_own_field(mode: Any) -> None:
     preparer = toys.make(max_length=64)
     question = Decide("state", [Choice("Which?", ["word " * 100, "other"])], truncation=mode)
     with pytest.raises(
-        PromptTooLong, match=r"the longest question has \d+ tokens.*64.*shorten the question"
+        PromptTooLong,
+        match=r"it has \d+ tokens .*in its labels; the limit is 64.*shorten the labels",
     ) as caught:
         preparer.prepare(question)
-    assert caught.value.field == "questions" and caught.value.limit == 64 < caught.value.tokens
+    assert caught.value.field == "questions[0]" and caught.value.limit == 64 < caught.value.tokens
     with pytest.raises(PromptTooLong, match=r"65 tokens; after a context.*64; shorten it") as caught:
         preparer.prepare(Loglikelihood("x", [5] * 65, truncation=mode))
     assert caught.value.field == "continuation" and (caught.value.tokens, caught.value.limit) == (65, 64)

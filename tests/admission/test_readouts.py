@@ -102,7 +102,7 @@ def test_rows_follow_what_is_asked(preparer: Preparer) -> None:
     assert isinstance(readout, LogprobRows)
     assert readout.rows.tolist() == [4090, 4091, 4092, 4093, 4094] and readout.logits_rows == 5
     request = Request(prepared, ById())
-    assert request.first_read == request.unread == 4090  # the prefix cache may stand in for all before it
+    assert request.unread == 4090  # the prefix cache may stand in for all before it
     result = toys.run(preparer, PromptLogprobs(TEXT, last=3))
     whole = toys.run(preparer, PromptLogprobs(TEXT))
     assert tuple(result) == tuple(whole)[-3:]
@@ -155,9 +155,12 @@ def test_pooling_is_named_or_known(preparer: Preparer) -> None:
     with pytest.raises(InvalidRequest, match=r"pooling: the model directory does not say .* name it"):
         preparer.prepare(Embed("x"))
     assert toys.make(embedding=EmbeddingSettings("mean")).prepare(Embed("x")).prepared.readout.pooling == "mean"  # type: ignore[union-attr]
-    for bad in ("max", 5, ["mean"], ""):
+    for bad in ("median", 5, ["mean", None], "", "mean+max"):
         with pytest.raises(InvalidRequest, match=r"pooling: .* is not one of 'last', 'cls', 'mean'"):
             preparer.prepare(Embed("x", pooling=bad))  # type: ignore[arg-type]
+    for count in (0, 7):
+        with pytest.raises(InvalidRequest, match=rf"pooling: {count} poolings; it takes 1 to 6"):
+            preparer.prepare(Embed("x", pooling=["mean"] * count))
 
 
 @pytest.mark.fault(26)

@@ -19,9 +19,10 @@ from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import DecisionTemplate
 from prelude.calls import text_size
-from prelude.errors import InvalidRequest, RequestTooLarge, TemplateError
+from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError
 from prelude.tasks import Choice, Decide, Noul, Score, YesNo
 from tests.admission import toys
+from tests.admission.test_decide import encode
 
 STATE = "The quick brown fox"
 JSON = st.recursive(
@@ -301,3 +302,61 @@ def test_characters_that_were_cut_are_reported() -> None:
         for _ in range(2):
             assert preparer.prepare(task).prepared.truncated_tokens > 0
     assert preparer.prepare(Decide("x" * 40, [YesNo("Is it?")], truncation="tail")).prepared.truncated_tokens == 0
+
+
+LONG = {"a": "red green " * 60, "b": "blue " * 4, "c": None, "d": {"is": "wet " * 100}}
+
+
+@pytest.mark.parametrize("step", [None, 256])
+def test_descriptions_that_pass_the_context_are_refused_with_the_way_out(step: Any) -> None:
+    preparer = toys.make(max_length=128, **({} if step is None else {"max_step_tokens": step}))
+    for question in (
+        Choice("Which?", LONG),
+        Noul("Is it?", {"true": "red green " * 100}),
+        Score("How?", ["low", "high " * 200]),
+    ):
+        with pytest.raises(PromptTooLong) as caught:
+            preparer.prepare(Decide("x", [YesNo("Is it?"), question]))
+        assert caught.value.field == "questions[1]" and caught.value.limit == 128 < caught.value.tokens
+        for part in ("most of it in its descriptions", "fewer options at a time", 'truncation="head"'):
+            assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("orders", ["given", "all"])
+def test_truncation_cuts_the_longest_descriptions_and_says_so(orders: Any) -> None:
+    """To one length, the greatest that leaves the state its room; labels and short descriptions stay."""
+    preparer = toys.make(max_length=256, max_step_tokens=2048)
+    for truncation, state in (("tail", "x"), ("head", "x"), ("tail", "The quick brown fox " * 40)):
+        task = Decide(state, [Choice("Which?", LONG)], truncation=truncation, orders=orders)
+        said = preparer.explain(task)
+        prepared = preparer.prepare(task).prepared
+        assert prepared.truncated_tokens > 0 and prepared.tree.depth <= 256
+        assert said.truncated_tokens == prepared.truncated_tokens
+        notes = {label: json.dumps(note) if isinstance(note, dict) else note for label, note in LONG.items()}
+        lengths = set()
+        for label in "ad":
+            [line] = [one for one in said.text.split("\n") if one.startswith(f"- {label}: ")][:1]
+            note, whole = line.removeprefix(f"- {label}: "), str(notes[label])
+            lengths.add(len(note))
+            assert (whole.startswith if truncation == "tail" else whole.endswith)(note) and note != whole
+        assert len(lengths) == 1 and f"\n- b: {notes['b']}" in said.text and "\n- c\n" in said.text
+        most = lengths.pop()
+        if len(state) == 1:  # one character more would not fit beside it
+            cut = {
+                label: note[: most + 1] if note and truncation == "tail" else note for label, note in notes.items()
+            }
+            room = 256 - len(encode(f"{state}\n\n"))
+            depth = len(encode(said_alone(cut))) + 1
+            assert truncation == "head" or orders == "all" or depth > room
+        answer = toys.run(preparer, task)[0]
+        assert list(answer.probabilities) == list("abcd") and math.fsum(
+            answer.probabilities.values()
+        ) == pytest.approx(1)
+    many = Choice("Which?", {f"label {n}" * 9: "long " * 9 for n in range(20)})
+    with pytest.raises(PromptTooLong, match="the limit is 256"):
+        preparer.prepare(Decide("x", [many], truncation="tail"))
+
+
+def said_alone(notes: Any) -> str:
+    lines = "".join([f"\n- {label}: {note}" if note else f"\n- {label}" for label, note in notes.items()])
+    return f"Question: Which?\nOptions:{lines}\nAnswer:"

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import shlex
+import struct
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,13 @@ def test_a_figure_has_a_panel_a_measure_and_single_rows_share_one(tmp_path: Path
     ]
     report.plot(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5_000
+
+
+def test_many_panels_stand_in_two_columns(tmp_path: Path) -> None:
+    """One below the other they were three times as high as wide."""
+    pytest.importorskip("matplotlib")
+    report = report_with_rows()
+    rows = [(f"load {number}", report.rows[0]) for number in range(25)]
+    report.plot(tmp_path / "figure.png", panels={f"panel {number}": rows for number in range(4)})
+    width, height = struct.unpack(">II", (tmp_path / "figure.png").read_bytes()[16:24])
+    assert width > height

@@ -74,7 +74,8 @@ def test_loads_run_on_any_engine() -> None:
         return AsyncEngine.from_pretrained(device="cpu", config=EngineConfig(kv_bytes=1 << 24))
 
     async def every() -> dict[str, Any]:
-        found: dict[str, Any] = {"lone": await gpu_clients.lone_requests(engine(), 20, 1, 3)}
+        async with engine() as alone:
+            found: dict[str, Any] = {"lone": await gpu_clients.lone_requests(alone, 20, 1, 3)}
         async with engine() as second:
             found["saturated"] = await gpu_clients.saturated(second, 40, 3, 0.75, 1, 0.3)
             found["chats"] = await gpu_clients.chats(second, 12, 6, 2, 1)
@@ -128,7 +129,7 @@ def test_parts_run_and_name_their_figures(monkeypatch: pytest.MonkeyPatch) -> No
     rates += ["oneshot_4b_512in_1out_c96_shared75.requests_s", f"{c1}_eager.requests_s"]
     assert all(found[key].value > 0 and found[key].floor for key in rates)
     assert found[f"{c1}_transformers.requests_s"].value == 2.0
-    for name, replays in (("", True), ("_settled_first", True), ("_eager", False)):
+    for name, replays in (("", True), ("_without_overlap", True), ("_eager", False)):
         key = f"decode_06b_128in_32out_c4{name}"
         assert found[f"{key}.tpot_ms"].value > 0 and found[f"{key}.tokens_s"].value > 0
         assert (found[f"{key}.replayed_share"].value > 0) == replays

@@ -14,8 +14,8 @@ from prelude.cuda.graphs import GraphPolicy
 from prelude import EngineConfig
 from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch
-from prelude.execution.beside import BesideExecutor
 from prelude.execution.executor import Executor
+from prelude.execution.threaded import ThreadedExecutor
 from prelude.readouts.sampling import RowEdits, Sampling, SamplingState
 from prelude.runtime.assembly import make_core
 from prelude.runtime.core import EngineCore
@@ -198,7 +198,7 @@ def test_the_cpu_executor_in_a_thread_of_its_own_keeps_the_same_contract(model: 
     found = []
     for overlap in (True, False):
         inner = model.executor(num_blocks=BLOCKS, deterministic=True)
-        executor = BesideExecutor(inner) if overlap else inner
+        executor = ThreadedExecutor(inner) if overlap else inner
         core, texts = play(executor, prepared, overlap)
         found.append(texts)
         executor.close()

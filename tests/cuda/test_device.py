@@ -279,7 +279,7 @@ def test_weights_are_resident_once_and_bit_equal(variant: Model, on_device: Call
     tied = weights.lm_head is not None and weights.lm_head.data_ptr() == weights.embeddings.data_ptr()
     assert tied == (config.spec.lm_head == "tied")
     count = sum(p.numel() for p in variant.oracle.parameters())
-    assert executor.limits().weight_bytes == 4 * count + weights.turns.nbytes
+    assert executor.limits().weight_bytes == 4 * count + weights.rope_table.nbytes
 
 
 @pytest.mark.feature("A20")

@@ -175,9 +175,11 @@ def test_norms(element: torch.dtype) -> None:
         return torch.randn(*shape, generator=generator)
 
     table, gain = randn(vocab, width).to(element), randn(width)
-    ids, drawn = torch.tensor([3, -2, 10, 0, -1], dtype=torch.int32), torch.tensor([7, 9], dtype=torch.int32)
+    ids, pending_tokens = torch.tensor([3, -2, 10, 0, -1], dtype=torch.int32), torch.tensor([7, 9], dtype=torch.int32)
     x, normed = torch.zeros(n, width), torch.zeros(n, width, dtype=element)
-    pairs = both(kernels.EMBED_NORM, (n,), [ids, drawn, table, gain, 1e-6, width, x, normed], [6, 7], element)
+    pairs = both(
+        kernels.EMBED_NORM, (n,), [ids, pending_tokens, table, gain, 1e-6, width, x, normed], [6, 7], element
+    )
     assert torch.equal(pairs[0][0], table[[3, 9, 10, 0, 7]].float())
     close(pairs, element)
     source = randn(n, width)
@@ -203,16 +205,16 @@ def test_qk_rope_and_silu(element: torch.dtype, gains: bool) -> None:
     n, counts, slots = 3, (4, 2, 2), torch.tensor([5, -1, 0], dtype=torch.int32)
     heads = torch.randn(n, sum(counts), WIDTH, generator=generator).to(element)
     positions = torch.tensor([6, 0, 3], dtype=torch.int32)
-    turns = torch.randn(8, WIDTH, generator=generator)
+    rope_table = torch.randn(8, WIDTH, generator=generator)
     q_gain, k_gain = torch.randn(2, WIDTH, generator=generator) if gains else (None, None)
     pool = [torch.zeros(6, 2, WIDTH, dtype=element) for _ in range(2)]
-    args = [heads, *counts, positions, turns, q_gain, k_gain, 1e-6, slots, *pool]
+    args = [heads, *counts, positions, rope_table, q_gain, k_gain, 1e-6, slots, *pool]
     pairs = both(kernels.QK_ROPE, (n,), args, [0, 10, 11], element)
     close(pairs, element)
     ours = pairs[0][0]
     assert torch.equal(pairs[1][0][5], ours[0, 4:6]) and torch.equal(pairs[2][0][0], ours[2, 6:])
     assert not pairs[1][0][1:5].any()
-    alone = [heads[:, :4].contiguous(), 4, 0, 0, positions, turns, q_gain, None, 1e-6, None, None, None]
+    alone = [heads[:, :4].contiguous(), 4, 0, 0, positions, rope_table, q_gain, None, 1e-6, None, None, None]
     close(both(kernels.QK_ROPE, (n,), alone, [0], element), element)
     inner = 1100  # more than one block along a row
     gate_up = torch.randn(2, 2 * inner, generator=generator).to(element)

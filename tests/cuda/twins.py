@@ -33,11 +33,11 @@ def _normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 
 def embed_norm(
-    n: int, ids: Any, drawn: Any, table: Any, gain: Any, eps: float, width: int, x: Any, normed: Any
+    n: int, ids: Any, pending_tokens: Any, table: Any, gain: Any, eps: float, width: int, x: Any, normed: Any
 ) -> None:
     for row, token in enumerate(ids.at(n).tolist()):
         if token < 0:
-            token = int(drawn.at(-token)[-1])
+            token = int(pending_tokens.at(-token)[-1])
         x.at(n, width)[row] = table.at((token + 1) * width)[token * width :].float()
     normed.at(n, width).copy_(_normed(x.at(n, width), gain.at(width), eps))
 
@@ -79,7 +79,7 @@ def qk_rope(
     keys: int,
     values: int,
     positions: Any,
-    turns: Any,
+    rope_table: Any,
     q_gain: Any,
     k_gain: Any,
     eps: float,
@@ -87,11 +87,11 @@ def qk_rope(
     pool_k: Any,
     pool_v: Any,
 ) -> None:
-    width = twins_head_dim(heads, turns, positions, n)
+    width = twins_head_dim(heads, rope_table, positions, n)
     count = queries + keys + values
     lines = heads.at(n, count, width)
     where = positions.at(n).long()
-    turn = turns.at(int(where.max()) + 1, width)[where][:, None]
+    turn = rope_table.at(int(where.max()) + 1, width)[where][:, None]
     cosine, sine = turn[..., : width // 2], turn[..., width // 2 :]
     for part, gain in ((slice(0, queries), q_gain), (slice(queries, queries + keys), k_gain)):
         x = lines[:, part].float()

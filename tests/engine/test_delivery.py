@@ -11,10 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prelude._native.core import Group
 
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
-from prelude.runtime.delivery import Group, Outbox
+from prelude.runtime.delivery import Outbox
+from prelude.streams import watching
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
 from tests.patience import comes
@@ -45,7 +47,7 @@ def turns(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_an_interrupt_in_one_end_leaves_the_others_to_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
     core = service_core()
-    outbox, told = Outbox(loop, core, list), list[int]()
+    outbox, told = Outbox(loop, core, list, watching), list[int]()
     for name, raises in ((1, None), (2, KeyboardInterrupt()), (3, None), (4, None)):
         outbox.put(Told(name, told, raises), None, None, None)  # type: ignore[arg-type]
     core.sinks.flush()
@@ -59,7 +61,7 @@ def test_a_loop_that_was_not_told_because_of_an_interrupt_is_told_by_the_next_st
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = service_core()
-    outbox, told = Outbox(loop, core, list), list[int]()
+    outbox, told = Outbox(loop, core, list, watching), list[int]()
     outbox.put(Told(1, told), None, None, None)  # type: ignore[arg-type]
     flush = Outbox.flush
 
@@ -91,9 +93,9 @@ class Interrupting:
 def test_an_interrupt_while_calls_of_one_step_are_told_leaves_them_to_the_next_turn(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    outbox = Outbox(loop, service_core(), list)
+    outbox = Outbox(loop, service_core(), list, watching)
     progress: list[Any] = [None, Interrupting(), None]
-    groups = [Group(loop.create_future(), lambda group: [], one, [], []) for one in progress]
+    groups = [Group(loop, [], [], [], one) for one in progress]
     requests: list[Any] = [SimpleNamespace(id=number, call=group) for number, group in enumerate(groups)]
     for group in groups:
         group.expected = 1
@@ -102,9 +104,9 @@ def test_an_interrupt_while_calls_of_one_step_are_told_leaves_them_to_the_next_t
     outbox._core.sinks.flush()
     with pytest.raises(KeyboardInterrupt):
         turns(loop)
-    assert [group.future.done() for group in groups] == [True, False, False]
+    assert [group.done() for group in groups] == [True, False, False]
     turns(loop)
-    assert all(group.future.done() for group in groups)
+    assert all(group.done() for group in groups)
     assert [group.ends[number] for number, group in enumerate(groups)] == [(one, None) for one in outcomes]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude import Embed, Engine, YesNo
-from prelude.errors import InvalidRequest, ModelError, PromptTooLong
+from prelude import Embed, Engine, EngineConfig, YesNo
+from prelude.errors import InvalidRequest, ModelError, PreludeError, PromptTooLong
 from tests.checkpoints import make_checkpoint
 
 TEXTS = ["The harbour was quiet.", "Two boats lay at the quay that morning, and nobody spoke.", "x"]
@@ -137,7 +137,16 @@ def sentence_directory(path: Path, pooling: dict[str, Any], *more: str, **settin
 PROMPTS = {"query": "Instruct: find the passage.\nQuery: ", "document": "", "title": "title:\n"}
 
 
-@pytest.mark.parametrize("pooling", [{"pooling_mode": "lasttoken"}, {"pooling_mode_mean_tokens": True}])
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        {"pooling_mode": "lasttoken"},
+        {"pooling_mode_mean_tokens": True},
+        {"pooling_mode": "cls"},
+        {"pooling_mode": ["max", "weightedmean", "mean_sqrt_len_tokens"]},
+        {"pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+    ],
+)
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("default", [None, "title"])
 def test_vectors_are_those_of_sentence_transformers(
@@ -167,6 +176,32 @@ def test_vectors_are_those_of_sentence_transformers(
             )
         with pytest.raises(PromptTooLong, match="the limit here is 9"):
             engine.embed(TEXTS[1])
+
+
+def test_several_poolings_stand_one_behind_the_other(tmp_path: Path) -> None:
+    path = sentence_directory(tmp_path, {"pooling_mode": "mean"})
+    with Engine.from_pretrained(path, config=EngineConfig(deterministic=True)) as engine:
+        text, others = TEXTS[0], [Embed(other, pooling=["cls", "max"]) for other in TEXTS]
+        parts = [engine.embed(text, pooling=mode, normalize=False) for mode in ("weightedmean", "max", "last")]
+        whole = engine.embed(text, pooling=["weightedmean", "max", "last"], normalize=False)
+        assert np.array_equal(whole, np.concatenate(parts))
+        assert engine.embed(text, pooling=["mean", "cls"], dimensions=100).shape == (100,)
+        together = engine.run_many(others)
+        for task, found in zip(others, together):
+            assert np.array_equal(engine.embed(task.prompt, pooling=task.pooling), found)
+
+
+@pytest.mark.parametrize("kind, files", [("LogitScore", []), ("Dense", ["1_Pooling"])])
+def test_a_module_without_its_file_concerns_its_own_verb(kind: str, files: list[str], tmp_path: Path) -> None:
+    """The directory loads; ``embed`` or ``rerank`` says which file is missing."""
+    path = sentence_directory(tmp_path, {"pooling_mode": "mean"}, kind)
+    with Engine.from_pretrained(path) as engine:
+        assert engine.embed("a", pooling="mean").shape == (64,)
+        with pytest.raises(InvalidRequest, match=rf"2_{kind}/config.json.* missing|module '{kind}' is not supported"):
+            engine.embed("a")
+        if kind == "LogitScore":
+            with pytest.raises(PreludeError, match=r"2_LogitScore/config.json, which modules.json names"):
+                engine.rerank("a", ["b"])
 
 
 def test_prompts_belong_to_text_and_are_never_cut(tmp_path: Path) -> None:

@@ -256,6 +256,9 @@ def test_the_watchdog_answers_everybody_while_a_step_hangs() -> None:
         goes_on = sink.ends[again.id][1] is None and core.healthy and core.stats.hangs == 1
         core.close()
         assert is_empty(core)
+        stats = core.stats
+        ends = (stats.finished, stats.failed, stats.cancelled)
+        assert not goes_on or ends == (1, 2, 0), "the end of a step that hung is no second end of its requests"
         return goes_on
 
     assert shown(answers_and_goes_on, len(HANG_SECONDS))

@@ -12,7 +12,7 @@ import pytest
 
 from prelude.errors import PreludeError
 from prelude.runtime.delivery import LoopSink
-from prelude.scheduling import planner, settle
+from prelude.scheduling import planner, postprocess
 from tests.engine.test_faults import generated
 from tests.patience import PATIENCE
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt
@@ -26,7 +26,7 @@ PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
     "pool.attach": lambda engine, core: (core.pool, "attach"),
     "trie.insert": lambda engine, core: (core.pool, "publish"),
     "oneshot.admit": lambda engine, core: (planner, "admit_group"),
-    "oneshot.settle": lambda engine, core: (settle, "settle_group"),
+    "oneshot.postprocess": lambda engine, core: (postprocess, "postprocess_group"),
     "tokenise": lambda engine, core: (engine.engine._preparer, "prepare"),
     "deliver": lambda engine, core: (LoopSink, "deliver"),
 }
@@ -94,4 +94,7 @@ def test_whatever_happens_at_any_place_everybody_is_told(
     asyncio.run(main())
     core.audit()
     assert is_empty(core) and core.healthy
+    seen = core.snapshot()
+    ended = sum(seen[name] for name in ("finished", "failed", "cancelled", "expired"))
+    assert sum(seen["requests"].values()) == ended, "each request that came in has ended and was counted once"
     engine.engine.close()

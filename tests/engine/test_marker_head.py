@@ -14,7 +14,7 @@ import pytest
 
 from prelude import Choice, Engine, EngineConfig, Noul, Score
 from prelude.errors import InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
-from prelude.marking import MarkerSettings
+from prelude.option_settings import OptionSettings
 from prelude.systemone import SystemOne
 from tests.markers import write_laya, write_random
 
@@ -63,7 +63,7 @@ def test_answers_are_those_of_layas_own_program(shared: Path, tmp_path: Path) ->
 def test_temperatures_of_the_trained_checkpoint_by_kind_and_number_of_options(shared: Path) -> None:
     recorded = json.loads((shared / "decision" / "laya_real.json").read_text())
     said = recorded["temperature"]["typed-decisions by options"]
-    settings = MarkerSettings(1024, 256, 0, 1, 2, "[MASK]", (1.0148, 1.0374, 1.0575), said)
+    settings = OptionSettings("laya", 1024, temperatures=(1.0148, 1.0374, 1.0575), by_options=said)
     assert settings.temperature("choice", 2) == said["choice:2"]
     assert settings.temperature("choice", 4) == said["choice:3-5"]
     assert settings.temperature("choice", 12) == 0.5, "0.1 would saturate"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from prelude.errors import EngineForked
+from prelude.errors import EngineForked, ExecutionError
 from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_lifecycle import slow_service
@@ -150,6 +152,28 @@ def test_an_engine_that_only_callers_stepped_leaves_no_thread() -> None:
     until(lambda: gc.collect() >= 0 and gone() is None)
     mine[0].join(PATIENCE)
     assert not mine[0].is_alive()
+
+
+@pytest.mark.parametrize("kind", ["one step", "a text"])
+def test_an_engine_whose_step_failed_is_freed_like_any_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a failed step leaves behind does not refer to the engine: neither its error nor its rows."""
+    import weakref
+
+    monkeypatch.setattr(logging.getLogger("prelude.engine"), "disabled", True)  # pytest would keep the error
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    def use() -> weakref.ref[Any]:
+        engine = toy_service().engine
+        engine._core.executor.submit = fail
+        with pytest.raises(ExecutionError, match="injected"):
+            engine.run(last_logprob(prompt(4, 1)) if kind == "one step" else chat(prompt(4, 1), 3))
+        assert engine.health().last_error == "RuntimeError: injected"
+        return weakref.ref(engine)
+
+    gone = use()
+    until(lambda: gc.collect() >= 0 and gone() is None)
 
 
 @pytest.mark.fault(60)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, Decide, Embed, Engine, EngineConfig, Generate, SamplingParams, YesNo
-from prelude.errors import EngineClosed, ExecutionError, InvalidRequest, UnknownParameter
+from prelude.errors import EngineClosed, ExecutionError, InvalidRequest, UnknownParameter, WrongUse
 from prelude.results import Chunk, Completion
 from tests.patience import PATIENCE, Paced, comes, until
 
@@ -362,7 +362,7 @@ def test_a_stream_is_read_in_the_loop_where_it_began(checkpoint: Path) -> None:
                 refused.append(error)
 
         await asyncio.to_thread(elsewhere)
-        assert [type(error) for error in refused] == [RuntimeError] and "another event loop" in str(refused[0])
+        assert [type(error) for error in refused] == [WrongUse] and "another event loop" in str(refused[0])
         chunks += [chunk async for chunk in stream]
         same(chunks, await engine.complete(STATE, GREEDY))
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from prelude import Engine, EngineConfig, Generate, SamplingParams, YesNo
-from prelude.admission.tokenization import Use
+from prelude import DecisionTemplate, Engine, EngineConfig, Generate, SamplingParams, YesNo
+from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import ConfigError, EngineClosed
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0)
@@ -83,7 +83,7 @@ def test_tokenizer_and_engine_are_used_while_the_interpreter_leaves(threads: int
 @pytest.mark.fault(65)
 def test_a_salted_tenant_shares_no_memory_of_prompts_or_questions(checkpoint: Path) -> None:
     with Engine.from_pretrained(checkpoint) as engine:
-        plans = engine._preparer._facts.plans
+        plans = engine._preparer._context.plans
         question = [YesNo("Is it so?")]
         engine.decide("x", question, salt="a")
         kept = len(plans)
@@ -93,6 +93,27 @@ def test_a_salted_tenant_shares_no_memory_of_prompts_or_questions(checkpoint: Pa
         assert len(plans) == kept + 1  # its own: whether a asked before does not show
         engine.decide("x", [YesNo("Is it never so?")], cache="never")
         assert len(plans) == kept + 1
+
+
+@pytest.mark.fault(65)
+@pytest.mark.parametrize(
+    ("victim", "curious"), [({"salt": "a"}, {"salt": "b"}), ({"salt": "a"}, {}), ({"cache": "never"}, {})], ids=str
+)
+def test_a_template_that_a_tenant_brings_is_tokenised_anew_for_another(
+    victim: dict[str, Any], curious: dict[str, Any], checkpoint: Path
+) -> None:
+    def template(text: str) -> DecisionTemplate:
+        return DecisionTemplate(state=f"<|im_start|>{text}: {{state}}", question="\n{question} {labels} " + text)
+
+    calls = []
+    with Engine.from_pretrained(checkpoint) as engine:
+        encoder = engine._preparer._context.encoder
+        for sent, tried in (("before", "all"), ("first", "first"), ("second", "third")):
+            engine.decide("x", [YesNo("Is it so?")], template=template(sent), **victim)
+            before = encoder.calls
+            engine.decide("x", [YesNo("Is it so?")], template=template(tried), **curious)
+            calls.append(encoder.calls - before)
+    assert calls[1] == calls[2] > 5
 
 
 @pytest.mark.fault(65)
@@ -111,7 +132,7 @@ def test_the_memory_of_prompts_is_for_requests_that_are_not_apart(
             engine.complete(text, PARAMS, **cut, **given)
 
     with Engine.from_pretrained(checkpoint) as engine:
-        tokenizer: Any = engine._preparer._facts.encoder.tokenizer
+        tokenizer: Any = engine._preparer._context.encoder.tokenizer
         assert len(tokenizer.encode(control).ids) == 1, "a control token of this tokenizer"
         text = (20 * control + "user\n") * (30 if verb == "truncated" else 10)  # most bytes for a token
         for _ in range(3):
@@ -129,14 +150,14 @@ def test_the_engines_default_of_the_cache_counts_for_the_memory_of_prompts(
     default: Any, cache: Any, kept: bool, checkpoint: Path
 ) -> None:
     with Engine.from_pretrained(checkpoint, config=EngineConfig(default_cache=default)) as engine:
-        facts = engine._preparer._facts
-        use = Use(facts.encoder, facts.config.default_cache, Generate("x", PARAMS, cache=cache))
-        assert use.remember is kept and use.alone is not kept
+        ctx = engine._preparer._context
+        scope = TokenizationScope(ctx.encoder, ctx.config.default_cache, Generate("x", PARAMS, cache=cache))
+        assert scope.remember is kept and scope.alone is not kept
 
 
 def test_prepared_questions_are_bounded_by_a_setting(checkpoint: Path) -> None:
     with Engine.from_pretrained(checkpoint, config=EngineConfig(question_plan_bytes=0)) as engine:
         engine.decide("x", [YesNo("Is it so?")])
-        assert len(engine._preparer._facts.plans) == 0
+        assert len(engine._preparer._context.plans) == 0
     with pytest.raises(ConfigError, match="question_plan_bytes"):
         EngineConfig(question_plan_bytes=-1)

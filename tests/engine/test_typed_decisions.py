@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import pickle
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from prelude import AsyncEngine, Choice, Decide, Engine, Noul, Score
 from prelude.early_stop import MarginAnswers, adecide_by_margin, decide_by_margin
 from prelude.errors import InvalidRequest
+from prelude.systemone import SystemOne
 
 STATE = "The invoice was paid twice and nobody has written back. " * 3
 TEAMS = {"Billing": "Invoices and refunds", "Technical": None, "Sales": {"owns": ["prices", "upgrades"]}}
@@ -142,3 +144,46 @@ def test_margins_that_make_no_sense(make_engine: Callable[..., Engine]) -> None:
     ):
         with pytest.raises(InvalidRequest, match=match):
             decide_by_margin(engine, STATE, QUESTIONS, **options)  # type: ignore[arg-type]
+
+
+class _Spy:
+    """An engine that notes the deadline of each step and takes its time over it."""
+
+    def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.deadlines: list[float] = []
+        run_many = engine.run_many
+
+        def noted(tasks: Any, options: Any = None, **keywords: Any) -> Any:
+            self.deadlines.append(options.deadline)
+            time.sleep(0.02)
+            return run_many(tasks, options, **keywords)
+
+        monkeypatch.setattr(engine, "run_many", noted)
+
+
+def counted_from_the_call(deadlines: list[float]) -> bool:
+    return len(deadlines) > 1 and all(first - second >= 0.02 for first, second in itertools.pairwise(deadlines))
+
+
+def test_every_step_of_a_compound_call_has_the_deadline_of_the_call(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(deterministic=True)
+    asked = {"team": QUESTIONS["team"]}
+    spy = _Spy(engine, monkeypatch)
+    decide_by_margin(engine, STATE, asked, margin=1e9, wave=1, deadline=60.0)
+    assert counted_from_the_call(spy.deadlines)
+
+    async def awaited() -> list[float]:
+        aengine = AsyncEngine(engine)
+        spy = _Spy(aengine, monkeypatch)
+        await adecide_by_margin(aengine, STATE, asked, margin=1e9, wave=1, deadline=60.0)
+        return spy.deadlines
+
+    assert counted_from_the_call(asyncio.run(awaited()))
+    # As well where a request of more questions than a step holds becomes several decisions.
+    small = make_engine(deterministic=True, max_length=256, max_step_tokens=512)
+    spy = _Spy(small, monkeypatch)
+    questions = {str(n): {"type": "noul", "instructions": f"Is there a {n} in it?"} for n in range(80)}
+    SystemOne(small).answer({"state": "One.", "questions": questions}, deadline=60.0)
+    assert counted_from_the_call(spy.deadlines)

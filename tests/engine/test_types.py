@@ -19,6 +19,7 @@ from prelude import (
     AsyncEngine,
     Choice,
     Classify,
+    ClassifyTokens,
     Decide,
     Embed,
     Engine,
@@ -40,6 +41,7 @@ from tests import lint
 VERBS: dict[str, Any] = {
     "decide": (Decide, verbs.DecideKeywords),
     "classify": (Classify, verbs.ClassifyKeywords),
+    "classify_tokens": (ClassifyTokens, verbs.ClassifyTokensKeywords),
     "embed": (Embed, verbs.EmbedKeywords),
     "loglikelihood": (Loglikelihood, verbs.VerbKeywords),
     "prompt_logprobs": (PromptLogprobs, verbs.PromptLogprobsKeywords),
@@ -180,7 +182,8 @@ def test_engines_tasks_and_results_say_what_they_are() -> None:
     waiting = AsyncEngine.from_pretrained("org/name")
     assert repr(waiting) == "<AsyncEngine 'org/name', not started>"
     with Engine.from_pretrained() as engine:
-        said = f"{engine.model_path}: float32 on cpu, max_length 8192, {engine.model_info.kv_tokens} KV tokens"
+        tokens = engine.model_info.kv_tokens
+        said = f"{engine.model_path}: bfloat16 weights, float32 on cpu, max_length 8192, {tokens} KV tokens"
         assert repr(engine) == f"<Engine {said}>" and repr(AsyncEngine(engine)) == f"<AsyncEngine {said}>"
         answers = engine.decide("a", [YesNo("Is it?"), Choice("Which?", ["a", "b"])])
         assert repr(answers).startswith("Answers(Answer(label=")

@@ -88,6 +88,55 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
 }
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "family": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "qwen3_5-odd-sizes": {
+        "family": "qwen3_5_text",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 20,
+        "linear_value_head_dim": 37,
+        "linear_conv_kernel_dim": 2,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
+    "qwen3_5-wide-heads": {
+        "family": "qwen3_5_text",
+        "layer_types": ["full_attention", "linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 100,
+        "linear_conv_kernel_dim": 7,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    },
+    "lfm2": {
+        "family": "lfm2",
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+        "tie_word_embeddings": True,
+    },
+    "lfm2-biases": {
+        "family": "lfm2",
+        "full_attn_idxs": [0, 2],
+        "conv_bias": True,
+        "conv_L_cache": 5,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.3,
+    },
+}
+"""Models with layers that keep a state of a sequence: their running sequences hold slots."""
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,18 +164,31 @@ def hidden(executor: CpuExecutor, s: PromptSlices, rows: Any) -> np.ndarray:
     return run(executor, OneShotBatch(s, readout)).outputs[0].vectors
 
 
+def owned(s: PromptSlices, slots: Any) -> PromptSlices:
+    """Segments that hold state slots, -1 for one that has none: each goes on from its own, and leaves its state
+    there."""
+    if slots is None:
+        return s
+    held = i32(slots)
+    return replace(s, state_from=np.where(s.context_lens > 0, held, -1).astype(np.int32), state_to=held)
+
+
 def greedy(
     executor: CpuExecutor, prompts_: Sequence[np.ndarray], tables: Sequence[Sequence[int]], steps: int
 ) -> np.ndarray:
-    """[prompts, steps] greedy tokens: the prompts in one mixed step, then decode steps."""
+    """[prompts, steps] greedy tokens: the prompts in one mixed step, then decode steps. States of a recurrent model
+    are in the first slots."""
     s = slices([Segment(ids, write=table) for ids, table in zip(prompts_, tables)])
     nobody = decode_rows([], [], [[]])
-    batch = MixedBatch(s, (sampling(ends(s)),), nobody, None)
+    held = i32(range(len(prompts_))) if executor.limits().recurrent_slots else None
+    batch: DecodeBatch | MixedBatch
+    batch = MixedBatch(owned(s, held), (sampling(ends(s)),), nobody, None, None if held is None else held[:0])
     tokens = [run(executor, batch).outputs[0].token_ids]
     for step in range(steps - 1):
         lengths = [len(ids) + step for ids in prompts_]
         rows = decode_rows(tokens[-1], lengths, tables)
-        tokens.append(run(executor, DecodeBatch(rows, sampling(range(len(prompts_))))).outputs[0].token_ids)
+        batch = DecodeBatch(rows, sampling(range(len(prompts_))), held)
+        tokens.append(run(executor, batch).outputs[0].token_ids)
     return np.stack(tokens, axis=1)
 
 

@@ -13,6 +13,7 @@ from tests.execution.helpers import (
     all_logprobs,
     decode_rows,
     i32,
+    owned,
     prompts,
     random_ids,
     run,
@@ -30,7 +31,7 @@ ROWS = decode_rows([3, 4], [0, 17], [[5], [6, 7]])
         OneShotBatch(TREE, all_logprobs(np.array([3, 24]), top=2, ranks=True)),
         OneShotBatch(prompts(random_ids(2, 9)), PooledRows(i32([1, 8]), i32([0, 2]), "mean")),
         DecodeBatch(ROWS, sampling([0, 1], 0.7, seeds=[2**64 - 1, 5], top_p=0.9)),
-        MixedBatch(TREE, (sampling([24]), all_logprobs(np.array([2]))), ROWS, None, i32([-1, 2]), i32([4, 0])),
+        MixedBatch(owned(TREE, [-1, 2]), (sampling([24]), all_logprobs(np.array([2]))), ROWS, None, i32([4, 0])),
     ],
 )
 def test_a_dumped_batch_runs_the_same(batch: object, model: Model, tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ import torch
 
 from prelude.batch import DecodeBatch, HeadRows, LogprobRows, MixedBatch, OneShotBatch, PooledRows
 from prelude.errors import EngineClosed
-from prelude.execution.bits import rows_needed
 from prelude.execution.cpu import CpuExecutor
+from prelude.execution.determinism import rows_needed
 from prelude.execution.executor import Executor
 from prelude.execution.hidden_rows import best, log_normalisers, logprobs_of
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import Linear
 from tests.checkpoints import save_model
 from tests.execution.helpers import (
@@ -235,6 +236,12 @@ class WithScore:
 
     def finite(self, name: str) -> torch.Tensor:
         return self.score if name == "score.weight" else self.checkpoint.finite(name)
+
+    def in_blocks(self, name: str) -> bool:
+        return False
+
+    def blocks(self, name: str) -> Blocks:
+        raise TypeError(name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

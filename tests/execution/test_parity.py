@@ -241,7 +241,8 @@ def test_weights_are_counted_once(variant: Model) -> None:
     heads, layers = spec.attention, len(spec.layers)
     per_head_gains = layers * heads.head_dim * (heads.heads + heads.kv_heads - 2) if heads.q_norm else 0
     folded = 2 * layers * spec.hidden
-    assert variant.executor().limits().weight_bytes == 4 * (count + per_head_gains - folded)
+    limits = variant.executor(dtype="float32").limits()
+    assert limits.weight_bytes == 4 * (count + per_head_gains - folded) and limits.weights == "float32"
 
 
 # ------------------------------------------------------------------ chunks and mixed steps

@@ -204,12 +204,17 @@ def test_processors_are_bounded_by_quotas(
     assert processors(tmp_path) == expected
 
 
+def silent() -> dict[str, str]:
+    """The environment without a word on how OpenMP waits."""
+    return {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+
+
 LOADS = "import os; from prelude import Engine; e = Engine.from_pretrained(); e.close(); print(dict(os.environ))"
 
 
 def test_the_environment_is_as_it_was_after_loading() -> None:
     """The count is for torch's own library; what this process starts later decides for itself."""
-    done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True, env=silent())
     assert "GOMP_SPINCOUNT" not in done.stdout
 
 
@@ -221,8 +226,7 @@ from prelude.execution.spinning import short_spins
 with short_spins():
     print(os.environ.get("GOMP_SPINCOUNT"))
 """
-    clean = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**clean, **said}
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**silent(), **said}
     )
     assert done.stdout.strip() == {"OMP_WAIT_POLICY": "None", "GOMP_SPINCOUNT": "7"}.get(next(iter(said), ""), "3000")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from prelude.batch import OneShotBatch
-from prelude.models.kernels import activate, layer_norm, product, rms_norm, rotate, wide, write_pool
+from prelude.models.kernels import activate, layer_norm, matmul, rms_norm, rotate, wide, write_pool
 from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
 from prelude.models.weights import interleave
 from tests.checkpoints import save_model
@@ -167,7 +167,7 @@ def test_few_rows_and_many_have_the_same_products(dtype: torch.dtype) -> None:
 
 def test_a_product_refuses_what_it_would_misread() -> None:
     weight, x, out = torch.randn(6, 4), torch.randn(3, 4), torch.empty(3, 6)
-    product(x, weight, out)
+    matmul(x, weight, out)
     assert torch.allclose(out, x @ weight.t(), atol=1e-5)
     for wrong in (
         (x.bfloat16(), weight, out),
@@ -177,9 +177,9 @@ def test_a_product_refuses_what_it_would_misread() -> None:
         (x, weight, torch.empty(6, 3).t()),
     ):
         with pytest.raises(ValueError):
-            product(*wrong)
+            matmul(*wrong)
     with pytest.raises(ValueError, match="float32"):
-        product(x, weight, out.bfloat16(), adds=True)
+        matmul(x, weight, out.bfloat16(), adds=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

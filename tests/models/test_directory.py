@@ -17,8 +17,8 @@ import torch
 
 from prelude import Engine, EngineConfig, default_model
 from prelude.errors import CheckpointError, InsufficientMemory, ModelError
-from prelude.execution import cpu
 from prelude.models import checkpoint as checkpoint_module
+from prelude.models import weights
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.safetensors_file import SafetensorsFile
@@ -205,6 +205,7 @@ PEAK = """
 import re, sys, torch
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
+from prelude.models import weights
 from prelude.models.weights import load_weights
 def now(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
@@ -212,22 +213,29 @@ torch.ones(1 << 20, dtype=torch.bfloat16).to(torch.float32).sum()  # torch's own
 config = ModelConfig.from_dir(sys.argv[1])
 with Checkpoint.open(sys.argv[1], config) as checkpoint:
     before = now("VmRSS")
-    weights = load_weights(checkpoint, config.spec, torch.float32)
+    weights = load_weights(checkpoint, config.spec, torch.float32, *sys.argv[2:])
     print(now("VmHWM") - before, weights.nbytes, now("RssFile"))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_loading_takes_its_copies_and_not_the_files_beside_them(dtype: str, tmp_path: Path) -> None:
-    """170 MB of weights in float32, the largest has 4; a file that stayed would add half or all of that."""
+@pytest.mark.parametrize("dtype, packing", [("float32", []), ("bfloat16", []), ("bfloat16", ["widened"])])
+def test_loading_takes_its_copies_and_not_the_files_beside_them(
+    dtype: str, packing: list[str], tmp_path: Path
+) -> None:
+    """170 MB of weights in float32, half of it where bfloat16 is kept, the largest has 4; a file that stayed would
+    add half or all of that."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "vocab_size": 2048}
     write_checkpoint(tmp_path, {**TINY, **sizes, "num_attention_heads": 8, "head_dim": 64}, dtype=dtype)
     done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True, cwd=tmp_path
+        [sys.executable, "-c", PEAK, str(tmp_path), *packing],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
     )
     peak, weights, _ = map(int, done.stdout.split())
-    assert weights > 144 << 20
+    assert 144 << 20 < weights * (2 if packing else 1) < 200 << 20
     assert peak < weights + (48 << 20), f"{peak:,} bytes for {weights:,} of weights"
 
 
@@ -245,8 +253,8 @@ def test_memory_that_ends_while_loading(failure: Exception, tmp_path: Path, monk
         raise failure
 
     make_checkpoint(tmp_path)
-    monkeypatch.setattr(cpu, "load_weights", fail)
-    with pytest.raises(InsufficientMemory, match=r"the memory ended while loading; weights and \d+ KV blocks need"):
+    monkeypatch.setattr(weights, "load_weights", fail)
+    with pytest.raises(InsufficientMemory, match=r"ended while loading; weights and states need \d+ bytes"):
         Engine.from_pretrained(tmp_path, config=EngineConfig(kv_blocks=8))
 
 

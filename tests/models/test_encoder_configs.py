@@ -127,7 +127,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({**BERT, "hidden_act": "mish"}, "hidden_act 'mish'; supported: gelu"),
     ({**BERT, "quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ({**DISTILBERT, "sinusoidal_pos_embds": True}, "sinusoidal_pos_embds"),
-    ({**DEBERTA, "position_biased_input": True}, "position_biased_input"),
     ({**DEBERTA, "relative_attention": False}, "relative_attention"),
     ({**DEBERTA, "share_att_key": False}, "share_att_key"),
     ({**DEBERTA, "type_vocab_size": 2}, "type_vocab_size"),
@@ -135,7 +134,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({**DEBERTA, "embedding_size": 16}, "embedding_size"),
     ({**DEBERTA, "pos_att_type": ["c2p"]}, "pos_att_type"),
     ({**DEBERTA, "norm_rel_ebd": "batch"}, "norm_rel_ebd 'batch'"),
-    ({**BERT, "architectures": ["BertForTokenClassification"]}, "architecture 'BertForTokenClassification'"),
+    ({**BERT, "architectures": ["BertForQuestionAnswering"]}, "architecture 'BertForQuestionAnswering'"),
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({**BERT, "num_attention_heads": 5}, "hidden_size is 32, .* a multiple of num_attention_heads = 5"),
@@ -143,6 +142,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**DEBERTA, "num_attention_heads": 5}, "hidden_size is 32, .* a multiple of num_attention_heads = 5"),
     ({**DEBERTA, "position_buckets": 78}, "position_buckets is 78, it must be below"),
     ({**DEBERTA, "position_buckets": 2**20}, "position_buckets is 1048576"),
+    ({**DEBERTA, "position_biased_input": 1}, "position_biased_input is 1"),
+    ({**DEBERTA, "position_biased_input": True, "type_vocab_size": 1 << 20}, "type_vocab_size is 1048576"),
     ({**DEBERTA, "pos_att_type": 7}, "pos_att_type is 7"),
     ({**DEBERTA, "max_relative_positions": "x"}, "max_relative_positions is 'x'"),
     ({**BERT, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
@@ -178,6 +179,7 @@ def test_wrong_values_are_named(config: dict[str, Any], message: str) -> None:
 def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
     """Nothing but a ModelError, of bounded length, wherever a value stands; and a config that is read can be used."""
     base = {**CONFIGS[name], "layer_norm_eps": 1e-5, "pad_token_id": 1, "type_vocab_size": 2}
+    base["position_biased_input"] = True  # of DeBERTa, which has types beside positions alone
     count = 0
     for key in (*base, "hidden_act", "activation", "is_decoder", "position_embedding_type", "id2label", *MODERN):
         for value in HOSTILE:

@@ -42,6 +42,14 @@ def test_no_files_say_nothing(tmp_path: Path) -> None:
         ({"pooling_mode": ["lasttoken"]}, "last"),
         ({"word_embedding_dimension": 8}, "mean"),
         ({"pooling_mode": "cls", "pooling_mode_cls_token": True}, "cls"),
+        ({"pooling_mode": "max"}, "max"),
+        ({"pooling_mode": ["weightedmean", "cls"]}, "weightedmean+cls"),
+        (
+            dict.fromkeys(
+                ("pooling_mode_mean_sqrt_len_tokens", "pooling_mode_max_tokens", "pooling_mode_lasttoken"), True
+            ),
+            "max+mean_sqrt_len_tokens+last",
+        ),
     ],
 )
 def test_both_spellings(tmp_path: Path, config: dict[str, Any], mode: str) -> None:
@@ -72,10 +80,10 @@ def test_malformed_files_are_refused(tmp_path: Path, config: dict[str, Any], mod
 @pytest.mark.parametrize(
     "config, modules, match",
     [
-        ({"pooling_mode": "max"}, None, "max"),
+        ({"pooling_mode": "median"}, None, "median"),
         ({"pooling_mode": 5, "pooling_mode_cls_token": True}, None, "pooling 5"),
         ({"pooling_mode": [["cls"]]}, None, "pooling"),
-        ({"pooling_mode": ["cls", "mean"]}, None, "cls"),
+        ({"pooling_mode": ["cls", "cls"]}, None, "cls"),
         ({"pooling_mode": 3}, None, "pooling 3 is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "Pooling", "CNN"), "module 'CNN' is not supported"),
         ({"pooling_mode": "cls"}, listing("Transformer", "Dense", "Pooling"), "module 'Dense' is not supported"),

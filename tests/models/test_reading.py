@@ -190,6 +190,7 @@ def test_the_environment_that_is_read_is_documented() -> None:
 OPENED = """
 import json, os, sys
 opened = []
+sys.modules["dill"] = None  # where it is installed torch imports it, and its import writes a temporary file
 sys.addaudithook(lambda event, arguments: opened.append(arguments) if event == "open" else None)
 from prelude import Engine
 with Engine.from_pretrained(sys.argv[1]) as engine:

@@ -20,7 +20,7 @@ EDITS = (
         "number_nan",
         "8",
         (
-            "prelude/admission/checks.py",
+            "prelude/admission/validation.py",
             "if isinstance(value, float | np.floating) and not math.isfinite(value):",
             "if False:",
         ),

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from tests.mutations.edit import edit
 
-CHECKS = "prelude/admission/checks.py"
+CHECKS = "prelude/admission/validation.py"
 PROMPTS = "prelude/admission/prompts.py"
 QUESTIONS = "prelude/admission/questions.py"
-ASKED = "prelude/admission/asked.py"
+ASKED = "prelude/admission/plain_question.py"
 SETTINGS = "prelude/admission/sampling.py"
 DRAWING = "prelude/readouts/sampling.py"
 SAMPLING = "prelude/readouts/draw.py"
@@ -52,7 +52,7 @@ EDITS = (
             "if not isinstance(prompt, Sequence):",
         ),
     ),
-    edit("a_template_may_be_missing", "35", (PROMPTS, "    if facts.chat is None:", "    if False:")),
+    edit("a_template_may_be_missing", "35", (PROMPTS, "    if ctx.chat is None:", "    if False:")),
     edit(
         "labels_may_come_twice",
         "10",

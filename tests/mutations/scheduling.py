@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.mutations.audited import CORE, LIFECYCLE, PLANNER, STEPPER
 from tests.mutations.edit import edit
 
-SETTLE = "prelude/scheduling/settle.py"
+POSTPROCESS_PY = "prelude/scheduling/postprocess.py"
 POSTPROCESS = "_native/postprocess.pxi"
 LEDGER = "prelude/scheduling/ledger.py"
 PACING = "prelude/scheduling/pacing.py"
@@ -238,18 +238,22 @@ EDITS = (
         ),
     ),
     edit("a_stop_token_is_kept", "C4 H4", (POSTPROCESS, 'return self.keeps or reason != "stop"', "return True")),
-    edit("computed_chunks_are_not_counted", "C8", (SETTLE, "        request.stats.chunks += 1\n", "")),
-    edit("cached_len_stays", "C3 C2", (SETTLE, "        request.cached_len = row.start + row.count\n", "")),
+    edit("computed_chunks_are_not_counted", "C8", (POSTPROCESS_PY, "        request.stats.chunks += 1\n", "")),
+    edit("cached_len_stays", "C3 C2", (POSTPROCESS_PY, "        request.cached_len = row.start + row.count\n", "")),
     edit(
         "a_finished_prompt_is_not_kept",
         "E10",
-        (SETTLE, '        if request.cache != "never" and request.lease is not None:\n', "        if False:\n"),
+        (
+            POSTPROCESS_PY,
+            '        if request.cache != "never" and request.lease is not None:\n',
+            "        if False:\n",
+        ),
     ),
     edit(
         "never_is_kept_too",
         "G10 E12",
         (
-            SETTLE,
+            POSTPROCESS_PY,
             '        if request.cache != "never" and request.lease is not None:\n',
             "        if request.lease is not None:\n",
         ),
@@ -258,14 +262,16 @@ EDITS = (
         "a_finished_request_keeps_its_lease",
         "C9 D2 N4",
         (
-            SETTLE,
+            POSTPROCESS_PY,
             "    if not request.in_flight:\n        request.give_back(pool)\n",
             "",
         ),
     ),
-    edit("nan_rows_go_on", "58", (SETTLE, "    if row in bad or drawn", "    if drawn")),
+    edit("nan_rows_go_on", "58", (POSTPROCESS_PY, "    if row in bad or drawn", "    if drawn")),
     edit(
-        "tokens_outside_the_vocabulary_go_on", "58", (SETTLE, "    if not 0 <= token < vocab_size:", "    if False:")
+        "tokens_outside_the_vocabulary_go_on",
+        "58",
+        (POSTPROCESS_PY, "    if not 0 <= token < vocab_size:", "    if False:"),
     ),
     edit("failed_rows_are_not_halved", "59", (RECOVERY, "    divide = 2 if lack else _DIVIDE\n", "    divide = 1\n")),
     edit(

@@ -21,8 +21,8 @@ EDITS = (
         "16",
         (
             "prelude/admission/pooled.py",
-            'checks.integer(task.dimensions, "dimensions", 1, hidden)',
-            'checks.integer(task.dimensions, "dimensions", 0, hidden + 1)',
+            'validation.integer(task.dimensions, "dimensions", 1, hidden)',
+            'validation.integer(task.dimensions, "dimensions", 0, hidden + 1)',
         ),
     ),
     edit(

@@ -4,6 +4,7 @@
 #   tests/native/run_cpp.sh         the scheduling core under the address and undefined-behaviour sanitizers
 #   tests/native/run_cpp.sh full    that core, the CPU kernels and the tokenizer: without sanitizers, under these two, and
 #                                   under the thread sanitizer
+#   tests/native/run_cpp.sh full thread         the same with these sanitizers alone
 #
 # The builds stay in BUILD_DIR (build where it is not set), in folders cpp-*. A build's output is shown where it fails,
 # and lies in output.txt there.
@@ -33,7 +34,7 @@ run() {
     echo "$0: the build of $folder failed" >&2
     exit 1
   fi
-  ctest --test-dir "$folder" --output-on-failure -R "^($(IFS='|' && echo "$*"))\$"
+  ctest --test-dir "$folder" --output-on-failure -j "$CMAKE_BUILD_PARALLEL_LEVEL" -R "^($(IFS='|' && echo "$*"))\$"
 }
 
 shopt -s extglob nullglob
@@ -42,6 +43,10 @@ all=(_native/tests/test_*.cpp tokenizer/tests/test_*.cpp)
 names() { local source; for source in "$@"; do basename "$source" .cpp; done; }
 case "${1:-}" in
   "") run address,undefined $(names "${core[@]}") ;;
-  full) for sanitizers in "" address,undefined thread; do run "$sanitizers" $(names "${all[@]}"); done ;;
-  *) echo "usage: $0 [full]" >&2 && exit 2 ;;
+  full)
+    shift
+    [[ $# -gt 0 ]] || set -- "" address,undefined thread
+    for sanitizers; do run "$sanitizers" $(names "${all[@]}"); done
+    ;;
+  *) echo "usage: $0 [full [SANITIZERS...]]" >&2 && exit 2 ;;
 esac

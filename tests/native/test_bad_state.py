@@ -40,8 +40,10 @@ def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
         core.requests_of([core.OneShotRow.__new__(core.OneShotRow), None])
     with pytest.raises(ValueError, match="2 ends for 0 readouts"):
         core.join_pairs([], np.zeros(2, np.int32))
-    with pytest.raises(IndexError):
-        core.totals([])
+    with pytest.raises((TypeError, AttributeError)):
+        core.Waiting.__new__(core.Waiting).join(record)
+    with pytest.raises((TypeError, AttributeError)):
+        core.Waiting({}, core.AccountBook()).add_all([record], 1, 0)
     with pytest.raises((TypeError, AttributeError)):
         core.keep_all(pool, [core.OneShotRow(record, 0)], [], False, lambda *_: 0)
         core.admit_group(pool, [record], (1,) * 12, None)

@@ -1,5 +1,5 @@
 """What ends of requests become: in the order they were told, in another, again, one by one; and what a step's result
-is taken for before it is settled."""
+is taken for before it is postprocessed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from prelude.call import Call
 from prelude.calls import finish_all
 from prelude.errors import ExecutionError, InvalidRequest
 from prelude.options import RequestOptions
-from prelude.scheduling.check import check_result
 from prelude.scheduling.pack import Packed
 from prelude.scheduling.request import Request
+from prelude.scheduling.result_check import check_result
 from tests.engine.test_lifecycle import ById
 from tests.scheduling.test_engine_core import last_logprob, prompt
 
@@ -120,8 +120,8 @@ def test_only_a_result_that_is_what_was_asked_for_is_taken_as_tokens() -> None:
     slices = PromptSlices(rows, rows, none, none, none, none, none)
     packed = Packed(OneShotBatch(slices, asked))
     good = StepResult((SampleOutput(rows),), (none,), 0.1)
-    check_result(packed, good)
-    check_result(packed, replace(good, bad_rows=(rows[:1],)))
+    assert check_result(packed, good) == [frozenset()]
+    assert check_result(packed, replace(good, bad_rows=(rows[:1],))) == [frozenset([0])]
     wrong: list[Any] = [
         replace(good, outputs=()),
         replace(good, outputs=good.outputs * 2),

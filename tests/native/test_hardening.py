@@ -4,6 +4,7 @@ with debug symbols."""
 from __future__ import annotations
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -41,16 +42,23 @@ def test_extensions_are_hardened(module: ModuleType) -> None:
     tags = dict(struct.iter_unpack("<QQ", found[DYNAMIC]))
     assert tags.get(FLAGS, 0) & BIND_NOW
     assert b"\0__stack_chk_fail\0" in data  # the name of an imported function
+    if module is tokenizer and b"\0GLIBC_2" in data:  # the one that has calls whose length the compiler cannot see
+        assert b"\0__snprintf_chk\0" in data or b"\0__memcpy_chk\0" in data
 
 
 def compile_flags(**environment: str) -> list[str]:
     """The flags that setup.py gives to every source."""
-    pytest.importorskip("pybind11", reason="a requirement of the build")
-    code = (
-        "import runpy, setuptools\n"
+    return printed_by(
         "setuptools.setup = lambda ext_modules, **_: print(*ext_modules[0].extra_compile_args)\n"
-        "runpy.run_path('setup.py')"
+        "runpy.run_path('setup.py')",
+        **environment,
     )
+
+
+def printed_by(code: str, **environment: str) -> list[str]:
+    """The words that ``code`` prints in a process of its own, in the folder of setup.py."""
+    pytest.importorskip("pybind11", reason="a requirement of the build")
+    code = f"import runpy, setuptools\n{code}"
     root = Path(__file__).resolve().parents[2]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PRELUDE_")}
     result = subprocess.run(
@@ -64,7 +72,57 @@ def compile_flags(**environment: str) -> list[str]:
     return result.stdout.split()
 
 
+def test_no_extension_says_that_it_runs_without_the_gil() -> None:
+    root = Path(__file__).resolve().parents[2]
+    sources = [
+        root / "setup.py",
+        *(file for folder in ("_native", "tokenizer") for file in (root / folder).glob("*.p[yx]*")),
+    ]
+    declared = re.compile(r"freethreading_compatible[\"']?\s*[:=]\s*True|Py_MOD_GIL_NOT_USED")
+    assert len(sources) > 10 and [file.name for file in sources if declared.search(file.read_text("utf-8"))] == []
+
+
+def test_kernels_ask_for_each_instruction_that_they_are_compiled_for() -> None:
+    """A processor with AVX2 and without BMI1, LZCNT or POPCNT ended the process."""
+    core = Path(__file__).resolve().parents[2] / "tokenizer" / "core"
+    asked = (core / "memory" / "isa.hpp").read_text(encoding="utf-8")
+    parts = {
+        "both": re.search(r"const bool bits = (.*?);", asked, re.S),
+        "avx512": re.search(r"isa == Isa::avx512\)\s*return bits && (.*?);", asked, re.S),
+        "avx2": re.search(r"isa == Isa::avx2\) return bits && (.*?);", asked, re.S),
+    }
+    names = {
+        part: set(re.findall(r'supports\("(\w+)"|has_(lzcnt)', found[1])) for part, found in parts.items() if found
+    }
+    asks = {part: {a or b for a, b in found} for part, found in names.items()}
+    compiled = [
+        set(found.split(","))
+        for file in core.rglob("*.cpp")
+        for found in re.findall(r'#pragma GCC target\("([^"]+)"\)', file.read_text(encoding="utf-8"))
+    ]
+    assert len(compiled) >= 3
+    for needs in compiled:
+        assert needs <= asks["both"] | asks["avx512" if "avx512f" in needs else "avx2"]
+
+
 def test_a_build_has_debug_symbols_where_they_are_asked_for() -> None:
     assert "-g0" in compile_flags() and "-g" not in compile_flags()
     asked = compile_flags(PRELUDE_SYMBOLS="1")
     assert {"-g", "-fno-omit-frame-pointer"} <= set(asked) and "-g0" not in asked
+
+
+def test_sources_are_compiled_alike_for_every_python() -> None:
+    """A compiler cache finds a source without Python in it again, whatever this Python was compiled with."""
+    command = printed_by(
+        "import sysconfig, types\n"
+        "setuptools.setup = lambda **_: None\n"
+        "sysconfig.get_config_var = lambda name: '-fno-strict-overflow -Wall -DNDEBUG -g -O3 -march=armv8'\n"
+        "build = runpy.run_path('setup.py')['ParallelBuildExt']\n"
+        "build = object.__new__(build)\n"
+        "words = sysconfig.get_config_var('').split()\n"
+        "build.__dict__['compiler'] = types.SimpleNamespace(compiler_so_cxx=['g++', *words, '-Wextra', '-fPIC'])\n"
+        "build._compile_alike()\n"
+        "print(*build.compiler.compiler_so_cxx)",
+        CXXFLAGS="-Wall",
+    )
+    assert command == ["g++", "-Wall", "-DNDEBUG", "-march=armv8", "-Wextra", "-fPIC", "-fwrapv"]

@@ -1,40 +1,15 @@
-"""The trie, mechanism by mechanism; test_trie_stateful.py has the combinations."""
+"""Matches, salts, references and promises of the trie. ``test_trie_eviction.py``, ``test_trie_cost.py`` and
+``test_trie_stateful.py`` have eviction, cost and combinations."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from prelude._native import core
 
-
-def ids(*tokens: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.array(tokens, np.int32)
-
-
-def make(num_blocks: int = 64, size: int = 1, **options: Any) -> tuple[core.BlockAllocator, core.PrefixTrie]:
-    pool = core.BlockAllocator(num_blocks, size)
-    return pool, core.PrefixTrie(pool, seed=1, **options)
-
-
-def put(trie: core.PrefixTrie, tokens: Any, salt: int = 0) -> core.Inserted:
-    """Computes what the trie lacks of ``tokens`` and inserts it, as a finished prefill does."""
-    have = trie.match(tokens, salt, touch=False)
-    need = len(tokens) // trie.alloc.block_size - have.num_blocks
-    trie.lock(have.node)
-    made = trie.insert(tokens, trie.allocate(need), salt, have.num_blocks)
-    trie.unlock(have.node)
-    assert made.num_taken == need and not len(made.duplicates)
-    return made
-
-
-SHARED = list(range(1, 11))
-BRANCHES = ([20, 21], [30, 31], [40, 41, 42, 43])
+from tests.native.tries import BRANCHES, SHARED, ids, make, put
 
 
 @pytest.mark.feature("E1")
@@ -52,106 +27,13 @@ def test_a_shared_prefix_is_stored_once(options: dict[str, int]) -> None:
     trie.audit()
 
 
-@pytest.mark.feature("E8")
-def test_only_leaves_are_evicted_the_coldest_first() -> None:
-    pool, trie = make(hash_bits=0)
-    put(trie, ids(*SHARED, 20, 21, 22))
-    put(trie, ids(*SHARED, 30, 31))
-    put(trie, ids(*SHARED, 40, 41, 42, 43))
-    trie.match(ids(*SHARED, 30, 31))
-    trie.match(ids(*SHARED, 40, 41, 42, 43))
-    assert trie.evict(3) == 3
-    assert trie.match(ids(*SHARED, 20, 21, 22), touch=False).num_blocks == 10
-    assert trie.match(ids(*SHARED, 30, 31), touch=False).num_blocks == 12
-    assert pool.num_free == 64 - 16
-    # Once its children are gone, an inner node is a leaf like any other.
-    assert trie.evict(99) == 16 and trie.num_nodes == 0
-    trie.audit()
-
-
-@pytest.mark.feature("E7")
-def test_a_match_makes_its_whole_path_the_youngest() -> None:
-    _, trie = make()
-    for branch in BRANCHES:
-        put(trie, ids(*SHARED, *branch))
-    path = trie.match(ids(*SHARED, *BRANCHES[0]))
-    rank = {n["block"]: n["rank"] for n in trie.dump()}
-    assert sorted(rank, key=lambda b: -rank[b])[:12] == path.blocks.tolist()  # the root the youngest
-
-
-@pytest.mark.feature("E9")
-def test_probation_goes_before_what_was_hit() -> None:
-    _, trie = make(8)
-    put(trie, ids(1, 2))
-    trie.match(ids(1, 2))
-    for unique in range(10, 20):  # unique traffic, each larger than what is free
-        put(trie, ids(unique, unique, unique, unique))
-    assert trie.match(ids(1, 2)).num_blocks == 2
-    assert trie.stats()["evicted_protected"] == 0
-
-
-@pytest.mark.feature("E9")
-def test_sparing_the_protected() -> None:
-    pool, trie = make(4)
-    put(trie, ids(1, 2))
-    trie.match(ids(1, 2))
-    put(trie, ids(3))
-    with pytest.raises(core.OutOfBlocks) as error:
-        trie.allocate(3, spare_protected=True)
-    assert (error.value.available, trie.num_nodes) == (2, 3)
-    assert len(trie.allocate(2, spare_protected=True)) == 2
-    assert len(trie.allocate(2)) == 2
-    assert (trie.num_nodes, pool.num_used) == (0, 4)
-
-
-@pytest.mark.feature("E9")
-def test_promoted_on_insert_takes_its_ancestors_along() -> None:
-    _, trie = make(8)
-    put(trie, ids(1, 2))
-    trie.insert(ids(1, 2, 3), trie.allocate(1), 0, 2, promoted=True)
-    assert all(n["protected"] for n in trie.dump())
-    trie.audit()
-
-
-@pytest.mark.feature("D3")
-def test_a_full_pool_of_cached_leaves_admits() -> None:
-    pool, trie = make(4)
-    put(trie, ids(1, 2, 3, 4))
-    assert (pool.num_free, pool.num_cached) == (0, 4)
-    assert len(trie.allocate(3)) == 3
-    assert trie.match(ids(1, 2, 3, 4)).num_blocks == 1
-    with pytest.raises(core.OutOfBlocks):
-        pool.allocate(1)  # the pool alone evicts nothing
-
-
-@pytest.mark.feature("D7")
-@pytest.mark.fault(66)
-def test_nothing_locked_is_evicted() -> None:
-    pool, trie = make(8)
-    put(trie, ids(1, 2, 3))
-    put(trie, ids(1, 2, 4, 5))
-    held = trie.match(ids(1, 2, 4))
-    trie.lock(held.node)
-    assert (pool.num_used, pool.num_cached) == (3, 2)
-    with pytest.raises(core.OutOfBlocks) as error:
-        trie.allocate(6)
-    assert error.value.available == 5 and trie.num_nodes == 5
-    assert trie.evict(99) == 2 and trie.clear() == 0
-    assert trie.match(ids(1, 2, 4)).blocks.tolist() == held.blocks.tolist()
-    trie.unlock(held.node)
-    assert trie.evict(99) == 3
-    with pytest.raises(core.StaleNode):
-        trie.unlock(held.node)
-    with pytest.raises(core.StaleNode):
-        held.blocks.tolist()
-
-
 @pytest.mark.feature("B3")
 def test_references_of_a_shared_prefix() -> None:
     pool, trie = make()
     put(trie, ids(1, 2))
     nodes = [trie.match(ids(1, 2)).node for _ in range(2)]
-    trie.lock_batch(nodes)
+    for node in nodes:
+        trie.lock(node)
 
     def references() -> list[int]:
         return [n["references"] for n in trie.dump()]
@@ -163,19 +45,6 @@ def test_references_of_a_shared_prefix() -> None:
     assert references() == [0, 0] and pool.num_cached == 2
     with pytest.raises(core.NodeError, match="not locked"):
         trie.unlock(nodes[1])
-    with pytest.raises(core.NodeError):
-        trie.unlock_batch(nodes)
-
-
-def test_locking_a_batch_is_all_or_nothing() -> None:
-    pool, trie = make()
-    node = put(trie, ids(1, 2)).node
-    with pytest.raises(core.StaleNode):
-        trie.lock_batch([node, -1, 63])
-    assert pool.num_used == 0
-    trie.lock_batch([node, -1, node])
-    trie.unlock_batch([node, node])
-    assert pool.num_used == 0
 
 
 @pytest.mark.feature("B1")
@@ -344,87 +213,6 @@ def test_a_broken_promise_leaves_nothing() -> None:
     trie.audit()
 
 
-def test_batches_agree_with_single_calls() -> None:
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(0, 2, n).astype(np.int32) for n in rng.integers(0, 30, 40)]
-    tokens = np.concatenate(prompts)
-    indptr = np.cumsum([0, *map(len, prompts)]).astype(np.int32)
-    salts = rng.integers(0, 2, 40).astype(np.uint64)
-    pool, trie = make(2000, 3)
-    full = [len(p) // 3 for p in prompts]
-    blocks = trie.allocate(sum(full))
-    block_indptr = np.cumsum([0, *full]).astype(np.int32)
-    _, there, taken = trie.insert_batch(tokens, indptr, blocks, block_indptr, salts)
-    assert (there + taken == full).all()
-    for i in range(40):
-        pool.release(blocks[block_indptr[i] :][: there[i]])
-    trie.audit()
-    assert pool.num_used == 0
-    got = trie.match_batch(tokens, indptr, salts, 5)
-    for i, p in enumerate(prompts):
-        match = trie.match(p, int(salts[i]), 5)
-        assert (match.node, match.num_blocks, match.promised) == tuple(int(a[i]) for a in got)
-    paths, ends = trie.blocks_batch(got[0])
-    for i in range(40):
-        assert paths[ends[i] : ends[i + 1]].tolist() == trie.blocks(int(got[0][i])).tolist()
-    for bad in ([0, 5, 3], [1, 2], [0, len(tokens) + 1], []):
-        with pytest.raises(ValueError):
-            trie.match_batch(tokens, np.array(bad, np.int32))
-    with pytest.raises(ValueError, match="salts"):
-        trie.match_batch(tokens, indptr, salts[:3])
-
-
-@pytest.mark.feature("E3")
-def test_a_lookup_is_linear() -> None:
-    """Blocks found per block asked, at any length, and no collision makes it more."""
-    for tokens in (1024, 65536):
-        _, trie = make(8192, 16)
-        prompt = np.arange(tokens, dtype=np.int32)
-        put(trie, prompt)
-        before = trie.stats()
-        trie.match(prompt)
-        after = trie.stats()
-        assert after["hit"] - before["hit"] == after["looked_up"] - before["looked_up"] == tokens // 16
-        assert after["collisions"] <= tokens // 1024
-
-
-@pytest.mark.feature("E6")
-def test_the_vocabulary_costs_nothing() -> None:
-    _, trie = make(100, 1)
-    for token in range(-50, 2**31 - 1, 2**25):
-        put(trie, ids(token))
-    assert trie.num_nodes == 65
-    trie.audit()
-
-
-def test_readers_do_not_stop_the_writer() -> None:
-    """Answers from other threads while blocks come and go: never more than a prompt has, never an error."""
-    _, trie = make(512, 16)
-    prompts = [np.random.default_rng(i).integers(0, 9, 4096).astype(np.int32) for i in range(6)]
-    kept = np.arange(1024, dtype=np.int32)
-    trie.lock(put(trie, kept).node)
-    stop = threading.Event()
-    wrong: list[Any] = []
-
-    def read() -> None:
-        while not stop.is_set():
-            if trie.would_hit(kept) != 64 or not all(0 <= trie.would_hit(p) <= 256 for p in prompts):
-                wrong.append("a locked prefix was missed")
-            trie.stats()
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for r in readers:
-        r.start()
-    for i in range(100):
-        put(trie, prompts[i % 6][: 2048 + 16 * i])
-        trie.evict(50)
-    stop.set()
-    for r in readers:
-        r.join()
-    assert not wrong
-    trie.audit()
-
-
 def test_an_audit_says_all_counts() -> None:
     error = core.AuditError("free + used + cached != total", {"free": 1, "total": 3})
     assert error.counts == {"free": 1, "total": 3} and "free=1" in str(error)
@@ -452,99 +240,3 @@ def test_a_node_says_its_tokens_its_block_its_children_and_how_cold_it_is() -> N
     assert by_path[1, 2, 4]["rank"] < by_path[1, 2, 3]["rank"], "the one that was read later goes later"
     hit = trie.match(ids(1, 2, 3))
     assert hit.blocks.tolist() == [by_path[path]["block"] for path in ((1,), (1, 2), (1, 2, 3))]
-
-
-@pytest.mark.feature("E7")
-@pytest.mark.feature("E9")
-def test_a_hit_on_what_was_hit_before_makes_it_the_youngest_again() -> None:
-    """The order among protected nodes is that of the last hit, not of the first."""
-    _, trie = make(8)
-    for token in (1, 2, 3):
-        put(trie, ids(token))
-        trie.match(ids(token))  # the first hit
-    trie.match(ids(1))  # the second, of the one that was hit first
-    ranks = {int(node["tokens"][0]): node["rank"] for node in trie.dump()}
-    assert sorted(ranks, key=ranks.__getitem__) == [2, 3, 1]
-    assert trie.evict(1) == 1 and trie.match(ids(2), touch=False).num_blocks == 0
-    assert trie.match(ids(1), touch=False).num_blocks == 1
-
-
-@pytest.mark.feature("E7")
-@pytest.mark.feature("E8")
-def test_every_node_of_a_path_that_is_hit_again_is_younger_than_all_others() -> None:
-    _, trie = make(16)
-    for path in ((1, 2, 3), (4, 5), (6,)):
-        put(trie, ids(*path))
-        trie.match(ids(*path))
-    trie.match(ids(1, 2, 3))
-    ranks = {int(node["tokens"][0]): node["rank"] for node in trie.dump()}
-    assert min(ranks[token] for token in (1, 2, 3)) > max(ranks[token] for token in (4, 5, 6))
-    freed = []
-    while trie.num_nodes:  # leaves only, the coldest first; inner nodes once they are leaves
-        before = {int(node["tokens"][0]) for node in trie.dump()}
-        assert trie.evict(1) == 1
-        freed += before - {int(node["tokens"][0]) for node in trie.dump()}
-    assert freed == [5, 4, 6, 3, 2, 1]
-
-
-@pytest.mark.feature("E4")
-@pytest.mark.feature("D7")
-@pytest.mark.fault(66)
-def test_a_million_operations_leave_no_dangling_id_and_bounded_memory() -> None:
-    """Blocks looked up, inserted and evicted at random: stale ids are refused, locked paths keep their blocks."""
-    rng = np.random.default_rng(66)
-    pool, trie = make(512, 4)
-    locked: list[tuple[int, Any, list[int]]] = []
-    seen: dict[int, None] = {}
-    turn = refused = 0
-    while True:
-        turn += 1
-        tokens = rng.integers(0, 5, 48).astype(np.int32)
-        seen[int(put(trie, tokens).node)] = None
-        if turn % 8 == 0:
-            match = trie.match(tokens)
-            trie.lock(match.node)
-            locked.append((match.node, tokens, match.blocks.tolist()))
-        if len(locked) > 12:
-            trie.unlock(locked.pop(int(rng.integers(0, len(locked))))[0])
-        if turn % 97:
-            continue
-        for node, path, blocks in locked:
-            assert trie.match(path, touch=False).blocks.tolist() == blocks == trie.blocks(node).tolist()
-        living = {int(node["node"]) for node in trie.dump()}
-        for node in seen.keys() - living:
-            refused += 1
-            with pytest.raises(core.StaleNode):
-                trie.lock(node)
-        assert len(living) == trie.num_nodes <= pool.num_blocks
-        seen = dict.fromkeys(list(seen)[-64:])
-        stats = trie.stats()
-        if stats["looked_up"] + stats["inserted"] + stats["evicted"] >= 1_000_000:
-            break
-    assert refused > 1000
-    trie.audit()
-    for node, _, _ in locked:
-        trie.unlock(node)
-    trie.clear()
-    assert (pool.num_free, trie.num_nodes) == (pool.num_blocks, 0)
-
-
-@pytest.mark.feature("E6")
-def test_memory_of_a_node_is_bounded_whatever_the_vocabulary() -> None:
-    """Bytes a node, measured: the same for children of few and of a great many different tokens."""
-    code = (
-        "import sys, numpy as np\n"
-        "from prelude._native import core\n"
-        "def rss(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
-        "spread = int(sys.argv[1]); before = rss()\n"
-        "pool = core.BlockAllocator(200_000, 1); trie = core.PrefixTrie(pool)\n"
-        "for i in range(200_000): trie.insert(np.array([i * spread], np.int32), trie.allocate(1))\n"
-        "assert trie.num_nodes == 200_000; print((rss() - before) // 200_000)\n"
-    )
-    if not os.path.exists("/proc/self/statm"):
-        pytest.skip("resident memory is read from /proc")
-    dense, sparse = (
-        int(subprocess.run([sys.executable, "-c", code, spread], capture_output=True, text=True, check=True).stdout)
-        for spread in ("1", "10000")
-    )
-    assert dense < 400 and abs(dense - sparse) <= 0.2 * dense, (dense, sparse)

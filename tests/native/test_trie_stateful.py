@@ -202,7 +202,7 @@ class TrieMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.promises)
     @rule(data=st.data(), blocks=st.integers(-1, 4), fulfil=st.booleans())
-    def settle(self, data: st.DataObject, blocks: int, fulfil: bool) -> None:
+    def postprocess(self, data: st.DataObject, blocks: int, fulfil: bool) -> None:
         o = self.oracle
         key, node = at = data.draw(st.sampled_from(self.promises))
         promised = [k for k in o.path(key) if o.nodes[k].promised]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 import transformers
 
 from prelude import AsyncEngine, Engine, EngineConfig, Guard
+from prelude.compound import guard_steps
 from prelude.errors import InvalidRequest, PromptTooLong, RecipeError
 from prelude.recipes import GuardField, GuardRecipe
+from prelude.results import GuardAnswer
 from tests.recipes.conftest import write_qwen
 
 CATEGORIES = (
@@ -149,25 +151,113 @@ def test_the_answer_of_one_token_is_the_greedy_one(engine: Engine, model: Any, q
         assert engine.guard(PROMPT).label == single[drawn]
 
 
-def test_detail_reads_the_lines_that_the_model_would_write(engine: Engine, model: Any, qwen_tokenizer: Any) -> None:
-    found = engine.guard(RESPONSE, detail=True)
-    plain = engine.guard(RESPONSE)
-    assert list(plain.fields) == ["safety"] and list(found.fields) == ["safety", "categories", "refusal"]
+def written_list(model: Any, tokenizer: Any, prompt: str, labels: Sequence[str], end: str) -> list[str]:
+    """Labels one after the other, each the likeliest text behind the ones before, until ``end`` is."""
+    said: list[str] = []
+    while len(said) < len(labels) - 1:
+        texts = {label: (", " if said else " ") + label for label in labels if label not in said}
+        if said:
+            texts = {**{label: text for label, text in texts.items() if label != "None"}, "": end}
+        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        scores = {
+            label: joint(model, ids, tokenizer(text, add_special_tokens=False)["input_ids"])
+            for label, text in texts.items()
+        }
+        best = max(scores, key=scores.__getitem__)
+        if not best:
+            break
+        said.append(best)
+        prompt += texts[best]
+        if best == "None":
+            break
+    return said
+
+
+@pytest.mark.parametrize("messages", [PROMPT, RESPONSE])
+def test_detail_reads_the_lines_that_the_model_would_write(
+    engine: Engine, model: Any, qwen_tokenizer: Any, messages: Any
+) -> None:
+    response = messages is RESPONSE
+    found = engine.guard(messages, detail=True)
+    plain = engine.guard(messages)
+    assert list(plain.fields) == ["safety"]
+    assert list(found.fields) == ["safety", "categories", *["refusal"] * response]
     assert found.flagged == (found.label != "Safe") == plain.flagged
     assert found.risk == pytest.approx(1 - found.fields["safety"].probabilities["Safe"], abs=1e-6)
-    written = card_text(RESPONSE) + f"Safety: {found.label}\nCategories:"
-    category = found.fields["categories"].label
+    prompt = card_text(messages) + f"Safety: {found.label}\nCategories:"
+    categories = found.fields["categories"]
+    labels = (*CATEGORIES, "None") if response else (*CATEGORIES, "Jailbreak", "None")
     if found.label == "Safe":
-        assert category == "None" and math.isnan(found.fields["categories"].mass)
+        assert categories.labels == ("None",) and math.isnan(categories.mass)
     else:
-        prompt = qwen_tokenizer(written, add_special_tokens=False)["input_ids"]
-        ids = qwen_tokenizer(f" {category}", add_special_tokens=False)["input_ids"]
-        value = found.fields["categories"].logprobs[category]
+        end = "\nRefusal:" if response else "<|im_end|>"
+        assert list(categories.labels) == written_list(model, qwen_tokenizer, prompt, labels, end)
+    if response:
+        prompt = qwen_tokenizer(f"{prompt} {', '.join(categories.labels)}\nRefusal:", add_special_tokens=False)[
+            "input_ids"
+        ]
+        for label, value in found.fields["refusal"].logprobs.items():
+            ids = qwen_tokenizer(f" {label}", add_special_tokens=False)["input_ids"]
+            assert value == pytest.approx(joint(model, prompt, ids), abs=1e-4)
+
+
+@pytest.mark.parametrize("messages", [PROMPT, RESPONSE])
+def test_a_list_goes_on_behind_the_categories_that_it_has(
+    engine: Engine, model: Any, qwen_tokenizer: Any, messages: Any
+) -> None:
+    """Each next one is scored behind the text so far; the end is what stands behind the list."""
+    end = "\nRefusal:" if messages is RESPONSE else "<|im_end|>"
+    task = Guard(messages, given={"safety": "Unsafe", "categories": ["PII", "Violent"]})
+    answer = engine.run(task)
+    assert set(answer.probabilities) == {*CATEGORIES, "", *(["Jailbreak"] if messages is PROMPT else [])} - {
+        "PII",
+        "Violent",
+    }
+    written = f"{card_text(messages)}Safety: Unsafe\nCategories: PII, Violent"
+    prompt = qwen_tokenizer(written, add_special_tokens=False)["input_ids"]
+    said = engine.explain(task)
+    assert said.token_ids[: said.segments[0][1]].tolist() == prompt
+    for label, value in answer.logprobs.items():
+        text = f", {label}" if label else end
+        ids = qwen_tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert qwen_tokenizer(written + text, add_special_tokens=False)["input_ids"] == prompt + ids
         assert value == pytest.approx(joint(model, prompt, ids), abs=1e-4)
-    prompt = qwen_tokenizer(f"{written} {category}\nRefusal:", add_special_tokens=False)["input_ids"]
-    for label, value in found.fields["refusal"].logprobs.items():
-        ids = qwen_tokenizer(f" {label}", add_special_tokens=False)["input_ids"]
-        assert value == pytest.approx(joint(model, prompt, ids), abs=1e-4)
+
+
+class _Categories:
+    """An engine's answers in the order in which they come."""
+
+    def __init__(self, *labels: str) -> None:
+        self.labels, self.given = list(labels), []  # type: ignore[var-annotated]
+
+    def run(self, tasks: Any) -> Any:
+        [task] = tasks
+        self.given.append(dict(task.given or {}))
+        label = self.labels.pop(0)
+        return [GuardAnswer("", label, {"Safe": 0.25}, {}, 1.0, None, labels=(label,))]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected", "refusal"),
+    [
+        (["Unsafe", "PII", "", "No"], ("PII",), ("PII", "")),
+        (["Unsafe", "PII", "Violent", "", "No"], ("PII", "Violent"), ("PII", "Violent", "")),
+        (["Controversial", "None", "Yes"], ("None",), "None"),
+        (["Unsafe", *CATEGORIES, "Yes"], CATEGORIES, (*CATEGORIES, "")),
+        (["Safe", "No"], ("None",), "None"),
+    ],
+)
+def test_a_list_ends_where_the_model_ends_it(engine: Engine, labels: list[str], expected: Any, refusal: Any) -> None:
+    """What is asked next depends on the answers before; here they are given instead of read."""
+    answers = _Categories(*labels)
+    steps = guard_steps(engine._model_parts, RESPONSE, True, {})
+    tasks = next(steps)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            tasks = steps.send(answers.run(tasks))
+    found = end.value.value.fields
+    assert found["categories"].labels == expected and not answers.labels
+    assert answers.given[-1]["categories"] == refusal
 
 
 def test_the_fields_depend_on_what_is_judged(engine: Engine) -> None:
@@ -187,6 +277,17 @@ def test_the_asynchronous_verb_is_the_same(engine: Engine) -> None:
     for name, answer in expected.fields.items():
         ours = np.array(list(found.fields[name].probabilities.values()))
         assert np.abs(ours - np.array(list(answer.probabilities.values()))).max() < 1e-5
+
+
+def test_an_engine_that_has_not_started_starts_for_a_verb_of_several_steps(directory: Path) -> None:
+    async def guarded() -> Any:
+        engine = AsyncEngine.from_pretrained(directory)
+        try:
+            return await engine.guard(PROMPT)
+        finally:
+            await engine.aclose()
+
+    assert asyncio.run(guarded()).fields
 
 
 def test_user_text_cannot_answer_for_the_model(engine: Engine, qwen_tokenizer: Any) -> None:
@@ -231,6 +332,13 @@ def test_a_model_without_a_policy_is_refused_and_a_recipe_can_be_named(qwen: Pat
         ({"categories": "None"}, "given"),
         ({"refusal": "No"}, "given"),
         ({"safety": "Safe", "categories": "None"}, "given"),
+        ({"safety": "Unsafe", "categories": ["PII", "PII"]}, "given.categories"),
+        ({"safety": "Unsafe", "categories": ["PII", "None"]}, "given.categories"),
+        ({"safety": "Unsafe", "categories": ["x"]}, "given.categories"),
+        ({"safety": "Unsafe", "categories": []}, "given.categories"),
+        ({"safety": "Unsafe", "categories": [""]}, "given.categories"),
+        ({"safety": ["Unsafe"]}, "given.safety"),
+        ({"safety": "Unsafe", "categories": ["PII", ""]}, "given"),
     ],
 )
 def test_what_is_given_must_be_an_answer(engine: Engine, given: Any, field: str) -> None:
@@ -257,6 +365,10 @@ def test_a_guard_reads_messages(engine: Engine, prompt: Any) -> None:
         {"safe": "x"},
         {"separator": 1},
         {"fields": [{"name": "a", "before": "A:", "labels": ["x", "y"], "unless": ["a"]}]},
+        {"fields": [{"name": "a", "before": "A:", "labels": ["x", "y"], "joiner": 3}]},
+        {"fields": [{"name": "a", "before": "A:", "labels": ["x", "y"], "none": "z"}]},
+        {"fields": [{"name": "a", "before": "A:", "labels": ["x", "y"], "joiner": ", "}]},  # and no end
+        {"end": 3},
     ],
 )
 def test_a_malformed_recipe_is_named(wrong: dict[str, Any], tmp_path: Path, qwen: Path) -> None:

@@ -184,6 +184,8 @@ def test_a_generative_cross_encoder_is_found_from_its_files(shared: Path, tmp_pa
         prompted = theirs.predict([(QUERY, DOCUMENTS[0])], prompt="Be strict.")[0]
         ours = engine.rerank(QUERY, DOCUMENTS[:1], instruction="Be strict.")[0]
         assert ours.score == pytest.approx(prompted, abs=1e-5)
+        none = theirs.predict([(QUERY, DOCUMENTS[0])], prompt="")[0]
+        assert engine.run(Rerank(QUERY, DOCUMENTS[0], instruction="")).score == pytest.approx(none, abs=1e-5)
         raw = engine.run(Rerank(QUERY, DOCUMENTS[0], activation="none"))
         assert raw.score == raw.logit and 1 / (1 + np.exp(-raw.logit)) == pytest.approx(scores[0], abs=1e-5)
         said = engine.explain(Rerank(QUERY, DOCUMENTS[0]))
@@ -240,8 +242,8 @@ def test_a_cross_encoder_ranks_pairs(family: str, tmp_path: Path) -> None:
         assert engine.explain(Rerank("w1", "w2")).recipe == "cross-encoder"
         with pytest.raises(RecipeError, match="as a pair"):
             engine.rerank("w1", documents, recipe="qwen3-reranker")
-        with pytest.raises(InvalidRequest, match="takes no instruction"):
-            engine.rerank("w1", documents, instruction="w2")
+        read = engine.explain(Rerank("w1", "w5", instruction="w2 w3 ")).token_ids.tolist()
+        assert read == engine.explain(Classify(("w2 w3 w1", "w5"))).token_ids.tolist()
 
 
 def test_a_cross_encoder_scores_as_sentence_transformers(tmp_path: Path) -> None:
@@ -257,6 +259,37 @@ def test_a_cross_encoder_scores_as_sentence_transformers(tmp_path: Path) -> None
         ours = engine.rerank("w1 w2", documents)
     assert [item.index for item in ours] == [item["corpus_id"] for item in theirs]
     assert [item.score for item in ours] == pytest.approx([item["score"] for item in theirs], abs=1e-5)
+
+
+def test_prompts_of_a_cross_encoder_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    from prelude.integrations.sentence_transformers import PairScorer
+
+    path = write(tmp_path / "plain", "ForSequenceClassification", num_labels=1)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 140}
+    settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    prompts = {"query": "w7 w8 ", "other": "w3"}
+    theirs = library.CrossEncoder(str(path), device="cpu", prompts=prompts, default_prompt_name="query")
+    saved = tmp_path / "saved"
+    theirs.save_pretrained(str(saved))
+    pairs = [("w1 w2", "w5 w6"), ("w1 w2", "w9 w10 w11")]
+    with Engine.from_pretrained(saved) as engine:
+        ours = PairScorer(engine)
+        plain = theirs.predict(pairs, prompt="")
+        for options in ({}, {"prompt_name": "other"}, {"prompt": "w4 "}, {"prompt": ""}):
+            expected = theirs.predict(pairs, **options)
+            assert ours.predict(pairs, **options) == pytest.approx(expected, abs=1e-5)
+            assert (np.abs(expected - plain).max() > 1e-4) == (options != {"prompt": ""})
+        ranked = engine.rerank("w1 w2", [document for _, document in pairs], prompt_name="other")
+        expected = theirs.predict(pairs, prompt_name="other")
+        assert [item.score for item in ranked] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
+        with pytest.raises(
+            InvalidRequest, match="prompt_name: 'third' is not a prompt of this model; it has 'other', 'query'"
+        ):
+            engine.rerank("w1", ["w2"], prompt_name="third")
+        with pytest.raises(InvalidRequest, match="give one"):
+            engine.rerank("w1", ["w2"], prompt_name="other", instruction="w3")
 
 
 def test_a_decoder_with_a_head_of_one_label_reads_the_recipe(

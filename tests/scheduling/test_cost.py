@@ -15,11 +15,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prelude._native.core import prompt_keys
 
 from prelude import Engine, EngineConfig, Loglikelihood
 from prelude.errors import ConfigError
 from prelude.execution.cpu import Finished
-from prelude.scheduling.cost import CostModel, Work, request_work
+from prelude.scheduling.cost import CostModel, Work
 from tests.patience import shown
 from tests.scheduling.test_contracts import BASE, PER_TOKEN, Timed
 from tests.scheduling.test_engine_core import Collect, last_logprob, prompt
@@ -30,6 +31,11 @@ TRUE = {"constant": 2e-3, "token": 3e-5, "key": 4e-9, "lm_row": 1e-5}
 
 def seconds(work: Work, true: dict[str, float] = TRUE) -> float:
     return true["constant"] + true["token"] * work.tokens + true["key"] * work.keys + true["lm_row"] * work.lm_rows
+
+
+def request_work(uncached: int, cached: int, lm_rows: int = 0) -> Work:
+    """A prompt of ``uncached`` tokens to compute behind ``cached`` ones."""
+    return Work(uncached, prompt_keys(uncached, cached), lm_rows)
 
 
 def works(count: int, seed: int = 0) -> list[Work]:

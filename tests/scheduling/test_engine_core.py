@@ -458,8 +458,8 @@ def test_every_step_keeps_its_accounts_apart_and_its_budget(seed: int) -> None:
         if isinstance(batch, MixedBatch):
             both += decode > 0 and prefill > 0
             assert (batch.prefill_tokens, batch.decode_tokens) == (prefill, decode)
-            assert batch.num_tokens == prefill + decode and batch.recurrent_slots == 0
-            assert batch.block_table_entries == batch.decode.block_indptr[-1] == len(batch.decode.block_ids)
+            assert batch.num_tokens == prefill + decode
+            assert batch.decode.block_indptr[-1] == len(batch.decode.block_ids)
         assert prefill + decode <= budget
     assert both > 0
 

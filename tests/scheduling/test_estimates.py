@@ -38,8 +38,8 @@ def check_columns(core: Any) -> int:
     for line in (core.queues.oneshot, core.queues.decode):
         for request in line:
             if request in line._columns:
-                slot = line._columns._slots[request.order]
-                assert line._columns.work[slot] == naive_work(core, request)
+                row = line._columns._rows[request.order]
+                assert line._columns.work[row] == naive_work(core, request)
                 ranked += 1
     assert core.pool.trie.num_watches <= ranked
     return ranked

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prelude.batch import StepResult
-from prelude.execution.beside import BesideExecutor
+from prelude.execution.threaded import ThreadedExecutor
 from tests import toy
 from tests.engine.test_faults import HANG_SECONDS, ById, text
 from tests.engine.test_limits import post
@@ -99,7 +99,7 @@ def test_ctrl_c_while_a_step_that_could_not_be_submitted_waits_for_the_one_befor
 def test_an_executor_beside_that_is_dropped_takes_its_thread_and_the_model_along() -> None:
     inner = toy.ToyExecutor()
     core = service_core(inner, overlap=True)
-    core.stepper.executor = BesideExecutor(inner)
+    core.stepper.executor = ThreadedExecutor(inner)
     sink = ById()
     post(core, last_logprob(prompt(9, 1)), sink)
     run_steps(core)

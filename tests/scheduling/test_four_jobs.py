@@ -15,9 +15,10 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.pack import pack
 from prelude.scheduling.planner import Budgets, plan_step
 from prelude.scheduling.policies import policy_named
+from prelude.scheduling.postprocess import postprocess
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
-from prelude.scheduling.settle import settle
+from prelude.scheduling.result_check import check_result
 from tests import toy
 from tests.scheduling.test_engine_core import Collect, chat, expected_logprob, last_logprob, prompt
 
@@ -47,7 +48,8 @@ def test_the_four_jobs_by_hand() -> None:
             for request, outcome in zip(requests, outcomes):
                 sink.deliver(request, outcome, None)  # type: ignore[arg-type]
 
-        settle(plan, packed, result, queues, pool, toy.VOCAB, ended)  # 4: states advance, and what ended is told
+        bad = check_result(packed, result)
+        postprocess(plan, packed, result, bad, queues, pool, toy.VOCAB, ended)  # 4: states advance; ends are told
         assert len(text.output) == before[1] + 1
     assert kinds == ["MixedBatch", "DecodeBatch", "DecodeBatch"]
     assert list(sink.ends[id(text)][0].token_ids) == toy.generate(prompt(10, 1).tolist(), 3)  # type: ignore[union-attr]
@@ -65,5 +67,5 @@ def test_policy_is_python_and_what_runs_a_token_is_compiled() -> None:
     [folder] = prelude.scheduling.__path__
     assert not [path for path in Path(folder).rglob("*") if path.suffix in (".so", ".pyd", ".pyx")]
     assert type(policy_named("round_robin")).__module__ == "prelude.scheduling.policies.orders"
-    for hot in (KvPool.__bases__[0], Request.__bases__[0]):
+    for hot in (KvPool, Request.__bases__[0]):
         assert hot.__module__.startswith("prelude._native")

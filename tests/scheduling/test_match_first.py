@@ -18,7 +18,7 @@ from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
 from tests.scheduling.test_contracts import Timed
 from tests.scheduling.test_engine_core import chat, expected_logprob, last_logprob, prompt
-from tests.service import is_empty, run_steps, service_core
+from tests.service import Pool, is_empty, run_steps, service_core
 
 SHARED = prompt(24, 1)
 
@@ -62,8 +62,8 @@ def test_the_trace_of_a_plan_has_each_match_before_its_allocation(monkeypatch: p
         keep(pool, rows, *given)
         trace.append(("allocate", free - allocator.num_free))
 
-    monkeypatch.setattr(KvPool, "attach", attaching)
-    monkeypatch.setattr(KvPool, "grow", growing)
+    monkeypatch.setattr(Pool, "attach", attaching)
+    monkeypatch.setattr(Pool, "grow", growing)
     monkeypatch.setattr(planner, "admit_group", admitting)
     monkeypatch.setattr(planner, "keep_all", keeping)
     post(core, chat(behind(SHARED, 10, 6), 2), sink)

@@ -38,7 +38,7 @@ def test_the_functions_that_give_leases_back_are_those_that_the_docstring_lists(
     found -= {"planner._plan_decode"}  # a ledger's
     native = set().union(*(callers(path, "_give_back") for path in (ROOT / "_native").glob("*.pxi")))
     native -= {name for name in native if name.startswith("records.")}  # `Request.give_back` itself
-    assert {name.replace("_settle_rows", "settle_group") for name in native} | found == listed
+    assert {name.replace("_postprocess_rows", "postprocess_group") for name in native} | found == listed
     releases = [path.name for path in python if re.search(r"pool\.release\(", path.read_text(encoding="utf-8"))]
     assert not releases, "a lease is given back by its request"
 

@@ -20,7 +20,7 @@ from tests.scheduling.test_shared_prefixes import check, load, played, tails
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 
-class Beside(toy.ToyExecutor):
+class OverlappedExecutor(toy.ToyExecutor):
     """A device that runs beside the host, in virtual time: a step takes ``latency`` from when the one before it is
     done, and every submission finds the host ``work`` later."""
 
@@ -55,7 +55,7 @@ def decisions(core: Any, count: int = 20) -> tuple[ById, list[Any]]:
 def test_a_step_takes_the_longer_of_device_and_host_not_their_sum(latency: float, work: float) -> None:
     taken, numbers = {}, {}
     for overlap in (True, False):
-        executor = Beside(latency, work, num_blocks=512)
+        executor = OverlappedExecutor(latency, work, num_blocks=512)
         core = service_core(executor, step_tokens=64, overlap=overlap)
         sink, requests = decisions(core)
         run_steps(core)
@@ -71,7 +71,7 @@ def test_a_step_takes_the_longer_of_device_and_host_not_their_sum(latency: float
 @pytest.mark.feature("H14")
 def test_switched_off_every_step_is_waited_for_before_the_next() -> None:
     for overlap, expected in ((False, ["submit", "wait"] * 4), (True, ["submit", "submit", "wait"])):
-        executor = Beside(1, 1, num_blocks=256)
+        executor = OverlappedExecutor(1, 1, num_blocks=256)
         core = service_core(executor, step_tokens=64, overlap=overlap)
         decisions(core, 8)
         run_steps(core)
@@ -80,8 +80,8 @@ def test_switched_off_every_step_is_waited_for_before_the_next() -> None:
 
 
 @pytest.mark.feature("H13")
-def test_rows_that_go_on_are_settled_first_and_no_token_comes_twice() -> None:
-    executor = Beside(2, 1, num_blocks=256)
+def test_rows_that_go_on_are_without_overlap_and_no_token_comes_twice() -> None:
+    executor = OverlappedExecutor(2, 1, num_blocks=256)
     core = service_core(executor, step_tokens=64, overlap=True)
     sink = ById()
     chats = [post(core, chat(prompt(9, i), 12), sink) for i in range(5)]
@@ -94,7 +94,7 @@ def test_rows_that_go_on_are_settled_first_and_no_token_comes_twice() -> None:
 
 @pytest.mark.feature("H13")
 def test_a_request_that_is_cancelled_in_flight_keeps_what_the_device_reads_until_it_lands() -> None:
-    executor = Beside(2, 1, num_blocks=64)
+    executor = OverlappedExecutor(2, 1, num_blocks=64)
     core = service_core(executor, step_tokens=64, overlap=True)
     sink, requests = decisions(core, 8)
     core.step()
@@ -119,7 +119,7 @@ def test_a_request_that_is_cancelled_in_flight_keeps_what_the_device_reads_until
 
 @pytest.mark.feature("H13")
 def test_who_wants_a_prefix_that_is_being_computed_in_flight_waits_for_it() -> None:
-    executor = Beside(2, 1, num_blocks=512)
+    executor = OverlappedExecutor(2, 1, num_blocks=512)
     core = service_core(executor, step_tokens=1024, overlap=True)
     sink = ById()
     first, *others = tails(5, 12, prompt(400, 8))
@@ -149,7 +149,7 @@ def test_a_step_that_fails_beside_another_takes_its_own_rows_alone(site: str, ki
 
 
 def test_a_caller_that_steps_itself_gets_its_answer_and_leaves_nothing_in_flight() -> None:
-    core = service_core(Beside(1, 1, num_blocks=64), step_tokens=64, overlap=True)
+    core = service_core(OverlappedExecutor(1, 1, num_blocks=64), step_tokens=64, overlap=True)
     sink = ById()
     for i in range(5):
         request = core.request(last_logprob(prompt(8, i)), sink)
@@ -161,7 +161,7 @@ def test_a_caller_that_steps_itself_gets_its_answer_and_leaves_nothing_in_flight
 
 def test_closing_lands_what_is_in_flight() -> None:
     for drain in (True, False):
-        core = service_core(Beside(1, 1, num_blocks=256), step_tokens=64, overlap=True)
+        core = service_core(OverlappedExecutor(1, 1, num_blocks=256), step_tokens=64, overlap=True)
         sink, requests = decisions(core, 30)
         core.loop.wake()
         core.close(drain=drain)

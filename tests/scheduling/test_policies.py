@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from prelude import EngineConfig
 from prelude.errors import ConfigError
 from prelude.options import RequestOptions
-from prelude.scheduling.lines import Line
 from prelude.scheduling.policies import (
     POLICIES,
     EarliestDeadline,
@@ -28,6 +27,7 @@ from prelude.scheduling.policies import (
 )
 from prelude.scheduling.queues import Policies
 from prelude.scheduling.request import Request
+from prelude.scheduling.waiting_queue import WaitingQueue
 from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post
@@ -123,48 +123,48 @@ def test_a_line_is_in_the_order_that_its_policy_defines(name: str, steps: list[A
     """Whatever joins, leaves, is served, is matched anew, and whenever it is asked."""
     cached: dict[int, int] = {}
     policy = POLICIES[name]()
-    line = Line(policy, Known(cached))
+    queue = WaitingQueue(policy, Known(cached))
     now = 0
     waiting: list[Request] = []
     for order, (tokens, priority, tenant, expires, serve, hit, more, leaves) in enumerate(steps, 1):
         request = waiting_request(tokens, order, priority, tenant)
         request.expires = expires
         cached[order] = min(hit, tokens - 1)
-        line.append(request, now)
+        queue.append(request, now)
         waiting.append(request)
         now += more
-        served = {key: line._accounts._accounts[key].served for key in line._accounts._accounts}
+        served = {key: queue._accounts.accounts[key].served for key in queue._accounts.accounts}
         expected = naive(waiting, cached, served, now, name)
-        assert [r.order for r in line.in_order(now)] == expected
+        assert [r.order for r in queue.in_order(now)] == expected
         for number in expected[:serve]:
             [chosen] = [r for r in waiting if r.order == number]
-            line.serve(chosen)
+            queue.serve(chosen)
             waiting.remove(chosen)
         if leaves and waiting:
-            line.remove(waiting.pop(len(waiting) // 2))
+            queue.remove(waiting.pop(len(waiting) // 2))
         if waiting and policy.estimates:
             moved = waiting[len(waiting) // 3]
             cached[moved.order] = moved.num_known // 2
-            line.look_again(moved, cached[moved.order])
-        assert len(line) == len(waiting) and sorted(r.order for r in line) == sorted(r.order for r in waiting)
+            queue.look_again(moved, cached[moved.order])
+        assert len(queue) == len(waiting) and sorted(r.order for r in queue) == sorted(r.order for r in waiting)
 
 
 def test_ten_thousand_are_ranked_as_a_few_are() -> None:
     """The partial order that a long line works with is the beginning of the whole one, to its end."""
     rng = np.random.default_rng(0)
-    line = Line(ShortestPrefillFirst())
+    queue = WaitingQueue(ShortestPrefillFirst())
     waiting = []
     tokens = prompt(64, 0)
     for order in range(1, 6001):
         request = Request(last_logprob(tokens[: int(rng.integers(1, 64))]), Asked())
         request.order = order
-        line.append(request, int(rng.integers(0, 400_000)))
+        queue.append(request, int(rng.integers(0, 400_000)))
         waiting.append(request)
     expected = sorted(waiting, key=lambda r: (200_000 * np.log2(r.num_known) + r.queued_at, r.order))
     for request in expected[:700]:
-        assert next(line.in_order(0)) is request
-        line.serve(request)
-    assert list(line.in_order(0)) == expected[700:]
+        assert next(queue.in_order(0)) is request
+        queue.serve(request)
+    assert list(queue.in_order(0)) == expected[700:]
 
 
 # ------------------------------------------------------------------ starvation
@@ -208,7 +208,7 @@ def test_a_long_request_starts_within_the_stated_bound(half_life: float) -> None
 @pytest.mark.feature("G6")
 def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> None:
     assert endless(math.inf) is None
-    ratio = Line(ResponseRatio())
+    ratio = WaitingQueue(ResponseRatio())
     ratio.append(waiting_request(60, 1), 0)
     for order in range(2, 30):
         ratio.append(waiting_request(5, order), 50 * order)
@@ -235,13 +235,13 @@ def test_the_shortest_of_what_waits_is_computed_first() -> None:
 
 @pytest.mark.feature("F22")
 def test_layers_compose_in_the_order_they_are_nested() -> None:
-    line = Line(Priority(ShortestPrefillFirst(math.inf)))  # no tenants
+    queue = WaitingQueue(Priority(ShortestPrefillFirst(math.inf)))  # no tenants
     for order, (tokens, priority, tenant) in enumerate(
         [(30, 0, "a"), (20, 0, "a"), (10, 0, "b"), (40, 7, "a"), (9, 0, "a")], start=1
     ):
-        line.append(waiting_request(tokens, order, priority, tenant), 0)
-    assert [r.order for r in line.in_order(0)] == [4, 5, 3, 2, 1]
-    fair = Line(FairTenants(FirstComeFirstServed()))
+        queue.append(waiting_request(tokens, order, priority, tenant), 0)
+    assert [r.order for r in queue.in_order(0)] == [4, 5, 3, 2, 1]
+    fair = WaitingQueue(FairTenants(FirstComeFirstServed()))
     for order, (tokens, tenant) in enumerate([(30, "a"), (30, "a"), (10, "b"), (10, "b"), (10, "b")], start=1):
         fair.append(waiting_request(tokens, order, 0, tenant), 0)
     assert [r.order for r in fair.in_order(0)] == [1, 3, 4, 5, 2]
@@ -273,24 +273,24 @@ def test_tenants_that_wait_are_served_equal_tokens_under_every_policy() -> None:
 
 
 def test_an_account_that_was_trimmed_starts_level_with_the_others() -> None:
-    line = Line(ShortestPrefillFirst())
+    queue = WaitingQueue(ShortestPrefillFirst())
     for order in range(1, 4001):
         request = waiting_request(3, order, 0, f"tenant {order}")
-        line.append(request, order)
-        line.serve(request)
-    assert len(line._accounts._accounts) <= 1024 + 1 and len(line._accounts.served()) <= 1024 + 1
+        queue.append(request, order)
+        queue.serve(request)
+    assert len(queue._accounts.accounts) <= 1024 + 1 and len(queue._accounts.served()) <= 1024 + 1
     for order in range(4001, 4011):
-        line.append(waiting_request(3, order, 0, f"tenant {order % 2}"), order)
-    assert [r.order % 2 for r in line.in_order(5000)] == [1, 0] * 5
+        queue.append(waiting_request(3, order, 0, f"tenant {order % 2}"), order)
+    assert [r.order % 2 for r in queue.in_order(5000)] == [1, 0] * 5
 
 
 def test_deadlines_are_compared_with_each_other_alone() -> None:
-    line = Line(EarliestDeadline())
+    queue = WaitingQueue(EarliestDeadline())
     for order, expires in enumerate([math.inf, 9.0, 3.0, 9.0, math.inf], start=1):
         request = waiting_request(5, order)
         request.expires = expires
-        line.append(request, 0)
-    assert [r.order for r in line.in_order(0)] == [3, 2, 4, 1, 5]
+        queue.append(request, 0)
+    assert [r.order for r in queue.in_order(0)] == [3, 2, 4, 1, 5]
 
 
 # ------------------------------------------------------------------ Decode requests

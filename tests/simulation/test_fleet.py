@@ -11,7 +11,7 @@ import pytest
 
 from prelude.errors import ConfigError, TraceError
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
-from prelude.simulation.replica import Flight
+from prelude.simulation.replica import SimulatedRequest
 from prelude.simulation.report import jain
 from prelude.simulation.routing import Loads, PrefixAffine
 from prelude.simulation.workloads import (
@@ -211,7 +211,7 @@ def test_a_million_requests_are_not_kept() -> None:
     fleet = Fleet(machine("h200-qwen3-4b", kv_blocks=1000))
     fleet.run(itertools.islice(rubrics(100.0, requests=2000), 2000))
     gc.collect()
-    assert sum(isinstance(thing, Flight) for thing in gc.get_objects()) < 10
+    assert sum(isinstance(thing, SimulatedRequest) for thing in gc.get_objects()) < 10
     assert math.isfinite(fleet.replicas[0].clock.now)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, machine, simulate
-from prelude.simulation.replica import Flight
+from prelude.simulation.replica import SimulatedRequest
 from prelude.simulation.report import Report
 
 TENTH = LinearCost(0.0, 1e-4, 0.0)  # a tenth of a millisecond a token
@@ -27,9 +27,12 @@ def waits(policy: str, chunk: int) -> dict[str | None, tuple[float, float]]:
     replica = fleet.replicas[0]
     ended = replica.on_end
 
-    def note(flight: Flight) -> None:
-        seen[flight.arrival.id] = (flight.started - flight.came) * 1e3, (flight.first - flight.came) * 1e3
-        ended(flight)
+    def note(simulated: SimulatedRequest) -> None:
+        seen[simulated.arrival.id] = (
+            (simulated.started - simulated.came) * 1e3,
+            (simulated.first - simulated.came) * 1e3,
+        )
+        ended(simulated)
 
     replica.on_end = note
     fleet.run([chat(2000, 0, 2, "long"), chat(50, 1e-5, 2, "short"), chat(70, 2e-5, 2, "third")])

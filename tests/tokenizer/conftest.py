@@ -181,21 +181,21 @@ def file_text(name: str) -> str:
 
 
 def reference(text: str) -> Tokenizer:
-    """Our tokenizer on the last rung, whatever rung the file would get."""
+    """Our tokenizer on the last backend, whatever backend the file would get."""
     made = Tokenizer.__new__(Tokenizer)
     made._assemble(ReferenceCore(text.encode(), "the test"), "reference", FileConfig())
     return made
 
 
 @functools.cache
-def _loaded(name: str, rung: str) -> tuple[Tokenizer, Any]:
+def _loaded(name: str, backend: str) -> tuple[Tokenizer, Any]:
     text = file_text(name)
-    ours = reference(text) if rung == "reference" else Tokenizer.from_str(text)
+    ours = reference(text) if backend == "reference" else Tokenizer.from_str(text)
     return ours, tokenizers.Tokenizer.from_str(text)
 
 
-@pytest.fixture(params=["first rung", "reference"])
-def rung(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["first backend", "reference"])
+def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -205,11 +205,11 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def pair_of(rung: str) -> Callable[[str], tuple[Tokenizer, Any]]:
+def pair_of(backend: str) -> Callable[[str], tuple[Tokenizer, Any]]:
     """Fresh settings over shared tables: (ours, HF's) for a file by name."""
 
     def give(name: str) -> tuple[Tokenizer, Any]:
-        ours, theirs = _loaded(name, rung)
+        ours, theirs = _loaded(name, backend)
         theirs.no_truncation()
         theirs.no_padding()
         theirs.encode_special_tokens = False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prelude.tokenizer import Tokenizer, _cache, _core, _rungs
+from prelude.tokenizer import Tokenizer, _backends, _cache, _core
 
 from tests.tokenizer.shared import families, golden, golden_lines, shared, tokenizer_json
 
@@ -75,7 +75,7 @@ def test_tables_give_the_same_tokenizer(
     made = json_of(name)
     plain, first = Tokenizer.from_str(made, cache=False), Tokenizer.from_str(made, cache=folder)
     assert len(tables(folder)) == 1
-    monkeypatch.setattr(_rungs, "_load", lambda data: pytest.fail("the tables are there"))
+    monkeypatch.setattr(_backends, "_load", lambda data: pytest.fail("the tables are there"))
     again = Tokenizer.from_str(made, cache=folder)
     assert again.backend == "native"
     for ours in (first, again):
@@ -97,7 +97,7 @@ def test_tables_give_the_same_tokenizer(
 @pytest.mark.parametrize("family", [f for f in families() if f != "t5"])
 def test_real_files_from_tables(family: str, folder: Path) -> None:
     data = tokenizer_json(family)
-    _rungs.load(data, _cache.TableCache(folder))
+    _backends.load(data, _cache.TableCache(folder))
     core = _cache.TableCache(folder).of_bytes(data)
     assert core is not None
     for line in golden(family)[::5]:

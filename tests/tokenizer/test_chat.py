@@ -224,6 +224,7 @@ def test_features_that_templates_rely_on() -> None:
     assert render("{{ strftime_now('%Y')|length }}") == "4"
     assert render("{{ {'a': 'é', 'b': [1]}|tojson }}") == '{"a": "é", "b": [1]}'
     assert render("{{ {'type': 'image'}|truncate(9, true) }}") == "{'type': 'image'}"
+    assert render("{{ [] | truncate(9, true) | unique | join }}{{ ['a', 'b'] | truncate(9) | join('-') }}") == "a-b"
     assert render("{{ {'b': 1, 'a': 2}|tojson(indent=2, sort_keys=true) }}") == '{\n  "a": 2,\n  "b": 1\n}'
     assert (
         render("{{ '%r-%s' % (nothing, 'a') }}{{ '{0!r:>9}{1!a}'.format(1.5, 'é') }}")

@@ -61,6 +61,13 @@ def test_the_sandbox_holds(template: str) -> None:
 
 
 @pytest.mark.fault(36)
+@pytest.mark.parametrize("name", ["__class__", "_Namespace__attrs"])
+def test_a_namespace_has_no_private_attribute(name: str) -> None:
+    shown = render(f"{{% set ns = namespace(a=1) %}}{{{{ ns.a is defined, ns.{name} is defined }}}}")
+    assert shown == "(True, False)"
+
+
+@pytest.mark.fault(36)
 def test_objects_become_the_name_of_their_type() -> None:
     class Dangerous:
         def write(self) -> None:
@@ -173,6 +180,14 @@ def test_numbers_have_a_bounded_size(template: str, messages: Any, says: str) ->
     with pytest.raises(ChatTemplateError, match=says):
         render(template, messages or [])
     assert render("{{ 10 ** 500 }}") == "1" + "0" * 500
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize("test", ["odd", "even", "divisibleby(3)"])
+def test_tests_of_numbers_take_no_text(test: str) -> None:
+    with pytest.raises(ChatTemplateError, match="a test of numbers takes no str in chat templates"):
+        render("{{ '%.999f' is " + test + " }}")
+    assert render("{{ 7 is odd, 6 is even, 9.0 is divisibleby(3) }}") == "(True, True, True)"
 
 
 def test_bounds_are_the_callers_choice() -> None:

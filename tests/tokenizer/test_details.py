@@ -87,7 +87,7 @@ def test_offsets_after_a_prepend_of_nothing(assert_same: Any) -> None:
     ],
     ids=lambda batch: str(getattr(batch, "shape", "list")),
 )
-def test_batches_of_arrays(batch: Any, is_pretokenized: bool, rung: str, pair_of: Pair, assert_same: Any) -> None:
+def test_batches_of_arrays(batch: Any, is_pretokenized: bool, backend: str, pair_of: Pair, assert_same: Any) -> None:
     ours, theirs = pair_of("template")
     try:
         expected = theirs.encode_batch(batch, is_pretokenized=is_pretokenized)

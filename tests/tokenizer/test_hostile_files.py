@@ -83,7 +83,7 @@ def test_the_limit_of_ids_counts_holes_added_tokens_and_the_post_processor() -> 
         assert Tokenizer.from_str(file(model=model)).id_limit == limit
 
 
-# ---- every rung hands on to the next
+# ---- every backend hands on to the next
 
 NORMALIZED = [{**WORD, "id": 3, "normalized": True}]
 
@@ -131,6 +131,24 @@ def test_the_time_of_a_pattern_is_the_texts_not_a_matchs(pattern: str) -> None:
 
 
 @pytest.mark.fault(30)
+@pytest.mark.parametrize("others", [[], ["aab"]], ids=["alone", "beside another"])
+def test_an_added_token_that_the_normalizer_empties_is_refused(others: list[str]) -> None:
+    """HF finds it everywhere: it panics inside "é", and beside another token "a" takes memory without end."""
+    tokens = [
+        {"id": 100 + i, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": True, "special": False}
+        for i, content in enumerate([" ", *others])
+    ]  # fmt: skip
+    strip = {"type": "Strip", "strip_left": False, "strip_right": True}
+    with pytest.raises(TokenizerFileError, match="the normalizer leaves nothing of ' '"):
+        Tokenizer.from_str(file(normalizer=strip, added_tokens=tokens))
+    kept = [{**token, "normalized": False} for token in tokens]
+    ours, theirs = (t.from_str(file(normalizer=strip, added_tokens=kept)) for t in (Tokenizer, tokenizers.Tokenizer))
+    for text in ("a", "é", "a b "):
+        assert ours.encode(text).ids == theirs.encode(text).ids
+
+
+@pytest.mark.fault(30)
 def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
     """Each part is combined with each of the others: a template that names a text four times makes n ** 4 of n."""
     piece = {"Sequence": {"id": "A", "type_id": 0}}
@@ -141,8 +159,8 @@ def test_overflowing_parts_that_a_template_multiplies_are_bounded() -> None:
     assert [e.ids for e in found.overflowing] == [e.ids for e in wanted.overflowing]
     began = time.thread_time()
     with pytest.raises(TokenizerError, match="combines each overflowing part with each of the others"):
-        ours.encode("a" * 800)
-    assert time.thread_time() - began < 30
+        ours.encode("a" * 200)
+    assert time.thread_time() - began < 8
     ours.enable_truncation(1)
     with pytest.raises(TokenizerError, match="a smaller stride makes fewer"):
         ours.encode("a" * 2_000_000, add_special_tokens=False)

@@ -11,6 +11,7 @@ import tokenizers
 from prelude.tokenizer import Tokenizer
 
 from tests.tokenizer.shared import families, tokenizer_json
+from tests.tokenizer.small_files import WORD, file
 
 OF = {
     "llama-3.2": ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"),
@@ -72,3 +73,22 @@ def test_a_turn_more_equals_hf(family: str) -> None:
         ]
         # Control tokens that are plain text are other ids, whatever is remembered.
         assert specials.isdisjoint(ours.encode_array(text, False, parse_special=False).tolist())
+
+
+@pytest.mark.fault(65)
+@pytest.mark.parametrize("pieces", [["A"], ["A", "A"], []], ids=["around", "twice", "without the text"])
+def test_what_is_not_to_be_remembered_is_not_whatever_the_post_processor(pieces: list[str]) -> None:
+    single = [{"Sequence": {"id": piece, "type_id": 0}} for piece in pieces]
+    processor = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    raw = file(post_processor=processor, added_tokens=[{**WORD, "id": 3, "special": True, "normalized": False}])
+    text = ("abab" * 20 + "ab") * 40
+    ours = Tokenizer.from_str(raw)
+    for _ in range(4):
+        ours.encode_array(text, False, remember=False)
+        ours.encode_arrays([text], False, remember=False)
+        ours.encode_with_offsets(text, False, remember=False)
+    assert ours._core.remembered_prompts == 0
+    alone = ours.encode_array(text, False, remember=False)
+    for _ in range(4):
+        assert ours.encode_array(text, False).tolist() == alone.tolist()
+    assert ours._core.remembered_prompts == 1

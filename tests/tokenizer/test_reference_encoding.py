@@ -1,4 +1,4 @@
-"""Encodings of the reference rung are HF's until something works on their columns."""
+"""Encodings of the reference backend are HF's until something works on their columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prelude.tokenizer._whole_calls import WholeCalls
 
 
 @pytest.fixture
-def rung() -> str:
+def backend() -> str:
     return "reference"
 
 
@@ -95,7 +95,7 @@ def test_a_call_is_one_call_of_hf(
             return getattr(self._engine, name)
 
     monkeypatch.setattr(WholeCalls, "_engine", lambda *args: Counting(engine(*args)))
-    monkeypatch.setattr(Tokenizer, "_settle_theirs", lambda *args: None)
+    monkeypatch.setattr(Tokenizer, "_set_reference_entry", lambda *args: None)
     for one in (tokenizer, hf):
         if settings != "none":
             one.enable_padding(pad_to_multiple_of=4, direction="left")

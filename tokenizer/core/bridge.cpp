@@ -4,8 +4,8 @@
 #include <cstring>
 #include <span>
 
-#include "stream.hpp"
-#include "transcode.hpp"
+#include "text/transcode.hpp"
+#include "vocab/stream.hpp"
 
 namespace fasttoken {
 
@@ -16,13 +16,14 @@ struct CallerRaised {};
 // The caller's scratch: one a thread, but a fresh one where the caller's code may run in the middle.
 class ScratchFor {
  public:
-  // use: what the caller's matcher has taken of the call so far; it is counted on. Null: the call begins here.
+  // use: the time that the caller's matcher has taken of the call so far; it is counted on. Null: the call begins
+  // here.
   explicit ScratchFor(const Tokenizer& t, size_t text = 0, ExternalUse* use = nullptr)
       : own_(t.externals().patterns.empty() ? nullptr : new Scratch), use_(use), text_(text) {
     if (own_ && use_) own_->regex().external = *use_;
   }
   ScratchFor(const ScratchFor&) = delete;
-  // What a very long text made it take, up to a hundred times its size, is given back.
+  // The memory that a very long text took, up to a hundred times its size, is given back.
   ~ScratchFor() {
     if (own_ && use_) *use_ = own_->regex().external;
     if (!own_ && text_ > long_text) Tokenizer::scratch() = Scratch();
@@ -98,7 +99,7 @@ void Core::set_matcher(void* owner, ExternalCall call) {
   tokenizer_->externals().match = [owner, call](size_t n, std::string_view text, Matches& out, ExternalUse& use) {
     if (call(owner, n, text.data(), text.size(), &out, &use) < 0) throw CallerRaised();
   };
-  tokenizer_->settle();
+  tokenizer_->finish_loading();
 }
 const std::vector<std::string>& Core::external_patterns() const { return tokenizer_->externals().patterns; }
 std::string Core::tables(const char* key, const char* source) const {

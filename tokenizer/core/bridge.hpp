@@ -1,4 +1,4 @@
-// What the Python wrapper is written against. It names nothing of how a tokenizer works, so that compiling the
+// The interface for the Python wrapper. It names nothing of how a tokenizer works, so that compiling the
 // wrapper compiles no line of that: bridge.cpp does, once, and at the level that hot code wants.
 //
 //   Core      a loaded tokenizer: any number of threads, with a Scratch that belongs to the thread or to the call
@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "encoded.hpp"
-#include "external_use.hpp"
-#include "id_buffer.hpp"
+#include "memory/id_buffer.hpp"
+#include "split/external_use.hpp"
 
 namespace fasttoken {
 
@@ -33,7 +33,7 @@ struct CoreError {
   Kind kind;
   std::string path, message;
 };
-// Of the exception that is being handled; what is thrown to pass on the caller's own error is `raised`.
+// Of the exception that is being handled; `raised` passes on the caller's own error.
 CoreError current_error();
 
 // The ids of one call. The call has the thread's buffer for itself while it lives, since making a list or an array of
@@ -50,7 +50,7 @@ class CallIds {
   std::string_view utf8(const void* characters, size_t n, int width);
 
   IdBuffer ids;
-  ExternalUse use;       // what the caller's matcher has taken of the call; it is counted on
+  ExternalUse use;       // the time that the caller's matcher has taken of the call; it is counted on
   bool remember = true;  // whether the memory of prompts may be used
 
  private:

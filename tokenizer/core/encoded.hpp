@@ -1,11 +1,11 @@
-// What comes out of the core: an encoded text as columns, and the added tokens of a file.
+// The results of the core: an encoded text as columns, and the added tokens of a file.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "external_use.hpp"
+#include "split/external_use.hpp"
 
 namespace fasttoken {
 

@@ -1,4 +1,4 @@
-// What loading can end in, and the one limit every text obeys.
+// The errors of loading, and the one limit of every text.
 //
 //   FileError     the file is wrong: path of the JSON value, message
 //   Unsupported   the file may be right, this core does not do it: feature, path, regex or component

@@ -4,7 +4,7 @@
 //        --model--> tokens --alignments--> offsets in the caller's bytes --> in code points, if wanted
 //
 //   invariants   everything here is written while loading and only read afterwards: any number of threads;
-//                what a call needs lives in a Scratch (one a thread)
+//                the memory of a call is a Scratch (one a thread)
 //   words        every piece and every added token has the next number, also if it gives no token
 #pragma once
 
@@ -15,15 +15,15 @@
 #include <string_view>
 #include <vector>
 
-#include "char_spans.hpp"
-#include "decoders.hpp"
-#include "kernels.hpp"
-#include "loader.hpp"
-#include "pretokenizers.hpp"
-#include "prompt_cache.hpp"
-#include "space_marks.hpp"
-#include "tables_file.hpp"
-#include "token_bytes.hpp"
+#include "cache/prompt_cache.hpp"
+#include "loading/loader.hpp"
+#include "loading/tables_file.hpp"
+#include "split/kernels.hpp"
+#include "split/pretokenizers.hpp"
+#include "text/char_spans.hpp"
+#include "text/space_marks.hpp"
+#include "vocab/decoders.hpp"
+#include "vocab/token_bytes.hpp"
 
 namespace fasttoken {
 
@@ -33,7 +33,7 @@ struct Scratch {
   PreTokenizer::Scratch pre;
   BpeScratch bpe;
   std::vector<Token> tokens;
-  RegexScratch& regex() { return pre.normalizer.regex; }  // one for all of a call: it counts what matchers take
+  RegexScratch& regex() { return pre.normalizer.regex; }  // one for all of a call: it counts the time of matchers
   ScratchVector<char> utf8;                               // of the text
   IdBuffer ids;
   PromptCache::Marks marks;
@@ -50,20 +50,20 @@ class Tokenizer {
     uint32_t lead, trail;
   };
 
-  // The file's bytes are not kept. Where it has external patterns, settle() ends the loading once a matcher is set:
-  // added tokens are normalized then, and decoded tokens kept.
+  // The file's bytes are not kept. Where it has external patterns, finish_loading() ends the loading once a matcher
+  // is set: added tokens are normalized then, and decoded tokens kept.
   explicit Tokenizer(std::string_view file, bool allow_external = false);
-  // From what write_tables() wrote.
+  // From the tables that write_tables() wrote.
   explicit Tokenizer(TableReader& in);
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
-  void settle();
+  void finish_loading();
 
   Externals& externals() { return externals_; }
   const Externals& externals() const { return externals_; }
   const Model& model() const { return model_; }
   const std::vector<AddedToken>& added() const { return added_.tokens; }
-  // Whether ids are made by kernel.hpp, and what its caches can grow to.
+  // Whether ids are made by word_kernel.hpp, and the largest size of its caches.
   bool cuts_by_kernel() const { return plan_ != nullptr; }
   size_t cache_bytes() const { return caches_.bytes() + model_.bpe.cache_bytes() + PromptCache::bound; }
   const PromptCache& prompts() const { return prompts_; }
@@ -80,7 +80,7 @@ class Tokenizer {
 
   // The tables, and the rest of the file in its own words.
   void write_tables(TableWriter& out) const;
-  // What the tables take, and what the caches grow to at most.
+  // The bytes of the tables, and the most that the caches grow to.
   size_t table_bytes() const {
     return model_.vocab.bytes() + model_.bpe.bytes() + model_.word_piece.bytes() + token_bytes_.bytes() +
            trims_.bytes() + special_.bytes() + spans_.bytes();
@@ -127,7 +127,7 @@ class Tokenizer {
     return true;
   }
 
-  // Byte offsets to code points, in place, with HF's treatment of what lies outside.
+  // Byte offsets to code points, in place, with HF's treatment of offsets outside.
   static void to_characters(std::string_view text, std::vector<Align>& offsets) {
     if (is_ascii(text)) return;
     uint32_t n = static_cast<uint32_t>(text.size()), count = UINT32_MAX;
@@ -264,9 +264,9 @@ class Tokenizer {
 
   // bytes() of all ids in a row are the text's.
   bool decodes_bytes() const { return decoder_.only_byte_level(); }
-  // What ids add does not depend on their neighbours, but for bytes of one character and the text's first one.
+  // The text of an id does not depend on its neighbours, except for bytes of one character and the text's first id.
   bool decodes_apart() const { return !decodes_bytes() && token_bytes_.known(); }
-  // What an id adds, when either holds; empty for what is not a token.
+  // The text of an id, when either holds; empty for an id without a token.
   std::string_view bytes(uint32_t id) const { return token_bytes_[id]; }
   // When decodes_apart(): the id is one byte of a character.
   bool is_raw_byte(uint32_t id) const { return token_bytes_.is_raw(id); }
@@ -326,7 +326,7 @@ class Tokenizer {
   }
 
  private:
-  // ---- sinks: what becomes of the tokens of a piece
+  // ---- sinks: they take the tokens of a piece
 
   struct Ids {
     IdBuffer& out;
@@ -372,7 +372,7 @@ class Tokenizer {
     if (text.size() > max_text) throw TextError("the text is longer than 512 MB", max_text);
   }
 
-  // From what is known of a text on.
+  // From the kept part of a text on.
   void encode_on(std::string_view text, const PromptCache::Known& known, Scratch& s, IdBuffer& out) const {
     const size_t first = out.size();
     if (known.prompt) {
@@ -416,7 +416,7 @@ class Tokenizer {
         from);
   }
 
-  // The same of a file that marks spaces, where at most what begins the text has a mark put before it, and of a text
+  // The same for a file that marks spaces, where at most the text's beginning gets a mark before it, and for a text
   // without marks: it is cut by the kernel up to the next control token, together with all other added tokens, of
   // which such files have many (each end of line, say).
   template <class Passed>
@@ -499,7 +499,7 @@ class Tokenizer {
         });
   }
 
-  // readable: the end of what can be read; null: the text's.
+  // readable: the end of the readable bytes; null: the text's.
   void planned(std::string_view text, Scratch& s, IdBuffer& out, const char* readable = nullptr) const {
     WordWriter words(model_.bpe, model_.vocab, caches_, s.bpe, out, false);
     cut_(*plan_, text, readable ? readable : text.data() + text.size(), {}, words);
@@ -565,20 +565,20 @@ class Tokenizer {
   void index_bytes();
   void index_spans();
 
-  std::shared_ptr<const TableContent> content_;  // what the tables are views of, if they were read
+  std::shared_ptr<const TableContent> content_;  // the memory that the tables are views of, if they were read
   Externals externals_;
   Model model_;
   Normalizer normalizer_;
   PreTokenizer pre_;
   Decoder decoder_;
   AddedReader added_;
-  std::unordered_map<uint32_t, std::string> shown_;  // what differs from the content of an added token
+  std::unordered_map<uint32_t, std::string> shown_;  // the texts that differ from the content of an added token
   AddedMatcher raw_, normalized_;
   std::vector<bool> trim_passes_;
   TableArray<Trim> trims_;
   TableArray<uint8_t> special_;
   TokenBytes token_bytes_;
-  std::optional<uint32_t> leading_;  // when decodes_apart(): what a text loses if it begins with it
+  std::optional<uint32_t> leading_;  // when decodes_apart(): the part that a text loses if it begins with it
   std::map<std::string, std::string> sections_;
   std::string model_settings_;  // the model without vocabulary and merges, as JSON
   bool needs_align_ = false, tables_known_ = false;

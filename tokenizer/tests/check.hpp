@@ -25,6 +25,16 @@ bool throws(F&& f) {
   return false;
 }
 
+// Rounds of a test that draws its texts. Code with sanitizers takes ten times as long, so it makes a tenth of them:
+// the time of a test is bounded by its work.
+constexpr int rounds(int all) {
+#ifdef PRELUDE_SANITIZED
+  return all / 10;
+#else
+  return all;
+#endif
+}
+
 inline int finish(const char* name) {
   std::printf("%s: %s\n", name, failures ? "FAILED" : "ok");
   return failures != 0;

@@ -14,7 +14,7 @@
 #include <set>
 #include <thread>
 
-#include "stream.hpp"
+#include "vocab/stream.hpp"
 
 using namespace fasttoken;
 

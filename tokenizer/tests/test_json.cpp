@@ -1,6 +1,6 @@
 // The JSON reader: what it accepts, what it refuses, and where it says the fault lies.
 #include "check.hpp"
-#include "json.hpp"
+#include "loading/json.hpp"
 
 using namespace fasttoken;
 

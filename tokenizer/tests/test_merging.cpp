@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "bpe/merge_batch.hpp"
 #include "check.hpp"
 #include "errors.hpp"
-#include "merge_batch.hpp"
 
 using namespace fasttoken;
 

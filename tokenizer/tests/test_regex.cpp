@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "regex.hpp"
+#include "regex/regex.hpp"
 
 using namespace fasttoken;
 

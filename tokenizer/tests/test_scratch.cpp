@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "check.hpp"
-#include "id_buffer.hpp"
-#include "scratch_vector.hpp"
+#include "memory/id_buffer.hpp"
+#include "memory/scratch_vector.hpp"
 
 using namespace fasttoken;
 

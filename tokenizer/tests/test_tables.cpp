@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "check.hpp"
-#include "stream.hpp"
+#include "vocab/stream.hpp"
 
 using namespace fasttoken;
 

@@ -4,8 +4,8 @@
 #include <random>
 #include <string>
 
+#include "cache/word_table.hpp"
 #include "check.hpp"
-#include "word_table.hpp"
 
 using namespace fasttoken;
 

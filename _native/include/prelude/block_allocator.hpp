@@ -1,4 +1,4 @@
-// The pool of KV blocks: who holds which, in O(1) whatever its size.
+// The pool of KV blocks and their reference counts; every operation is O(1) for any size of the pool.
 //
 //   state[b]     free │ held by callers, 1..n references │ in the trie
 //                  ▲        │ release         │ insert        ▲ │
@@ -69,7 +69,7 @@ class BlockAllocator {
   bool is_free(int32_t b) const { return blocks_[b].state == kFree; }
   bool in_trie(int32_t b) const { return blocks_[b].state == kInTrie; }
   bool is_block(int64_t b) const { return b >= 0 && b < num_blocks_; }
-  // Readable from any thread; a change tells a reader that what it saw of the block's node was gone.
+  // Readable from any thread; a change tells a reader that the block's node, as it saw it, is gone.
   uint32_t generation(int32_t b) const { return blocks_[b].generation.load(std::memory_order_acquire); }
 
   // --- for the trie, the only other owner of blocks -------------------------------------------------------

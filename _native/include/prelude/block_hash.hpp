@@ -5,7 +5,7 @@
 //   chain     s → h0 ────────▶ h1 ────────▶ h2          h(i) = mix(h(i-1), c(i)): one multiplication deep
 //
 // h(i) names the whole prefix up to block i under the salt s. The plain hash is a multiply-and-fold, about
-// 5 ns a block, and only a filter: whoever uses it compares tokens. It is seeded per trie, so that equal
+// 5 ns a block, and only a filter: its callers compare tokens. It is seeded per trie, so that equal
 // prompts hash differently in every process. The keyed hash is SipHash-2-4 over the block and the hash before
 // it: for names that leave the process, where tokens cannot be compared.
 #pragma once

@@ -1,11 +1,12 @@
-// Memory of a step's large arrays, used again: what is fresh from the system is cleared page by page on its first
+// Memory of a step's large arrays, used again: new memory from the system is cleared page by page on its first
 // touch, which costs more than filling it (8 of 22 us a request of 4,096 tokens, measured).
 //
-//   slots   [ chunk 64 KiB | - | chunk 1 MiB | - | ... ]     take: an exchange a slot; give: a compare-and-swap
+//   places   [ chunk 64 KiB | - | chunk 1 MiB | - | ... ]     take: an exchange a place; give: a compare-and-swap
 //
-// A chunk is its taker's from take() to give(); one in a slot is nobody's, and whoever takes it out owns it, so no
-// two threads can have it. Capacities are powers of two; take() accepts up to four times what is asked. What finds no
-// slot, or is larger than kLargest, goes back to the system: at most kSlots * kLargest bytes are kept.
+// A chunk is its taker's from take() to give(); one in a place has no owner, and the thread that takes it out owns
+// it, so no two threads can have it. Capacities are powers of two; take() accepts up to four times the size asked
+// for. A chunk that finds no place, or is larger than kLargest, goes back to the system: at most kPlaces * kLargest
+// bytes are kept.
 #pragma once
 
 #include <atomic>
@@ -24,20 +25,20 @@ struct Chunk {
 
 class ChunkPool {
  public:
-  static constexpr int kSlots = 16;
+  static constexpr int kPlaces = 16;
   static constexpr size_t kSmallest = size_t{1} << 15, kLargest = size_t{1} << 22;
 
   ChunkPool() = default;
   ChunkPool(const ChunkPool&) = delete;
   ~ChunkPool() {
-    for (auto& slot : slots_) end(slot.exchange(nullptr));
+    for (auto& place : places_) end(place.exchange(nullptr));
   }
 
   // Not cleared, aligned to a cache line. nullptr: no memory.
   Chunk* take(size_t bytes) {
-    for (auto& slot : slots_) {
-      if (slot.load(std::memory_order_relaxed) == nullptr) continue;
-      Chunk* const chunk = slot.exchange(nullptr, std::memory_order_acquire);
+    for (auto& place : places_) {
+      if (place.load(std::memory_order_relaxed) == nullptr) continue;
+      Chunk* const chunk = place.exchange(nullptr, std::memory_order_acquire);
       if (chunk == nullptr) continue;
       if (chunk->capacity >= bytes && chunk->capacity / 4 <= bytes) return chunk;
       give(chunk);
@@ -52,10 +53,10 @@ class ChunkPool {
   }
   void give(Chunk* chunk) {
     if (chunk->capacity <= kLargest) {
-      for (auto& slot : slots_) {
+      for (auto& place : places_) {
         Chunk* none = nullptr;
-        if (slot.load(std::memory_order_relaxed) == nullptr &&
-            slot.compare_exchange_strong(none, chunk, std::memory_order_release, std::memory_order_relaxed)) {
+        if (place.load(std::memory_order_relaxed) == nullptr &&
+            place.compare_exchange_strong(none, chunk, std::memory_order_release, std::memory_order_relaxed)) {
           return;
         }
       }
@@ -72,7 +73,7 @@ class ChunkPool {
     delete chunk;
   }
 
-  std::atomic<Chunk*> slots_[kSlots]{};
+  std::atomic<Chunk*> places_[kPlaces]{};
 };
 
 }  // namespace prelude

@@ -1,4 +1,4 @@
-// What a step is expected to take, learnt from measured ones: four terms (a constant, tokens, keys that queries read,
+// The expected seconds of a step, learnt from measured ones: four terms (a constant, tokens, keys that queries read,
 // rows that meet the vocabulary), each with a coefficient in seconds that is never negative.
 //
 //   observe ──▶ an outlier? cut ──▶ sums of LeastSquares, faded ──▶ fitted(): solved when asked for, and seldom
@@ -31,7 +31,7 @@ class CostFit {
   int64_t steps() const { return steps_; }
   double largest() const { return sums_.largest(); }
 
-  // What cannot be a duration (no time, not a number) is ignored.
+  // Values that cannot be a duration (zero, not a number) are ignored.
   void observe(const Terms& x, double seconds) {
     if (!(seconds > 0) || !std::isfinite(seconds)) return;
     if (steps_ >= kTrusted) {

@@ -9,10 +9,10 @@
 //
 //   table   hash of (salt, prefix, next block) ──▶ group ──first──▶ row ──next──▶ row ──▶ ...   open addressing
 //
-// That is decided row by row, since what a row costs decides whether it fits the step. finish() then looks at the
+// That is decided row by row, since the cost of a row decides whether it fits the step. finish() then looks at the
 // rows that joined no fold: those that share less than a block, sorted, deepest first.
 //
-//   a b c d │ x        a b c d shared by two      what a group of fewer tokens saves with more members
+//   a b c d │ x        a b c d shared by two      fewer tokens with more members may save more
 //   a b c d │ y z      a b shared by three        decides whether the deeper one stays
 //   a b     │ q
 //
@@ -34,7 +34,7 @@ inline int64_t common_prefix(const int32_t* a, int64_t n, const int32_t* b, int6
   return std::mismatch(a, a + std::min(n, m), b).first - a;
 }
 
-// What stands before the tokens that a row computes: rows fold only where it is the same. A row that borrows is known
+// The prefix before the tokens that a row computes: rows fold only where it is the same. A row that borrows is known
 // by the blocks it reads, others by the trie's node.
 struct FoldPlace {
   uint64_t salt;

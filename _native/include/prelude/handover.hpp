@@ -1,16 +1,16 @@
-// Between threads without a lock: what callers hand to the engine, what it hands back, and who may step it.
+// Between threads without a lock: requests from callers to the engine, ends of requests back, and the step lock.
 //
 //   Handover    head ──▶ newest ──▶ ... ──▶ oldest      push: one compare-and-swap, for one link or a whole chain
-//                 └ bit 0: closed                        take: one atomic and, for everything; then turned round
+//                 └ bit 0: closed                        take: one atomic and, for everything; then reversed round
 //
 //   Admission   requests <= most, tokens <= most         a place is counted before anything is made for it
 //
 //   StepLock    │ holder's id │ wanted │                 0: free. One writer at a time, and no thread waits for it
 //
 // Invariants. A link is in one chain at a time; from push to take it is the queue's, after it the taker's. A chain is
-// taken whole or not at all, in the order in which its links were pushed. What push() accepted will be taken; after
-// close() it accepts nothing. Since takers take everything, a link that comes back while another thread pushes (the
-// ABA of stacks that pop) does no harm: what is below the head it compares with is what it links to.
+// taken whole or not at all, in the order in which its links were pushed. Every link that push() accepted will be
+// taken; after close() it accepts nothing. Since takers take everything, a link that comes back while another thread
+// pushes (the ABA of stacks that pop) does no harm: the links below the compared head are the ones that it links to.
 //
 // Counts are exact: a caller that takes a place or tokens gives back as many, once. The step lock's holder hears at
 // release() whether another wanted it meanwhile, and wakes that one; so a thread that does not get it goes to sleep,
@@ -27,12 +27,12 @@ struct Link {
   Link* next = nullptr;
 };
 
-// A link that says what it brings. Whoever pushes it keeps that alive until it is taken.
+// A link with its content. The thread that pushes it keeps the content alive until it is taken.
 struct Parcel : Link {
   void* content = nullptr;
 };
 
-enum class Pushed : int32_t { closed, first, more };  // first: it was empty, so whoever takes has to be told
+enum class Pushed : int32_t { closed, first, more };  // first: it was empty, so the taking thread has to be woken
 
 class Handover {
  public:
@@ -49,19 +49,19 @@ class Handover {
   // Everything that was pushed until now, the oldest first.
   Link* take() {
     auto* link = reinterpret_cast<Link*>(head_.fetch_and(kClosed, std::memory_order_acq_rel) & ~kClosed);
-    Link* turned = nullptr;
+    Link* reversed = nullptr;
     while (link != nullptr) {
       Link* const next = link->next;
-      link->next = turned;
-      turned = link;
+      link->next = reversed;
+      reversed = link;
       link = next;
     }
-    return turned;
+    return reversed;
   }
   void close() { head_.fetch_or(kClosed, std::memory_order_acq_rel); }
   bool closed() const { return (head_.load(std::memory_order_acquire) & kClosed) != 0; }
   bool empty() const { return (head_.load(std::memory_order_acquire) & ~kClosed) == 0; }
-  // What is there, the newest first, and stays there: for whoever takes.
+  // The links, the newest first; they stay there. For the taking thread.
   const Link* newest() const {
     return reinterpret_cast<const Link*>(head_.load(std::memory_order_acquire) & ~kClosed);
   }
@@ -73,7 +73,7 @@ class Handover {
   std::atomic<uintptr_t> head_{0};
 };
 
-// A count that never passes its limit. Not for what has to be seen together with anything else.
+// A count that never passes its limit. Not for a value that has to be read together with another one.
 class Bounded {
  public:
   explicit Bounded(int64_t most) : most_(most) {}
@@ -100,7 +100,7 @@ struct Admission {
 
   Bounded requests, tokens;
 
-  // A request that was charged `tokens` leaves, once, whoever says so first. -1: it was not charged, or has left.
+  // A request that was charged `tokens` leaves, once, at the first call. -1: it was not charged, or has left.
   int64_t leave(int64_t& charged) {
     const int64_t had = std::atomic_ref<int64_t>(charged).exchange(-1, std::memory_order_acq_rel);
     if (had >= 0) requests.give_back(1), tokens.give_back(had);

@@ -1,4 +1,4 @@
-// Leases on KV blocks: what a request holds of a pool, given back exactly once, in one place.
+// Leases on KV blocks: the blocks that a request holds of a pool, given back exactly once, in one place.
 //
 //   prompt blocks   [0 .... locked path of the trie ....)[ borrowed )[ promised )[ own blocks ... )
 //                    └──────── shared ──────────────────────────────┘└──────── own ───────────────┘
@@ -7,25 +7,35 @@
 // KvPool is the only code that counts blocks: it attaches cached prefixes, takes new blocks (evicting cold leaves),
 // publishes computed ones into the trie and takes leases back.
 //
-// Promises. What a planned row is about to write is promised in the trie at once: others that want the same prefix
-// see that a leader fills it, and wait for it or read it in the very same step (borrow), since executors write a
-// layer's K and V before they read it. When the step is settled publish() makes it ready; release() and withdraw()
-// break what was not, and the next one that wants it leads. Leaders of the step being planned are known by what
-// their promise begins with; begin_plan() forgets them.
+// Promises. Blocks that a planned row is about to write are promised in the trie at once: others that want the same
+// prefix see that a leader fills it, and wait for it or read it in the very same step (borrow), since executors write
+// a layer's K and V before they read it. When the step is postprocessed publish() makes it ready; release() and
+// withdraw() break what was not, and the next one that wants it leads. Leaders of the step being planned are known by
+// the first node of their promise; begin_plan() forgets them.
 //
-// Recurrent slots. A model with recurrent layers keeps a sequence's state in one of a fixed number of slots: a
+// State slots. A model with recurrent layers keeps a sequence's state in one of a fixed number of slots: a
 // resource of its own unit, which a lease takes and release() gives back with its blocks. A OneShot row takes none:
-// its state is gone with its step. Blocks of the trie have no state to go on from, so that such a pool does not
-// cache.
+// its state is gone with its step. Behind these slots are those of prefixes (prefix_states.hpp); a pool without any
+// does not cache.
+//
+//   prompt blocks   [0 .... node with a state ....)[ known to the trie, no state )[ ... end of the prompt )
+//                    └── shared, `base` blocks ───┘                            branch                  own end
+//
+// Where the trie knows more of a prompt than it has a state for, others came the same way and went on elsewhere: the
+// step that computes these tokens again keeps a state at that branch, and one at the end of the prompt, which is for
+// those who ask again or go on from it. The slots are the lease's until publish() gives them to nodes.
+// Nothing is promised in such a pool: a peer could go on from the leader's last block only.
 //
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
 // writer at a time.
 //
-// Memory. What is not noexcept may throw std::bad_alloc. A lease that was to be attached then holds nothing and is
-// not counted; one that holds something is whole, and release(), which allocates nothing, takes all of it back.
+// Memory. Functions that are not noexcept may throw std::bad_alloc. A lease that was to be attached then holds
+// nothing and is not counted; one that holds something is whole, and release(), which allocates nothing, takes all of
+// it back.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -33,13 +43,20 @@
 
 namespace prelude {
 
-// A lease that cannot grow is a OneShot row's: its own blocks, if any, are what the step publishes. `ahead` counts
-// blocks of the prompt after the shared ones that a leader is filling.
+// A lease that cannot grow is a OneShot row's: its own blocks, if any, are those that the step publishes. `ahead`
+// counts blocks of the prompt after the shared ones that a leader is filling.
 struct Lease {
   bool growable = false, released = false;
   NodeId node = kNoNode, promise = kNoNode;
   int32_t promised = 0, borrowed = 0, ahead = 0;
-  int32_t slot = -1;  // where the sequence's recurrent state is kept; -1: nowhere
+  int32_t state_slot = -1;  // where the sequence's recurrent state is kept; -1: nowhere
+  int32_t state_from = -1;  // the slot of the state at the end of the first `base` blocks, pinned; -1: it has none
+  int32_t base = 0, branch = 0;
+  struct Kept {
+    int32_t slot, blocks;  // takes the state behind so many blocks
+  };
+  std::array<Kept, 2> kept{};  // in order; the first `num_kept`, of the step that is planned
+  int32_t num_kept = 0;
   std::vector<int32_t> shared, own;
 
   int64_t num_blocks() const { return static_cast<int64_t>(shared.size() + own.size()); }
@@ -49,55 +66,67 @@ struct Lease {
 
 class KvPool {
  public:
-  KvPool(PrefixTrie& trie, bool caching, int32_t slots = 0)
-      : pool_(trie.pool()), trie_(trie), size_(trie.block_size()), caching_(caching && slots == 0), slots_(slots) {
-    for (int32_t slot = slots; slot-- > 0;) free_slots_.push_back(slot);
+  KvPool(PrefixTrie& trie, bool caching, int32_t state_slots = 0, int32_t prefix_slots = 0)
+      : pool_(trie.pool()),
+        trie_(trie),
+        size_(trie.block_size()),
+        caching_(caching && (state_slots == 0 || prefix_slots > 0)),
+        state_slots_(state_slots),
+        states_(caching_ && prefix_slots > 0 ? &trie.states() : nullptr) {
+    if (states_ != nullptr) states_->open(state_slots, prefix_slots);
+    for (int32_t slot = state_slots; slot-- > 0;) free_state_slots_.push_back(slot);
   }
 
   bool caching() const { return caching_; }
   int32_t block_size() const { return size_; }
   int64_t live_leases() const { return live_; }
   int64_t evictions() const { return evictions_; }
-  int32_t num_slots() const { return slots_; }
-  int32_t free_slots() const { return static_cast<int32_t>(free_slots_.size()); }
+  int32_t num_state_slots() const { return state_slots_; }
+  int32_t free_state_slots() const { return static_cast<int32_t>(free_state_slots_.size()); }
+  bool keeps_states() const { return states_ != nullptr; }
 
   // --- attach and grow --------------------------------------------------------------------------------------
 
   // A lease on the longest cached prefix of the tokens that is at most `max_tokens` long.
   Result attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_tokens, Lease* lease);
 
-  // `n` more blocks for the lease itself: all or nothing. `spare_protected`: what was hit before stays.
+  // `n` more blocks for the lease itself: all or nothing. `spare_protected`: blocks that were hit before stay.
   Result take(Lease& lease, int64_t n, bool spare_protected);
 
   // A recurrent slot for the lease, which has none. False: all are taken.
-  bool take_slot(Lease& lease);
+  bool take_state_slot(Lease& lease);
+
+  // Slots for states that the step being planned leaves behind: it computes tokens [from, to) of the lease's prompt,
+  // of which a state is kept behind the last full block of `end` tokens, and at its branch. `evict_used`: also that
+  // at the end may take the place of one that was gone on from.
+  void keep_states(Lease& lease, int64_t from, int64_t to, int64_t end, bool evict_used) noexcept;
 
   // --- promises ---------------------------------------------------------------------------------------------
 
-  // A new step: what earlier ones promised may be waited for, not borrowed.
+  // A new step: promises of earlier ones may be waited for, not borrowed.
   void begin_plan() { leaders_.clear(); }
 
-  // The lease's own blocks of `tokens` will be written by the step that is being planned. Where somebody else has
+  // The lease's own blocks of `tokens` will be written by the step that is being planned. Where another lease has
   // promised or published them nothing happens; publish() sorts it out.
   Result promise(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt);
 
-  // The lease reads what a leader of the same step writes: `ahead` blocks of it. False: its leader runs in an earlier
-  // step, or may fail alone (a OneShot row), when a Decode row would go on with nothing.
+  // The lease reads blocks that a leader of the same step writes: `ahead` of them. False: its leader runs in an
+  // earlier step, or may fail alone (a OneShot row), when a Decode row would go on with nothing.
   bool borrow(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt);
 
-  // The step never happened: what the lease promised or borrowed is gone, and with it what came after. It keeps its
-  // locked path, all of it computed.
+  // The step never happened: the lease's promises and borrowed blocks are gone, and with them the blocks after them.
+  // It keeps its locked path, all of it computed.
   Result withdraw(Lease& lease);
 
   // --- publish and release ----------------------------------------------------------------------------------
 
   // Full blocks of `tokens` whose KV is computed enter the trie, and the lease's lock moves to their end, unless the
   // lease `ends` with this step and is released next. Where another request published the same block first, ours is
-  // given back and the lease reads the trie's. What the trie does not take (a leader has promised to fill that place)
-  // stays the lease's own. `stale_node`: what a growable lease borrowed is not there.
+  // given back and the lease reads the trie's. Blocks that the trie does not take (a leader has promised to fill that
+  // place) stay the lease's own. `stale_node`: a block that a growable lease borrowed is gone.
   Result publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted, bool ends);
 
-  // The one place where held blocks, locks and slots are given back.
+  // The one place where held blocks, locks and state slots are given back.
   Result release(Lease& lease) noexcept;
 
  private:
@@ -109,8 +138,13 @@ class KvPool {
   };
 
   void forget(const Lease& lease);
+  void drop_kept(Lease& lease) noexcept {
+    while (lease.num_kept > 0) states_->put_back(lease.kept[static_cast<size_t>(--lease.num_kept)].slot);
+  }
+  // The slots that the lease keeps go to nodes on the path of `node`, the end of its prompt's.
+  void give_states(Lease& lease, NodeId node, bool promoted) noexcept;
   Result give_back(Lease& lease, int32_t from);
-  // What was promised is there. The promise's lock becomes the lease's.
+  // The promised blocks are written. The promise's lock becomes the lease's.
   Result fulfil(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted);
   Result move_lock(Lease& lease, NodeId node);
   Result at(Lease& lease, NodeId node) {
@@ -123,10 +157,11 @@ class KvPool {
   PrefixTrie& trie_;
   const int32_t size_;
   const bool caching_;
-  const int32_t slots_;
+  const int32_t state_slots_;
+  PrefixStates* const states_;  // the trie's; null where prefixes have none
   int64_t live_ = 0, evictions_ = 0;
   std::vector<Leader> leaders_;
-  std::vector<int32_t> free_slots_;  // the one given back last is taken next
+  std::vector<int32_t> free_state_slots_;  // the one given back last is taken next
 };
 
 }  // namespace prelude

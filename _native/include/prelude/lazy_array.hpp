@@ -1,6 +1,6 @@
 // A fixed array of zeroes whose pages are only backed by memory once they are written.
 //
-// A pool of a million blocks is made in microseconds and costs what is used of it. Large arrays ask for huge
+// A pool of a million blocks is made in microseconds and costs memory for its used part. Large arrays ask for huge
 // pages: random access over tens of megabytes is otherwise mostly page-table walks.
 #pragma once
 

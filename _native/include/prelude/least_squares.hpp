@@ -1,4 +1,4 @@
-// Non-negative least squares over a few terms, from running sums: what the cost model keeps instead of its steps.
+// Non-negative least squares over a few terms, from running sums, which the cost model keeps instead of its steps.
 //
 //   squares   N x N, upper triangle   sums of w x x'      fade by `keep` before each addition
 //   products  N                       sums of w x y

@@ -1,4 +1,4 @@
-// numpy's arrays without numpy's headers: what the wrappers read of an array, and how they make one. Building then
+// numpy's arrays without numpy's headers: the wrappers read arrays and make them. Building then
 // needs no numpy, which took as long to install as a third of our own compiling, and a wheel serves every numpy
 // from 1.26.
 //

@@ -1,5 +1,5 @@
-// One step's group of OneShot rows: each is matched, charged with what the cache does not have, and folded with those
-// that share its cold prefix; then what is worth keeping gets blocks.
+// One step's group of OneShot rows: each is matched, charged for the tokens that the cache lacks, and folded with
+// those that share its cold prefix; then prefixes that are worth keeping get blocks.
 //
 //   rows in order ──admit()──▶ admitted │ deferred │ full (the group ends)
 //   after the last ──keep()──▶ blocks to publish, promised where others may come to see them
@@ -19,7 +19,7 @@ namespace prelude {
 
 enum class CacheMode : int32_t { never, automatic, always };
 
-// What planning, packing and settling know of a request. Arrays are the owner's.
+// The values of a request that planning, packing and postprocessing read. Arrays are the owner's.
 struct RequestRow {
   const int32_t* tokens = nullptr;     // all segments, end to end
   const int32_t* positions = nullptr;  // null with one segment, like the next two
@@ -35,12 +35,12 @@ struct RequestRow {
 };
 
 struct GroupLimits {
-  int64_t tokens, rows, logits_bytes;           // what the step has left
+  int64_t tokens, rows, logits_bytes;           // the rest of the step
   int64_t logits_row_bytes, logits_chunk_rows;  // a row that meets the vocabulary; how many do at a time
-  int64_t group_tokens;                         // what follows the first row brings so many at most
+  int64_t group_tokens;                         // the most tokens of the rows after the first one
   int64_t allowance;                            // beside running rows the group ends past so many; -1: no such limit
   int64_t defer_tokens, defer_steps;
-  bool fold, retry, seen;  // seen: others may want at once what a row computes
+  bool fold, retry, seen;  // seen: other requests may need at once the blocks that a row computes
 };
 
 class OneShotGroup {
@@ -55,7 +55,7 @@ class OneShotGroup {
     withheld_ = count_ = 0;
     folds_.clear();
   }
-  // The group is complete: what the step has left after it, and who folds.
+  // The group is complete: the step's rest after it, and the folds.
   void end() {
     left_.tokens += withheld_, withheld_ = 0;
     folds_.finish();
@@ -65,13 +65,13 @@ class OneShotGroup {
 
   bool done() const { return count_ > 0 && left_.allowance >= 0 && before_ - left_.tokens >= left_.allowance; }
 
-  // Deferred and full rows hold nothing, nor does one for which memory failed: begin() is then what comes next.
+  // Deferred and full rows hold nothing, nor does one for which memory failed: begin() has to be called next.
   // `skip`: the tokens that an admitted row has from the cache. `publish`: blocks that it keeps, where that is
   // decided at once.
   Verdict admit(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip, int64_t* publish, Result* wrong);
 
   // Blocks for the row's tokens up to `end`, where they are worth keeping and the pool has room; promised at once
-  // where that may be `seen`. False: there is no room without evicting what was hit before, which stays unless
+  // where that may be `seen`. False: there is no room without evicting blocks that were hit before, which stay unless
   // `evict_promoted`.
   bool keep(const RequestRow& r, Lease& lease, int64_t skip, int64_t end, bool evict_promoted, bool seen,
             int64_t* publish, Result* wrong);
@@ -79,7 +79,7 @@ class OneShotGroup {
  private:
   Verdict admit_attached(const RequestRow& r, int64_t deferred, Lease& lease, int64_t* skip, int64_t* publish,
                          Result* wrong);
-  // Whether a leader is filling what comes next of the prompt, and it is worth a step to wait for it. Rows of the
+  // Whether a leader is filling the next blocks of the prompt, and it is worth a step to wait for it. Rows of the
   // same step that may share read it at once instead.
   bool must_wait(const RequestRow& r, Lease& lease, int64_t deferred);
 
@@ -97,7 +97,7 @@ struct PackedRows {
   std::vector<int64_t> at, begins, roots, heads;
   std::vector<int32_t> places;
 
-  // What to add to token `token` of OneShot row `i` to get the batch's.
+  // The number to add to token `token` of OneShot row `i` to get the batch's.
   int64_t shift(size_t i, int64_t token) const {
     const auto place = [this](int64_t row) { return int64_t{places[static_cast<size_t>(row)]}; };
     return roots[i] >= 0 && token < begins[i] ? place(roots[i]) - heads[i] : place(at[i]) - begins[i];

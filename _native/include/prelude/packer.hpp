@@ -59,7 +59,7 @@ void fill(const PromptRow* rows, int64_t count, int32_t block_size, const Prompt
 // --- rows that decode -----------------------------------------------------------------------------------------
 
 // The last of `known` tokens is fed; its KV goes to the block table's slot for it. The table is two parts, the
-// locked path of the trie and the row's own blocks, so that nobody has to join them first.
+// locked path of the trie and the row's own blocks, so that no caller has to join them first.
 struct DecodeRow {
   const int32_t* tokens;
   int64_t num_tokens, known;

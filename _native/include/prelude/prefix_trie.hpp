@@ -2,13 +2,13 @@
 //
 //   salt 0 ──▶ [A B]──▶[C D]──▶[E F]          one node per full block of tokens (here of 2)
 //                │       └────▶[G H]          path from the root = prefix; its blocks = the KV to attach
-//                └────▶[X Y]··▶[Z W]          ··▶ promised: a leader is computing it, nobody may read it
+//                └────▶[X Y]··▶[Z W]          ··▶ promised: a leader is computing it, no row may read it
 //   salt 7 ──▶ [A B]                          another tenant or adapter: no common node, ever
 //
 //   eviction order:   cold │ probation: inserted, not hit yet │ protected: hit since │ hot
 //
 // A node is *covered* while it, or a node below it, is locked; covered nodes are in no list. All others are in
-// one of the two lists, and in each a parent is hotter than its children: whoever touches a node moves its
+// one of the two lists, and in each a parent is hotter than its children: a touch of a node moves its
 // whole uncovered path to the hot end, the root last. So
 //   - the coldest node of the order is a leaf, and eviction pops it: no scan, no heap, no clock;
 //   - an inner or a locked node cannot be evicted, since it is never the coldest of a list.
@@ -20,8 +20,10 @@
 //   a promised node is covered; below it are promised nodes of the same leader only
 //   children of one parent differ in their tokens; each node is in the table once, reachable from its home
 //
+// Recurrent layers. Where the pool keeps states (prefix_states.hpp), a node's state is forgotten with it.
+//
 // Ownership. A block enters by insert() or promise() with the caller's one reference, and leaves by eviction
-// or a broken promise, straight to the free list. What the trie does not take stays with the caller.
+// or a broken promise, straight to the free list. Blocks that the trie does not take stay with the caller.
 //
 // Node ids carry the block's generation above its index: an id kept after its node was evicted is detected.
 //
@@ -38,6 +40,7 @@
 
 #include "prelude/block_allocator.hpp"
 #include "prelude/block_hash.hpp"
+#include "prelude/prefix_states.hpp"
 #include "prelude/status.hpp"
 #include "prelude/trie_nodes.hpp"
 #include "prelude/watches.hpp"
@@ -57,7 +60,7 @@ struct TrieMatch {
 struct TrieInsert {
   NodeId node = kNoNode;  // deepest ready node of the prompt's path now
   int32_t there = 0;      // the first blocks given: the trie had them already, they stay with the caller
-  int32_t taken = 0;      // the next ones: the trie owns them from here on; what follows stays with the caller
+  int32_t taken = 0;      // the next ones: the trie owns them from here on; the rest stays with the caller
 };
 
 struct TrieCounters {
@@ -109,7 +112,8 @@ class PrefixTrie {
         tokens_(static_cast<size_t>(pool.num_blocks()) * words_),
         table_(pool.num_blocks()),
         probation_(nodes_),
-        protected_(nodes_) {}
+        protected_(nodes_),
+        states_(pool.num_blocks()) {}
 
   BlockAllocator& pool() { return pool_; }
   const BlockAllocator& pool() const { return pool_; }
@@ -131,7 +135,7 @@ class PrefixTrie {
     return {id_of(w.tail), w.ready, w.promised};
   }
 
-  // A match that is kept up to date by events: who waits is told when its answer may have changed, instead of
+  // A match that is kept up to date by events: a waiting request is told when its answer may have changed, instead of
   // asking before every step. `ready`: blocks found now. The prompt is not kept: give it again to rewatch().
   int32_t watch(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, int32_t* ready) {
     const int32_t id = watches_.add();
@@ -162,7 +166,20 @@ class PrefixTrie {
     return n;
   }
 
-  // How many blocks match() would find. Any thread, at any time; neither waits nor changes anything.
+  // States of recurrent layers at nodes. Where there are slots for them, a prompt goes on from a node that has one.
+  PrefixStates& states() { return states_; }
+  const PrefixStates& states() const { return states_; }
+  // `node` itself, or the nearest above it that has a state; kNoNode where none has.
+  NodeId with_state(NodeId node) const { return id_of(state_above(index_of(node))); }
+  // The node at `depth` blocks on the path of `node`, as an index; kNil where the path is shorter, or not ready
+  // there.
+  int32_t at_depth(NodeId node, int32_t depth) const {
+    int32_t i = index_of(node);
+    while (i != kNil && nodes_[i].depth > depth) i = up(i);
+    return i != kNil && nodes_[i].depth == depth && state(i) == NodeState::ready ? i : kNil;
+  }
+
+  // How many blocks a prompt would go on behind. Any thread, at any time; neither waits nor changes anything.
   int32_t would_hit(const int32_t* tokens, int64_t n, uint64_t salt) const;
 
   // The blocks from the root to `node`; `out` has room for depth(node) of them.
@@ -228,7 +245,7 @@ class PrefixTrie {
 
   // Frees up to n blocks from the cold end, protected ones last; returns how many.
   int64_t evict(int64_t n) noexcept;
-  // Drops everything that nobody locks.
+  // Drops all nodes without a lock.
   int64_t clear() noexcept { return evict(INT32_MAX); }
 
   // Extends the path of the prompt by `count` blocks that hold the KV of tokens[first * size ..]. The trie
@@ -279,9 +296,13 @@ class PrefixTrie {
   uint64_t step(uint64_t chain, const int32_t* tokens) const {
     return chain_next(chain, content_hash(tokens, size_, seed_));
   }
-  // What table and nodes keep of a chain hash. The high half: the low bits of a folded product are weaker.
+  // The part of a chain hash that table and nodes keep. The high half: the low bits of a folded product are weaker.
   uint32_t key(uint64_t chain) const { return static_cast<uint32_t>((chain >> 32) & hash_keep_); }
 
+  int32_t state_above(int32_t i) const {
+    while (i != kNil && states_.slot_of(i) == PrefixStates::kNone) i = up(i);
+    return i;
+  }
   NodeState state(int32_t i) const { return nodes_[i].state.load(std::memory_order_relaxed); }
   int32_t up(int32_t i) const { return nodes_[i].parent.load(std::memory_order_relaxed); }
   uint32_t index_mask() const { return (uint32_t{1} << index_bits_) - 1; }
@@ -318,7 +339,7 @@ class PrefixTrie {
                NodeState as, bool protect);
   void remove(const int32_t* indices, int32_t count);
   int32_t place(int32_t watch, const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks);
-  uint32_t hash_of(int32_t i) const { return NodeTable::hash_of(table_.load(nodes_[i].slot)); }
+  uint32_t hash_of(int32_t i) const { return NodeTable::hash_of(table_.load(nodes_[i].entry)); }
 
   void look_ahead() const;
   std::vector<int64_t> ranks() const;
@@ -347,6 +368,7 @@ class PrefixTrie {
   LazyArray<uint64_t> tokens_;  // by node, two tokens a word
   NodeTable table_;
   LruList probation_, protected_;
+  PrefixStates states_;
   Watches watches_;
   std::atomic<int32_t> count_{0}, promised_{0};
   struct {

@@ -1,4 +1,4 @@
-// What a native call says about itself.
+// The status of a native call.
 //
 // Expected outcomes (too few blocks, a stale id, a double free) are values, never exceptions: a call that
 // does not return Status::ok has changed nothing. The Cython layer turns them into typed Python errors.
@@ -33,7 +33,7 @@ struct Result {
 // A Python wrapper lets go of the GIL where it expects more work than this. Getting the lock back beside a
 // busy Python thread costs far more than a short call, so short calls keep it.
 inline constexpr int64_t kReleaseGilNs = 10'000;
-// What a block of work is taken to cost in that estimate.
+// The cost of a block of work in that estimate.
 inline constexpr int64_t kBlockNs = 20;
 constexpr bool worth_releasing_gil(int64_t blocks) { return blocks * kBlockNs > kReleaseGilNs; }
 

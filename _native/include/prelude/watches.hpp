@@ -1,4 +1,4 @@
-// Watches: who waits for a change of the trie, and hears of it without asking.
+// Watches: the waiting requests that are told of a change of the trie.
 //
 //   prompt  [A B][C D][E F] ...      the trie has A B and C D:
 //                     │ └─ waits for: a node that the table would know by this hash (E F below C D)

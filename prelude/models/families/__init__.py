@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prelude.models.families import bert
-from prelude.models.families.base import Asked, Family, Head
+from prelude.models.families.base import Family, Head, SpecRequest
 from prelude.models.families.bert import encoder
 from prelude.models.families.deberta import DEBERTA
 from prelude.models.families.decoder import decoder
 from prelude.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from prelude.models.families.modernbert import MODERNBERT
+from prelude.models.families.recurrent import LFM2, QWEN3_5, QWEN3_5_TEXT
 
 _FIRST_LLAMA = {"num_key_value_heads": None, "head_dim": None, "rope_theta": 10000.0}
 
@@ -22,6 +25,8 @@ QWEN2 = decoder(
     mlp_bias=False,
     window_switch=True,
 )
+# Its process-reward models are of a class that comes with the checkpoint.
+QWEN2 = replace(QWEN2, architectures={**QWEN2.architectures, "Qwen2ForProcessRewardModel": "steps"})
 LLAMA = decoder("llama", "Llama", {**_FIRST_LLAMA, "attention_bias": False, "mlp_bias": False}, windows=False)
 MISTRAL = decoder(
     "mistral",
@@ -51,7 +56,7 @@ SMOLLM3 = decoder(
     {"head_dim": None, "rope_theta": 2000000.0, "no_rope_layer_interval": 4, "tie_word_embeddings": True}
     | {"attention_bias": False, "mlp_bias": False},
     window_switch=True,
-    unturned=True,
+    no_rope_layers=True,
 )
 
 BERT = encoder("bert", "Bert", bert.BERT, {"layer_norm_eps": 1e-12, "type_vocab_size": 2})
@@ -71,6 +76,9 @@ _ALL = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    QWEN3_5_TEXT,
+    QWEN3_5,
+    LFM2,
     BERT,
     ROBERTA,
     XLM_ROBERTA,
@@ -86,4 +94,4 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 ARCHITECTURES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in family.architectures}
 """By a name in ``architectures``."""
 
-__all__ = ["ARCHITECTURES", "FAMILIES", "Asked", "Family", "Head"]
+__all__ = ["ARCHITECTURES", "FAMILIES", "Family", "Head", "SpecRequest"]

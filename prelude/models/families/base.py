@@ -1,4 +1,4 @@
-"""What a family of models is to the rest: names, and a function from its config to the network."""
+"""The interface of a family of models: names, and a function from its config to the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from prelude.models.fields import Fields
 from prelude.models.spec import ModelSpec
 
 T = TypeVar("T")
-Head = Literal["lm", "classifier", "none"]
+Head = Literal["lm", "classifier", "tokens", "steps", "masked", "none"]
+"""``tokens``: a classifier of every token; ``steps``: one of the ends of steps, with a hidden projection."""
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
@@ -20,12 +21,14 @@ MAX_VOCABULARY = 1 << 24
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Which of a family's networks a config asks for. ``labels``: rows of the classifier, 0 without one."""
+class SpecRequest:
+    """Which of a family's networks a config asks for. ``labels``: rows of the classifier, 0 without one. ``nested``:
+    the network is a part of a larger one, and its config lies inside that one's."""
 
     model_type: str
     head: Head
     labels: int = 0
+    nested: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,11 @@ class Family:
     model_type: str
     architectures: Mapping[str, Head]
     """Class names in ``architectures``, and the head of each. The first one is meant where a config names none."""
-    build: Callable[[Fields, Asked], ModelSpec]
+    build: Callable[[Fields, SpecRequest], ModelSpec]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys that files of this family are known to leave out, with the value that is then meant."""
+    nested: str | None = None
+    """The key under which a config of this family has the text model's. Other parts of the model are not read."""
 
 
 def head_width(
@@ -52,7 +57,7 @@ def head_width(
 
 
 def one_of(fields: Fields, key: str, supported: Mapping[str, T]) -> T:
-    """What ``supported`` has under the text of ``key``; ``UnsupportedModel`` for another text."""
+    """The value of ``supported`` under the text of ``key``; ``UnsupportedModel`` for another text."""
     name = fields.text(key)
     if name not in supported:
         raise UnsupportedModel(

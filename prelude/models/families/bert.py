@@ -16,9 +16,9 @@ from prelude.models.families.base import (
     MAX_LAYERS,
     MAX_VOCABULARY,
     MAX_WIDTH,
-    Asked,
     Family,
     Head,
+    SpecRequest,
     head_width,
     one_of,
     refuse_other_values,
@@ -32,6 +32,7 @@ from prelude.models.spec import (
     Embeddings,
     HeadActivation,
     Layer,
+    MaskedHead,
     Mlp,
     ModelSpec,
     Norm,
@@ -88,8 +89,21 @@ class Keys:
 
 
 @dataclass(frozen=True)
+class MaskedNames:
+    """Of the masked-language head. ``activation`` and ``eps`` None: those of the layers."""
+
+    dense: str = "cls.predictions.transform.dense"
+    norm: str = "cls.predictions.transform.LayerNorm"
+    bias: str = "cls.predictions.bias"
+    activation: HeadActivation | None = None
+    eps: float | None = None
+    pretraining: bool = True
+    """Whether the class ``…ForPreTraining`` has the same head."""
+
+
+@dataclass(frozen=True)
 class Kind:
-    """What makes one of these families differ from another."""
+    """The differences between these families."""
 
     prefix: str
     dense: str
@@ -104,20 +118,22 @@ class Kind:
     narrow: bool = False
     """``embedding_size`` may differ from the width of the layers."""
     types: bool = True
+    masked: MaskedNames = MaskedNames()
 
 
 def encoder(model_type: str, begins: str, kind: Kind, defaults: Mapping[str, Any]) -> Family:
-    """The family of transformers' classes whose names begin with ``begins``. A masked-language head is not loaded."""
+    """The family of transformers' classes whose names begin with ``begins``."""
     architectures: dict[str, Head] = {
         f"{begins}Model": "none",
-        f"{begins}ForMaskedLM": "none",
-        f"{begins}ForPreTraining": "none",
+        f"{begins}ForMaskedLM": "masked",
+        f"{begins}ForPreTraining": "masked" if kind.masked.pretraining else "none",
         f"{begins}ForSequenceClassification": "classifier",
+        f"{begins}ForTokenClassification": "tokens",
     }
     return Family(model_type, architectures, partial(_build, kind), {kind.keys.activation: "gelu", **defaults})
 
 
-def _build(kind: Kind, fields: Fields, asked: Asked) -> ModelSpec:
+def _build(kind: Kind, fields: Fields, wanted: SpecRequest) -> ModelSpec:
     refuse_other_values(fields, _NEUTRAL)
     keys = kind.keys
     hidden = fields.integer(keys.hidden, 1, MAX_WIDTH)
@@ -129,9 +145,9 @@ def _build(kind: Kind, fields: Fields, asked: Asked) -> ModelSpec:
     activation = one_of(fields, keys.activation, ACTIVATIONS)
     embeddings, positions = _embeddings(kind, fields, hidden, eps)
     classifier = None
-    if asked.labels:
+    if wanted.labels:
         classifier = Classifier(
-            Projection((kind.out,), (asked.labels,), hidden, bias=True),
+            Projection((kind.out,), (wanted.labels,), hidden, bias=True),
             "first",
             Projection((kind.dense,), (hidden,), hidden, bias=True),
             kind.dense_activation,
@@ -143,6 +159,22 @@ def _build(kind: Kind, fields: Fields, asked: Asked) -> ModelSpec:
         embeddings=embeddings,
         layers=tuple(_layer(kind, index, hidden, heads, width, inner, eps, activation) for index in range(count)),
         classifier=classifier,
+        masked=_masked(kind, fields, hidden, embeddings, eps) if wanted.head == "masked" else None,
+    )
+
+
+def _masked(kind: Kind, fields: Fields, hidden: int, embeddings: Embeddings, eps: float) -> MaskedHead | None:
+    """None where the vocabulary's weight is not that of the embeddings."""
+    if not fields.boolean("tie_word_embeddings", True):
+        return None
+    names = kind.masked
+    activation = one_of(fields, kind.keys.activation, ACTIVATIONS) if names.activation is None else names.activation
+    width = embeddings.width
+    return MaskedHead(
+        Projection((names.dense,), (width,), hidden, bias=True),
+        activation,
+        Norm(names.norm, "layer", width, eps if names.eps is None else names.eps, bias=True),
+        names.bias,
     )
 
 
@@ -196,8 +228,28 @@ def _embeddings(kind: Kind, fields: Fields, hidden: int, eps: float) -> tuple[Em
 
 
 BERT = Kind("bert.", "bert.pooler.dense", "tanh", "classifier")
-ROBERTA = Kind("roberta.", "classifier.dense", "tanh", "classifier.out_proj", after_padding=True)
-ELECTRA = Kind("electra.", "classifier.dense", "gelu", "classifier.out_proj", narrow=True)
+ROBERTA = Kind(
+    "roberta.",
+    "classifier.dense",
+    "tanh",
+    "classifier.out_proj",
+    after_padding=True,
+    masked=MaskedNames("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "gelu"),
+)
+ELECTRA = Kind(
+    "electra.",
+    "classifier.dense",
+    "gelu",
+    "classifier.out_proj",
+    narrow=True,
+    masked=MaskedNames(
+        "generator_predictions.dense",
+        "generator_predictions.LayerNorm",
+        "generator_lm_head.bias",
+        "gelu",
+        pretraining=False,  # a discriminator: it says of each token whether it was replaced
+    ),
+)
 DISTILBERT = Kind(
     "distilbert.",
     "pre_classifier",
@@ -216,4 +268,5 @@ DISTILBERT = Kind(
     ),
     Keys("dim", "n_layers", "n_heads", "hidden_dim", "activation"),
     types=False,
+    masked=MaskedNames("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
 )

@@ -1,7 +1,8 @@
-"""DeBERTa-v2 and v3, mDeBERTa: layers of the BERT kind whose scores have a relative term, and no positions beside it.
+"""DeBERTa-v2 and v3, mDeBERTa: layers of the BERT kind whose scores have a relative term. Absolute positions beside
+it, and token types beside those, are options.
 
-Checkpoints with absolute positions beside it, token types, a convolution or projections of distances of their own are
-refused by name.
+Checkpoints with a convolution, projections of distances of their own or token types without positions are refused by
+name.
 """
 
 from __future__ import annotations
@@ -14,24 +15,27 @@ from prelude.models.families.base import (
     MAX_LAYERS,
     MAX_VOCABULARY,
     MAX_WIDTH,
-    Asked,
     Family,
+    SpecRequest,
     head_width,
     one_of,
     refuse_other_values,
 )
-from prelude.models.families.bert import ACTIVATIONS
+from prelude.models.families.bert import ACTIVATIONS, MAX_TYPES
 from prelude.models.fields import Fields
 from prelude.models.rope import MAX_POSITIONS
 from prelude.models.spec import (
+    Activation,
     Attention,
     Classifier,
     Embeddings,
     HeadActivation,
     Layer,
+    MaskedHead,
     Mlp,
     ModelSpec,
     Norm,
+    PositionEmbeddings,
     Projection,
     Relative,
 )
@@ -41,13 +45,12 @@ _MAX_BUCKETS = 1 << 16
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_decoder": (None, False),
     "is_causal": (None, False),
-    "type_vocab_size": (None, 0),
     "conv_kernel_size": (None, 0),
 }
 _POOLER_ACTIVATIONS: dict[str, HeadActivation] = {**ACTIVATIONS, "tanh": "tanh"}
 
 
-def _build(fields: Fields, asked: Asked) -> ModelSpec:
+def _build(fields: Fields, wanted: SpecRequest) -> ModelSpec:
     refuse_other_values(fields, _NEUTRAL)
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
@@ -101,21 +104,35 @@ def _build(fields: Fields, asked: Asked) -> ModelSpec:
         prefix=_PREFIX,
         hidden=hidden,
         max_positions=positions,
-        embeddings=Embeddings(
-            f"{_PREFIX}embeddings.word_embeddings", vocab, hidden, norm=norm("embeddings.LayerNorm")
-        ),
+        embeddings=_embeddings(fields, vocab, positions, hidden, norm("embeddings.LayerNorm")),
         layers=tuple(layer(index) for index in range(count)),
-        classifier=_classifier(fields, asked.labels, hidden) if asked.labels else None,
+        classifier=_classifier(fields, wanted.labels, hidden) if wanted.labels else None,
+        masked=_masked(fields, hidden, eps, activation) if wanted.head == "masked" else None,
+    )
+
+
+def _embeddings(fields: Fields, vocab: int, positions: int, hidden: int, norm: Norm) -> Embeddings:
+    at, biased = f"{_PREFIX}embeddings", fields.boolean("position_biased_input")
+    types = 0 if fields.get("type_vocab_size", None) is None else fields.integer("type_vocab_size", 0, MAX_TYPES)
+    if types and not biased:
+        raise UnsupportedModel(
+            f"{fields.where}: unsupported: type_vocab_size ({types}) without position_biased_input"
+        )
+    return Embeddings(
+        f"{at}.word_embeddings",
+        vocab,
+        hidden,
+        PositionEmbeddings(f"{at}.position_embeddings", positions) if biased else None,
+        f"{at}.token_type_embeddings" if types else None,
+        types,
+        norm,
     )
 
 
 def _relative(fields: Fields, positions: int, hidden: int, norm: Norm) -> Relative:
-    wanted = {"relative_attention": True, "share_att_key": True, "position_biased_input": False}
-    for key, value in wanted.items():
-        if fields.boolean(key) is not value:
-            raise UnsupportedModel(
-                f"{fields.where}: unsupported: {key} ({shown(not value)}); supported: {shown(value)}"
-            )
+    for key in ("relative_attention", "share_att_key"):
+        if not fields.boolean(key):
+            raise UnsupportedModel(f"{fields.where}: unsupported: {key} (False); supported: True")
     said = fields.get("pos_att_type")
     kinds = said.lower().split("|") if isinstance(said, str) else said
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
@@ -154,12 +171,26 @@ def _classifier(fields: Fields, labels: int, hidden: int) -> Classifier:
     )
 
 
+def _masked(fields: Fields, hidden: int, eps: float, activation: Activation) -> MaskedHead | None:
+    """None where the vocabulary's weight is not that of the embeddings, or the head is the newer one."""
+    if not fields.boolean("tie_word_embeddings", True) or not fields.boolean("legacy", True):
+        return None
+    at = "cls.predictions"
+    return MaskedHead(
+        Projection((f"{at}.transform.dense",), (hidden,), hidden, bias=True),
+        activation,
+        Norm(f"{at}.transform.LayerNorm", "layer", hidden, eps, bias=True),
+        f"{at}.bias",
+    )
+
+
 DEBERTA = Family(
     "deberta-v2",
     {
         "DebertaV2Model": "none",
-        "DebertaV2ForMaskedLM": "none",
+        "DebertaV2ForMaskedLM": "masked",
         "DebertaV2ForSequenceClassification": "classifier",
+        "DebertaV2ForTokenClassification": "tokens",
     },
     _build,
     {

@@ -17,8 +17,8 @@ from prelude.models.families.base import (
     MAX_LAYERS,
     MAX_VOCABULARY,
     MAX_WIDTH,
-    Asked,
     Family,
+    SpecRequest,
     head_width,
     is_one_of,
     one_of,
@@ -65,7 +65,7 @@ _IGNORED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Switches:
-    """What makes one family of decoders differ from another."""
+    """The differences between families of decoders."""
 
     qk_norm: bool = False
     attention_bias: bool | None = None
@@ -80,12 +80,12 @@ class Switches:
     """False for a family that has no windows at all: ``sliding_window`` is not read."""
     fused: bool = False
     """Queries, keys and values are one weight, gate and up of the MLP another."""
-    unturned: bool = False
+    no_rope_layers: bool = False
     """Layers without rotary positions, as ``no_rope_layers`` says."""
     partial: bool = False
     """``partial_rotary_factor`` counts."""
     longrope: tuple[str, ...] = ()
-    """What files of this family call longrope beside its name."""
+    """Other names of longrope in files of this family."""
 
 
 def decoder(model_type: str, begins: str, defaults: Mapping[str, Any], **switches: Any) -> Family:
@@ -96,20 +96,21 @@ def decoder(model_type: str, begins: str, defaults: Mapping[str, Any], **switche
             f"{begins}ForCausalLM": "lm",
             f"{begins}Model": "none",
             f"{begins}ForSequenceClassification": "classifier",
+            f"{begins}ForTokenClassification": "tokens",
         },
         partial(_build, Switches(**switches)),
         {"hidden_act": "silu", "tie_word_embeddings": False, **defaults},
     )
 
 
-def _build(switches: Switches, fields: Fields, asked: Asked) -> ModelSpec:
+def _build(switches: Switches, fields: Fields, wanted: SpecRequest) -> ModelSpec:
     refuse_other_values(fields, _CAUSAL)
-    _say_ignored(fields, switches, asked.model_type)
+    _say_ignored(fields, switches, wanted.model_type)
     sizes = read_sizes(fields)
     positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
     ropes = parse_rope(fields, sizes.head_dim, positions, switches.partial, switches.longrope)
     windows = _windows(fields, switches, sizes.layers)
-    turns = _turns(fields, sizes.layers) if switches.unturned else [True] * sizes.layers
+    rotated = _rotated_layers(fields, sizes.layers) if switches.no_rope_layers else [True] * sizes.layers
     parts = _Parts(
         switches,
         sizes,
@@ -119,13 +120,13 @@ def _build(switches: Switches, fields: Fields, asked: Asked) -> ModelSpec:
         activation=one_of(fields, "hidden_act", ACTIVATIONS),
     )
     tied = fields.boolean("tie_word_embeddings")
-    classifier = Classifier(Projection(("score",), (asked.labels,), sizes.hidden)) if asked.labels else None
+    classifier = Classifier(Projection(("score",), (wanted.labels,), sizes.hidden)) if wanted.labels else None
 
     def spec(ropes: Ropes) -> ModelSpec:
         rope = Rope(ropes.theta, ropes.width, ropes.scaling)
         layers = (
-            parts.layer(f"model.layers.{index}", rope if turn else None, shorter(window, ropes.positions))
-            for index, (window, turn) in enumerate(zip(windows, turns))
+            parts.layer(f"model.layers.{index}", rope if rotates else None, shorter(window, ropes.positions))
+            for index, (window, rotates) in enumerate(zip(windows, rotated))
         )
         return ModelSpec(
             prefix="model.",
@@ -134,7 +135,7 @@ def _build(switches: Switches, fields: Fields, asked: Asked) -> ModelSpec:
             embeddings=Embeddings("model.embed_tokens", sizes.vocab, sizes.hidden),
             layers=tuple(layers),
             final_norm=parts.rms("model.norm"),
-            lm_head=("tied" if tied else "own") if asked.head == "lm" else None,
+            lm_head=("tied" if tied else "own") if wanted.head == "lm" else None,
             classifier=classifier,
             longer=None if ropes.longer is None else spec(ropes.longer),
         )
@@ -155,18 +156,19 @@ class Sizes:
     inner: int
 
 
-def read_sizes(fields: Fields) -> Sizes:
+def read_sizes(fields: Fields, inner: str = "intermediate_size") -> Sizes:
+    """``inner``: the key of the MLPs' inner width."""
     return Sizes(
         fields.integer("vocab_size", 1, MAX_VOCABULARY),
         fields.integer("num_hidden_layers", 1, MAX_LAYERS),
         *_attention_sizes(fields),
-        fields.integer("intermediate_size", 1, MAX_WIDTH),
+        fields.integer(inner, 1, MAX_WIDTH),
     )
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What all layers of a model have in common."""
+    """The values that all layers of a model share."""
 
     switches: Switches
     sizes: Sizes
@@ -244,8 +246,8 @@ def _windows(fields: Fields, switches: Switches, layers: int) -> list[int | None
     if switches.window_switch:
         switched = fields.get("use_sliding_window", None) is not None and fields.boolean("use_sliding_window")
         window = window if switched else None
-        if kinds is None and switches.unturned:
-            kinds = [FULL if turns else SLIDING for turns in _turns(fields, layers)]
+        if kinds is None and switches.no_rope_layers:
+            kinds = [FULL if rotated else SLIDING for rotated in _rotated_layers(fields, layers)]
         elif kinds is None:
             first = fields.integer("max_window_layers", 0, 1 << 20, 28)  # the first layer with a window
             kinds = [FULL if index < first else SLIDING for index in range(layers)]
@@ -260,15 +262,15 @@ def _windows(fields: Fields, switches: Switches, layers: int) -> list[int | None
     return [window] * layers
 
 
-def layer_kinds(fields: Fields, layers: int) -> list[str] | None:
-    """``layer_types``, each full or sliding attention; None where the config has none."""
+def layer_kinds(fields: Fields, layers: int, known: tuple[str, ...] = (FULL, SLIDING)) -> list[str] | None:
+    """``layer_types``, each of them one of ``known``; None where the config has none."""
     kinds = fields.get("layer_types", None)
     if kinds is None:
         return None
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.wrong("layer_types", f"a list of {layers} names, one a layer, is needed")
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
+        if kind not in known:
             raise UnsupportedModel(f"{fields.where}: unsupported: layer_types with {shown(kind)}")
     return kinds
 
@@ -278,15 +280,15 @@ def shorter(window: int | None, positions: int) -> int | None:
     return None if window is None or window >= positions else window - 1
 
 
-def _turns(fields: Fields, layers: int) -> list[bool]:
+def _rotated_layers(fields: Fields, layers: int) -> list[bool]:
     """Whether each layer has rotary positions."""
     every = fields.integer("no_rope_layer_interval", 1, MAX_LAYERS)
-    turns = fields.get("no_rope_layers", None)
-    if turns is None:
+    rotated = fields.get("no_rope_layers", None)
+    if rotated is None:
         return [bool((index + 1) % every) for index in range(layers)]
-    if not isinstance(turns, list) or len(turns) != layers or not all(one in (0, 1) for one in turns):
+    if not isinstance(rotated, list) or len(rotated) != layers or not all(one in (0, 1) for one in rotated):
         raise fields.wrong("no_rope_layers", f"a list of {layers} zeros and ones is needed: 1 where a layer rotates")
-    return [one == 1 for one in turns]
+    return [one == 1 for one in rotated]
 
 
 def _attention_sizes(fields: Fields) -> tuple[int, int, int, int]:

@@ -1,7 +1,7 @@
 """Gemma 1 to 3, text: norms whose weights count from one, scaled embeddings, a gated MLP with GELU.
 
-Gemma 2 and 3 norm what attention and MLP add, and alternate layers with a window with layers without one. Gemma 2
-caps scores and logits; Gemma 3 norms the heads of queries and keys, and its layers with a window have a rotary base
+Gemma 2 and 3 norm the outputs of attention and MLP, and alternate layers with a window with layers without one. Gemma
+2 caps scores and logits; Gemma 3 norms the heads of queries and keys, and its layers with a window have a rotary base
 of their own. EmbeddingGemma is Gemma 3 with ``use_bidirectional_attention``.
 """
 
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from prelude.errors import UnsupportedModel
-from prelude.models.families.base import Asked, Family, Head, one_of, refuse_other_values
+from prelude.models.families.base import Family, Head, SpecRequest, one_of, refuse_other_values
 from prelude.models.families.decoder import FULL, SLIDING, Sizes, layer_kinds, read_sizes, shorter
 from prelude.models.fields import Fields
 from prelude.models.rope import MAX_POSITIONS, Ropes, parse_rope
@@ -38,7 +38,7 @@ _LOCAL_BASE = "rope_local_base_freq"
 
 @dataclass(frozen=True)
 class Kind:
-    """What makes one generation differ from another."""
+    """The differences between generations."""
 
     activation_key: str = "hidden_activation"
     activations: Mapping[str, Activation] | None = None
@@ -55,9 +55,9 @@ class Kind:
     """``use_bidirectional_attention`` may be true."""
 
 
-def _build(kind: Kind, fields: Fields, asked: Asked) -> ModelSpec:
+def _build(kind: Kind, fields: Fields, wanted: SpecRequest) -> ModelSpec:
     sizes = read_sizes(fields)
-    causal = not _sees_all(kind, fields, asked)
+    causal = not _sees_all(kind, fields, wanted)
     positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
     ropes = {name: _rope(kind, fields, name, sizes.head_dim, positions) for name in (FULL, SLIDING)}
     positions = min(rope.positions for rope in ropes.values())
@@ -105,9 +105,9 @@ def _build(kind: Kind, fields: Fields, asked: Asked) -> ModelSpec:
         embeddings=Embeddings("model.embed_tokens", sizes.vocab, sizes.hidden, scale=sizes.hidden**0.5),
         layers=tuple(layer(index, name) for index, name in enumerate(_kinds(kind, fields, sizes.layers))),
         final_norm=rms("model.norm"),
-        lm_head=("tied" if tied else "own") if asked.head == "lm" else None,
+        lm_head=("tied" if tied else "own") if wanted.head == "lm" else None,
         logit_cap=_cap(fields, "final_logit_softcapping") if kind.logit_cap else 0.0,
-        classifier=Classifier(Projection(("score",), (asked.labels,), sizes.hidden)) if asked.labels else None,
+        classifier=Classifier(Projection(("score",), (wanted.labels,), sizes.hidden)) if wanted.labels else None,
     )
 
 
@@ -121,13 +121,13 @@ def _mlp(at: str, sizes: Sizes, activation: Activation) -> Mlp:
     )
 
 
-def _sees_all(kind: Kind, fields: Fields, asked: Asked) -> bool:
+def _sees_all(kind: Kind, fields: Fields, wanted: SpecRequest) -> bool:
     if not kind.may_see_all:
         refuse_other_values(fields, {"use_bidirectional_attention": (None, False)})
     if not fields.get("use_bidirectional_attention", False):
         return False
     sees_all = fields.boolean("use_bidirectional_attention")
-    if sees_all and asked.head == "lm":
+    if sees_all and wanted.head == "lm":
         raise UnsupportedModel(f"{fields.where}: unsupported: use_bidirectional_attention with a language-model head")
     return sees_all
 
@@ -179,6 +179,7 @@ def _classes(begins: str) -> dict[str, Head]:
         f"{begins}ForCausalLM": "lm",
         f"{begins}Model": "none",
         f"{begins}ForSequenceClassification": "classifier",
+        f"{begins}ForTokenClassification": "tokens",
     }
 
 

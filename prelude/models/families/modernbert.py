@@ -14,8 +14,8 @@ from prelude.models.families.base import (
     MAX_LAYERS,
     MAX_VOCABULARY,
     MAX_WIDTH,
-    Asked,
     Family,
+    SpecRequest,
     head_width,
     one_of,
     refuse_other_values,
@@ -29,6 +29,7 @@ from prelude.models.spec import (
     Embeddings,
     HeadPooling,
     Layer,
+    MaskedHead,
     Mlp,
     ModelSpec,
     Norm,
@@ -42,7 +43,7 @@ _FULL, _LOCAL = "full_attention", "sliding_attention"
 _OLD_THETA = {_FULL: "global_rope_theta", _LOCAL: "local_rope_theta"}
 
 
-def build(fields: Fields, asked: Asked, prefix: str = _PREFIX) -> ModelSpec:
+def build(fields: Fields, wanted: SpecRequest, prefix: str = _PREFIX) -> ModelSpec:
     """``prefix`` begins the names of the body's weights."""
     refuse_other_values(fields, {"is_causal": (None, False)})
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
@@ -93,7 +94,8 @@ def build(fields: Fields, asked: Asked, prefix: str = _PREFIX) -> ModelSpec:
         ),
         layers=tuple(layer(index, kind) for index, kind in enumerate(_kinds(fields))),
         final_norm=norm(f"{prefix}final_norm"),
-        classifier=_classifier(fields, asked.labels, hidden, norm("head.norm")) if asked.labels else None,
+        classifier=_classifier(fields, wanted.labels, hidden, norm("head.norm")) if wanted.labels else None,
+        masked=_masked(fields, hidden, norm("head.norm")) if wanted.head == "masked" else None,
     )
 
 
@@ -104,6 +106,18 @@ def _classifier(fields: Fields, labels: int, hidden: int, norm: Norm) -> Classif
         Projection(("head.dense",), (hidden,), hidden, fields.boolean("classifier_bias")),
         one_of(fields, "classifier_activation", ACTIVATIONS),
         norm,
+    )
+
+
+def _masked(fields: Fields, hidden: int, norm: Norm) -> MaskedHead | None:
+    """None where it has other weights than those of the embeddings and a bias."""
+    if not fields.boolean("tie_word_embeddings", True) or not fields.boolean("decoder_bias", True):
+        return None
+    return MaskedHead(
+        Projection(("head.dense",), (hidden,), hidden, fields.boolean("classifier_bias")),
+        one_of(fields, "classifier_activation", ACTIVATIONS),
+        norm,
+        "decoder.bias",
     )
 
 
@@ -142,7 +156,12 @@ def _theta(fields: Fields, kind: str) -> float:
 
 MODERNBERT = Family(
     "modernbert",
-    {"ModernBertModel": "none", "ModernBertForMaskedLM": "none", "ModernBertForSequenceClassification": "classifier"},
+    {
+        "ModernBertModel": "none",
+        "ModernBertForMaskedLM": "masked",
+        "ModernBertForSequenceClassification": "classifier",
+        "ModernBertForTokenClassification": "tokens",
+    },
     build,
     {
         "hidden_activation": "gelu",

@@ -1,4 +1,4 @@
-"""Who goes first: objects over what waits, column by column. The contract is in ``base``, its use in
+"""Orders of waiting requests: objects that read the requests as columns. The contract is in ``base``, its use in
 docs/PLANNING.md."""
 
 from prelude.scheduling.policies.base import Keys, Policy, Waiting, ranked

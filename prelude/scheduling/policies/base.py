@@ -1,4 +1,4 @@
-"""The contract of a policy: columns of what waits in, sort keys out. No clock, no state, no request object.
+"""The contract of a policy: columns of the waiting requests in, sort keys out. No clock, no state, no request object.
 
 Time is *tokens served*: how many tokens the engine has computed so far, an integer that a simulator has as well. So
 the same queue, trie and ledger give the same plan, live or simulated.
@@ -22,10 +22,10 @@ Keys: TypeAlias = tuple[Key, ...]
 class Waiting:
     """N requests of one class that wait; all arrays are [N], in one arbitrary order."""
 
-    work: F64  # tokens left to compute: what the prefix cache has now is not counted
+    work: F64  # tokens left to compute, without the tokens that the prefix cache has now
     tokens: F64  # tokens known, cached or not
     arrived: F64  # tokens the engine had served when the request came
-    order: I64  # who came first; unique
+    order: I64  # order of arrival; unique
     priority: I64  # higher goes first
     account: I64  # whose request it is: one number per (priority, tenant)
     served: F64  # tokens its account has been served so far
@@ -43,8 +43,8 @@ _COLUMNS = ("work", "tokens", "arrived", "order", "priority", "account", "served
 
 @runtime_checkable
 class Policy(Protocol):
-    """``keys(waiting, now)``: arrays [N], the most significant first; smaller goes first, and what is equal in all of
-    them goes in order of arrival. ``now`` counts tokens served. A pure function.
+    """``keys(waiting, now)``: arrays [N], the most significant first; smaller goes first, and requests equal in all
+    of them goes in order of arrival. ``now`` counts tokens served. A pure function.
 
     ``timeless``: the order of two requests stays what it is while neither is matched anew, whatever ``now`` is.
     ``estimates``: ``work`` matters, so waiting requests are matched against the prefix cache.

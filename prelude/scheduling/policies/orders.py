@@ -1,15 +1,15 @@
 """The orders themselves. ``layers`` puts priorities and tenants around them.
 
-Ageing in tokens served, so that shortest first starves nobody:
+Ageing in tokens served, so that shortest first starves no request:
 
     score = work / 2 ** (waited / half_life)       waited = tokens served since the request came
 
 Both sides of a comparison wait the same tokens, so the order of two requests never changes while neither is matched
 anew. A request of work W is overtaken by one of w only where that comes within half_life * log2(W / w) tokens served
-after it, so by nobody after half_life * log2(W).
+after it, so by none after half_life * log2(W).
 
 PrefillOnly (arXiv 2505.07203) has work - lambda * seconds waited. Long prompts that the cache does not have are then
-far apart from each other before hits of theirs are far ahead of them. Here what counts is the ratio: prompts of about
+far apart from each other before hits of theirs are far ahead of them. Here the ratio counts: prompts of about
 one length go by arrival, and what the cache has, a hundredth of the work, goes before them for a long time, which is
 what keeps a cache of use that is too small for all its users.
 """
@@ -28,7 +28,7 @@ from prelude.scheduling.policies.base import F64, Keys, Policy, Waiting
 
 
 class _Usual:
-    """What most orders are; one says where it differs."""
+    """The properties of most orders; an order overrides those that differ."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class FirstComeFirstServed(_Usual):
 
 @dataclass(frozen=True, slots=True)
 class ShortestPrefillFirst(_Usual):
-    """The least left to compute first, aged: what is left counts half after every ``half_life`` tokens served.
+    """The least left to compute first, aged: the tokens left count half after every ``half_life`` tokens served.
     Infinity is pure shortest first: the best mean, and long requests starve under endless short ones. ``curvature``:
     seconds a key costs over seconds a token costs (``CostModel.curvature``); 0 counts tokens alone."""
 

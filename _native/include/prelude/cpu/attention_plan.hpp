@@ -1,4 +1,4 @@
-// What attends to what in one step, as arrays, and the units of work it is cut into.
+// The queries and keys of one step as arrays, and the units of work that they are cut into.
 //
 //   item      some queries of a step in a row, and their keys: runs that lie in a row in the step or in the pool,
 //             in the order of the sequence. Query i sees the first visible[i] keys of its item, or, where the plan

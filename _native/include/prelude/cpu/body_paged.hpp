@@ -3,9 +3,9 @@
 //
 //   tile      kPagedKeys keys, as where they lie in the pool. Their weights stay in the first-level cache.
 //   heads     up to kPagedHeads query heads of a KV head share one pass over its keys and one over its values; sums
-//             and what feeds them are in registers throughout.
-//   order     tiles as the sequence has them, under a running maximum: what was summed before is scaled down. A
-//             row's bits are its own, whatever rows stand beside it.
+//             and their operands are in registers throughout.
+//   order     tiles as the sequence has them, under a running maximum: earlier sums are scaled down. A
+//             row's bits do not depend on the other rows.
 //
 //   memory    rows of long sequences come from far away, block by block, which no processor foresees: what comes
 //             kKeysAhead keys later is fetched. It costs a fiftieth where all lies in the cache, and takes a fifth
@@ -16,7 +16,7 @@
 constexpr int kPagedKeys = 512;  // a multiple of kLanes
 constexpr int kKeysAhead = 16;
 
-// As in body_product.hpp.
+// As in body_matmul.hpp.
 #if defined(__GNUC__) && !defined(__clang__)
 #define PRELUDE_SPELL_OUT _Pragma("GCC unroll 4")
 #else
@@ -54,7 +54,7 @@ inline Vec load_few(const uint16_t* p, int n) {
   return load(values);
 }
 
-// What kLanes values of four keys, or the first `few`, add to their products with G queries.
+// The terms of kLanes values of four keys, or of the first `few`, in their products with G queries.
 template <int G, bool Whole, class T>
 inline void meet_keys(const T* const* keys, const float* q, int64_t wide, int64_t d, int few, Vec (*parts)[4]) {
   Vec queries[G];
@@ -97,7 +97,7 @@ inline void score_tile(const PagedTile& tile, const T* k, const float* q, int64_
   }
 }
 
-// Scores become weights relative to the largest so far. The factor for what was summed before is returned.
+// Scores become weights relative to the largest so far. The factor for the earlier sums is returned.
 inline float soften_tile(float* scores, int count, float cap, float& most, float& total) {
   if (cap > 0.0f) soft_cap(scores, count, cap);
   for (int i = count; i % kLanes; ++i) scores[i] = -std::numeric_limits<float>::infinity();

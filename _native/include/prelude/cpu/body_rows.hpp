@@ -142,19 +142,19 @@ inline void layer_norm(const NormArgs& a, int64_t first, int64_t last, float* ro
   }
 }
 
-inline void turn_head(float* head, const float* turns, int64_t width) {
+inline void rotate_head(float* head, const float* rope_table, int64_t width) {
   int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) store(head + i, turn(load(head + i), load(turns + i)));
+  for (; i + kLanes <= width; i += kLanes) store(head + i, rotate_pairs(load(head + i), load(rope_table + i)));
   if (i < width) {
     const int left = static_cast<int>(width - i);
-    store_some(head + i, turn(load_some(head + i, left), load_some(turns + i, left)), left);
+    store_some(head + i, rotate_pairs(load_some(head + i, left), load_some(rope_table + i, left)), left);
   }
 }
 
 inline void norm_rotate(const RotateArgs& a, int64_t first, int64_t last, float* room) {
   const int64_t values = a.heads * a.width;
   for (int64_t row = first; row < last; ++row) {
-    const float* turns = a.turns + a.positions[row] * a.width;
+    const float* rope_table = a.rope_table + a.positions[row] * a.width;
     const float* x;
     float* y;
     if (a.type == Type::f32) {
@@ -167,7 +167,7 @@ inline void norm_rotate(const RotateArgs& a, int64_t first, int64_t last, float*
     for (int64_t at = 0; at < values; at += a.width) {
       const float factor = a.gain ? inverse_rms(x + at, a.width, a.eps) : 1.0f;
       scaled(x + at, factor, a.gain ? a.gain + at : nullptr, a.width, y + at);
-      turn_head(y + at, turns, a.width);
+      rotate_head(y + at, rope_table, a.width);
     }
     if (a.type == Type::bf16) narrow(y, values, static_cast<uint16_t*>(a.out) + row * a.out_stride);
   }

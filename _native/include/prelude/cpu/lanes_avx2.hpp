@@ -1,5 +1,5 @@
 // Eight lanes of AVX2 with FMA. Included once, inside a namespace compiled for that target, by targets.hpp;
-// see lanes_avx512.hpp for what each name means.
+// lanes_avx512.hpp explains each name.
 
 constexpr int kLanes = 8;
 constexpr int kTileRows = 6;
@@ -7,7 +7,7 @@ constexpr int kKeyVectors = 2;
 constexpr int kValueVectors = 2;
 constexpr int kPagedHeads = 3;
 constexpr int kPagedVectors = 4;
-constexpr int kProductRows = 2;
+constexpr int kMatmulRows = 2;
 
 using Vec = __m256;
 
@@ -59,7 +59,7 @@ inline float largest(Vec v) {
   half = _mm_max_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
-inline Vec turn(Vec x, Vec t) {
+inline Vec rotate_pairs(Vec x, Vec t) {
   const Vec crossed = _mm256_mul_ps(_mm256_permute_ps(x, 0xB1), _mm256_movehdup_ps(t));
   return _mm256_fmaddsub_ps(x, _mm256_moveldup_ps(t), crossed);
 }

@@ -3,13 +3,13 @@
 // The vocabulary of the kernels, which each lanes_*.hpp gives:
 //   kLanes                       floats in a vector
 //   kTileRows                    rows of an attention tile: kTileRows * max(kKeyVectors, kValueVectors) sums
-//                                and what feeds them fit in the registers
+//                                and their operands fit in the registers
 //   kPagedHeads                  query heads that meet four keys at a time: so many times four sums, the queries and
 //                                a key fit in the registers
 //   kPagedVectors                of a value at a time: that many sums a head, a weight a head and a value fit too
-//   kProductRows                 rows of a product at a time: four sums each and what feeds them fit too
+//   kMatmulRows                 rows of a product at a time: four sums each and their operands fit too
 //   load                         of floats, or of bfloat16
-//   fetch                        what lies there will be read soon
+//   fetch                        a prefetch: the memory there will be read soon
 //   in_register                  loaded once, where a compiler would rather load again for each use
 //   load_some, store_some        the first n lanes; the others read as 0 and are not written
 //   fma, fnma                    a * b + c and c - a * b
@@ -19,7 +19,7 @@
 //   zero_where_below             0 where x < edge, else a
 //   sum, largest                 over the lanes, in a fixed order
 //   four_sums                    the sums of four vectors, in another fixed order
-//   turn                         complex products of (even, odd) lanes
+//   rotate_pairs                 complex products of (even, odd) lanes
 //   transpose                    out[d * kLanes + l] = rows[l][at + d], d and l below kLanes
 
 constexpr int kLanes = 16;
@@ -28,7 +28,7 @@ constexpr int kKeyVectors = 3;
 constexpr int kValueVectors = 2;
 constexpr int kPagedHeads = 4;
 constexpr int kPagedVectors = 2;
-constexpr int kProductRows = 4;
+constexpr int kMatmulRows = 4;
 
 using Vec = __m512;
 
@@ -71,7 +71,7 @@ inline void four_sums(const Vec* v, float* sums) {
   _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 }
 inline float largest(Vec v) { return _mm512_reduce_max_ps(v); }
-inline Vec turn(Vec x, Vec t) {
+inline Vec rotate_pairs(Vec x, Vec t) {
   const Vec crossed = _mm512_mul_ps(_mm512_permute_ps(x, 0xB1), _mm512_movehdup_ps(t));
   return _mm512_fmaddsub_ps(x, _mm512_moveldup_ps(t), crossed);
 }

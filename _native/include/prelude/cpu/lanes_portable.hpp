@@ -1,7 +1,7 @@
 // Lanes for any compiler and machine: plain loops of constant length, which compilers turn into the vector
 // instructions that the build's baseline has (SSE2, NEON).
 //
-// Included once, inside a namespace, by targets.hpp; see lanes_avx512.hpp for what each name means.
+// Included once, inside a namespace, by targets.hpp; lanes_avx512.hpp explains each name.
 
 constexpr int kLanes = 8;
 constexpr int kTileRows = 4;
@@ -9,7 +9,7 @@ constexpr int kKeyVectors = 1;
 constexpr int kValueVectors = 1;
 constexpr int kPagedHeads = 2;
 constexpr int kPagedVectors = 2;
-constexpr int kProductRows = 2;
+constexpr int kMatmulRows = 2;
 
 struct Vec {
   float lane[kLanes];
@@ -109,7 +109,7 @@ inline float largest(Vec v) {
   return most;
 }
 // (a, b) pairs times (c, s): (ac - bs, ad + bc) as complex numbers.
-inline Vec turn(Vec x, Vec t) {
+inline Vec rotate_pairs(Vec x, Vec t) {
   Vec y;
   for (int l = 0; l < kLanes; l += 2) {
     y.lane[l] = x.lane[l] * t.lane[l] - x.lane[l + 1] * t.lane[l + 1];

@@ -16,7 +16,7 @@
 namespace prelude::cpu {
 
 struct TablesCheck {
-  const char* wrong = nullptr;  // what is wrong with the first bad row
+  const char* wrong = nullptr;  // the error of the first bad row
   int64_t row = -1;
   int64_t slots = 0;  // the pool must have so many
 };

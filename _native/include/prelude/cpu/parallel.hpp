@@ -1,4 +1,4 @@
-// Work cut over threads that somebody else owns.
+// Work cut over threads of a pool that the caller owns.
 //
 // torch keeps a pool of OpenMP threads which, after each of its operations, spin for a while in case there is
 // more. Threads of our own would fight them for the cores; so the caller hands in the very entry point that torch

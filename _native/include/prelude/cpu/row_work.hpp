@@ -11,7 +11,7 @@
 
 namespace prelude::cpu {
 
-// A thread takes at least so many values: waking the others costs about what they take.
+// A thread takes at least so many values: waking the others costs about as much as their work.
 inline constexpr int64_t kPieceValues = 12'288;
 
 // A value of these kernels takes about a quarter of a nanosecond.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "prelude/cpu/recurrent_types.hpp"
 #include "prelude/cpu/types.hpp"
 
 namespace prelude::cpu {
@@ -23,7 +24,14 @@ struct Kernels {
   // Query heads [first, last) of one decode row, all of one or several KV heads; `room` holds paged_room() floats.
   void (*attend_row)(const PagedArgs&, int64_t row, int first, int last, float* room);
   // Outputs [first, last); `x` are the inputs as floats.
-  void (*product)(const ProductArgs&, const float* x, int64_t first, int64_t last);
+  void (*matmul)(const MatmulArgs&, const float* x, int64_t first, int64_t last);
+  // Rows [first, last). `room`: kernel + 2 rows of `channels` floats.
+  void (*convolve)(const ConvolveArgs&, const Segments&, int64_t first, int64_t last, float* room);
+  void (*delta_inputs)(const DeltaInputArgs&, const Segments&, int64_t first, int64_t last, float* room);
+  // See body_recurrent.hpp; `count` is at most lanes / 4.
+  void (*delta)(const DeltaArgs&, const Segments&, const int32_t* members, int64_t num_members, const int32_t* kept,
+                int64_t head, int64_t block, int count, float* room);
+  void (*gate)(const GateArgs&, int64_t first, int64_t last, float* room);  // room: three rows
   int64_t (*unit_floats)(int64_t keys, const AttentionShape&);
   void (*exp)(const float* x, int64_t count, float* out);  // for tests: count is a multiple of `lanes`
 };
@@ -36,10 +44,11 @@ const Kernels* kernels_named(const char* name);
 
 // Those for products of a few rows, which Zen 4 too runs faster by 512 bits: the sums of four rows fit in the
 // registers (177 us for the packaged model's weights, against 233).
-const Kernels& product_kernels(const Kernels& others);
+const Kernels& matmul_kernels(const Kernels& others);
 
-// The fastest that this machine has, or what PRELUDE_CPU_KERNELS names. AMD's 512-bit vectors are two halves on Zen
-// 4, where the 256-bit kernels attend 1.1 to 1.25 times as fast (measured); elsewhere the wider ones are taken.
+// The fastest kernels that this machine has, or those that PRELUDE_CPU_KERNELS names. AMD's 512-bit vectors are two
+// halves on Zen 4, where the 256-bit kernels attend 1.1 to 1.25 times as fast (measured); elsewhere the wider ones
+// are taken.
 const Kernels& best_kernels();
 
 }  // namespace prelude::cpu

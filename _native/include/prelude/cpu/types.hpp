@@ -1,6 +1,6 @@
-// What the CPU kernels take: plain structs over memory that the caller owns.
+// The arguments of the CPU kernels: plain structs over memory that the caller owns.
 //
-// Every kernel gives a row the same bits whatever rows stand beside it: sums run in an order that the row's own
+// Every kernel gives a row the same bits with any other rows: sums run in an order that the row's own
 // shape and position fix, tails go through the same vector operations as whole vectors, and work is cut over
 // threads between rows, never inside one.
 #pragma once
@@ -37,7 +37,7 @@ struct RotateArgs {
   int64_t heads;
   int64_t width;  // even
   float eps;
-  const float* turns;  // [positions, width]: cosine and sine of each pair, side by side
+  const float* rope_table;  // [positions, width]: cosine and sine of each pair, side by side
   const int64_t* positions;
 };
 
@@ -57,7 +57,7 @@ struct ActivateArgs {
 
 // out = x * weight^T, or out += x * weight^T, for a few rows. `type` is that of x and weight; sums are float32, and
 // an `out` to which they are added is too.
-struct ProductArgs {
+struct MatmulArgs {
   const void* x;       // rows of `width` values, `x_stride` apart
   const void* weight;  // [outputs, width]
   void* out;
@@ -78,7 +78,7 @@ struct KeyRun {
   bool pool;
 };
 
-// Queries [first, last) of a plan on one KV head: what one thread takes at a time.
+// Queries [first, last) of a plan on one KV head: the unit of work of a thread.
 struct AttentionUnit {
   int32_t item;
   int32_t kv_head;

@@ -1,0 +1,310 @@
+// Products with packed weights: the kernels of each target, packing, and the cut over threads.
+#include "prelude/cpu/packed_matmul.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "prelude/cpu/blocks.hpp"
+#include "prelude/cpu/half.hpp"
+#include "prelude/cpu/targets.hpp"
+#include "prelude/status.hpp"
+
+#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#define PRELUDE_X86_TARGETS 1
+#include <immintrin.h>
+#endif
+
+namespace prelude::cpu {
+
+// The namespaces are not those of kernels.cpp: the same functions are compiled here for other processors.
+namespace packed_portable {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_portable.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/dots_portable.hpp"
+#include "prelude/cpu/body_packed.hpp"
+// clang-format on
+const PackedKernels kInt8 = packed_table<Int8Dot>("portable");
+const PackedKernels kWidened = packed_table<WidenedDot>("portable");
+}  // namespace packed_portable
+
+#ifdef PRELUDE_X86_TARGETS
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+// GCC 12 takes the undefined vectors of its own intrinsics for a mistake.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+namespace packed_avx2 {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_avx2.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/dots_avx2.hpp"
+#include "prelude/cpu/body_packed.hpp"
+// clang-format on
+const PackedKernels kInt8 = packed_table<Int8Dot>("avx2");
+const PackedKernels kWidened = packed_table<WidenedDot>("avx2");
+}  // namespace packed_avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
+#endif
+namespace packed_avx512 {
+// clang-format off: the order matters
+#include "prelude/cpu/lanes_avx512.hpp"
+#include "prelude/cpu/body_rows.hpp"
+#include "prelude/cpu/dots_avx512.hpp"
+#include "prelude/cpu/body_packed.hpp"
+// clang-format on
+const PackedKernels kInt8 = packed_table<Int8Dot>("avx512");
+const PackedKernels kWidened = packed_table<WidenedDot>("avx512");
+const PackedKernels kBf16 = packed_table<Bf16Dot>("avx512");
+const PackedKernels kF32 = packed_table<F32Dot>("avx512");
+}  // namespace packed_avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#pragma GCC diagnostic pop
+#endif
+
+#endif  // PRELUDE_X86_TARGETS
+
+namespace {
+
+constexpr int64_t kPieceWork = 1 << 20;      // products of a piece, at least: some ten microseconds
+constexpr int64_t kPieceInputs = 384 << 10;  // bytes of x that a piece reads for each group, at most
+
+using packed_portable::as_float;
+
+// One block of one output: `words` and `scale` are its first ones.
+void write_block(const int8_t* integers, uint16_t scale, uint32_t* words, uint16_t* to_scale) {
+  for (int w = 0; w < kBlockWords; ++w) {
+    uint8_t four[4];
+    for (int b = 0; b < 4; ++b) four[b] = static_cast<uint8_t>(128 + integers[4 * w + b]);
+    std::memcpy(words + w * kGroup, four, 4);
+  }
+  *to_scale = scale;
+}
+
+struct BlockOf {  // of an output in a packed weight of int8
+  uint32_t* words;
+  uint16_t* scale;
+
+  BlockOf(uint32_t* all, int64_t inputs, int64_t output, int64_t block)
+      : words(all + output / kGroup * group_words(inputs, Packing::int8) + block * kBlockGroupWords),
+        scale(reinterpret_cast<uint16_t*>(words + kBlockWords * kGroup) + output % kGroup) {
+    words += output % kGroup;
+  }
+};
+
+template <class Value>
+void pack_int8(const Value* weight, int64_t inputs, int64_t output, uint32_t* words) {
+  for (int64_t block = 0; block < blocks_of(inputs); ++block) {
+    const int64_t first = block * kBlock, count = std::min<int64_t>(kBlock, inputs - first);
+    float values[kBlock] = {};
+    for (int64_t i = 0; i < count; ++i) values[i] = as_float(weight[first + i]);
+    int8_t integers[kBlock];
+    const uint16_t half = quantize_block(values, integers);
+    const BlockOf to(words, inputs, output, block);
+    write_block(integers, half, to.words, to.scale);
+  }
+}
+
+void pack_nothing(int64_t inputs, int64_t output, uint32_t* words) {
+  const int8_t zeros[kBlock] = {};
+  for (int64_t block = 0; block < blocks_of(inputs); ++block) {
+    const BlockOf to(words, inputs, output, block);
+    write_block(zeros, 0, to.words, to.scale);
+  }
+}
+
+int64_t padded_outputs(int64_t outputs) { return (outputs + kGroup - 1) / kGroup * kGroup; }
+
+template <class Value>
+void pack_all(const Value* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing, uint32_t* words,
+              int64_t first) {
+  const int64_t of_group = group_words(inputs, packing);
+  outputs += first;
+  for (int64_t output = first; output < padded_outputs(outputs); ++output) {
+    const Value* from = weight + (output - first) * stride;
+    uint32_t* to = words + output / kGroup * of_group + output % kGroup;
+    if (packing == Packing::int8)
+      output < outputs ? pack_int8(from, inputs, output, words) : pack_nothing(inputs, output, words);
+    else if (output >= outputs)
+      for (int64_t i = 0; i < of_group; i += kGroup) to[i] = 0;
+    else if (packing == Packing::f32)
+      packed_portable::copy_values(from, inputs, to, kGroup);
+    else
+      packed_portable::copy_pairs(from, inputs, to, kGroup);
+  }
+}
+
+bool supported(const char* name, Packing packing) {
+#ifdef PRELUDE_X86_TARGETS
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (std::strcmp(name, "avx2") == 0) return avx2;
+  if (std::strcmp(name, "avx512") == 0) {
+    if (!avx2 || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl"))
+      return false;
+    if (packing == Packing::int8) return __builtin_cpu_supports("avx512vnni");
+    return packing != Packing::bf16 || __builtin_cpu_supports("avx512bf16");
+  }
+#endif
+  return std::strcmp(name, "portable") == 0;
+}
+
+// Of the packings that every target has kernels for.
+const PackedKernels* of_all_targets(Packing packing, const PackedKernels& int8, const PackedKernels& widened) {
+  return packing == Packing::int8 ? &int8 : packing == Packing::widened ? &widened : nullptr;
+}
+
+}  // namespace
+
+void pack_weight(const float* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
+                 uint32_t* words, int64_t first) {
+  pack_all(weight, stride, outputs, inputs, packing, words, first);
+}
+void pack_weight(const uint16_t* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
+                 uint32_t* words, int64_t first) {
+  pack_all(weight, stride, outputs, inputs, packing, words, first);
+}
+
+void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words) {
+  const int64_t blocks = blocks_of(inputs);
+  for (int64_t output = 0; output < padded_outputs(outputs); ++output) {
+    if (output >= outputs) {
+      pack_nothing(inputs, output, words);
+      continue;
+    }
+    for (int64_t block = 0; block < blocks; ++block) {
+      const uint8_t* from = rows + (output * blocks + block) * kQ8Bytes;
+      uint16_t scale;
+      std::memcpy(&scale, from, 2);
+      int8_t integers[kBlock];
+      std::memcpy(integers, from + 2, kBlock);
+      const BlockOf to(words, inputs, output, block);
+      write_block(integers, scale, to.words, to.scale);
+    }
+  }
+}
+
+void unpack_output(const PackedWeight& weight, int64_t output, float* to) {
+  const uint32_t* words =
+      weight.words + output / kGroup * group_words(weight.inputs, weight.packing) + output % kGroup;
+  for (int64_t i = 0; i < weight.inputs; ++i) {
+    if (weight.packing == Packing::f32) {
+      std::memcpy(to + i, words + i * kGroup, 4);
+    } else if (weight.packing != Packing::int8) {
+      to[i] = as_float(static_cast<uint16_t>(words[i / 2 * kGroup] >> (16 * (i % 2))));
+    } else {
+      const BlockOf block(const_cast<uint32_t*>(weight.words), weight.inputs, output, i / kBlock);
+      const uint32_t word = block.words[i % kBlock / 4 * kGroup];
+      const auto byte = static_cast<int32_t>((word >> (8 * (i % 4))) & 255u);
+      to[i] = static_cast<float>(byte - 128) * float_of_half(*block.scale);
+    }
+  }
+}
+
+float int8_pair(const PackedWeight& weight, const float* x, int64_t output, uint32_t* room) {
+  packed_portable::quantize_row(x, weight.inputs, room, 1);
+  float total = 0;
+  for (int64_t b = 0; b < blocks_of(weight.inputs); ++b, room += kRowWords) {
+    const BlockOf block(const_cast<uint32_t*>(weight.words), weight.inputs, output, b);
+    auto sum = static_cast<int32_t>(room[kBlockWords]);
+    for (int w = 0; w < kBlockWords; ++w) {
+      uint8_t weights[4];
+      int8_t integers[4];
+      std::memcpy(weights, block.words + w * kGroup, 4);
+      std::memcpy(integers, room + w, 4);
+      for (int i = 0; i < 4; ++i) sum += int32_t{weights[i]} * integers[i];
+    }
+    float scale_of_row;
+    std::memcpy(&scale_of_row, room + kBlockWords + 1, 4);
+    total = std::fma(static_cast<float>(sum) * float_of_half(*block.scale), scale_of_row, total);
+  }
+  return total;
+}
+
+const PackedKernels* packed_kernels_named(const char* name, Packing packing) {
+  if (!supported(name, packing)) return nullptr;
+#ifdef PRELUDE_X86_TARGETS
+  if (std::strcmp(name, "avx512") == 0) {
+    const PackedKernels* found[] = {&packed_avx512::kF32, &packed_avx512::kBf16, &packed_avx512::kInt8,
+                                    &packed_avx512::kWidened};
+    return found[static_cast<int>(packing)];
+  }
+  if (std::strcmp(name, "avx2") == 0) return of_all_targets(packing, packed_avx2::kInt8, packed_avx2::kWidened);
+#endif
+  return of_all_targets(packing, packed_portable::kInt8, packed_portable::kWidened);
+}
+
+const PackedKernels* best_packed_kernels(Packing packing) {
+  if (const char* chosen = std::getenv("PRELUDE_CPU_KERNELS"))
+    if (kernels_named(chosen) != nullptr) return packed_kernels_named(chosen, packing);
+  for (const char* name : {"avx512", "avx2", "portable"})
+    if (const PackedKernels* found = packed_kernels_named(name, packing)) return found;
+  return nullptr;
+}
+
+bool packed_worth_releasing_gil(const PackedArgs& a) {
+  return a.rows * a.weight.outputs * a.weight.inputs / 100 > kReleaseGilNs;
+}
+
+bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork, int threads) {
+  if (a.rows < 1 || a.weight.outputs < 1) return true;
+  // Blocks of equal size: 13 rows are seven and six, not twelve and one.
+  const int64_t least = (a.rows + kernels.most_rows - 1) / kernels.most_rows;
+  const auto together = static_cast<int>((a.rows + least - 1) / least);
+  const int64_t blocks = (a.rows + together - 1) / together;
+  const int64_t words = row_words(a.weight.inputs, kernels.packing);
+  const auto room_words = static_cast<size_t>(blocks * together * words);
+  const std::unique_ptr<uint32_t[]> room(new (std::nothrow) uint32_t[room_words]);
+  if (room == nullptr) return false;
+  const PackedRows rows{room.get(), together};
+
+  threads = fork == nullptr ? 1 : std::max(threads, 1);
+  const int64_t each = std::max<int64_t>(
+      1, std::max(kPieceWork / 16 / (together * a.weight.inputs), (blocks + threads - 1) / threads));
+  const int64_t parts = (blocks + each - 1) / each;
+  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, parts)), parts,
+             [&](int64_t i, int) { kernels.prepare(a, rows, i * each, std::min(blocks, (i + 1) * each)); });
+
+  const int64_t groups = (a.weight.outputs + kGroup - 1) / kGroup;
+  const int64_t together_blocks = std::max<int64_t>(1, kPieceInputs / (together * words * 4));
+  const int64_t row_pieces = (blocks + together_blocks - 1) / together_blocks;
+  const int64_t row_step = (blocks + row_pieces - 1) / row_pieces;
+  // Groups of a piece: enough work, and an even number, so that kernels of few rows take two at a time.
+  const int64_t group_work = row_step * together * a.weight.inputs * kGroup;
+  const int64_t enough = (kPieceWork + group_work - 1) / group_work;
+  const int64_t share = (groups + 4 * threads - 1) / (4 * threads);
+  const int64_t step = threads == 1 ? groups : (std::max(enough, share) + 1) / 2 * 2;
+  const int64_t group_pieces = (groups + step - 1) / step, pieces = group_pieces * row_pieces;
+  const auto multiply = kernels.multiply[together - 1];
+  run_pieces(fork, static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
+    const int64_t row = i / group_pieces * row_step, group = i % group_pieces * step;
+    multiply(a, rows, row, std::min(blocks, row + row_step), group, std::min(groups, group + step));
+  });
+  return true;
+}
+
+}  // namespace prelude::cpu

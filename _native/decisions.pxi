@@ -1,0 +1,209 @@
+# The shared part of decisions with equal questions: their key, and the reader that makes answers of their numbers.
+# Part of core.pyx.
+
+cdef inline bint _all_strings(object items, bint or_none) noexcept:
+    """Whether all items of a list or tuple are of type str, or None where ``or_none``."""
+    cdef Py_ssize_t i
+    cdef PyObject** p = PySequence_Fast_ITEMS(items)
+    for i in range(PySequence_Fast_GET_SIZE(items)):
+        if type(<object>p[i]) is not str and not (or_none and <object>p[i] is None):
+            return False
+    return True
+
+
+@cython.final
+cdef class QuestionKeys:
+    """Keys that are equal for tasks that ask the same. ``Choice``, ``Noul`` and ``Score`` are the classes of questions;
+    ``mappings``: those of mappings that hold their own items; ``template``: the class of templates."""
+
+    cdef type choice, noul, score, template
+    cdef tuple mappings
+
+    def __cinit__(self, type choice not None, type noul not None, type score not None, tuple mappings not None,
+                  type template not None):
+        self.choice, self.noul, self.score = choice, noul, score
+        self.mappings, self.template = mappings, template
+
+    def of(self, task, questions, salt):
+        """Of a decision that asks ``questions``. None where a value is of a type that is equal to others (``True`` and
+        1, a string of an enumeration) or may change."""
+        cdef list parts = []
+        cdef object part, mass = task.mass, norm = task.length_norm, cut = task.truncation
+        cdef object template = task.template, orders = task.orders
+        if type(questions) is not tuple and type(questions) is not list:
+            return None
+        if type(mass) is not bool or type(norm) is not str or type(cut) is not str:
+            return None
+        if template is not None and type(template) is not self.template:
+            return None
+        if type(orders) is not str and type(orders) is not int and type(orders) is not range:
+            return None
+        for question in questions:
+            part = self.key(question)
+            if part is None:
+                return None
+            parts.append(part)
+        return tuple(parts), template, norm, mass, cut, orders, salt
+
+    def still_size(self, tasks, type kind not None, Py_ssize_t base, Py_ssize_t each, Py_ssize_t label) -> int:
+        """Characters of decisions that cannot be changed: of class ``kind``, a text as their state, questions as in
+        ``plain_size``. Each task counts ``base`` more. -1: one of them is another task."""
+        cdef Py_ssize_t size = 0, more = -1  # of no questions
+        cdef object state, questions, before = None
+        for task in tasks:
+            if type(task) is not kind:
+                return -1
+            state, questions = task.state, task.questions
+            if type(state) is not str:
+                return -1
+            if questions is not before:
+                more, before = self.size_of(questions, each, label), questions
+            if more < 0:
+                return -1
+            size += base + len(<str>state) + more
+        return size
+
+    def plain_size(self, questions, Py_ssize_t each, Py_ssize_t label) -> int:
+        """Characters of questions that cannot be changed and are not structured: a tuple of ``Choice`` with a tuple of
+        strings, ``Noul`` without criteria and ``Score`` with a number of levels. Each question counts ``each`` more,
+        each of its labels ``label``. -1: they are other questions."""
+        return self.size_of(questions, each, label)
+
+    cdef Py_ssize_t size_of(self, questions, Py_ssize_t each, Py_ssize_t label) except -2:
+        cdef Py_ssize_t size = 0
+        cdef object text, labels
+        cdef type kind
+        if type(questions) is not tuple:
+            return -1
+        for question in <tuple>questions:
+            kind, labels = type(question), ()
+            if kind is self.choice:
+                labels = question.labels
+                if type(labels) is not tuple or not _all_strings(labels, False):
+                    return -1
+            elif kind is self.noul:
+                if question.criteria is not None:
+                    return -1
+            elif kind is not self.score or type(question.levels) is not int:
+                return -1
+            text = question.question
+            if type(text) is not str:
+                return -1
+            size += each + len(<str>text) + label * len(<tuple>labels)
+        return size
+
+    cdef object key(self, question):
+        """Of a question of plain strings; None of any other."""
+        cdef type kind = type(question)
+        if kind is self.choice:
+            return self.choice_key(question.question, question.labels)
+        if kind is self.noul:
+            return self.noul_key(question.question, question.criteria)
+        return self.score_key(question.question, question.levels) if kind is self.score else None
+
+    cdef object choice_key(self, text, labels):
+        cdef tuple names, notes
+        if text is not None and type(text) is not str:
+            return None
+        if type(labels) is list or type(labels) is tuple:
+            names = tuple(labels)
+            return (text, names) if names and _all_strings(names, False) else None
+        if type(labels) not in self.mappings:
+            return None
+        names, notes = tuple(labels), tuple(labels.values())
+        return (text, names, notes) if names and _all_strings(names, False) and _all_strings(notes, True) else None
+
+    cdef object noul_key(self, text, sides):
+        cdef tuple notes
+        if text is not None and type(text) is not str:
+            return None
+        if sides is None:
+            return text
+        if type(sides) not in self.mappings:
+            return None
+        notes = tuple(sides.values())
+        for side in sides:
+            if side != "true" and side != "false":
+                return None
+        return ("noul", text, sides.get("true"), sides.get("false")) if _all_strings(notes, True) else None
+
+    cdef object score_key(self, text, levels):
+        cdef tuple shown
+        if text is not None and type(text) is not str:
+            return None
+        if type(levels) is int:
+            return text, levels
+        if type(levels) is not list and type(levels) is not tuple:
+            return None
+        shown = tuple(levels)
+        return ("score", text, shown) if shown and _all_strings(shown, False) else None
+
+
+@cython.final
+cdef class AnswerReader:
+    """Makes the answers of decisions that ask the same, from the outcome of each.
+
+    ``answer`` makes one answer, ``answers(list, stats, names)`` all of them. A question is a tuple
+
+        (paths, labels, edges, kind, first level, weigh)
+
+    whose numbers are those of its ``edges`` of the trie behind it. ``weigh(logprobs, first, alone, by_length,
+    relative)`` gives the labels and what ``paths.weigh`` gives, where that is not all there is to it; else it is None.
+    ``unconditional``: the second half of the numbers is without the state."""
+
+    cdef Maker answer
+    cdef object answers, names
+    cdef tuple questions
+    cdef bint unconditional, by_length, relative
+
+    def __cinit__(self, Maker answer not None, answers, tuple questions not None, names, *, cbool unconditional,
+                  cbool by_length, cbool relative):
+        for question in questions:
+            if not isinstance(question[0], LabelPaths):
+                raise TypeError("a question without the paths of its labels")
+        self.answer, self.answers, self.questions, self.names = answer, answers, questions, names
+        self.unconditional, self.by_length, self.relative = unconditional, by_length, relative
+
+    def __call__(self, Outcome outcome not None):
+        cdef list logprobs = outcome.pairs(), found = []
+        cdef Py_ssize_t at = 0, alone = len(logprobs) // 2 if self.unconditional else -1
+        cdef object weigh, labels
+        cdef tuple weighed
+        for question in self.questions:
+            paths, labels, edges, kind, first, weigh = question
+            if weigh is None:
+                weighed = (<LabelPaths>paths).weighed(labels, logprobs, at, alone, self.by_length, self.relative)
+            else:
+                labels, weighed = weigh(logprobs, at, alone, self.by_length, self.relative)
+            found.append(self.one(labels, kind, first, weighed))
+            at += edges
+            alone += edges if alone >= 0 else 0
+        return self.answers(found, outcome.stats, self.names)
+
+    cdef object one(self, tuple labels, str kind, int64_t first, tuple weighed):
+        """One answer, from the numbers of ``LabelPaths.weigh``, in the order of ``labels``."""
+        cdef Py_ssize_t i, index = weighed[0]
+        cdef list shares = weighed[1]
+        cdef object probabilities = weighed[2], logprobs = weighed[3], mass = weighed[4], expected = None
+        if kind == "score":
+            expected = _fsum([(first + i) * <double>shares[i] for i in range(len(shares))])
+        return self.answer.make((labels[index], index, labels, probabilities, logprobs, mass,
+                                 shares[0 if kind == "noul" else index], expected, kind))
+
+
+def plain_texts(list tasks not None, str before not None, str after not None, cbool strips, Py_ssize_t most):
+    """The text that the state of each task is encoded as, between ``before`` and ``after``; without white space at its
+    beginning where ``strips``. None where a state is not a text in ASCII of 1 to ``most`` characters: such a text
+    needs no check, with any ``truncation``."""
+    cdef list out = []
+    cdef object state
+    for task in tasks:
+        state = task.state
+        if type(state) is not str or not PyUnicode_IS_ASCII(state) or len(<str>state) > most:
+            return None
+        if strips:
+            state = state.lstrip()
+        if not state:
+            return None
+        out.append(f"{before}{state}{after}" if before or after else state)
+    return out

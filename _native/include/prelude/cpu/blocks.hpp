@@ -1,0 +1,26 @@
+// Rows of GGUF's blocks as floats, and floats as rows of Q8_0. The values are those of llama.cpp's own dequantizer,
+// bit for bit: the same float32 operations in the same order.
+#pragma once
+
+#include <cstdint>
+
+namespace prelude::cpu {
+
+enum class BlockKind : int32_t { q8_0 = 0, q4_k = 1, q6_k = 2 };
+
+constexpr int64_t values_of_block(BlockKind kind) { return kind == BlockKind::q8_0 ? 32 : 256; }
+constexpr int64_t bytes_of_block(BlockKind kind) {
+  return kind == BlockKind::q8_0 ? 34 : kind == BlockKind::q4_k ? 144 : 210;
+}
+
+// `values` are whole blocks.
+void dequantize(BlockKind kind, const uint8_t* blocks, int64_t values, float* to);
+
+// 32 values as integers from -127 to 127 and their scale in float16, which is returned: the largest absolute value
+// over 127.
+uint16_t quantize_block(const float* values, int8_t* integers);
+
+// Blocks of Q8_0; `values` are whole blocks.
+void quantize_q8(const float* from, int64_t values, uint8_t* blocks);
+
+}  // namespace prelude::cpu

@@ -1,0 +1,78 @@
+// Exact int8 sums by AVX2: bytes are widened to 16 bits, since its product of bytes saturates. See body_packed.hpp.
+
+inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+inline void bytes(Vec v, uint32_t* to) {
+  float lanes[kLanes];
+  store(lanes, v);
+  uint8_t made[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    uint32_t bits;
+    std::memcpy(&bits, lanes + l, 4);
+    made[l] = static_cast<uint8_t>(bits);
+  }
+  std::memcpy(to, made, sizeof made);
+}
+
+// Three rows by 16 outputs: twelve vectors of sums, each of four outputs and two sums an output.
+struct Int8Dot {
+  static constexpr Packing kPacking = Packing::int8;
+  static constexpr int kRows = 3, kWide = 1;
+  struct Sums {
+    __m256i fours[4];
+  };
+  struct Weight {
+    __m256i fours[4];
+  };
+  using Input = __m256i;
+  static Sums start(int32_t value) {
+    const __m256i once = _mm256_set1_epi64x(static_cast<uint32_t>(value));
+    return {{once, once, once, once}};
+  }
+  static Weight weight(const uint32_t* words) {
+    Weight w;
+    for (int i = 0; i < 4; ++i)
+      w.fours[i] = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words + 4 * i)));
+    return w;
+  }
+  static Input input(uint32_t word) {
+    return _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(static_cast<int>(word))));
+  }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int i = 0; i < 4; ++i)
+      sums.fours[i] = _mm256_add_epi32(sums.fours[i], _mm256_madd_epi16(weight.fours[i], input));
+  }
+  static Vec floats(const Sums& sums, int part) {
+    const __m256i mixed = _mm256_hadd_epi32(sums.fours[2 * part], sums.fours[2 * part + 1]);
+    return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xD8));
+  }
+  static Vec scales(const uint32_t* words) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
+  }
+};
+
+// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened. Six rows by 16
+// outputs: twelve vectors of sums, two of weights and an input.
+struct WidenedDot {
+  static constexpr Packing kPacking = Packing::widened;
+  static constexpr int kRows = 6, kWide = 1, kParts = 2;
+  struct Sums {
+    Vec eights[2];
+  };
+  using Weight = Sums;
+  using Input = Vec;
+  static Sums start() { return {{zero(), zero()}}; }
+  static Weight weight(const uint32_t* words, int part) {
+    Weight w;
+    for (int i = 0; i < 2; ++i) {
+      const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + 8 * i));
+      w.eights[i] = _mm256_castsi256_ps(part == 0 ? _mm256_slli_epi32(pairs, 16)
+                                                  : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
+    }
+    return w;
+  }
+  static Input input(uint32_t word) { return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(word))); }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int i = 0; i < 2; ++i) sums.eights[i] = fma(weight.eights[i], input, sums.eights[i]);
+  }
+  static Vec floats(const Sums& sums, int part) { return sums.eights[part]; }
+};

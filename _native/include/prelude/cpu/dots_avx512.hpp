@@ -1,0 +1,74 @@
+// Sums of packed products by 512-bit vectors: VNNI for int8, AVX512-BF16 for bfloat16. See body_packed.hpp.
+
+inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+inline void bytes(Vec v, uint32_t* to) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
+}
+
+// Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it, two weights and an input fit in the
+// 32 registers. Twelve rows, with half of the sums in memory, reach 0.85 of it.
+struct Int8Dot {
+  static constexpr Packing kPacking = Packing::int8;
+  static constexpr int kRows = 7, kWide = 2;
+  using Sums = __m512i;
+  using Weight = __m512i;
+  using Input = __m512i;
+  static Sums start(int32_t value) { return _mm512_set1_epi32(value); }
+  static Weight weight(const uint32_t* words) { return _mm512_loadu_si512(words); }
+  static Input input(uint32_t word) { return _mm512_set1_epi32(static_cast<int>(word)); }
+  // The intrinsic of GCC 12 copies the sums on their way and runs out of registers: half the speed.
+  static void step(Sums& sums, Weight weight, Input input) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(weight), "v"(input));
+  }
+  static Vec floats(Sums sums, int) { return _mm512_cvtepi32_ps(sums); }
+  static Vec scales(const uint32_t* words) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
+  }
+};
+
+// Twelve rows by 32 outputs: 24 sums, two weights and an input fit in the registers.
+struct Bf16Dot {
+  static constexpr Packing kPacking = Packing::bf16;
+  static constexpr int kRows = 12, kWide = 2, kParts = 1;
+  using Sums = __m512;
+  using Weight = __m512i;
+  using Input = __m512i;
+  static Sums start() { return zero(); }
+  static Weight weight(const uint32_t* words, int) { return _mm512_loadu_si512(words); }
+  static Input input(uint32_t word) { return _mm512_set1_epi32(static_cast<int>(word)); }
+  static void step(Sums& sums, Weight weight, Input input) {
+    sums = _mm512_dpbf16_ps(sums, (__m512bh)weight, (__m512bh)input);
+  }
+  static Vec floats(Sums sums, int) { return sums; }
+};
+
+struct F32Dot {
+  static constexpr Packing kPacking = Packing::f32;
+  static constexpr int kRows = 12, kWide = 2, kParts = 1;
+  using Sums = __m512;
+  using Weight = __m512;
+  using Input = __m512;
+  static Sums start() { return zero(); }
+  static Weight weight(const uint32_t* words, int) { return _mm512_loadu_ps(words); }
+  static Input input(uint32_t word) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(word))); }
+  static void step(Sums& sums, Weight weight, Input input) { sums = fma(weight, input, sums); }
+  static Vec floats(Sums sums, int) { return sums; }
+};
+
+// Weights of bfloat16 in pairs, an even input in the lower half of a word.
+struct WidenedDot {
+  static constexpr Packing kPacking = Packing::widened;
+  static constexpr int kRows = 12, kWide = 2, kParts = 2;
+  using Sums = __m512;
+  using Weight = __m512;
+  using Input = __m512;
+  static Sums start() { return zero(); }
+  static Weight weight(const uint32_t* words, int part) {
+    const __m512i pairs = _mm512_loadu_si512(words);
+    return _mm512_castsi512_ps(part == 0 ? _mm512_slli_epi32(pairs, 16)
+                                         : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
+  }
+  static Input input(uint32_t word) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(word))); }
+  static void step(Sums& sums, Weight weight, Input input) { sums = fma(weight, input, sums); }
+  static Vec floats(Sums sums, int) { return sums; }
+};

@@ -1,0 +1,93 @@
+// Exact int8 sums in plain C++. See body_packed.hpp.
+
+inline Vec fused(Vec a, Vec b, Vec c) {
+  for (int l = 0; l < kLanes; ++l) c.lane[l] = std::fma(a.lane[l], b.lane[l], c.lane[l]);
+  return c;
+}
+inline void bytes(Vec v, uint32_t* to) {
+  uint8_t made[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    uint32_t bits;
+    std::memcpy(&bits, v.lane + l, 4);
+    made[l] = static_cast<uint8_t>(bits);
+  }
+  std::memcpy(to, made, sizeof made);
+}
+
+struct Int8Dot {
+  static constexpr Packing kPacking = Packing::int8;
+  static constexpr int kRows = 2, kWide = 1;
+  struct Sums {
+    uint32_t lane[kHalf];  // may wrap on the way; the whole sum does not
+  };
+  struct Weight {
+    uint8_t byte[4 * kHalf];
+  };
+  struct Input {
+    int8_t byte[4];
+  };
+  static Sums start(int32_t value) {
+    Sums sums;
+    for (uint32_t& lane : sums.lane) lane = static_cast<uint32_t>(value);
+    return sums;
+  }
+  static Weight weight(const uint32_t* words) {
+    Weight w;
+    std::memcpy(&w, words, sizeof w);
+    return w;
+  }
+  static Input input(uint32_t word) {
+    Input x;
+    std::memcpy(&x, &word, sizeof x);
+    return x;
+  }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int l = 0; l < kHalf; ++l) {
+      int32_t four = 0;
+      for (int b = 0; b < 4; ++b) four += int32_t{weight.byte[4 * l + b]} * input.byte[b];
+      sums.lane[l] += static_cast<uint32_t>(four);
+    }
+  }
+  static Vec floats(const Sums& sums, int part) {
+    Vec v;
+    for (int l = 0; l < kLanes; ++l)
+      v.lane[l] = static_cast<float>(static_cast<int32_t>(sums.lane[part * kLanes + l]));
+    return v;
+  }
+  static Vec scales(const uint32_t* words) {
+    uint16_t halves[kLanes];
+    std::memcpy(halves, words, sizeof halves);
+    Vec v;
+    for (int l = 0; l < kLanes; ++l) v.lane[l] = float_of_half(halves[l]);
+    return v;
+  }
+};
+
+// Weights of bfloat16 in pairs, an even input in the lower half of a word; see Packing::widened.
+struct WidenedDot {
+  static constexpr Packing kPacking = Packing::widened;
+  static constexpr int kRows = 2, kWide = 1, kParts = 2;
+  struct Sums {
+    float lane[kHalf];
+  };
+  using Weight = Sums;
+  using Input = float;
+  static Sums start() { return {}; }
+  static Weight weight(const uint32_t* words, int part) {
+    Weight w;
+    for (int l = 0; l < kHalf; ++l) {
+      const uint32_t bits = part == 0 ? words[l] << 16 : words[l] & 0xFFFF0000u;
+      std::memcpy(w.lane + l, &bits, 4);
+    }
+    return w;
+  }
+  static Input input(uint32_t word) {
+    float x;
+    std::memcpy(&x, &word, 4);
+    return x;
+  }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int l = 0; l < kHalf; ++l) sums.lane[l] = std::fma(weight.lane[l], input, sums.lane[l]);
+  }
+  static Vec floats(const Sums& sums, int part) { return load(sums.lane + part * kLanes); }
+};

@@ -1,0 +1,132 @@
+// Products with a weight that was packed once for the vector units.
+//
+// A packed weight is words of 32 bits. A word holds consecutive inputs of one output, as many as fit:
+//
+//     words[group][word][lane]      output = group * kGroup + lane,  input = word * values of a word + its place
+//
+//   f32    one input a word.   The sum of products in float32, from the first input to the last.
+//   bf16   two inputs a word.  The same, by the processor's instruction for pairs of bfloat16.
+//   widened   the words of bf16. A row of x stays float32 and a weight is widened in a register; a product and the
+//   sum
+//          are rounded once together, from the first input to the last. So the bits are the same on every machine.
+//   int8   four inputs a word, in blocks of 32 inputs, that is eight words of each output and behind them the block's
+//          scales in float16, one for each output. A weight is (byte - 128) * scale, the values of GGUF's Q8_0. A row
+//          of x is quantized when it is used: blocks of 32 integers from -127 to 127 with a float32 scale each. The
+//          sum over a block is an int32 and exact, the sum over blocks goes from the first to the last in float32, so
+//          a product has the same bits on every machine, with any instruction set.
+//
+// Every kind gives a row the same bits with any other rows and any cut of the work.
+// A row of x that holds a NaN or an infinity gives a row of NaN in int8.
+#pragma once
+
+#include <cstdint>
+
+#include "prelude/cpu/parallel.hpp"
+#include "prelude/cpu/types.hpp"
+
+namespace prelude::cpu {
+
+enum class Packing : int32_t { f32 = 0, bf16 = 1, int8 = 2, widened = 3 };
+
+inline constexpr int kGroup = 32;           // outputs that lie side by side
+inline constexpr int kHalf = 16;            // outputs of a kernel's sums
+inline constexpr int kMostPackedRows = 12;  // of x that any kernel takes at a time
+inline constexpr int kBlock = 32;           // inputs of int8 with a scale of their own
+inline constexpr int kBlockWords = kBlock / 4;
+inline constexpr int kBlockGroupWords = kBlockWords * kGroup + kGroup / 2;  // of a block of a group, with the scales
+inline constexpr int kRowWords = kBlockWords + 2;     // of a block of a row: integers, start of the sum, scale
+inline constexpr float kLeastScaled = 1e-30f;         // a block of a row below it is zero in int8
+inline constexpr float kMostScaled = 65504.0f * 127;  // the largest weight of int8
+inline constexpr int kQ8Bytes = 2 + kBlock;           // of a block of Q8_0: its scale, its integers
+
+constexpr int64_t blocks_of(int64_t inputs) { return (inputs + kBlock - 1) / kBlock; }
+// Words of a prepared row of x.
+constexpr int64_t row_words(int64_t inputs, Packing packing) {
+  const int64_t pairs = (inputs + 1) / 2;
+  return packing == Packing::int8      ? blocks_of(inputs) * kRowWords
+         : packing == Packing::bf16    ? pairs
+         : packing == Packing::widened ? 2 * pairs
+                                       : inputs;
+}
+// Words of a group of outputs.
+constexpr int64_t group_words(int64_t inputs, Packing packing) {
+  if (packing == Packing::int8) return blocks_of(inputs) * kBlockGroupWords;
+  return (packing == Packing::f32 ? inputs : (inputs + 1) / 2) * kGroup;
+}
+// Words of a whole packed weight; the last group is padded by outputs of zero.
+constexpr int64_t packed_words(int64_t outputs, int64_t inputs, Packing packing) {
+  return (outputs + kGroup - 1) / kGroup * group_words(inputs, packing);
+}
+
+struct PackedWeight {
+  const uint32_t* words;
+  const float* bias;  // [outputs], or null
+  int64_t inputs;
+  int64_t outputs;
+  Packing packing;
+};
+
+// out = x * weight^T + bias, or out += the same. A sum is added to an `out` of float32 only.
+struct PackedArgs {
+  PackedWeight weight;
+  const void* x;  // rows of `weight.inputs` values, `x_stride` apart
+  void* out;
+  int64_t x_stride;
+  int64_t out_stride;
+  int64_t rows;
+  Type x_type;
+  Type out_type;
+  bool adds;
+};
+
+// Rows of x as the kernels read them: so many together, words[rows / together][word][row among them]. In int8 a sum
+// over a block starts at -128 times the sum of the row's integers, since a byte of a weight is 128 too large.
+struct PackedRows {
+  uint32_t* words;
+  int together;
+};
+
+struct PackedKernels {
+  const char* name;
+  Packing packing;
+  int most_rows;  // that are taken at a time
+  // Blocks [first, last) of the rows of x.
+  void (*prepare)(const PackedArgs&, const PackedRows&, int64_t first, int64_t last);
+  // Outputs of groups [first, last) of the rows of blocks [first_block, last_block), one function for each
+  // `together`.
+  void (*multiply[kMostPackedRows])(const PackedArgs&, const PackedRows&, int64_t first_block, int64_t last_block,
+                                    int64_t first, int64_t last);
+};
+
+// The kernels of that name (avx512, avx2, portable), or null where this machine cannot run them or there are none.
+const PackedKernels* packed_kernels_named(const char* name, Packing packing);
+
+// The fastest that this machine has, or those that PRELUDE_CPU_KERNELS names; null where there are none.
+const PackedKernels* best_packed_kernels(Packing packing);
+
+// Weights [outputs, inputs], `stride` values apart, to packed words. The scale of a block of int8 is its largest
+// absolute value over 127 in float16. They are the outputs of a larger weight from `first` on; its parts are packed
+// in their order.
+void pack_weight(const float* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
+                 uint32_t* words, int64_t first = 0);
+void pack_weight(const uint16_t* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
+                 uint32_t* words, int64_t first = 0);
+
+// Rows of Q8_0 [outputs, blocks_of(inputs), kQ8Bytes] to packed words of int8, value for value. `inputs` is a
+// multiple of kBlock.
+void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words);
+
+// The weights of `output` as floats [inputs].
+void unpack_output(const PackedWeight& weight, int64_t output, float* to);
+
+// Output `output` of one row of x in int8, without the bias: the bits that a whole product has. `room` holds
+// row_words(inputs, int8) words.
+float int8_pair(const PackedWeight& weight, const float* x, int64_t output, uint32_t* room);
+
+// Some ten nanoseconds for each product of a thousand.
+bool packed_worth_releasing_gil(const PackedArgs& a);
+
+// False: no memory for the rows of x.
+bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, Fork fork, int threads);
+
+}  // namespace prelude::cpu

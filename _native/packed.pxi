@@ -1,0 +1,201 @@
+# Products with packed weights; see packed_matmul.hpp. Included by cpu.pyx.
+
+
+cdef extern from "prelude/cpu/packed_matmul.hpp" namespace "prelude::cpu" nogil:
+    cdef enum class Packing(int32_t):
+        f32
+        bf16
+        int8
+        widened
+
+    cdef struct PackedWeight:
+        const uint32_t* words
+        const float* bias
+        int64_t inputs
+        int64_t outputs
+        Packing packing
+
+    cdef struct PackedArgs:
+        PackedWeight weight
+        const void* x
+        void* out
+        int64_t x_stride
+        int64_t out_stride
+        int64_t rows
+        Type x_type
+        Type out_type
+        cbool adds
+
+    cdef cppclass PackedKernels:
+        const char* name
+
+    int64_t packed_words_of "prelude::cpu::packed_words"(int64_t outputs, int64_t inputs, Packing)
+    const PackedKernels* best_packed_kernels(Packing)
+    void pack_weight(const float*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*, int64_t first)
+    void pack_weight(const uint16_t*, int64_t stride, int64_t outputs, int64_t inputs, Packing, uint32_t*,
+                     int64_t first)
+    void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t*)
+    void unpack_output(const PackedWeight&, int64_t output, float* to)
+    float int8_pair(const PackedWeight&, const float* x, int64_t output, uint32_t* room)
+    int64_t row_words(int64_t inputs, Packing)
+    cbool packed_worth_releasing_gil(const PackedArgs&)
+    cbool run_packed "prelude::cpu::packed_matmul"(const PackedKernels&, const PackedArgs&, Fork, int threads)
+
+    const int64_t kGroup
+    const int64_t kBlock
+    const int64_t kQ8Bytes
+    const float kMostScaled
+
+
+cdef extern from "prelude/cpu/blocks.hpp" namespace "prelude::cpu" nogil:
+    cdef enum class BlockKind(int32_t):
+        q8_0
+        q4_k
+        q6_k
+
+    int64_t values_of_block(BlockKind)
+    void dequantize(BlockKind, const uint8_t* blocks, int64_t values, float* to)
+    void quantize_q8(const float* values, int64_t count, uint8_t* blocks)
+
+
+cdef const PackedKernels* for_packed[4]
+for_packed[0] = best_packed_kernels(Packing.f32)
+for_packed[1] = best_packed_kernels(Packing.bf16)
+for_packed[2] = best_packed_kernels(Packing.int8)
+for_packed[3] = best_packed_kernels(Packing.widened)
+
+PACKINGS = {
+    "float32": <int32_t> Packing.f32,
+    "bfloat16": <int32_t> Packing.bf16,
+    "int8": <int32_t> Packing.int8,
+    "widened": <int32_t> Packing.widened,
+}
+BLOCK_KINDS = {"Q8_0": <int32_t> BlockKind.q8_0, "Q4_K": <int32_t> BlockKind.q4_k, "Q6_K": <int32_t> BlockKind.q6_k}
+PACKED_KERNELS = {
+    name: for_packed[at].name.decode() for name, at in PACKINGS.items() if for_packed[at] != NULL
+}
+PACKED_GROUP = kGroup
+INT8_BLOCK = kBlock
+Q8_BYTES = kQ8Bytes
+MOST_INT8_WEIGHT = kMostScaled
+
+
+cdef Packing checked_packing(int packing) except *:
+    if packing < 0 or packing > 3:
+        raise ValueError(f"there is no packing {packing}")
+    return <Packing> packing
+
+
+def packed_words(int64_t outputs, int64_t inputs, int packing):
+    """Words of 32 bits that a weight [outputs, inputs] takes; ``packing`` is one of ``PACKINGS``."""
+    return packed_words_of(outputs, inputs, checked_packing(packing))
+
+
+cdef PackedWeight packed_weight(uintptr_t words, int64_t outputs, int64_t inputs, Packing packing):
+    cdef PackedWeight weight
+    weight.words = <const uint32_t*> words
+    weight.bias = NULL
+    weight.inputs, weight.outputs, weight.packing = inputs, outputs, packing
+    return weight
+
+
+def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int64_t inputs, int packing,
+              uintptr_t words, int64_t first=0):
+    """Packs a weight [outputs, inputs] of float32, or bfloat16 where ``half``, into ``packed_words`` words: those of
+    a weight that has these outputs from ``first`` on. The parts of a weight are packed in their order."""
+    cdef Packing kind = checked_packing(packing)
+    with nogil:
+        if half:
+            pack_weight(<const uint16_t*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first)
+        else:
+            pack_weight(<const float*> weight, stride, outputs, inputs, kind, <uint32_t*> words, first)
+
+
+def pack_q8_rows(uintptr_t rows, int64_t outputs, int64_t inputs, uintptr_t words):
+    """Packs rows of Q8_0, ``Q8_BYTES`` for each block of ``INT8_BLOCK`` inputs, into the words of int8."""
+    if inputs % kBlock:
+        raise ValueError(f"{inputs} inputs are not whole blocks of {kBlock}")
+    with nogil:
+        pack_q8(<const uint8_t*> rows, outputs, inputs, <uint32_t*> words)
+
+
+def dequantize_rows(int kind, uintptr_t blocks, int64_t rows, int64_t inputs, uintptr_t out):
+    """Rows of whole blocks, side by side, as float32 [rows, inputs] at ``out``; ``kind`` is one of ``BLOCK_KINDS``."""
+    if kind < 0 or kind > 2:
+        raise ValueError(f"there is no kind of blocks {kind}")
+    cdef BlockKind of_blocks = <BlockKind> kind
+    if inputs % values_of_block(of_blocks):
+        raise ValueError(f"{inputs} inputs are not whole blocks of {values_of_block(of_blocks)}")
+    with nogil:
+        dequantize(of_blocks, <const uint8_t*> blocks, rows * inputs, <float*> out)
+
+
+def quantize_rows(uintptr_t weight, int64_t rows, int64_t inputs, uintptr_t out):
+    """Rows [rows, inputs] of float32, side by side, as rows of Q8_0 at ``out``."""
+    if inputs % kBlock:
+        raise ValueError(f"{inputs} inputs are not whole blocks of {kBlock}")
+    with nogil:
+        quantize_q8(<const float*> weight, rows * inputs, <uint8_t*> out)
+
+
+def unpack_rows(uintptr_t words, int64_t outputs, int64_t inputs, int packing, uintptr_t chosen, int64_t count,
+                uintptr_t out):
+    """The weights of ``count`` outputs, int64 at ``chosen``, as float32 [count, inputs] at ``out``."""
+    cdef PackedWeight weight = packed_weight(words, outputs, inputs, checked_packing(packing))
+    cdef const int64_t* which = <const int64_t*> chosen
+    cdef int64_t i
+    cdef cbool inside
+    with nogil:
+        inside = all_below(which, count, outputs)
+        if inside:
+            for i in range(count):
+                unpack_output(weight, which[i], <float*> out + i * inputs)
+    if not inside:
+        raise IndexError(f"an output is not one of {outputs}")
+
+
+def int8_pairs(uintptr_t words, int64_t outputs, int64_t inputs, uintptr_t x, int64_t x_stride, uintptr_t chosen,
+               int64_t count, uintptr_t room, uintptr_t out):
+    """Output ``chosen[i]``, int64, of row i of x, float32, for ``count`` rows: float32 at ``out``. ``room`` holds
+    ``int8_row_words(inputs)`` words."""
+    cdef PackedWeight weight = packed_weight(words, outputs, inputs, Packing.int8)
+    cdef const int64_t* which = <const int64_t*> chosen
+    cdef int64_t i
+    cdef cbool inside
+    with nogil:
+        inside = all_below(which, count, outputs)
+        if inside:
+            for i in range(count):
+                (<float*> out)[i] = int8_pair(weight, <const float*> x + i * x_stride, which[i], <uint32_t*> room)
+    if not inside:
+        raise IndexError(f"an output is not one of {outputs}")
+
+
+def int8_row_words(int64_t inputs):
+    """Words of 32 bits that a row of so many inputs takes when it is quantized."""
+    return row_words(inputs, Packing.int8)
+
+
+def packed_matmul(uintptr_t x, int64_t x_stride, bint half, uintptr_t words, uintptr_t bias, uintptr_t out,
+                  int64_t out_stride, bint out_half, int64_t rows, int64_t inputs, int64_t outputs,
+                  int packing, bint adds, int threads):
+    """``out = x @ weight.T + bias``, or ``out += ...`` where it ``adds``. ``bias`` is float32 [outputs], or 0."""
+    cdef PackedArgs args
+    cdef cbool done
+    cdef Packing kind = checked_packing(packing)
+    cdef const PackedKernels* chosen = for_packed[<int> kind]
+    if chosen == NULL:
+        raise ValueError(f"this machine has no kernels for packing {packing}")
+    if adds and out_half:
+        raise ValueError("sums are added in float32")
+    args.weight = packed_weight(words, outputs, inputs, kind)
+    args.weight.bias = <const float*> bias
+    args.x, args.x_stride, args.x_type = <const void*> x, x_stride, Type.bf16 if half else Type.f32
+    args.out, args.out_stride, args.out_type = <void*> out, out_stride, Type.bf16 if out_half else Type.f32
+    args.rows, args.adds = rows, adds
+    if packed_worth_releasing_gil(args):
+        with nogil:
+            done = run_packed(chosen[0], args, fork, threads)
+    else:
+        done = run_packed(chosen[0], args, fork, threads)
+    check(done)

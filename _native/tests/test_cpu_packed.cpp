@@ -1,0 +1,365 @@
+// Products with packed weights: int8 against plain integer loops, and weights of bfloat16 with rows of float32
+// against plain loops of fma, bit for bit on every target; bfloat16 and float32 against float64; and the promise that
+// a row's bits do not depend on its company, its cut or the threads.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "prelude/cpu/blocks.hpp"
+#include "prelude/cpu/packed_matmul.hpp"
+#include "prelude/cpu/targets.hpp"
+
+using namespace prelude::cpu;
+
+namespace {
+
+constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
+
+float uniform(Random& random) { return static_cast<float>(random.below(1 << 20)) / (1 << 19) - 1.0f; }
+
+std::vector<float> floats(Random& random, int64_t count, float scale = 1.0f) {
+  std::vector<float> x(static_cast<size_t>(count));
+  for (float& v : x) v = scale * uniform(random);
+  return x;
+}
+
+uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+float from_bf16(uint16_t x) {
+  float value;
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+std::vector<uint16_t> halves(const std::vector<float>& x) {
+  std::vector<uint16_t> made;
+  for (float v : x) made.push_back(to_bf16(v));
+  return made;
+}
+
+void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < threads; ++i) others.emplace_back(fn, data);
+  fn(data);
+  for (std::thread& other : others) other.join();
+}
+
+struct Packed {
+  std::vector<uint32_t> words;
+  PackedWeight weight;
+
+  template <class Value>
+  Packed(const std::vector<Value>& values, int64_t stride, int64_t outputs, int64_t inputs, Packing packing,
+         const float* bias)
+      : words(static_cast<size_t>(packed_words(outputs, inputs, packing)), 0xFFFFFFFFu),
+        weight{words.data(), bias, inputs, outputs, packing} {
+    pack_weight(values.data(), stride, outputs, inputs, packing, words.data());
+  }
+};
+
+float from_half(uint16_t half) {
+  const int exponent = half >> 10 & 31, mantissa = half & 1023;
+  return exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                       : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+}
+
+// One block of one output: where its integers and its scale are.
+struct Block {
+  int integers[kBlock];
+  float scale;
+
+  Block(const PackedWeight& weight, int64_t output, int64_t block) {
+    const uint32_t* words = weight.words + (output / kGroup * blocks_of(weight.inputs) + block) * kBlockGroupWords;
+    for (int i = 0; i < kBlock; ++i)
+      integers[i] = static_cast<int>((words[i / 4 * kGroup + output % kGroup] >> (8 * (i % 4))) & 255u) - 128;
+    const uint32_t two = words[kBlockWords * kGroup + output % kGroup / 2];
+    scale = from_half(static_cast<uint16_t>(two >> (16 * (output % 2))));
+  }
+};
+
+// One row of int8 by the definition: integers of row and weight, the sum of each block, the two scales, the bias.
+struct Reference {
+  std::vector<int> integers;
+  std::vector<float> scales;
+
+  Reference(const float* x, int64_t inputs) {
+    for (int64_t first = 0; first < inputs; first += kBlock) {
+      const int64_t count = std::min<int64_t>(kBlock, inputs - first);
+      float most = 0;
+      for (int64_t i = 0; i < count; ++i) most = std::max(most, std::fabs(x[first + i]));
+      scales.push_back(most < 1e-30f ? 0.0f : most / 127.0f);
+      const double by = most < 1e-30f ? 0.0 : static_cast<double>(127.0f / most);
+      for (int64_t i = 0; i < kBlock; ++i)
+        integers.push_back(i < count ? static_cast<int>(std::nearbyint(static_cast<double>(x[first + i]) * by)) : 0);
+    }
+  }
+
+  float output(const PackedWeight& weight, int64_t output, float base) const {
+    float total = 0;
+    for (size_t b = 0; b < scales.size(); ++b) {
+      const Block block(weight, output, static_cast<int64_t>(b));
+      int64_t sum = 0;
+      for (size_t i = 0; i < kBlock; ++i) sum += int64_t{integers[b * kBlock + i]} * block.integers[i];
+      total = std::fma(static_cast<float>(sum) * block.scale, scales[b], total);
+    }
+    return total + base;
+  }
+};
+
+void check_int8(int64_t inputs, int64_t outputs, int64_t rows) {
+  Random random{static_cast<uint64_t>(inputs * 1000 + outputs * 10 + rows)};
+  const int64_t stride = inputs + 3, out_stride = outputs + 2;
+  auto x = floats(random, rows * stride, 3.0f);
+  const auto weight = floats(random, outputs * stride), bias = floats(random, outputs);
+  if (rows > 2) std::fill_n(x.begin() + stride, inputs, 0.0f);
+  if (rows > 3) x[static_cast<size_t>(2 * stride)] = 1e6f;
+  const Packed packed(weight, stride, outputs, inputs, Packing::int8, bias.data());
+  std::vector<float> back(static_cast<size_t>(inputs));
+  for (int64_t o = 0; o < outputs; ++o) {
+    unpack_output(packed.weight, o, back.data());
+    for (int64_t i = 0; i < inputs; ++i) {
+      const Block block(packed.weight, o, i / kBlock);
+      CHECK(back[i] == static_cast<float>(block.integers[i % kBlock]) * block.scale);
+      CHECK(std::fabs(back[i] - weight[o * stride + i]) <= 0.55f * block.scale);
+    }
+  }
+  for (const char* name : kNames) {
+    const PackedKernels* kernels = packed_kernels_named(name, Packing::int8);
+    if (kernels == nullptr) continue;
+    const auto wanted = static_cast<size_t>(rows * out_stride);
+    std::vector<float> out(wanted, 7.0f), threaded(wanted), added(wanted, 2.0f);
+    PackedArgs a{packed.weight, x.data(), out.data(), stride, out_stride, rows, Type::f32, Type::f32, false};
+    CHECK(packed_matmul(*kernels, a, nullptr, 1));
+    a.out = added.data(), a.adds = true;
+    CHECK(packed_matmul(*kernels, a, fork_threads, 2));
+    a.out = threaded.data(), a.adds = false;
+    CHECK(packed_matmul(*kernels, a, fork_threads, 3));
+    std::vector<uint16_t> x_half = halves(x), out_half(wanted);
+    std::vector<float> x_wide, from_half(wanted);
+    for (uint16_t v : x_half) x_wide.push_back(from_bf16(v));
+    PackedArgs half = a;
+    half.x = x_half.data(), half.x_type = Type::bf16, half.out = out_half.data(), half.out_type = Type::bf16;
+    CHECK(packed_matmul(*kernels, half, nullptr, 1));
+    half.x = x_wide.data(), half.x_type = Type::f32, half.out = from_half.data(), half.out_type = Type::f32;
+    CHECK(packed_matmul(*kernels, half, nullptr, 1));
+    std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, Packing::int8)));
+    for (int64_t r = 0; r < rows; ++r) {
+      const Reference row(x.data() + r * stride, inputs);
+      const int64_t chosen = r % outputs;
+      CHECK(int8_pair(packed.weight, x.data() + r * stride, chosen, room.data()) ==
+            row.output(packed.weight, chosen, 0.0f));
+      for (int64_t o = 0; o < outputs; ++o) {
+        const auto at = static_cast<size_t>(r * out_stride + o);
+        CHECK(out[at] == row.output(packed.weight, o, bias[o]));
+        CHECK(added[at] == row.output(packed.weight, o, 2.0f + bias[o]));
+        CHECK(threaded[at] == out[at] && out_half[at] == to_bf16(from_half[at]));
+      }
+      CHECK(out[static_cast<size_t>(r * out_stride + outputs)] == 7.0f);
+    }
+    // Any rows by themselves have the bits that they have among the others.
+    for (int64_t few = 1; few < rows; few += 1 + few / 3) {
+      std::vector<float> some(static_cast<size_t>(few * outputs));
+      PackedArgs b = a;
+      b.x = x.data() + (rows - few) * stride, b.out = some.data(), b.out_stride = outputs, b.rows = few;
+      CHECK(packed_matmul(*kernels, b, few % 2 ? fork_threads : nullptr, 2));
+      for (int64_t r = 0; r < few; ++r)
+        CHECK(std::memcmp(some.data() + r * outputs, out.data() + (rows - few + r) * out_stride,
+                          sizeof(float) * static_cast<size_t>(outputs)) == 0);
+    }
+  }
+}
+
+void check_int8_limits() {
+  // The largest sums there are; rows that are not finite; rows of which nothing is left.
+  const int64_t inputs = 131'072;
+  const std::vector<float> weight(static_cast<size_t>(inputs), -1.0f);
+  std::vector<float> x(static_cast<size_t>(4 * inputs), 1.0f);
+  x[static_cast<size_t>(inputs + 5)] = std::numeric_limits<float>::quiet_NaN();
+  x[static_cast<size_t>(2 * inputs + 90)] = -std::numeric_limits<float>::infinity();
+  std::fill_n(x.begin() + 3 * inputs, inputs, 1e-38f);
+  const Packed packed(weight, inputs, 1, inputs, Packing::int8, nullptr);
+  std::vector<uint32_t> room(static_cast<size_t>(row_words(inputs, Packing::int8)));
+  CHECK(std::isnan(int8_pair(packed.weight, x.data() + inputs, 0, room.data())));
+  for (const char* name : kNames) {
+    const PackedKernels* kernels = packed_kernels_named(name, Packing::int8);
+    if (kernels == nullptr) continue;
+    float out[4] = {};
+    CHECK(packed_matmul(*kernels, PackedArgs{packed.weight, x.data(), out, inputs, 1, 4, Type::f32, Type::f32, false},
+                        nullptr, 1));
+    CHECK(std::fabs(out[0] / static_cast<float>(inputs) + 1.0f) < 1e-3f);
+    CHECK(std::isnan(out[1]) && std::isnan(out[2]) && out[3] == 0.0f);
+  }
+}
+
+// Every float16 that is a scale, and every integer of a byte, through Q8_0 and back.
+void check_q8() {
+  constexpr int64_t kInputs = 64, kOutputs = 0x7C00 / 2;
+  std::vector<uint8_t> rows(static_cast<size_t>(kOutputs * 2 * kQ8Bytes));
+  for (int64_t block = 0; block < 2 * kOutputs; ++block) {
+    uint8_t* at = rows.data() + block * kQ8Bytes;
+    at[0] = static_cast<uint8_t>(block), at[1] = static_cast<uint8_t>(block >> 8);
+    for (int i = 0; i < kBlock; ++i) at[2 + i] = static_cast<uint8_t>(block * kBlock + i);
+  }
+  std::vector<uint32_t> words(static_cast<size_t>(packed_words(kOutputs, kInputs, Packing::int8)));
+  pack_q8(rows.data(), kOutputs, kInputs, words.data());
+  const PackedWeight weight{words.data(), nullptr, kInputs, kOutputs, Packing::int8};
+  float back[kInputs];
+  for (int64_t o = 0; o < kOutputs; ++o) {
+    unpack_output(weight, o, back);
+    for (int64_t i = 0; i < kInputs; ++i) {
+      const int64_t block = 2 * o + i / kBlock;
+      const auto integer = static_cast<int8_t>(static_cast<uint8_t>(block * kBlock + i % kBlock));
+      CHECK(back[i] == static_cast<float>(integer) * from_half(static_cast<uint16_t>(block)));
+    }
+  }
+}
+
+// Any bytes are blocks of each kind; none is read beyond the last.
+void check_blocks() {
+  Random random{7};
+  for (const BlockKind kind : {BlockKind::q8_0, BlockKind::q4_k, BlockKind::q6_k}) {
+    const int64_t values = 3 * values_of_block(kind);
+    std::vector<uint8_t> blocks(static_cast<size_t>(3 * bytes_of_block(kind)));
+    for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(random.below(256));
+    std::vector<float> found(static_cast<size_t>(values));
+    dequantize(kind, blocks.data(), values, found.data());
+    for (float& value : found) value = std::isfinite(value) ? value : 1.0f;
+    std::vector<uint8_t> eight(static_cast<size_t>(values / kBlock * kQ8Bytes));
+    quantize_q8(found.data(), values, eight.data());
+    std::vector<float> back(found.size());
+    dequantize(BlockKind::q8_0, eight.data(), values, back.data());
+    for (int64_t i = 0; i < values; ++i) {
+      float most = 0;
+      for (int64_t j = i / kBlock * kBlock; j < (i / kBlock + 1) * kBlock; ++j)
+        most = std::max(most, std::fabs(found[j]));
+      if (most < kMostScaled) CHECK(std::fabs(back[i] - found[i]) <= 0.0045f * most + 5e-6f);
+    }
+  }
+}
+
+void check_floats(Packing packing, int64_t inputs, int64_t outputs, int64_t rows) {
+  Random random{static_cast<uint64_t>(inputs + outputs + rows)};
+  const auto x = floats(random, rows * inputs), weight = floats(random, outputs * inputs);
+  const auto x_half = halves(x), weight_half = halves(weight);
+  const bool half = packing == Packing::bf16;
+  const Packed packed = half ? Packed(weight_half, inputs, outputs, inputs, packing, nullptr)
+                             : Packed(weight, inputs, outputs, inputs, packing, nullptr);
+  std::vector<float> back(static_cast<size_t>(inputs));
+  unpack_output(packed.weight, outputs - 1, back.data());
+  for (int64_t i = 0; i < inputs; ++i) {
+    const float value = weight[(outputs - 1) * inputs + i];
+    CHECK(back[i] == (half ? from_bf16(to_bf16(value)) : value));
+  }
+  for (const char* name : kNames) {
+    const PackedKernels* kernels = packed_kernels_named(name, packing);
+    if (kernels == nullptr) continue;
+    std::vector<float> out(static_cast<size_t>(rows * outputs)), from_half(out.size()), alone(out.size());
+    PackedArgs a{packed.weight, x.data(), out.data(), inputs, outputs, rows, Type::f32, Type::f32, false};
+    CHECK(packed_matmul(*kernels, a, fork_threads, 3));
+    PackedArgs b = a;
+    b.x = x_half.data(), b.x_type = Type::bf16, b.out = from_half.data();
+    CHECK(packed_matmul(*kernels, b, nullptr, 1));
+    for (int64_t r = 0; r < rows; ++r) {
+      PackedArgs one = a;
+      one.x = x.data() + r * inputs, one.out = alone.data() + r * outputs, one.rows = 1;
+      CHECK(packed_matmul(*kernels, one, r % 2 ? fork_threads : nullptr, 2));
+      for (int64_t o = 0; o < outputs; ++o) {
+        double exact = 0, size = 0;
+        for (int64_t i = 0; i < inputs; ++i) {
+          const float input = half ? from_bf16(x_half[r * inputs + i]) : x[r * inputs + i];
+          const float by = half ? from_bf16(weight_half[o * inputs + i]) : weight[o * inputs + i];
+          exact += static_cast<double>(input) * by, size += std::fabs(static_cast<double>(input) * by);
+        }
+        CHECK(std::fabs(out[r * outputs + o] - exact) <= 2e-6 * size + 1e-12);
+        if (half) CHECK(from_half[r * outputs + o] == out[r * outputs + o]);
+      }
+    }
+    CHECK(std::memcmp(alone.data(), out.data(), sizeof(float) * out.size()) == 0);
+  }
+}
+
+void check_widened(int64_t inputs, int64_t outputs, int64_t rows) {
+  Random random{static_cast<uint64_t>(inputs * 7 + outputs * 3 + rows)};
+  const int64_t stride = inputs + 3, out_stride = outputs + 2;
+  const auto x = floats(random, rows * stride, 3.0f), bias = floats(random, outputs);
+  const auto weight = halves(floats(random, outputs * stride));
+  const Packed packed(weight, stride, outputs, inputs, Packing::widened, bias.data());
+  std::vector<float> back(static_cast<size_t>(inputs));
+  for (int64_t o = 0; o < outputs; ++o) {
+    unpack_output(packed.weight, o, back.data());
+    for (int64_t i = 0; i < inputs; ++i) CHECK(back[i] == from_bf16(weight[o * stride + i]));
+  }
+  std::vector<float> wanted;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t o = 0; o < outputs; ++o) {
+      float sum = 0;
+      for (int64_t i = 0; i < inputs; ++i) sum = std::fma(from_bf16(weight[o * stride + i]), x[r * stride + i], sum);
+      wanted.push_back(sum);
+    }
+  for (const char* name : kNames) {
+    const PackedKernels* kernels = packed_kernels_named(name, Packing::widened);
+    if (kernels == nullptr) continue;
+    const auto size = static_cast<size_t>(rows * out_stride);
+    std::vector<float> out(size, 7.0f), added(size, 2.0f), alone(static_cast<size_t>(outputs));
+    std::vector<uint16_t> out_half(size);
+    PackedArgs a{packed.weight, x.data(), out.data(), stride, out_stride, rows, Type::f32, Type::f32, false};
+    CHECK(packed_matmul(*kernels, a, fork_threads, 3));
+    a.out = added.data(), a.adds = true;
+    CHECK(packed_matmul(*kernels, a, nullptr, 1));
+    a.out = out_half.data(), a.adds = false, a.out_type = Type::bf16;
+    CHECK(packed_matmul(*kernels, a, nullptr, 1));
+    for (int64_t r = 0; r < rows; ++r) {
+      PackedArgs one = a;
+      one.x = x.data() + r * stride, one.out = alone.data(), one.rows = 1, one.out_type = Type::f32;
+      CHECK(packed_matmul(*kernels, one, nullptr, 1));
+      for (int64_t o = 0; o < outputs; ++o) {
+        const auto at = static_cast<size_t>(r * out_stride + o);
+        const float sum = wanted[static_cast<size_t>(r * outputs + o)];
+        CHECK(out[at] == sum + bias[o] && alone[static_cast<size_t>(o)] == out[at]);
+        CHECK(added[at] == sum + (2.0f + bias[o]) && out_half[at] == to_bf16(out[at]));
+      }
+      CHECK(out[static_cast<size_t>(r * out_stride + outputs)] == 7.0f);
+    }
+  }
+  // Rows that are widened from bfloat16 themselves.
+  const auto x_half = halves(x);
+  std::vector<float> x_wide, from_half(static_cast<size_t>(rows * outputs)), from_wide(from_half.size());
+  for (uint16_t v : x_half) x_wide.push_back(from_bf16(v));
+  const PackedKernels& best = *best_packed_kernels(Packing::widened);
+  PackedArgs a{packed.weight, x_half.data(), from_half.data(), stride, outputs, rows, Type::bf16, Type::f32, false};
+  CHECK(packed_matmul(best, a, nullptr, 1));
+  a.x = x_wide.data(), a.x_type = Type::f32, a.out = from_wide.data();
+  CHECK(packed_matmul(best, a, nullptr, 1));
+  CHECK(from_half == from_wide);
+}
+
+}  // namespace
+
+int main() {
+  for (int64_t inputs : {1, 3, 4, 17, 48, 63, 384})
+    for (int64_t outputs : {1, 31, 32, 70, 129})
+      for (int64_t rows : {1, 2, 5, 12, 13, 29}) check_int8(inputs, outputs, rows);
+  for (int64_t inputs : {1, 2, 3, 16, 47, 192})
+    for (int64_t outputs : {1, 31, 32, 70})
+      for (int64_t rows : {1, 2, 5, 6, 7, 12, 13, 29}) check_widened(inputs, outputs, rows);
+  check_widened(1030, 100, 81);
+  check_int8(1024, 300, 81);
+  check_int8_limits();
+  check_q8();
+  check_blocks();
+  for (const Packing packing : {Packing::f32, Packing::bf16})
+    for (int64_t inputs : {1, 2, 7, 48, 193})
+      for (int64_t outputs : {1, 32, 70})
+        for (int64_t rows : {1, 6, 7, 13, 40}) check_floats(packing, inputs, outputs, rows);
+  std::printf("packed products: ok\n");
+  return 0;
+}

@@ -1,0 +1,98 @@
+"""Products of the CPU executor on the shapes of real models: torch's in float32 and bfloat16, and packed ones.
+
+One thread and processor time. The answers are compared first. A row's value is the median over repeats, the variants
+in turn. The floor of each type, the rate of its vector instruction, is in docs/CPU.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from prelude._native import cpu
+from torch import Tensor
+
+from bench.common import Report, add_outputs, machine_facts, three
+from prelude.models.packed import PackedLinear, Packing
+
+SHAPES = {
+    "MiniLM up": (1536, 384),
+    "MiniLM down": (384, 1536),
+    "ModernBERT-base up": (2304, 768),
+    "ModernBERT-base down": (768, 1152),
+    "Qwen3-0.6B up": (6144, 1024),
+    "Qwen3-0.6B down": (1024, 3072),
+}
+"""Outputs and inputs of a weight."""
+ROWS = (1, 16, 81, 256, 512)
+LEAST_WORK = 2e8
+"""Operations of one measurement."""
+
+
+def variants(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
+    half, half_weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+    found: dict[str, Callable[[], Tensor]] = {
+        "torch float32": lambda: torch.mm(x, weight.t()),
+        "torch bfloat16": lambda: torch.mm(half, half_weight.t()),
+    }
+    packings: tuple[Packing, ...] = ("float32", "bfloat16", "int8")
+    for packing in packings:
+        if packing in cpu.PACKED_KERNELS:
+            found[f"packed {packing}"] = partial(PackedLinear(weight, None, packing), x)
+    return found
+
+
+def check_equal(found: dict[str, Callable[[], Tensor]]) -> None:
+    """Each product within a hundredth of the largest float32 value."""
+    wanted = found["torch float32"]()
+    for name, run in found.items():
+        error = float((run().float() - wanted).abs().max() / wanted.abs().max())
+        if error > 0.02:
+            raise SystemExit(f"{name} differs from float32 by {error:.3f} of the largest value")
+
+
+def measure(report: Report, load: str, shape: tuple[int, int], rows: int, repeats: int) -> None:
+    outputs, inputs = shape
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    found = variants(x, weight)
+    check_equal(found)
+    work = 2.0 * rows * outputs * inputs
+    times = max(1, round(LEAST_WORK / work))
+    seconds: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(repeats):
+        for name, run in found.items():
+            began = time.process_time()
+            for _ in range(times):
+                run()
+            seconds[name].append((time.process_time() - began) / times)
+    for name, taken in seconds.items():
+        median, low, high = three([work / one * 1e-9 for one in taken])
+        report.add(f"{load}, {rows} rows", name, (median, low, high), "Gop/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    add_outputs(parser, plot=False)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    kernels = ", ".join(sorted(set(cpu.PACKED_KERNELS.values())))
+    load = f"{os.getloadavg()[0]:.1f}"  # an idle machine is near 0
+    facts = machine_facts([("torch threads", 1), ("kernels", kernels), ("load average", load)])
+    report = Report("Products of the CPU executor", facts=facts)
+    with torch.inference_mode():
+        for load, shape in SHAPES.items():
+            for rows in args.rows:
+                measure(report, load, shape, rows, args.repeats)
+    report.finish(args)
+
+
+if __name__ == "__main__":
+    main()

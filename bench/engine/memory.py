@@ -1,0 +1,128 @@
+"""What a token of a prompt costs in memory, by form of the forward pass, and the longest prompt that follows.
+
+    python -m bench memory [--shapes 0.6B 4B] [--memory GIB] [--json FILE] [--plot FILE]
+
+    transformers   its forward with use_cache, logits of the last token
+    full KV        ours, layers over all tokens at once, keys and values of every layer kept
+    whole layers   the same, nothing kept
+    hybrid         ours as it is: between two attentions, runs of 256 tokens into memory made once; nothing kept
+
+Random float32 weights of the real widths in three layers. The peak is the process's own, at 1,024 and 2,048 tokens;
+bytes of a token are the difference. Keys and values of the other layers are added by their size. Answers are compared
+first: the three forms of ours are equal to the bit, transformers' to 1e-4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import Report, add_outputs, machine_facts
+from prelude import Embed, Engine, EngineConfig, default_model
+from prelude.execution.peak import peak_bytes
+
+LAYERS = 3
+SHORT, LONG = 1024, 2048
+SHAPES: dict[str, dict[str, int]] = {
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "layers": 28},
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32, "layers": 36},
+}
+FORMS = (("full KV", 1 << 30, "always"), ("whole layers", 1 << 30, "never"), ("hybrid", 256, "never"))
+AIMS = {"0.6B": 2.0, "4B": 3.5}
+AIM_KV = 8.0
+
+
+def checkpoint(folder: Path, shape: dict[str, int]) -> Any:
+    """A Qwen3 of the shape's widths with the packaged tokenizer; transformers' model of it."""
+    import torch
+    from transformers import Qwen3Config, Qwen3Model
+
+    sizes = {name: value for name, value in shape.items() if name != "layers"}
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        **sizes,
+        num_hidden_layers=LAYERS,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=4096,
+        max_position_embeddings=8192,
+    )
+    model = Qwen3Model(config).eval()
+    model.save_pretrained(folder)
+    shutil.copy(default_model.path() / "tokenizer.json", folder / "tokenizer.json")
+    return model
+
+
+def bytes_of_a_token(run: Any) -> float:
+    """Of ``run(tokens)``."""
+    run(64)
+    peaks = {}
+    for tokens in (SHORT, LONG):
+        peak = peak_bytes(lambda tokens=tokens: run(tokens))  # type: ignore[misc]
+        if peak is None:
+            raise SystemExit("this system does not count the memory of a process")
+        peaks[tokens] = peak
+    return (peaks[LONG] - peaks[SHORT]) / (LONG - SHORT)
+
+
+def measure(report: Report, name: str, memory: int) -> None:
+    shape = SHAPES[name]
+    layers = shape["layers"]
+    kv_layer = 2 * 8 * 128 * 4
+    draw = np.random.default_rng(0)
+    prompts = {n: draw.integers(8, 4000, n).tolist() for n in (64, SHORT, LONG)}
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = checkpoint(Path(folder), shape)
+        weights = sum(p.numel() * 4 for p in theirs.layers[0].parameters()) * layers
+        vectors: dict[str, Any] = {}
+        costs: dict[str, float] = {}
+
+        def run_theirs(tokens: int) -> None:
+            import torch
+
+            with torch.inference_mode():
+                made = theirs(torch.tensor([prompts[tokens]]), use_cache=True).last_hidden_state[0, -1].numpy()
+                vectors["transformers"] = made / np.linalg.norm(made)
+
+        costs["transformers"] = bytes_of_a_token(run_theirs) + kv_layer * (layers - LAYERS)
+        for form, chunk, cache in FORMS:
+            with Engine.from_pretrained(folder, config=EngineConfig(deterministic=True, kv_bytes=1 << 29)) as engine:
+                engine._core.executor.decoder.token_chunk = chunk
+
+                def run(tokens: int, form: str = form, cache: Any = cache, engine: Engine = engine) -> None:
+                    vectors[form] = np.asarray(engine.run(Embed(prompts[tokens], pooling="last", cache=cache)))
+
+                cost = bytes_of_a_token(run)
+                costs[form] = cost + (kv_layer * (layers - LAYERS) if cache == "always" else 0)
+    if not all(np.array_equal(vectors["hybrid"], vectors[form]) for form, _, _ in FORMS):
+        raise SystemExit("the forms differ")
+    if np.abs(vectors["hybrid"] - vectors["transformers"]).max() > 1e-4:
+        raise SystemExit("transformers' vectors differ")
+    for form, cost in costs.items():
+        report.add(f"{name}, {form}", "bytes of a token", (cost / 1024,) * 3, "KiB")
+        longest = max(0, memory - weights) / cost / 1000
+        report.add(f"{name}, {form}", f"longest prompt in {memory >> 30} GiB", (longest,) * 3, "thousand tokens")
+    for form, aim in (("whole layers", AIMS[name]), ("full KV", AIM_KV), ("transformers", 0.0)):
+        more = costs[form] / costs["hybrid"]
+        report.add(name, f"{form} over hybrid, bytes of a token", (more,) * 3, "x", f"{aim}x" if aim else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--memory", type=int, default=24, help="GiB that the longest prompts are reckoned for")
+    add_outputs(parser)
+    options = parser.parse_args()
+    report = Report("Bytes of a prompt's token, and the longest prompt", facts=machine_facts())
+    for name in options.shapes:
+        measure(report, name, options.memory << 30)
+    report.finish(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""The first run on a GPU: every stage in a process of its own, results kept as they come, whatever fails.
+
+    python -m bench gpu_first [--out FOLDER] [--seconds 540] [--only STAGE,STAGE] [--from FOLDER] [--smoke FILE]
+
+``--out`` is ``$OUT`` where that is set. In it come
+
+    results.jsonl   one line for each result, written and flushed by the stage that has it; and the stages' own ends
+    table.md        the results as tables, made anew behind every stage
+    log.txt         the last lines of each stage's output
+    matmuls.tgz    the algorithms that were searched for, for the next call
+
+A stage that passes its limit is ended, with its children. A second call with ``--from`` (the folder that the first
+call filled) leaves out the stages that ended well there, and begins with the matmul algorithms of that call. Times of
+a run in which correctness was not shown are marked in the table. ``--seconds`` bounds the whole call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS: dict[str, float] = {
+    "versions": 40,
+    "smoke": 100,
+    "correctness": 120,
+    "tests": 180,
+    "oneshot": 90,
+    "decode": 90,
+    "decode_sampled": 60,
+    "throughput": 120,
+    "operations": 60,
+    "profile": 60,
+    "oneshot_varied": 60,
+    "oneshot_variants": 150,
+    "questions": 60,
+    "startup": 60,
+    "chat": 60,
+}
+"""Seconds of each stage, in the order in which they run. Correctness comes before the times that depend on it."""
+GRACE = 5.0  # seconds between the signals to end and to kill
+LEAST = 15.0  # a stage with less time left is not begun
+KEPT_LINES = 40  # of each stage's output
+
+
+@dataclass(slots=True)
+class End:
+    """How a stage ended: "done", "failed" (its exit status), "lost" (a signal), "out of time", "not begun"."""
+
+    stage: str
+    how: str
+    seconds: float = 0.0
+    code: int | None = None
+
+
+class FirstRun:
+    def __init__(
+        self, out: Path, seconds: float, runner: Sequence[str], extra: Sequence[str] = (), limits: float = 1.0
+    ) -> None:
+        """``runner``: the command of a stage, in front of its name. ``limits`` multiplies the stages' own."""
+        self.out, self.runner, self.extra, self.limits = out, list(runner), list(extra), limits
+        self.results = out / "results.jsonl"
+        self.until = time.monotonic() + seconds
+        self.ends: list[End] = []
+        self.cache = Path(tempfile.mkdtemp(prefix="prelude-first-"))
+        out.mkdir(parents=True, exist_ok=True)
+
+    def run(self, stages: Sequence[str]) -> None:
+        try:
+            for name in stages:
+                self.ends.append(end := self.stage(name))
+                self._tell(end)
+                for keep in (self._keep_matmuls, self._write_table):
+                    with contextlib.suppress(Exception):  # a full disk costs this file, not the stages behind it
+                        keep()
+        finally:
+            shutil.rmtree(self.cache, ignore_errors=True)
+
+    def stage(self, name: str) -> End:
+        left = self.until - time.monotonic()
+        if left < min(LEAST, LIMITS[name]) * self.limits:
+            return End(name, "not begun")
+        print(f"== {name}", flush=True)
+        began = time.monotonic()
+        with tempfile.TemporaryFile() as said:
+            try:
+                process = subprocess.Popen(
+                    [*self.runner, name, "--results", str(self.results), *self.extra],
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                    cwd=ROOT,
+                    env={**os.environ, "PRELUDE_CACHE": str(self.cache), "PYTHONUNBUFFERED": "1"},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._log(name, str(error).encode())
+                return End(name, "failed")
+            try:
+                code: int | None = process.wait(min(LIMITS[name] * self.limits, left))
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                end_group(process, GRACE * self.limits)
+            said.seek(0)
+            self._log(name, said.read())
+        how = "out of time" if code is None else "done" if code == 0 else "lost" if code < 0 else "failed"
+        print(f"   {how} after {time.monotonic() - began:.0f} s", flush=True)
+        return End(name, how, time.monotonic() - began, code)
+
+    # ------------------------------------------------------------------ what is kept
+
+    def _tell(self, end: End) -> None:
+        line = {"stage": end.stage, "key": "end", "how": end.how, "seconds": round(end.seconds, 1), "code": end.code}
+        with open(self.results, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _log(self, name: str, said: bytes) -> None:
+        lines = said.decode("utf-8", "replace").splitlines()
+        with contextlib.suppress(OSError), open(self.out / "log.txt", "a", encoding="utf-8") as file:
+            file.write(f"== {name}: the last {min(KEPT_LINES, len(lines))} of {len(lines)} lines\n")
+            file.writelines(line + "\n" for line in lines[-KEPT_LINES:])
+
+    def _keep_matmuls(self) -> None:
+        found = sorted((self.cache / "cuda").glob("matmuls-*.json"))
+        if found:
+            beside = self.out / "matmuls.tgz.new"
+            with tarfile.open(beside, "w:gz") as packed:
+                for path in found:
+                    packed.add(path, path.name)
+            beside.replace(self.out / "matmuls.tgz")
+
+    def take(self, earlier: Path) -> set[str]:
+        """The results and matmul algorithms of an earlier call; returns the stages that ended well there."""
+        known = read_results(earlier / "results.jsonl")
+        if earlier != self.out:
+            with open(self.results, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in known)
+        folder = self.cache / "cuda"
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(earlier / "matmuls.tgz") as packed:
+            for member in packed:
+                source = packed.extractfile(member)
+                if source is not None:
+                    (folder / Path(member.name).name).write_bytes(source.read())
+        return ended_well(known)
+
+    def _write_table(self) -> None:
+        (self.out / "table.md").write_text(table(read_results(self.results)), encoding="utf-8")
+
+
+def end_group(process: subprocess.Popen[Any], grace: float) -> None:
+    """Ends the process and everything that it began."""
+    for sign, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(wait)
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """The whole lines. A line that a lost process wrote in part is left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict) and {"stage", "key"} <= set(value):
+                    found.append(value)
+    return found
+
+
+def ended_well(results: Sequence[dict[str, Any]]) -> set[str]:
+    return {line["stage"] for line in results if line["key"] == "end" and line.get("how") == "done"}
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Stages, checks and figures in Markdown."""
+    right = "correctness" in ended_well(results)
+    mark = "" if right else " (correctness not shown)"
+    lines = ["| stage | ended | s |", "|---|---|---|"]
+    lines += [f"| {x['stage']} | {x.get('how')} | {x.get('seconds')} |" for x in results if x["key"] == "end"]
+    checks = [x for x in results if "ok" in x]
+    bad = [x for x in checks if x["ok"] is False]
+    lines += ["", f"{sum(x['ok'] is True for x in checks)} checks passed, {len(bad)} failed"]
+    lines += [f"- {x['key']} ({x['stage']}): {x.get('error') or x.get('value') or 'failed'}" for x in bad]
+    lines += ["", f"| figure{mark} | median | spread | unit | floor | reach |", "|---|---|---|---|---|---|"]
+    for x in results:
+        values = x.get("values")
+        if isinstance(values, list) and values:
+            cells = [shown(x.get("value")), f"{shown(min(values))} to {shown(max(values))}", x.get("unit", "")]
+            lines.append(f"| {x['key']} | {' | '.join([*cells, shown(x.get('floor')), shown(x.get('reach'))])} |")
+    return "\n".join(lines) + "\n"
+
+
+def shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-first")))
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--only", default=",".join(LIMITS))
+    parser.add_argument("--from", dest="earlier", type=Path, default=None)
+    parser.add_argument("--smoke", type=Path, default=Path(".gpu/smoke.py"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--runner", default="bench.gpu.stages", help="the module of the stages; tests name another")
+    parser.add_argument("--limits", type=float, default=1.0, help="multiplies the limits of the stages")
+    chosen = parser.parse_args()
+    stages = [name for name in chosen.only.split(",") if name]
+    unknown = [name for name in stages if name not in LIMITS]
+    if unknown:
+        parser.error(f"no such stage: {', '.join(unknown)}; there are {', '.join(LIMITS)}")
+    extra = ["--smoke", str(chosen.smoke.absolute()), "--repeats", str(chosen.repeats)]
+    run = FirstRun(chosen.out.absolute(), chosen.seconds, [sys.executable, "-m", chosen.runner], extra, chosen.limits)
+    if chosen.earlier is not None:
+        done = run.take(chosen.earlier.absolute())
+        stages = [name for name in stages if name not in done]
+    run.run(stages)
+    print((run.out / "table.md").read_text(encoding="utf-8"))
+    return 0 if all(end.how == "done" for end in run.ends) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The stages of ``bench gpu_first``, each in a process of its own.
+
+    python -m bench.gpu.stages NAME --results FILE [--smoke FILE] [--repeats 5]
+
+A stage appends one JSON line to FILE for each result as soon as it has it, and flushes. A stage may fail at any
+place: what it has written stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.first import LIMITS, ROOT
+
+GPU_TESTS = "tests/cuda/test_gpu.py"
+PACKAGES = ("torch", "flashinfer-python", "cuda-bindings", "cuda-python", "numpy", "transformers", "prelude-engine")
+ROWS = (4, 128)  # of the single operations
+IN_GRAPH = 20  # times an operation stands in the graph that is timed, each with another layer's weights
+LONGEST = 5  # kernels of a profile
+
+
+@dataclass(slots=True)
+class Stage:
+    """Where one stage writes, and its options."""
+
+    name: str
+    results: Path
+    repeats: int = 5
+    smoke: Path | None = None
+
+    def tell(self, key: str, **values: Any) -> None:
+        line = {"stage": self.name, "key": key, "at": round(time.time(), 3), **values}
+        with open(self.results, "a", encoding="utf-8") as file:  # one write a line: lines of two writers do not mix
+            file.write(json.dumps(line, default=str) + "\n")
+
+
+# ------------------------------------------------------------------ the environment
+
+
+def versions(stage: Stage) -> None:
+    """What there is: each fact apart, so that one that cannot be had costs no other."""
+    import torch
+
+    for name in PACKAGES:
+        stage.tell(f"version.{name}", value=_or_error(lambda name=name: metadata.version(name)))
+    stage.tell("version.python", value=platform.python_version())
+    stage.tell("version.commit", value=_or_error(lambda: _output("git", "rev-parse", "HEAD")))
+    stage.tell("device", value=_or_error(lambda: str(torch.cuda.get_device_properties(0))))
+    stage.tell("driver", value=_or_error(lambda: _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv")))
+    stage.tell("nvcc", value=_or_error(lambda: _output("nvcc", "--version").splitlines()[-1]))
+    from prelude.cuda import driver
+
+    stage.tell("missing", value=_or_error(driver.missing))
+
+
+def _or_error(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=ROOT).stdout.strip()
+
+
+# ------------------------------------------------------------------ checks that run as other programs
+
+
+def smoke(stage: Stage) -> None:
+    """Every check of the smoke script. Where a process is lost, the checks behind it run in another one."""
+    if stage.smoke is None or not stage.smoke.is_file():
+        stage.tell("smoke", ok=None, error=f"{stage.smoke}: no such script")
+        return
+    left = re.findall(r"^@check\ndef (\w+)", stage.smoke.read_text(encoding="utf-8"), re.M)
+    while left:
+        command = [sys.executable, str(stage.smoke), "--quick", "--only", ",".join(left)]
+        seen = []
+        for line in lines_of(command):
+            said = re.match(r"(ok|FAIL)\s+(\w+)\s+(.*)", line)
+            if said and said[2] in left:
+                seen.append(said[2])
+                stage.tell(f"smoke.{said[2]}", ok=said[1] == "ok", value=said[3])
+        lost = [] if seen else left[:1]  # the process died in the first check
+        for name in lost:
+            stage.tell(f"smoke.{name}", ok=False, error="the process ended in it")
+        left = [name for name in left if name not in seen and name not in lost]
+
+
+def tests(stage: Stage) -> None:
+    """The tests that need a GPU; those behind a lost process, and those that failed in company, run once more."""
+    base = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-v", "--no-header", "--tb=line"]
+    listed = [line for line in lines_of([*base, "--collect-only", "-q", GPU_TESTS]) if "::" in line]
+    left = [line.split("::", 1)[1].strip() for line in listed]
+    stage.tell("tests.collected", value=len(left))
+    while left:
+        done: dict[str, str] = {}
+        for line in lines_of([*base, *[f"{GPU_TESTS}::{name}" for name in left]]):
+            said = re.match(r"\S+?::(.+?) (PASSED|FAILED|ERROR|SKIPPED)", line)
+            if said and said[1] not in done:
+                done[said[1]] = said[2]
+                ok = {"PASSED": True, "SKIPPED": None}.get(said[2], False)
+                stage.tell(f"tests.{said[1]}", ok=ok, alone=len(left) == 1)
+        if not done:
+            stage.tell(f"tests.{left[0]}", ok=False, error="the process ended in it", alone=len(left) == 1)
+            done[left[0]] = "ERROR"
+        left = [name for name in left if name not in done]
+
+
+def lines_of(command: list[str]) -> Iterator[str]:
+    """The output of a program, line by line, also written to this process's own output."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            yield line.rstrip("\n")
+
+
+# ------------------------------------------------------------------ the loads
+
+
+def part(stage: Stage, name: str) -> None:
+    """One part of ``bench gpu``."""
+    from bench.gpu.loads import Bench
+
+    bench = Bench(stage.repeats)
+    try:
+        for load in getattr(bench, name)():
+            values = load.plain()
+            stage.tell(values.pop("key"), **values)
+    finally:
+        bench.release()
+
+
+def operations(stage: Stage) -> None:
+    """Each operation of a layer of the 0.6B model alone: microseconds in a graph of 20, and its floor."""
+    from bench.gpu.loads import Bench
+    from bench.gpu.operations import operations_of
+
+    bench = Bench(stage.repeats)
+    executor = bench.executor("06b", num_blocks=64, step_tokens=2048)
+    for rows in ROWS:
+        for name, work, floor in operations_of(executor, rows):
+            try:
+                values = timed_in_graph(executor.device, work, stage.repeats)
+                value = statistics.median(values)
+                stage.tell(f"operations.{name}.{rows}", unit="us", value=value, values=values, floor=floor)
+            except Exception as error:
+                stage.tell(f"operations.{name}.{rows}", ok=False, error=f"{type(error).__name__}: {error}")
+    bench.release()
+
+
+def timed_in_graph(device: Any, work: Callable[[int], None], repeats: int) -> list[float]:
+    """Microseconds of one ``work(i)``, from a recorded graph of ``IN_GRAPH`` of them."""
+    with device.scope():
+        graph = device.capture(lambda: [work(i) for i in range(IN_GRAPH)])
+        found = []
+        for _ in range(repeats):
+            first = device.mark()
+            graph.launch()
+            last = device.mark()
+            last.wait()
+            found.append(last.seconds_since(first) * 1e6 / IN_GRAPH)
+        graph.close()
+    return found
+
+
+def profile(stage: Stage) -> None:
+    """The kernels that take most of a step: one prompt of 128 tokens, and a decode step of four."""
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    from bench.gpu.batches import draw, forest, greedy
+    from bench.gpu.loads import Bench
+    from prelude.batch import OneShotBatch
+
+    bench = Bench(stage.repeats)
+    executor = bench.executor("06b")
+    batch = OneShotBatch(forest([(draw(0, 128), -1)]), greedy([127]))
+    for _ in range(4):
+        executor.wait(executor.submit(batch))
+    activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
+    with profiled(activities=[activity]) as seen:
+        for _ in range(10):
+            executor.wait(executor.submit(batch))
+    rows = seen.key_averages()
+    time_of = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    longest = sorted(rows, key=lambda row: -getattr(row, time_of))[:LONGEST]
+    for at, row in enumerate(longest):
+        stage.tell(f"profile.oneshot.{at}", kernel=row.key, us=getattr(row, time_of) / 10, calls=row.count / 10)
+    bench.release()
+
+
+OWN = {stage.__name__: stage for stage in (versions, smoke, tests, operations, profile)}
+STAGES: dict[str, Callable[[Stage], None]] = {
+    name: OWN.get(name) or (lambda stage, name=name: part(stage, name))  # type: ignore[misc]
+    for name in LIMITS
+}
+"""The functions of the stages that ``first.py`` names; a stage without one of its own is a part of ``bench gpu``."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=STAGES)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--smoke", type=Path, default=None)
+    parser.add_argument("--repeats", type=int, default=5)
+    chosen = parser.parse_args()
+    stage = Stage(chosen.name, chosen.results, chosen.repeats, chosen.smoke)
+    try:
+        STAGES[chosen.name](stage)
+    except Exception as error:
+        traceback.print_exc()
+        stage.tell("error", ok=False, error=f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""The values of one engine that admission reads: model, tokenizer and limits. They do not change after loading."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, get_args
+
+from prelude._native.core import Maker
+from prelude.admission import validation
+from prelude.admission.chat import ChatRenderer, Frame, make_frame
+from prelude.admission.memo import Memo
+from prelude.admission.prepared import Admitted, Outcome, Prepared, TokenTree
+from prelude.admission.tokenization import Encoder, TokenizationScope
+from prelude.config import EngineConfig
+from prelude.embedding import EmbeddingSettings
+from prelude.errors import InvalidRequest
+from prelude.execution.executor import ExecutorLimits
+from prelude.option_settings import Layout, OptionSettings
+from prelude.readouts import RequestReadout
+from prelude.readouts.sampling import Sampling
+from prelude.recipes import ModelRecipes
+from prelude.streaming.detokenize import Texts
+from prelude.tasks import CacheMode, Task
+
+CHARS_PER_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionContext:
+    """``max_length``: tokens of one sequence at most, prompt and output together. All tokens of a OneShot request are
+    computed by one step, of at most ``step_tokens``, which is never less than ``max_length``."""
+
+    encoder: Encoder
+    texts: Texts  # the same tokenizer, the other way
+    limits: ExecutorLimits
+    config: EngineConfig
+    max_length: int
+    step_tokens: int
+    max_chars: int
+    eos_ids: frozenset[int]
+    bos_id: int | None
+    labels: tuple[str, ...] = ()
+    activation: str | None = None  # of the classification head; None: as transformers does by the number of labels
+    pad_id: int | None = None
+    mask_id: int | None = None  # of an encoder with a masked-language head
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    template: Any = None  # DecisionTemplate
+    recipes: ModelRecipes = field(default_factory=ModelRecipes)
+    options: OptionSettings | None = None  # of a model whose head reads the options of a question
+    chat: ChatRenderer | None = None
+    decision_chat: ChatRenderer | None = None
+    plans: Memo[Any, Any] = field(init=False)  # of questions that were asked before
+    decisions: Memo[Any, Any] = field(init=False)  # the shared parts of decisions with equal questions
+    tries: Memo[Any, Any] = field(init=False)  # of labels: the same ones may answer many questions
+    settings: Memo[Any, Any] = field(default_factory=lambda: Memo(64))  # of texts, that were checked before
+    words: Memo[int, str] = field(default_factory=lambda: Memo(1 << 12))  # the text of single tokens
+    frames: list[Frame] = field(default_factory=list)  # at most one: the text of the chat template around a turn
+
+    def __post_init__(self) -> None:
+        plans: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 8 * 3, lambda plan: plan.nbytes)
+        object.__setattr__(self, "plans", plans)
+        decisions: Memo[Any, Any] = Memo(self.config.question_plan_bytes // 4, lambda decision: decision.nbytes)
+        object.__setattr__(self, "decisions", decisions)
+        tries: Memo[Any, Any] = Memo(
+            self.config.question_plan_bytes // 8, lambda found: 2048 + 256 * sum(map(len, found[0]))
+        )
+        object.__setattr__(self, "tries", tries)
+
+    @property
+    def layout(self) -> Layout:
+        """How objects and arrays are written."""
+        return "json" if self.options is None else self.options.layout
+
+    def frame(self) -> Frame:
+        """The chat template around one user turn, rendered once."""
+        if not self.frames:
+            self.frames.append(make_frame(self.decision_chat))
+        return self.frames[0]
+
+
+_CACHE_MODES = get_args(CacheMode)
+make_prepared, make_admitted = Maker(Prepared), Maker(Admitted)
+
+
+def admitted(
+    ctx: AdmissionContext,
+    scope: TokenizationScope,
+    task: Task,
+    tree: TokenTree,
+    readout: RequestReadout | None,
+    finish: Callable[[Outcome], Any],
+    *,
+    truncated: int = 0,
+    max_new_tokens: int = 0,
+    sampling: Sampling | None = None,
+    first: int = 0,
+    masked: bool = False,
+) -> Admitted:
+    """Put the parts together; the last step of every ``prepare_*``. ``masked``: read by a masked-language head."""
+    if readout is not None and readout.needs_lm_head and not masked:
+        require_lm_head(ctx, task)
+    if readout is None and ctx.limits.bidirectional:
+        raise InvalidRequest(
+            "this model is an encoder, and keeps nothing of a prompt for later ones; embed or classify reads it",
+            field=type(task).__name__,
+        )
+    prepared = make_prepared(
+        tree,
+        readout,
+        max_new_tokens,
+        sampling,
+        cache_of(ctx, task),
+        salt_of(task),
+        truncated,
+        scope.close(),
+        first,
+    )
+    ready: Admitted = make_admitted(prepared, finish)
+    return ready
+
+
+def each_alone(
+    ctx: AdmissionContext,
+    prepare: Callable[[AdmissionContext, TokenizationScope, Any], Admitted],
+    tasks: Sequence[Any],
+) -> list[Admitted | Exception]:
+    """``prepare`` of each task; an error stands in the place of its result."""
+    found: list[Admitted | Exception] = []
+    for task in tasks:
+        scope = TokenizationScope(ctx.encoder, ctx.config.default_cache, task)
+        try:
+            found.append(prepare(ctx, scope, task))
+        except Exception as error:
+            found.append(error)
+        finally:
+            scope.close()
+    return found
+
+
+def require_lm_head(ctx: AdmissionContext, task: Task) -> None:
+    if ctx.limits.lm_head:
+        return
+    kind = "is an encoder, which sees a whole text at once" if ctx.limits.bidirectional else "has no such head"
+    pairs = ""
+    if ctx.limits.bidirectional and ctx.limits.num_labels:
+        pairs = "; classify((question and option, state)) reads its own head, in the text form that it was trained on"
+    raise InvalidRequest(
+        f"this task needs a language-model head, and this model {kind}: it can embed or classify, and cannot score "
+        f"or write text; load a decoder (a …ForCausalLM checkpoint) for that{pairs}",
+        field=type(task).__name__,
+    )
+
+
+def cache_of(ctx: AdmissionContext, task: Task) -> CacheMode:
+    validation.one_of(task.cache, "cache", _CACHE_MODES)
+    return ctx.config.default_cache if task.cache == "auto" else task.cache
+
+
+def salt_of(task: Task) -> int:
+    return 0 if task.salt is None else salt_number(validation.salt(task.salt) or "")
+
+
+@lru_cache(maxsize=4096)
+def salt_number(salt: str) -> int:
+    """A 63-bit number that separates this tenant's prefixes from all others; never 0, which is no salt."""
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1
+
+
+def make_context(
+    encoder: Encoder, limits: ExecutorLimits, config: EngineConfig, known: Mapping[str, Any]
+) -> AdmissionContext:
+    longest = config.resolved_length(limits.max_positions)
+    return AdmissionContext(
+        encoder=encoder,
+        texts=Texts(encoder.tokenizer),
+        limits=limits,
+        config=config,
+        max_length=longest,
+        step_tokens=config.oneshot_tokens(limits.max_positions),
+        max_chars=config.max_prompt_chars or CHARS_PER_TOKEN * longest,
+        **known,
+    )

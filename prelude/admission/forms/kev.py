@@ -1,0 +1,69 @@
+"""Kev's form. The state is computed once for all questions.
+
+    <|fim_prefix|> <state> <|fim_middle|> <question> <|box_start|> <option> <|box_end|> … <|fim_suffix|>
+
+Pieces are tokenised apart. The head reads the tokens behind the options, and the last one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from prelude.admission.forms.base import Form, Rendered, State, as_ids, described, encode, levels, sides
+from prelude.admission.plain_question import PlainQuestion
+from prelude.admission.prepared import TokenTree
+from prelude.admission.tokenization import TokenizationScope
+from prelude.arrays import I32
+from prelude.option_settings import OptionSettings
+
+_CONTROL = re.compile(r"<\|(\w+)\|>")
+
+
+def _plain(text: str) -> str:
+    """Names of control tokens as the model was trained to see them in a text."""
+    return _CONTROL.sub(r"<¦\1¦>", text)
+
+
+class Kev(Form):
+    together = True
+
+    def state(self, scope: TokenizationScope, settings: OptionSettings, text: str, from_left: bool) -> State:
+        return State(encode(scope, settings, _plain(text)), text, False)
+
+    def render(
+        self,
+        scope: TokenizationScope,
+        settings: OptionSettings,
+        plain: PlainQuestion,
+        state: State,
+        most: int,
+        field: str,
+    ) -> Rendered:
+        tokens = settings.tokens
+        ids = [tokens["question"], *encode(scope, settings, _plain(plain.text))]
+        read = []
+        for option in _options(plain):
+            ids += [tokens["open"], *encode(scope, settings, _plain(option)), tokens["close"]]
+            read.append(len(ids) - 1)
+        ids.append(tokens["answer"])
+        read.append(len(ids) - 1)
+        over = max(0, len(ids) - settings.head_length) + max(0, len(state.ids) - settings.state_length)
+        return Rendered(plain, ids, read, max(over, 1 + len(state.ids) + len(ids) - most, 0))
+
+    def tree(self, settings: OptionSettings, state: State, questions: Sequence[Rendered]) -> tuple[TokenTree, I32]:
+        trunk = as_ids([settings.tokens["state"], *state.ids])
+        rows: list[int] = []
+        tokens = len(trunk)
+        for one in questions:
+            rows += [tokens + place for place in one.read]
+            tokens += len(one.ids)
+        return TokenTree.build([(-1, trunk), *((0, as_ids(one.ids)) for one in questions)]), as_ids(rows)
+
+
+def _options(plain: PlainQuestion) -> list[str]:
+    if plain.kind == "choice":
+        return described(plain)
+    if plain.kind == "score":
+        return list(levels(plain))
+    return [f"{side}: {note}" if note else side for side, note in zip(("no", "yes"), sides(plain))]

@@ -1,0 +1,80 @@
+"""Laya's and Julia's form.
+
+    [CLS] choice question: <text> [SEP] [MASK] <option> [MASK] <option> … [SEP] <state> [SEP]
+
+Pieces are tokenised apart. An option is cut to ``option_length`` tokens, question and options to ``head_length``, the
+state to the rest.
+"""
+
+from __future__ import annotations
+
+from prelude.admission.forms.base import Form, Rendered, State, described, encode, levels, sides
+from prelude.admission.plain_question import PlainQuestion
+from prelude.admission.tokenization import TokenizationScope
+from prelude.errors import InvalidRequest
+from prelude.option_settings import KINDS, OptionSettings
+
+_LEAST_QUESTION, _LEAST_OPTION = 16, 4
+_UNDESCRIBED = ("no, the statement does not hold", "yes, the statement holds")
+_JULIA_OPTIONS = 20
+
+
+class Laya(Form):
+    def kind(self, plain: PlainQuestion) -> int:
+        return KINDS.index(plain.kind)
+
+    def options(self, plain: PlainQuestion, field: str) -> list[str]:
+        if plain.kind == "choice":
+            return described(plain)
+        if plain.kind == "score":
+            return [f"level {index}: {text}" for index, text in enumerate(levels(plain))]
+        false, true = (note or usual for note, usual in zip(sides(plain), _UNDESCRIBED))
+        return [f"false: {false}", f"true: {true}"]
+
+    def render(
+        self,
+        scope: TokenizationScope,
+        settings: OptionSettings,
+        plain: PlainQuestion,
+        state: State,
+        most: int,
+        field: str,
+    ) -> Rendered:
+        tokens, head = settings.tokens, settings.head_length
+        whole = [encode(scope, settings, f" {option}") for option in self.options(plain, field)]
+        options = [[tokens["mask"], *ids[: settings.option_length]] for ids in whole]
+        if head - sum(map(len, options)) < _LEAST_QUESTION:
+            longest = max(_LEAST_OPTION, (head - _LEAST_QUESTION) // len(options))
+            options = [ids[:longest] for ids in options]
+        all_ids = encode(scope, settings, f"{plain.kind} question: {plain.text}")
+        text = all_ids[: max(8, head - sum(map(len, options)))]
+        cut = len(all_ids) - len(text) + sum(map(len, whole)) + len(whole) - sum(map(len, options))
+        ids, markers = [tokens["cls"], *text, tokens["sep"]], []
+        for option in options:
+            markers.append(len(ids))
+            ids += option
+        ids.append(tokens["sep"])
+        room = max(0, most - len(ids) - 1)
+        kept = state.ids[max(0, len(state.ids) - room) :] if state.from_left else state.ids[:room]
+        ids += [*kept, tokens["sep"]]
+        return Rendered(plain, ids, markers, cut + len(state.ids) - len(kept))
+
+
+class Julia(Laya):
+    """Options are their descriptions alone; a label stands only where it has none."""
+
+    def state(self, scope: TokenizationScope, settings: OptionSettings, text: str, from_left: bool) -> State:
+        return super().state(scope, settings, text, False)
+
+    def options(self, plain: PlainQuestion, field: str) -> list[str]:
+        if plain.kind == "score":
+            return list(levels(plain))
+        if plain.kind == "noul":
+            return [note or usual for note, usual in zip(sides(plain), ("false", "true"))]
+        if not 2 <= len(plain.labels) <= _JULIA_OPTIONS:
+            raise InvalidRequest(
+                f"{len(plain.labels)} labels; this model was trained on 2 to {_JULIA_OPTIONS}",
+                field=f"{field}.labels",
+            )
+        notes = plain.notes or ("",) * len(plain.labels)
+        return [note or label for label, note in zip(plain.labels, notes)]

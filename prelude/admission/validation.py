@@ -1,0 +1,89 @@
+"""Field checks. Each returns the value in plain form or raises ``InvalidRequest`` naming field, value and limit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from prelude.errors import InvalidRequest, RequestTooLarge, shown
+
+MAX_SALT = 256
+
+
+def integer(value: Any, field: str, least: int, most: int, hint: str = "") -> int:
+    """A Python or numpy integer within ``[least, most]``; a bool is not an integer."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise _outside(value, "not an integer", f"{least} to {most}", field, hint)
+    if not least <= value <= most:
+        raise _outside(int(value), "out of range", f"{least} to {most}", field, hint)
+    return int(value)
+
+
+def number(value: Any, field: str, low: float, high: float, hint: str = "") -> float:
+    """A finite Python or numpy number within ``[low, high]``."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise _outside(value, "not a number", f"{low:g} to {high:g}", field, hint)
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        raise _outside(float(value), "not finite", f"{low:g} to {high:g}", field, hint)
+    if not low <= value <= high:
+        raise _outside(value, "out of range", f"{low:g} to {high:g}", field, hint)
+    return float(value)
+
+
+def flag(value: Any, field: str) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidRequest(f"{shown(value)} is not True or False", field=field)
+    return bool(value)
+
+
+def one_of(value: Any, field: str, options: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in options:
+        raise InvalidRequest(f"{shown(value)} is not one of {', '.join(map(repr, options))}", field=field)
+    return str(value)
+
+
+def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
+    """A string of at most ``most`` characters that can be written as UTF-8.
+
+    Lone surrogates are refused here, for every string that reaches a tokenizer: they are half a character, and
+    tokenizers treat them differently.
+    """
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{shown(value)} is {_kind(value)}, not a string", field=field)
+    if len(value) > most:
+        raise RequestTooLarge(
+            f"{len(value)} characters; the limit is {most}, checked before tokenising; shorten it or raise "
+            "EngineConfig.max_prompt_chars",
+            field=field,
+        )
+    if not value and not empty:
+        raise InvalidRequest("it is empty; give at least one character", field=field)
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"a lone surrogate {shown(value[error.start])} at character {error.start} is not text; "
+                "decode the input with errors='replace' first",
+                field=field,
+            ) from None
+    return value
+
+
+def salt(value: Any) -> str | None:
+    """A tenant's name, 1 to 256 characters, or ``None``."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_SALT:
+        raise InvalidRequest(f"{shown(value)} is not a string of 1 to {MAX_SALT} characters, or None", field="salt")
+    return text(value, "salt", MAX_SALT)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _outside(value: Any, what: str, takes: str, field: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"{shown(value)} is {what}; it takes {takes}{f'; {hint}' if hint else ''}", field=field)

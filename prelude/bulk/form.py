@@ -1,0 +1,198 @@
+"""From a row of a table to a task, and from its result to columns.
+
+    {"verb": "decide", "state": "{rubric}\\n\\nText: {text}", "constants": {"rubric": "…"},
+     "questions": {"language": {"question": "Which language?", "labels": ["English", "French"]}}}
+
+``{name}`` stands for the row's column. A text that is one placeholder and nothing else takes the column's value as
+it is, so that a column may hold messages or a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prelude.bulk.windows import Mapped
+from prelude.errors import BulkError, InvalidRequest, shown
+from prelude.tasks import Choice, Classify, Decide, Embed, Noul, Rerank, Score
+
+TEXT, NUMBER, INTEGER, NUMBERS, VECTOR = "text", "number", "integer", "numbers", "vector"
+COMMON = (("prompt_tokens", INTEGER), ("error", TEXT))
+FIELDS = {"decide": ("state",), "classify": ("prompt",), "embed": ("prompt",), "rerank": ("query", "document")}
+_TASKS = {"classify": Classify, "embed": Embed, "rerank": Rerank}
+_OPTIONS = {
+    "decide": ("length_norm", "orders", "mass", "truncation"),
+    "classify": ("activation", "truncation"),
+    "embed": ("pooling", "dimensions", "prompt_name", "truncation"),
+    "rerank": ("instruction", "recipe", "truncation"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``kind`` is one of the names above. ``labels``: the keys of a "numbers" column."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...] = ()
+
+
+class Form:
+    """The questions for every row. ``given`` is the JSON object that the form was made from."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        """``BulkError`` names the key that cannot be used."""
+        self.given = dict(spec)
+        spec = dict(spec)
+        self.verb = spec.pop("verb", "decide")
+        if self.verb not in FIELDS:
+            raise BulkError(f"verb: {shown(self.verb)} is none of {', '.join(FIELDS)}")
+        constants = spec.pop("constants", {})
+        if not isinstance(constants, Mapping):
+            raise BulkError(f"constants: {shown(constants)} is not an object")
+        questions = spec.pop("questions", None)
+        self._fields = {name: Text(name, spec.pop(name, None), constants) for name in FIELDS[self.verb]}
+        self._options = {name: spec.pop(name) for name in _OPTIONS[self.verb] if name in spec}
+        if spec:
+            raise BulkError(f"{shown(next(iter(spec)))}: {self.verb} has no such key")
+        self._questions: dict[str, Any] = {}
+        if self.verb == "decide":
+            self._questions = read_questions(questions)
+        elif questions is not None:
+            raise BulkError(f"questions: {self.verb} asks none")
+
+    @property
+    def placeholders(self) -> list[str]:
+        """The columns that the form reads, each once."""
+        return list(dict.fromkeys(name for text in self._fields.values() for name in text.names))
+
+    def task(self, row: Mapping[str, Any]) -> Any:
+        """The task of a row; ``InvalidRequest`` names the column that is missing or null."""
+        values = {name: text.filled(row) for name, text in self._fields.items()}
+        if self.verb == "decide":
+            return Decide(values["state"], self._questions, **self._options)
+        return _TASKS[self.verb](**values, **self._options)
+
+    def columns(self, labels: Sequence[str]) -> list[Column]:
+        """The columns of every row. ``labels``: those of the model's own classification head."""
+        found: list[Column] = []
+        for name, question in self._questions.items():
+            found.append(Column(name, TEXT))
+            if isinstance(question, Noul):
+                found.append(Column(f"{name}_probability", NUMBER))
+            else:
+                found.append(Column(f"{name}_probabilities", NUMBERS, shown_labels(question)))
+            if isinstance(question, Score):
+                found.append(Column(f"{name}_expected", NUMBER))
+            found.append(Column(f"{name}_mass", NUMBER))
+        if self.verb == "classify":
+            found += [Column("label", TEXT), Column("scores", NUMBERS, tuple(labels))]
+        elif self.verb == "embed":
+            found.append(Column("embedding", VECTOR))
+        elif self.verb == "rerank":
+            found.append(Column("score", NUMBER))
+        return found + [Column(name, kind) for name, kind in COMMON]
+
+    def values(self, mapped: Mapped[Any, Any]) -> dict[str, Any]:
+        """The columns of one row; those of a row that failed have ``error`` alone."""
+        if mapped.error is not None:
+            return {"error": f"{type(mapped.error).__name__}: {mapped.error}"}
+        result = mapped.get()
+        return {**_VALUES[self.verb](result), "prompt_tokens": result.stats.prompt_tokens}
+
+
+class Text:
+    """A text with placeholders, parsed once."""
+
+    def __init__(self, field: str, text: Any, constants: Mapping[str, Any]) -> None:
+        if not isinstance(text, str):
+            raise BulkError(f'{field}: {shown(text)} is not a text such as "{{text}}"')
+        self._parts: list[tuple[str, str | None]] = []
+        try:
+            parsed = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise BulkError(f"{field}: {error}; a brace that is no placeholder is doubled") from None
+        for literal, name, form, conversion in parsed:
+            if name == "" or form or conversion:
+                raise BulkError(f"{field}: a placeholder is the name of a column, as in {{text}}")
+            if name is not None and name in constants:
+                literal, name = literal + as_text(constants[name]), None
+            self._parts.append((literal, name))
+        self.names = [name for _, name in self._parts if name is not None]
+
+    def filled(self, row: Mapping[str, Any]) -> Any:
+        if len(self._parts) == 1 and self._parts[0][0] == "" and self._parts[0][1] is not None:
+            return value_of(row, self._parts[0][1])
+        return "".join(
+            literal + ("" if name is None else as_text(value_of(row, name))) for literal, name in self._parts
+        )
+
+
+def value_of(row: Mapping[str, Any], name: str) -> Any:
+    value = row.get(name)
+    if value is None:
+        problem = "is null" if name in row else "is missing"
+        raise InvalidRequest(f"the row's column {shown(name)} {problem}", field=name)
+    return value if isinstance(value, str | list | dict) else as_text(value)
+
+
+def as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def read_questions(given: Any) -> dict[str, Any]:
+    """Questions by name: ``labels`` makes a ``Choice``, ``levels`` a ``Score``, neither a ``Noul``."""
+    if not isinstance(given, Mapping) or not given:
+        raise BulkError(f"questions: {shown(given)} is not an object of questions by name")
+    found: dict[str, Any] = {}
+    for name, one in given.items():
+        if not isinstance(one, Mapping):
+            raise BulkError(f"questions[{shown(name)}]: {shown(one)} is not an object")
+        extra = set(one) - {"question", "labels", "levels", "criteria"}
+        if extra or len(set(one) & {"labels", "levels", "criteria"}) > 1:
+            raise BulkError(f"questions[{shown(name)}]: it takes a question, and labels or levels or criteria")
+        asked = one.get("question")
+        if "labels" in one:
+            found[name] = Choice(asked, one["labels"])
+        elif "levels" in one:
+            found[name] = Score(asked, one["levels"])
+        else:
+            found[name] = Noul(asked, one.get("criteria"))
+    return found
+
+
+def shown_labels(question: Any) -> tuple[str, ...]:
+    """The labels as ``Answer.probabilities`` has them."""
+    if isinstance(question, Choice):
+        return tuple(question.labels)
+    levels = question.levels
+    return tuple(map(str, range(1, levels + 1) if isinstance(levels, int) else range(len(levels))))
+
+
+def _decided(answers: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, answer in answers.named.items():
+        found[name] = answer.label
+        if answer.kind == "noul":
+            found[f"{name}_probability"] = answer.probability
+        else:
+            found[f"{name}_probabilities"] = dict(answer.probabilities)
+        if answer.expected is not None:
+            found[f"{name}_expected"] = answer.expected
+        found[f"{name}_mass"] = None if answer.mass != answer.mass else answer.mass
+    return found
+
+
+def _classified(result: Any) -> dict[str, Any]:
+    return {"label": result.label, "scores": dict(zip(result.labels, map(float, result.scores)))}
+
+
+_VALUES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "decide": _decided,
+    "classify": _classified,
+    "embed": lambda result: {"embedding": [float(value) for value in result]},
+    "rerank": lambda result: {"score": result.score},
+}

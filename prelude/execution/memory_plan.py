@@ -1,0 +1,150 @@
+"""How the memory that a CPU engine may take is divided: weights, states, the largest step, and KV blocks of the rest.
+
+    available or max_memory ─ weights ─ states ─ a step of full size = KV blocks
+
+Where the largest step does not fit and the caller set no length, the length is lowered.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from prelude.config import CPU_KV_BYTES, EngineConfig
+from prelude.errors import InsufficientMemory
+from prelude.execution.step_memory import StepMemory
+from prelude.models.memory import MAX_BLOCKS, default_blocks
+from prelude.models.spec import ModelSpec
+
+log = logging.getLogger("prelude.engine")
+HOST_BYTES = 16 << 20
+"""What the control plane takes beside the tokenizer: prepared prompts, plans, words that were looked up before."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """``available``: bytes that the machine has left; None where it does not say. ``held``: bytes of the weights and
+    of the states of recurrent layers. ``host``: bytes of the tokenizer. ``block_bytes``: of a KV block over all
+    layers."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    available: int | None
+    held: int
+    host: int
+    block_bytes: int
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes for everything; None where nothing bounds them."""
+        share = self.config.max_memory
+        if share is None:
+            return self.available
+        if isinstance(share, float):
+            return None if self.available is None else int(share * self.available)
+        return share if self.available is None else min(share, self.available)
+
+    @property
+    def room(self) -> int | None:
+        """What the weights and states leave; of the caller's own budget, the tokenizer and ``HOST_BYTES`` as well."""
+        if self.budget is None:
+            return None
+        return max(0, self.budget - self.held - (0 if self.config.max_memory is None else self.host + HOST_BYTES))
+
+    @property
+    def step_tokens(self) -> int:
+        return self.config.resolved_step(self.spec.max_positions)
+
+    def is_close(self, step: StepMemory) -> bool:
+        """Whether a step that was reckoned from shapes has to be measured: the caller set a budget, or the step and
+        its likely error come near to what there is."""
+        return self.config.max_memory is not None or (
+            self.room is not None and 2 * step.step_bytes(self.step_tokens) > self.room
+        )
+
+    def require_weights(self) -> None:
+        """``InsufficientMemory`` where the weights alone leave no room for a block: said before they are read."""
+        blocks = max(1, self._asked())
+        needed = self.held + blocks * self.block_bytes
+        if self.budget is not None and needed > self.budget:
+            raise InsufficientMemory(
+                f"weights and states ({self.held:,} bytes) and {blocks} KV blocks need {needed:,} bytes, of which "
+                f"{self.budget:,} are there ({self._limit}); lower kv_bytes or kv_blocks, or choose a smaller dtype",
+                needed=needed,
+                available=self.budget,
+            )
+
+    def fitted(self, step: StepMemory) -> EngineConfig:
+        """The config with a length whose steps fit beside a block. ``InsufficientMemory`` where the caller asked for
+        a length that does not fit; it names the longest one that does."""
+        room, config = self.room, self.config
+        least = max(self.block_bytes, self._asked() * self.block_bytes)
+        if room is None or step.step_bytes(self.step_tokens) + least <= room:
+            return config
+        fixed = config.kv_blocks is not None or config.kv_bytes is not None or self.spec.bidirectional
+        beside = 0 if fixed else self.token_bytes  # a sequence of the longest length has blocks
+        tokens = step.most_tokens(room - least, beside)
+        length = min(tokens - config.max_running, config.resolved_length(self.spec.max_positions))
+        wanted = config.resolved_length(self.spec.max_positions)
+        if length < 1:
+            raise self._too_little(step, least, "lower max_running, logits_bytes or kv_bytes, or free memory")
+        if config.max_length is not None or config.max_step_tokens is not None:
+            if length >= wanted and config.max_step_tokens is None:  # a step may hold fewer prompts than by default
+                return replace(config, max_step_tokens=length + config.max_running)
+            raise self._too_little(step, least, f"the largest max_length that fits is {length}")
+        log.warning(
+            "max_length is lowered from %d to %d: a step of more tokens does not fit into the %d bytes that the "
+            "weights leave",
+            wanted,
+            length,
+            room,
+        )
+        return replace(config, max_length=length, max_step_tokens=length + config.max_running)
+
+    def blocks(self, step: StepMemory) -> int:
+        """KV blocks beside a step of full size; the config is ``fitted``."""
+        if self.spec.bidirectional:
+            return 1  # no keys and values are kept, so a block takes no memory
+        if self._asked():
+            return self._asked()
+        room = self.room
+        rest = None if room is None else max(0, room - step.step_bytes(self.step_tokens))
+        if self.config.max_memory is not None and rest is not None:
+            return max(1, min(MAX_BLOCKS, rest // self.block_bytes))
+        return default_blocks(
+            rest,
+            self.block_bytes,
+            block_size=self.config.block_size,
+            longest=self.config.resolved_length(self.spec.max_positions),
+            running=self.config.max_running,
+            fallback=CPU_KV_BYTES,
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of one token."""
+        return self.block_bytes // self.config.block_size
+
+    @property
+    def _limit(self) -> str:
+        return "free" if self.config.max_memory is None else f"max_memory={self.config.max_memory}"
+
+    def _asked(self) -> int:
+        """Blocks that the caller asks for; 0 where the engine chooses."""
+        if self.spec.bidirectional:
+            return 0
+        if self.config.kv_blocks is not None:
+            return self.config.kv_blocks
+        return 0 if self.config.kv_bytes is None else max(1, self.config.kv_bytes // self.block_bytes)
+
+    def _too_little(self, step: StepMemory, blocks: int, advice: str) -> InsufficientMemory:
+        available = self.budget or 0
+        needed = available - (self.room or 0) + step.step_bytes(self.step_tokens) + blocks
+        held = available - (self.room or 0)
+        return InsufficientMemory(
+            f"weights, states and tokenizer ({held:,} bytes), a step of {self.step_tokens} tokens "
+            f"({step.step_bytes(self.step_tokens):,}) and KV blocks ({blocks:,}) need {needed:,} bytes, of which "
+            f"{available:,} are there ({self._limit}): {advice}",
+            needed=needed,
+            available=available,
+        )

@@ -1,0 +1,81 @@
+"""What a step takes beside the weights, the states and the KV pool.
+
+A step's largest intermediates exist for one layer and one run of tokens at a time (``models/transformer.py``), so its
+memory is a constant, a number of bytes for each token, and what its readout makes:
+
+    fixed + tokens * per_token + readout + rows * row_bytes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prelude.models.recurrent import room_of
+from prelude.models.spec import ModelSpec
+
+TOKEN_CHUNK = 256
+"""Tokens between two attentions at a time. What they need beside the weights stays in the second-level cache: longer
+runs of the packaged model's products reach 65 Gflop/s on a core where these reach 97."""
+_PAIR_BYTES = 152  # a tuple of an id and a logprob, and the references to all three
+_TOKEN_BYTES = 480  # a TokenLogprob, its numbers and its place in the arrays
+_HOST_BYTES = 96  # for each token: ids, positions, slots and segments in the arrays of a plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes of a step on a CPU; see the module's docstring."""
+
+    fixed: int
+    per_token: int
+    readout: int  # one chunk of the worst readout that a request may ask for
+    row_bytes: int  # of its results, for each row that is read
+    measured: bool  # by a profile run; False: from shapes
+
+    def step_bytes(self, tokens: int) -> int:
+        """Of a step of so many tokens whose rows are all read."""
+        return self.fixed + self.readout + tokens * (self.per_token + self.row_bytes)
+
+    def most_tokens(self, room: int, beside: int = 0) -> int:
+        """Of the largest step that ``room`` bytes hold, with ``beside`` more for each token."""
+        return max(0, room - self.fixed - self.readout) // (self.per_token + self.row_bytes + beside)
+
+    @classmethod
+    def of_shapes(cls, spec: ModelSpec, itemsize: int, chunk_rows: int, top: int) -> StepMemory:
+        """``itemsize``: bytes of a value between two products; ``chunk_rows``: rows that meet the vocabulary at a
+        time; ``top``: alternatives of a token that a request may ask for."""
+        chunk = (
+            TOKEN_CHUNK * (max(layer.mlp.up.outputs for layer in spec.layers) + 3 * spec.hidden) * max(itemsize, 4)
+        )
+        with_head = spec.lm_head is not None
+        logits = 3 * chunk_rows * spec.embeddings.vocab * 4 if with_head else 2 * chunk_rows * spec.hidden * 8
+        return cls(chunk, _token_bytes(spec, itemsize), logits, _row_bytes(top if with_head else 0), measured=False)
+
+
+def _token_bytes(spec: ModelSpec, itemsize: int) -> int:
+    """The residual stream, one layer's projections, what attention or a state makes of them, and the rotation."""
+    widest = max(layer.mixer.in_proj.outputs for layer in spec.layers)
+    stream = 4 * (spec.hidden + room_of(spec))
+    tables = sum(4 * rope.width for rope in {heads.rope for heads in spec.attentions} if rope is not None)
+    return stream + (widest + spec.attention.query_width) * itemsize + tables + _HOST_BYTES
+
+
+def _row_bytes(top: int) -> int:
+    """Of a row's results: ids and logprobs of the alternatives in the batch's arrays and in the request's, then as
+    objects of Python; logprob and rank."""
+    return top * (2 * 12 + _PAIR_BYTES) + _TOKEN_BYTES
+
+
+def from_runs(shapes: StepMemory, short: tuple[int, int], long: tuple[int, int], with_readout: int) -> StepMemory:
+    """Of three runs: (tokens, peak bytes) of two that read one row, and the peak of the first with a chunk of the
+    worst readout. A tenth is added, since another run's heap may lie otherwise; nothing becomes less than what
+    ``shapes`` says."""
+    (few, small), (many, large) = short, long
+    per_token = max(1, (large - small) // max(1, many - few)) + _HOST_BYTES
+    fixed = max(0, small - few * per_token)
+    return StepMemory(
+        max(shapes.fixed, fixed * 11 // 10 + (1 << 20)),
+        max(shapes.per_token, per_token) * 11 // 10,
+        max(shapes.readout, max(0, with_readout - small) * 11 // 10),
+        shapes.row_bytes,
+        measured=True,
+    )

@@ -1,0 +1,92 @@
+"""An executor whose steps run in a thread of its own, in order, so that the engine can plan the next one meanwhile.
+
+    engine thread   plan n+1, pack ─ submit ─ wait n ─ postprocess n ─ plan n+2 ...
+                                       └──▶ queue          ▲
+    its own thread  ... run n ─────────────▶ run n+1 ──────┴──▶ ...
+
+It saves the time of the host between two steps, as far as the interpreter lock is free then; it costs
+the way from thread to thread, twice a step. ``python -m bench overlap`` measures both.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from queue import SimpleQueue
+
+from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
+from prelude.errors import EngineClosed
+from prelude.execution.executor import Executor, ExecutorLimits
+
+
+class _Step:
+    """``lock`` is held until the step has run."""
+
+    __slots__ = ("batch", "error", "lock", "result")
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        self.batch = batch
+        self.result: StepResult | None = None
+        self.error: BaseException | None = None
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+
+class ThreadedExecutor:
+    """``inner`` computes in its ``submit``, or in its ``wait``; either runs in this executor's thread."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self._steps: SimpleQueue[_Step | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def limits(self) -> ExecutorLimits:
+        return self.inner.limits()
+
+    def submit(self, batch: ForwardBatch) -> _Step:
+        if not isinstance(batch, (OneShotBatch, DecodeBatch, MixedBatch)):
+            raise TypeError(f"an executor runs OneShotBatch, DecodeBatch and MixedBatch, not {type(batch).__name__}")
+        if self._closed:
+            raise EngineClosed("the executor is closed")
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_run, args=(self.inner, self._steps), name="prelude-executor", daemon=True
+            )
+            self._thread.start()
+            weakref.finalize(self, self._steps.put, None).atexit = False  # dropped, not closed: the thread ends too
+        step = _Step(batch)
+        self._steps.put(step)
+        return step
+
+    def wait(self, handle: _Step) -> StepResult:
+        if not isinstance(handle, _Step):
+            raise TypeError("this handle did not come from submit")
+        with handle.lock:
+            pass
+        if handle.error is not None:
+            raise handle.error
+        if handle.result is None:
+            raise RuntimeError("the step has neither a result nor an error")
+        return handle.result
+
+    def close(self) -> None:
+        """Refuses further steps; submitted steps run first."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._steps.put(None)
+            self._thread.join()
+        self.inner.close()
+
+
+def _run(inner: Executor, steps: SimpleQueue[_Step | None]) -> None:
+    """The function of the thread. It has no reference to the executor, which can therefore be collected."""
+    while (step := steps.get()) is not None:
+        try:
+            step.result = inner.wait(inner.submit(step.batch))
+        except BaseException as error:  # ``wait`` raises it
+            step.error = error
+        step.lock.release()
+        del step  # a batch and its results are not kept until the next one comes

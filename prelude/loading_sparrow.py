@@ -1,0 +1,47 @@
+"""From a ``*.sparrow`` file to a running engine. torch is not imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prelude.config import EngineConfig
+from prelude.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prelude.admission.preparer import Preparer
+    from prelude.runtime.core import EngineCore
+
+log = logging.getLogger("prelude.engine")
+
+
+def load_sparrow(
+    model: str | os.PathLike[str], device: str, dtype: str, config: EngineConfig
+) -> tuple[EngineCore, Preparer, Path, float]:
+    """As ``loading.Parts``. Raises ``ModelError`` for the file, ``ConfigError`` for what such a model has not."""
+    from prelude.admission.preparer import Preparer
+    from prelude.execution.sparrow import SparrowExecutor
+    from prelude.models.sparrow import read_sparrow
+    from prelude.runtime.assembly import make_core
+    from prelude.runtime.core import EngineCore
+    from prelude.tokenizer import Tokenizer
+
+    began = time.perf_counter()
+    if device == "cuda" or dtype == "bfloat16" or config.quantization is not None:
+        raise ConfigError(
+            f"{model}: computed on a CPU in float32; leave device={device!r}, dtype={dtype!r} and "
+            f"quantization={config.quantization!r} at their defaults"
+        )
+    found = read_sparrow(model)
+    executor = SparrowExecutor(found)
+    config.resolved_length(executor.limits().max_positions)
+    preparer = Preparer(
+        Tokenizer.from_str(found.tokenizer_json()), executor.limits(), config, options=found.settings()
+    )
+    core = make_core(EngineCore, executor, config)
+    seconds = time.perf_counter() - began
+    log.info("loaded %s (%s) in %.3f s: float32 on cpu", os.fspath(model), found.name, seconds)
+    return core, preparer, Path(os.path.abspath(os.fspath(model))), seconds

@@ -1,0 +1,77 @@
+"""Weights as blocks of a few bits, of which a GGUF file is full; each row is a multiple of whole blocks.
+
+    Q8_0   32 integers of 8 bits and a float16 scale: the packed form that products are computed in
+    Q4_K   256 values of 4 bits, eight scales and minima of 6 bits, two float16
+    Q6_K   256 values of 6 bits, sixteen scales of 8 bits, a float16
+
+Q4_K and Q6_K are repacked once, some rows at a time, into Q8_0, which adds a rounding of at most half of a 127th of
+the largest value of 32. No weight is expanded whole to float32 for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prelude._native import cpu
+from prelude.errors import UnsupportedModel
+
+_CHUNK = 1 << 22
+"""Values that are float32 at a time."""
+
+_SCALES = {"Q8_0": (0, 34, 1), "Q4_K": (0, 144, 2), "Q6_K": (208, 210, 1)}
+"""Where the float16 of a block lie: the first byte, the bytes of a block, how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A weight [outputs, inputs]; ``data`` [outputs, bytes of a row] are its rows, uint8, side by side."""
+
+    kind: str
+    shape: tuple[int, int]
+    data: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Blocks:
+        """``weight`` [outputs, inputs] float32 in Q8_0; ``UnsupportedModel`` where rows are no whole blocks."""
+        outputs, inputs = weight.shape
+        if inputs % cpu.INT8_BLOCK:
+            raise UnsupportedModel(f"unsupported: blocks beside a weight with rows of {inputs} values")
+        made = torch.empty(outputs, inputs // cpu.INT8_BLOCK * cpu.Q8_BYTES, dtype=torch.uint8)
+        cpu.quantize_rows(weight.contiguous().data_ptr(), outputs, inputs, made.data_ptr())
+        return cls("Q8_0", (outputs, inputs), made)
+
+    def rows(self, order: Tensor) -> Blocks:
+        """The rows of ``order`` [n], in that order."""
+        return Blocks(self.kind, (len(order), self.shape[1]), self.data.index_select(0, order))
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Rows [first, last) as float32: the values that llama.cpp gives them."""
+        part = self.data[first:last]
+        found = torch.empty(part.shape[0], self.shape[1])
+        cpu.dequantize_rows(
+            cpu.BLOCK_KINDS[self.kind], part.data_ptr(), part.shape[0], self.shape[1], found.data_ptr()
+        )
+        return found
+
+    def eight_bits(self) -> Tensor:
+        """The rows in Q8_0, [outputs, bytes of a row] uint8; of Q8_0 a view."""
+        if self.kind == "Q8_0":
+            return self.data
+        outputs, inputs = self.shape
+        made = torch.empty(outputs, inputs // cpu.INT8_BLOCK * cpu.Q8_BYTES, dtype=torch.uint8)
+        step = max(1, _CHUNK // inputs)
+        for first in range(0, outputs, step):
+            rows = self.dense(first, first + step)
+            if float(rows.abs().max()) > cpu.MOST_INT8_WEIGHT:
+                raise UnsupportedModel(f"unsupported: weights of {self.kind} above {cpu.MOST_INT8_WEIGHT:g}")
+            made[first : first + step] = Blocks.of(rows).data
+        return made
+
+    def count_bad(self) -> int:
+        """Blocks with a scale that is a NaN or an infinity; the values of the others are finite."""
+        first, size, count = _SCALES[self.kind]
+        scales = self.data.reshape(-1, size)[:, first : first + 2 * count].contiguous().view(torch.float16)
+        return int((~scales.isfinite()).any(dim=1).sum())

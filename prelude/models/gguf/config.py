@@ -1,0 +1,242 @@
+"""The ``config.json`` that a GGUF file's metadata and tensors describe.
+
+A key of the architecture that is not known could change every answer, so it is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from prelude.errors import ModelError, UnsupportedModel, shown
+from prelude.models.gguf.names import ARCHITECTURES, GEMMAS, ROPE_FACTORS
+from prelude.models.gguf.reader import GgufFile
+
+_CLASSES = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "mistral": ("mistral", "MistralForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma": ("gemma", "GemmaForCausalLM"),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
+_SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_SPECIAL = {"bos_token_id": "bos_token_id", "padding_token_id": "pad_token_id"}
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "attention.causal": (True,),
+    "tensor_data_layout": ("Meta AI original pth", "reference"),
+    "rope.scaling.finetuned": (True, False),
+}
+"""Keys that say what is so anyway."""
+_LOCAL_BASE = 10000.0
+_GEMMA2_27B, _GEMMA3_27B = 46, 62
+"""Layers of the sizes whose scores are scaled by another number than the width of a head."""
+
+
+def plain(value: float) -> float:
+    """The shortest decimal number that is ``value`` in float32: files say 1e-6 as 9.999999974752427e-07."""
+    found = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next((one for one in found if struct.pack("<f", one) == struct.pack("<f", value)), float(value))
+
+
+@dataclass
+class _Keys:
+    """The metadata of one architecture; what is asked for is known."""
+
+    file: GgufFile
+    architecture: str
+
+    def __post_init__(self) -> None:
+        self.known: set[str] = set()
+
+    def get(self, key: str) -> Any:
+        self.known.add(key)
+        return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def needed(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise ModelError(f"{self.file.path}: metadata {self.architecture}.{key} is missing")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        value = self.get(key)
+        if value is None:
+            return default
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self.wrong(key, "a number is needed")
+        return plain(value)
+
+    def wrong(self, key: str, why: str) -> ModelError:
+        return ModelError(f"{self.file.path}: {self.architecture}.{key} is {shown(self.get(key))}: {why}")
+
+    def unsupported(self, key: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{self.file.path}: unsupported: metadata {self.architecture}.{key} = {shown(self.get(key))}"
+        )
+
+    def check_all_known(self) -> None:
+        begins = f"{self.architecture}."
+        for name, value in self.file.metadata.items():
+            key = name.removeprefix(begins)
+            if not name.startswith(begins) or key in self.known:
+                continue
+            if value not in _NEUTRAL.get(key, ()):
+                raise UnsupportedModel(f"{self.file.path}: unsupported: metadata {name} = {shown(value)}")
+
+
+def architecture_of(file: GgufFile) -> str:
+    """``general.architecture``, which is supported; a file that is whole and holds a model."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelError(f"{file.path}: general.architecture is {shown(name)}, a text is needed")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{file.path}: unsupported: general.architecture {shown(name)}; supported: {', '.join(ARCHITECTURES)}"
+        )
+    kind = file.metadata.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModel(f"{file.path}: unsupported: general.type {shown(kind)}; a model is needed")
+    parts = file.metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise UnsupportedModel(
+            f"{file.path}: unsupported: one of {shown(parts)} files of a model; merge them: llama-gguf-split --merge"
+        )
+    return name
+
+
+def config_of(file: GgufFile, architecture: str) -> dict[str, Any]:
+    """Not checked: ``ModelConfig.from_dict`` checks it as it does any other."""
+    keys = _Keys(file, architecture)
+    model_type, name = _CLASSES[architecture]
+    config: dict[str, Any] = {"model_type": model_type, "architectures": [name], "dtype": "float32"}
+    config |= {ours: keys.needed(theirs) for theirs, ours in _SIZES.items()}
+    config["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
+    heads = config["num_attention_heads"]
+    config["num_key_value_heads"] = heads if keys.get("attention.head_count_kv") is None else _kv_heads(keys)
+    config["head_dim"] = _head_dim(keys, config)
+    config["vocab_size"] = _vocabulary(file, keys)
+    config["tie_word_embeddings"] = "output.weight" not in file
+    biased = "blk.0.attn_q.bias" in file
+    if architecture == "llama":
+        config |= {"attention_bias": biased, "mlp_bias": "blk.0.ffn_up.bias" in file}
+    elif architecture == "qwen3":
+        config["attention_bias"] = biased
+    if architecture in GEMMAS:
+        config |= _gemma(keys, config)
+    else:
+        window = keys.get("attention.sliding_window")
+        config["sliding_window"] = window or None
+        if window and architecture != "mistral":
+            raise UnsupportedModel(
+                f"{file.path}: unsupported: {architecture}.attention.sliding_window = {shown(window)}"
+            )
+    config |= _rope(keys, config)
+    config |= _tokens(file)
+    keys.check_all_known()
+    return config
+
+
+def _kv_heads(keys: _Keys) -> Any:
+    value = keys.get("attention.head_count_kv")
+    if isinstance(value, list):
+        raise UnsupportedModel(f"{keys.file.path}: unsupported: {keys.architecture}.attention.head_count_kv by layer")
+    return value
+
+
+def _head_dim(keys: _Keys, config: dict[str, Any]) -> Any:
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    length = keys.get("attention.key_length")
+    if length is None:
+        if type(width) is not int or type(heads) is not int or heads < 1 or width % heads:
+            raise keys.wrong("attention.head_count", f"it must divide embedding_length = {shown(width)}")
+        length = width // heads
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if keys.get(key) not in (None, length):
+            raise UnsupportedModel(
+                f"{keys.file.path}: unsupported: {keys.architecture}.{key} = {shown(keys.get(key))}, heads have "
+                f"{shown(length)} values"
+            )
+    return length
+
+
+def _vocabulary(file: GgufFile, keys: _Keys) -> int:
+    keys.get("vocab_size")
+    table = file.tensors.get("token_embd.weight")
+    if table is None:
+        raise ModelError(f"{file.path}: tensor token_embd.weight is missing")
+    return table.shape[0]
+
+
+def _gemma(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    if keys.architecture == "gemma":
+        return {}
+    found: dict[str, Any] = {"sliding_window": keys.needed("attention.sliding_window")}
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    whole = layers == (_GEMMA2_27B if keys.architecture == "gemma2" else _GEMMA3_27B)
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    if whole and type(width) is type(heads) is int and heads > 0:
+        found["query_pre_attn_scalar"] = width / heads
+    else:
+        found["query_pre_attn_scalar"] = head_dim
+    if keys.architecture == "gemma2":
+        found["attn_logit_softcapping"] = keys.number("attn_logit_softcapping", 50.0)
+        found["final_logit_softcapping"] = keys.number("final_logit_softcapping", 30.0)
+        return found
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        found["layer_types"] = ["sliding_attention" if one else "full_attention" for one in pattern]
+    elif pattern is not None:
+        found["sliding_window_pattern"] = pattern
+    cap = keys.number("final_logit_softcapping")
+    found["final_logit_softcapping"] = cap or None
+    found["rope_local_base_freq"] = keys.number("rope.freq_base_swa", _LOCAL_BASE)
+    return found
+
+
+def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Base and scaling. Llama 3's scaling is a tensor of factors."""
+    default = 1000000.0 if keys.architecture == "gemma3" else 10000.0
+    found: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", default)}
+    kind, old = keys.get("rope.scaling.type"), keys.number("rope.scale_linear")
+    factor = keys.number("rope.scaling.factor", old)
+    original = keys.get("rope.scaling.original_context_length")
+    attention = keys.number("rope.scaling.attn_factor")
+    if ROPE_FACTORS in keys.file:
+        if kind not in (None, "none") or keys.file.tensors[ROPE_FACTORS].dtype != "F32":
+            raise UnsupportedModel(
+                f"{keys.file.path}: unsupported: {ROPE_FACTORS} with rope.scaling.type {shown(kind)}"
+            )
+        factors = keys.file.tensor(ROPE_FACTORS).flatten().tolist()
+        scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+        scaling["original_max_position_embeddings"] = config["max_position_embeddings"]
+    elif kind in (None, "none", "linear") and (kind == "linear" or old is not None):
+        scaling = {"rope_type": "linear", "factor": factor}
+    elif kind in (None, "none"):
+        return found
+    elif kind == "yarn":
+        scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        if attention is not None:
+            scaling["attention_factor"] = attention
+    else:
+        raise UnsupportedModel(f"{keys.file.path}: unsupported: rope.scaling.type {shown(kind)}")
+    return {**found, "rope_scaling": scaling}
+
+
+def _tokens(file: GgufFile) -> dict[str, Any]:
+    found = {ours: file.metadata.get(f"tokenizer.ggml.{theirs}") for theirs, ours in _SPECIAL.items()}
+    ends = [file.metadata.get(f"tokenizer.ggml.{key}") for key in _ENDS]
+    return {**found, "eos_token_id": list(dict.fromkeys(one for one in ends if one is not None)) or None}

@@ -1,0 +1,67 @@
+"""Names of tensors: llama.cpp's to those of transformers, and what llama.cpp changed in their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from prelude.errors import CheckpointError, UnsupportedModel, shown
+
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NORMED_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Gemma 2 and 3."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""What each inverse frequency is divided by: rotary scaling of Llama 3.1 and later."""
+_PART = re.compile(r"(?:blk\.(\d{1,6})\.)?([a-z_]+)\.(weight|bias)")
+
+GEMMAS = ("gemma", "gemma2", "gemma3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", *GEMMAS)
+
+
+def model_names(names: Iterable[str], architecture: str, where: str) -> dict[str, str]:
+    """For each tensor the name that transformers gives it. Those that are no weights are left out."""
+    layer = {**_LAYER, **(_NORMED_AFTER if architecture in ("gemma2", "gemma3") else {})}
+    found: dict[str, str] = {}
+    for name in names:
+        if name == ROPE_FACTORS:
+            continue
+        match = _PART.fullmatch(name)
+        index, part, kind = match.groups() if match else (None, name, "")
+        mapped = _OUTER.get(part) if index is None else layer.get(part)
+        if mapped is None or not kind:
+            raise UnsupportedModel(f"{where}: unsupported: tensor {shown(name)} is not part of a {architecture}")
+        full = f"{mapped}.{kind}" if index is None else f"model.layers.{int(index)}.{mapped}.{kind}"
+        if full in found:
+            raise CheckpointError(f"{where}: tensors {shown(found[full])} and {shown(name)} are both {full}")
+        found[full] = name
+    return found
+
+
+def rotated_heads(name: str, architecture: str, heads: int, kv_heads: int) -> int:
+    """How many heads the rows of a tensor are whose halves lie interleaved, as llama.cpp writes those of Llama and
+    Mistral; 0 for other tensors."""
+    if architecture not in ("llama", "mistral"):
+        return 0
+    return heads if ".attn_q." in name else kv_heads if ".attn_k." in name else 0
+
+
+def counts_from_one(name: str, architecture: str) -> bool:
+    """Whether a norm's gain is written with the one that transformers adds to it."""
+    return architecture in GEMMAS and name.endswith("norm.weight")

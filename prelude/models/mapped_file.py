@@ -1,0 +1,115 @@
+"""An untrusted file of weights, mapped: its tensors are views, which keep the mapping alive as long as they live.
+
+The mapping is private and read through numpy; ``close`` only lets go of it. A file that is *truncated* while views of
+it are in use ends the process with a bus error, as any mapping would; so weights are copied out when a model is
+loaded, and ``changed`` tells whether it changed until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from prelude.errors import CheckpointError, ModelError
+from prelude.models.files import open_regular
+
+if TYPE_CHECKING:
+    import torch
+
+Self = TypeVar("Self", bound="MappedFile")
+
+
+class MappedFile:
+    """One open file. Subclasses read the header in ``_parse``, which may raise ``CheckpointError``."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: FileIO = os.fdopen(open_regular(self.path, CheckpointError), "rb", buffering=0)
+        self._mapping: mmap.mmap | None = None
+        self._bytes: torch.Tensor | None = None
+        try:
+            status = os.fstat(self._file.fileno())
+            self._written = _written(status)
+            self._parse(status.st_size)
+            self._mapping = _map(self._file.fileno(), status.st_size)
+        except (OSError, ValueError) as failure:
+            self._file.close()
+            if isinstance(failure, ModelError):
+                raise
+            raise CheckpointError(f"{self.path}: cannot be read: {failure}") from failure
+
+    def _parse(self, size: int) -> None:
+        """Read the header of ``size`` bytes of file."""
+        raise NotImplementedError
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def changed(self) -> bool:
+        """Whether the file was written to since it was opened. Deleted or replaced, it stays readable."""
+        return self._file.closed or _written(os.fstat(self._file.fileno())) != self._written
+
+    def close(self) -> None:
+        """Let go of the mapping; tensors that are still in use keep it alive."""
+        self._bytes = None
+        self._file.close()
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            with contextlib.suppress(BufferError):
+                mapping.close()
+
+    def read(self, count: int) -> bytes:
+        """The next ``count`` bytes."""
+        parts: list[bytes] = []
+        while count:
+            part = self._file.read(count)
+            if not part:
+                raise CheckpointError(f"{self.path}: became shorter while it was read")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def between(self, first: int, last: int) -> torch.Tensor:
+        """Bytes [first, last) of the file, a view: uint8."""
+        if self._bytes is None:
+            import numpy as np
+            import torch
+
+            if self._mapping is None:
+                raise CheckpointError(f"{self.path}: already closed")
+            # Not torch.frombuffer: it would not stop the mapping from being closed under its tensors.
+            self._bytes = torch.from_numpy(np.frombuffer(self._mapping, dtype=np.uint8))
+        return self._bytes[first:last]
+
+    def release_between(self, first: int, last: int) -> None:
+        """Take the pages of bytes [first, last) out of this process's memory. Views of them stay valid: a page that
+        is looked at again is read from the file again."""
+        advise = getattr(self._mapping, "madvise", None)
+        if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first -= first % mmap.PAGESIZE
+        advise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _written(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    """Copy on write, so that torch may take it as writable, though nothing ever writes to it."""
+    if sys.platform == "win32":
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+    # Nothing is written, so nothing need be reserved: a file larger than memory can be mapped.
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)

@@ -1,0 +1,84 @@
+"""The interface of a directory format whose head reads the options of a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from prelude.errors import ModelError, shown
+from prelude.models.fields import Fields
+from prelude.models.files import ModelDirectory
+from prelude.models.spec import ModelSpec
+from prelude.option_settings import OptionSettings
+
+CONFIG_LIMIT = 4 << 20
+MAX_LENGTH = 1 << 20
+"""Tokens of a prompt that a config may name."""
+T = TypeVar("T")
+
+
+class TokenizerOf(Protocol):
+    """The used methods of the directory's tokenizer."""
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    spec: ModelSpec
+    config: Fields
+    """Of the encoder or decoder below the head."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """Weight files beside the usual ones, each with the prefix of its tensors' names."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionModel:
+    """One format. Its two functions raise ``ModelError`` that names a key or a file."""
+
+    name: str
+    network: Callable[[ModelDirectory], Network]
+    settings: Callable[[ModelDirectory, TokenizerOf], OptionSettings]
+    tokenizer: str = ""
+    """The folder of ``tokenizer.json``, with its slash."""
+
+
+def token_ids(tokenizer: TokenizerOf, names: Mapping[str, str], where: str) -> dict[str, int]:
+    """``names`` by use, as ids; ``ModelError`` for one that the tokenizer does not have."""
+    found: dict[str, int] = {}
+    for use, name in names.items():
+        token_id = tokenizer.token_to_id(name)
+        if token_id is None:
+            raise ModelError(f"{where}: the tokenizer has no token {shown(name)} for {use}")
+        found[use] = token_id
+    return found
+
+
+def special_names(directory: ModelDirectory, folder: str, defaults: Mapping[str, str]) -> dict[str, str]:
+    """The texts of special tokens in ``tokenizer_config.json``, of those that ``defaults`` has."""
+    file = f"{folder}tokenizer_config.json"
+    said: dict[str, Any] = directory.object(file, CONFIG_LIMIT) if directory.has(file) else {}
+    return {key: _name(said.get(key), default) for key, default in defaults.items()}
+
+
+def _name(said: Any, default: str) -> str:
+    if isinstance(said, dict):
+        said = said.get("content")
+    return said if isinstance(said, str) else default
+
+
+def renamed(part: T, old: str, new: str) -> T:
+    """A specification whose names begin with ``new`` where they began with ``old``."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, str):
+            return new + value.removeprefix(old) if value.startswith(old) else value
+        if isinstance(value, tuple):
+            return tuple(change(item) for item in value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{one.name: change(getattr(value, one.name)) for one in fields(value)})
+        return value
+
+    found: T = change(part)
+    return found

@@ -1,0 +1,189 @@
+"""Projections whose weights are packed for the CPU's vector units: int8 with exact sums, bfloat16 with float32 sums.
+
+A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. A row of the
+input is quantized when it is used: blocks of 32 integers from -127 to 127, nearest, the largest absolute value at
+127. The sums of products of a block are exact int32, and blocks are added in float32 from the first to the last. So a
+product has the same bits on every processor, with any number of threads, and whatever rows stand beside a row
+(``_native/include/prelude/cpu/packed_matmul.hpp``).
+
+"widened" keeps the two bytes of a bfloat16 weight. A row of the input stays float32, a weight becomes float32 in a
+register, and a sum of products runs from the first input to the last, so it too has the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from prelude._native import cpu
+from prelude.models.kernels import address, is_half
+
+Packing: TypeAlias = Literal["float32", "bfloat16", "int8", "widened"]
+HALVES = ("bfloat16", "widened")
+"""Packings that keep a weight of bfloat16 value for value."""
+
+LEAST_WEIGHT = 1e-3
+"""The smallest scale of float16 is 6e-8: it rounds a weight by 3e-8, a hundredth of what one of 1e-3 is rounded by
+anyway."""
+
+
+class PackedLinear:
+    """A weight [outputs, inputs] and maybe a bias, packed; float32 and bfloat16 go in and come out.
+
+    ``weight`` has values side by side in a row. Whether int8 holds its values: ``fits``."""
+
+    __slots__ = ("_packing", "_words", "bias", "inputs", "outputs", "packing")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, packing: Packing = "int8") -> None:
+        outputs, inputs = weight.shape
+        self._reserve(outputs, inputs, bias, packing)
+        self._fill(0, weight)
+
+    @classmethod
+    def of_parts(
+        cls, parts: Iterable[Tensor], outputs: int, inputs: int, bias: Tensor | None, packing: Packing
+    ) -> PackedLinear:
+        """The rows of ``parts`` one under the other, ``outputs`` in all. A part is not needed when the next one is
+        asked for."""
+        made = object.__new__(cls)
+        made._reserve(outputs, inputs, bias, packing)
+        at = 0
+        for part in parts:
+            made._fill(at, part)
+            at += len(part)
+        if at != outputs:
+            raise ValueError(f"the parts have {at} rows, not {outputs}")
+        return made
+
+    def _fill(self, first: int, weight: Tensor) -> None:
+        outputs, inputs = weight.shape
+        if inputs != self.inputs or first + outputs > self.outputs:
+            raise ValueError(f"[{outputs}, {inputs}] from {first} on of [{self.outputs}, {self.inputs}]")
+        if weight.stride(1) != 1:
+            raise ValueError(f"values of a row are not side by side: strides {weight.stride()}")
+        cpu.pack_rows(
+            weight.data_ptr(),
+            weight.stride(0),
+            is_half(weight),
+            outputs,
+            inputs,
+            self._packing,
+            self._words.data_ptr(),
+            first,
+        )
+
+    @classmethod
+    def of_blocks(cls, rows: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """A weight of int8 out of the rows of Q8_0 [outputs, bytes of a row], value for value."""
+        outputs, width = rows.shape
+        if rows.dtype != torch.uint8 or not rows.is_contiguous() or width % cpu.Q8_BYTES:
+            raise ValueError(f"rows of Q8_0 are whole blocks of {cpu.Q8_BYTES} bytes, not {width} of {rows.dtype}")
+        made = object.__new__(cls)
+        made._reserve(outputs, width // cpu.Q8_BYTES * cpu.INT8_BLOCK, bias, "int8")
+        cpu.pack_q8_rows(rows.data_ptr(), outputs, made.inputs, made._words.data_ptr())
+        return made
+
+    def _reserve(self, outputs: int, inputs: int, bias: Tensor | None, packing: Packing) -> None:
+        self.outputs, self.inputs = outputs, inputs
+        self.bias = None if bias is None else bias.to(torch.float32)
+        self.packing: Packing = packing
+        self._packing = cpu.PACKINGS[packing]
+        self._words = torch.empty(cpu.packed_words(outputs, inputs, self._packing), dtype=torch.int32)
+
+    @staticmethod
+    def fits(weight: Tensor) -> bool:
+        """Whether float16 holds the scales of int8: the largest value of ``weight`` is not too large, nor so small
+        that what scales below the range of float16 lose would be seen."""
+        most = float(weight.abs().amax()) if weight.numel() else 0.0
+        return most == 0.0 or LEAST_WEIGHT <= most <= cpu.MOST_INT8_WEIGHT
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, outputs] float32."""
+        return self.into(x, torch.empty(x.shape[0], self.outputs))
+
+    def into(self, x: Tensor, out: Tensor) -> Tensor:
+        """``self(x)`` in the memory of ``out`` [rows, outputs], float32 or bfloat16, which is returned."""
+        self._multiply(x, out, adds=False)
+        return out
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """``residual += self(x)``, in place; ``residual`` [rows, outputs] is float32."""
+        self._multiply(x, residual, adds=True)
+
+    def rows(self, start: int, stop: int) -> PackedLinear:
+        """Some of the outputs. They share this one's memory where they begin with a group of outputs."""
+        bias = None if self.bias is None else self.bias[start:stop]
+        if start % cpu.PACKED_GROUP:
+            return PackedLinear(self.gather(torch.arange(start, stop)), bias, self.packing)
+        made = object.__new__(PackedLinear)
+        made.outputs, made.inputs, made.bias = stop - start, self.inputs, bias
+        made.packing, made._packing = self.packing, self._packing
+        made._words = self._words[cpu.packed_words(start, self.inputs, self._packing) :]
+        return made
+
+    def gather(self, outputs: Tensor) -> Tensor:
+        """[n, inputs] float32: the weights of ``outputs`` [n]."""
+        chosen = outputs.to(torch.int64).contiguous()
+        found = torch.empty(len(chosen), self.inputs)
+        cpu.unpack_rows(
+            self._words.data_ptr(),
+            self.outputs,
+            self.inputs,
+            self._packing,
+            chosen.data_ptr(),
+            len(chosen),
+            found.data_ptr(),
+        )
+        return found
+
+    def of_pairs(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """[n] float64: output ``outputs[n]`` of row n of ``x`` [n, inputs] float32, without the bias. In int8 they
+        are the values that a whole product has, else sums in float64."""
+        if x.shape != (len(outputs), self.inputs) or x.dtype != torch.float32 or x.stride(1) != 1:
+            raise ValueError(f"{list(x.shape)} of {x.dtype} by [{len(outputs)}, {self.inputs}] of float32")
+        if self.packing != "int8":
+            return self.gather(outputs).to(torch.float64).mul_(x).sum(dim=1)
+        chosen = outputs.to(torch.int64).contiguous()
+        room = torch.empty(cpu.int8_row_words(self.inputs), dtype=torch.int32)
+        found = torch.empty(len(chosen))
+        cpu.int8_pairs(
+            self._words.data_ptr(),
+            self.outputs,
+            self.inputs,
+            x.data_ptr(),
+            x.stride(0),
+            chosen.data_ptr(),
+            len(chosen),
+            room.data_ptr(),
+            found.data_ptr(),
+        )
+        return found.to(torch.float64)
+
+    def tensors(self) -> list[Tensor]:
+        return [self._words] if self.bias is None else [self._words, self.bias]
+
+    def _multiply(self, x: Tensor, out: Tensor, adds: bool) -> None:
+        rows = x.shape[0]
+        if x.shape[1] != self.inputs or out.shape != (rows, self.outputs):
+            raise ValueError(f"{list(x.shape)} by [{self.outputs}, {self.inputs}] into {list(out.shape)}")
+        if x.stride(1) != 1 or out.stride(1) != 1:
+            raise ValueError(f"values of a row are not side by side: strides {x.stride()}, {out.stride()}")
+        cpu.packed_matmul(
+            x.data_ptr(),
+            x.stride(0),
+            is_half(x),
+            self._words.data_ptr(),
+            address(self.bias),
+            out.data_ptr(),
+            out.stride(0),
+            is_half(out),
+            rows,
+            self.inputs,
+            self.outputs,
+            self._packing,
+            adds,
+            torch.get_num_threads(),
+        )

@@ -1,0 +1,194 @@
+"""StepResult x Plan -> outcomes. The one place where states advance and leases go back after a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
+
+from prelude._native.core import end_with, postprocess_group, postprocess_running
+from prelude.admission.prepared import Outcome
+from prelude.batch import Output, StepResult
+from prelude.errors import ExecutionError
+from prelude.scheduling.lease import KvPool
+from prelude.scheduling.pack import Packed
+from prelude.scheduling.plan import Plan, lives
+from prelude.scheduling.queues import Queues
+from prelude.scheduling.request import Request, State
+
+
+def finish(
+    request: Request,
+    queues: Queues,
+    pool: KvPool,
+    outcome: Outcome | None,
+    error: BaseException | None,
+) -> None:
+    """The end of a request, whatever it is: lease back, out of the queues, delivered. Called once per request. What a
+    step in flight still writes is given back when that step is over."""
+    queues.discard(request)
+    request.move(State.FINISHED)
+    if not request.in_flight:
+        request.give_back(pool)
+    request.ending(request, outcome, error)
+
+
+Ended: TypeAlias = "Callable[[list[Request], list[Outcome]], None]"
+
+
+def postprocess(
+    plan: Plan,
+    packed: Packed,
+    result: StepResult,
+    bad_rows: Sequence[frozenset[int]],
+    queues: Queues,
+    pool: KvPool,
+    vocab_size: int,
+    ended: Ended,
+    void: Collection[int] = (),
+) -> None:
+    """``bad_rows``: of each output, what ``check_result`` returned. ``ended`` is called once, with the OneShot
+    requests that ended well; for others their own ``ending`` is called. ``void``: ids of Decode requests whose rows
+    mean nothing, since the step they go on from failed."""
+    batch_size = len(plan.oneshot) + len(plan.prefill) + len(plan.decode)
+    if plan.oneshot:
+        _postprocess_oneshot(plan, packed, result, bad_rows, queues, pool, vocab_size, batch_size, ended)
+    if not plan.prefill and not plan.decode:
+        return
+    forward_ms = result.seconds * 1e3
+    for row in plan.prefill:
+        request = row.request
+        if not lives(request, void):
+            continue
+        request.stats.forward_ms += forward_ms
+        request.stats.batch_size_seen = max(request.stats.batch_size_seen, batch_size)
+        request.failures = 0
+    _postprocess_prefill(plan, packed, result, bad_rows, queues, pool, vocab_size, void)
+    if packed.decode:
+        output = result.outputs[packed.outputs[2]]
+        bad = bad_rows[packed.outputs[2]]
+        for place in postprocess_running(
+            packed.decode, output.sampled_ids, bad, void, vocab_size, forward_ms, batch_size
+        ):
+            _postprocess_token(packed.decode[place], place, output, bad, queues, pool, vocab_size)
+
+
+def _not_finite() -> ExecutionError:
+    return ExecutionError("the model produced a value that is not finite (NaN or infinity) for this request")
+
+
+def _postprocess_oneshot(
+    plan: Plan,
+    packed: Packed,
+    result: StepResult,
+    bad_rows: Sequence[frozenset[int]],
+    queues: Queues,
+    pool: KvPool,
+    vocab_size: int,
+    batch_size: int,
+    ended: Ended,
+) -> None:
+    output, bad = result.outputs[packed.outputs[0]], bad_rows[packed.outputs[0]]
+    requests, outcomes, failed = postprocess_group(
+        pool,
+        plan.oneshot,
+        packed.computed,
+        packed.row_ends,
+        packed.pair_ends,
+        output,
+        output.sampled_ids,
+        bad,
+        vocab_size,
+        result.seconds * 1e3,
+        batch_size,
+    )
+    ended(requests, outcomes)
+    finish_bad(failed, queues, pool, vocab_size)
+
+
+def finish_bad(failed: list[tuple[Request, int | None]], queues: Queues, pool: KvPool, vocab_size: int) -> None:
+    """OneShot requests whose numbers are none (``None``), or that drew a token outside the vocabulary."""
+    for request, token in failed:
+        finish(request, queues, pool, None, _not_finite() if token is None else _out_of_vocabulary(token, vocab_size))
+
+
+def _out_of_vocabulary(token: int, vocab_size: int) -> ExecutionError:
+    return ExecutionError(f"the executor sampled token {token}, outside the vocabulary of {vocab_size}")
+
+
+def _postprocess_prefill(
+    plan: Plan,
+    packed: Packed,
+    result: StepResult,
+    bad_rows: Sequence[frozenset[int]],
+    queues: Queues,
+    pool: KvPool,
+    vocab_size: int,
+    void: Collection[int],
+) -> None:
+    for row in plan.prefill:
+        request = row.request
+        if request.id in void:
+            continue
+        request.cached_len = row.start + row.count
+        # Also where the request ended meanwhile: other rows of this step may read the blocks that it promised.
+        request.stats.computed_tokens += row.count
+        request.stats.chunks += 1
+        if request.cache != "never" and request.lease is not None:
+            adopted = request.lease.num_shared * pool.block_size
+            prompt = max(adopted, min(request.cached_len, request.prompt_tokens))
+            pool.publish(request.lease, request.known[:prompt], request.salt, promoted=request.cache == "always")
+    if packed.prefill:
+        output = result.outputs[packed.outputs[1]]
+        bad = bad_rows[packed.outputs[1]]
+        for place, request in enumerate(packed.prefill):
+            if not lives(request, void):
+                continue
+            if not request.output:
+                request.stats.queue_ms = (request.planned - request.arrived) * 1e3
+            request.move(State.DECODE)
+            _postprocess_token(request, place, output, bad, queues, pool, vocab_size)
+
+
+def _postprocess_token(
+    request: Request,
+    row: int,
+    output: Output,
+    bad: frozenset[int],
+    queues: Queues,
+    pool: KvPool,
+    vocab_size: int,
+) -> None:
+    """One more token for a Decode request: goes on, or ends by a stop token, its budget or the context."""
+    drawn = output.sampled_ids
+    if row in bad or drawn is None:
+        error = _not_finite() if row in bad else ExecutionError("a Decode row came back without a token")
+        finish(request, queues, pool, None, error)
+        return
+    token = int(drawn[row])
+    if not 0 <= token < vocab_size:
+        finish(request, queues, pool, None, _out_of_vocabulary(token, vocab_size))
+        return
+    kept, reason = end_with(request, token)
+    if kept:
+        request.append(token)
+    if request.timeline is not None:
+        request.timeline.mark("append")
+    if kept and request.sink.streams:
+        try:
+            if request.sink.token(request, token, output, row):
+                reason = "stop"
+        except Exception as raised:  # an error of a sink fails its own request alone
+            failure = ExecutionError(f"the request's own sink raised {type(raised).__name__}: {raised}")
+            failure.__cause__ = raised
+            finish(request, queues, pool, None, failure)
+            return
+    if reason is not None:
+        request.stats.finish_reason = reason
+        finish(request, queues, pool, Outcome(None, tuple(request.output), request.stats), None)
+        return
+    try:
+        request.choose_next()
+    except Exception as raised:
+        failure = ExecutionError(f"the request's allowed_tokens_fn failed: {type(raised).__name__}: {raised}")
+        failure.__cause__ = raised
+        finish(request, queues, pool, None, failure)

@@ -1,0 +1,181 @@
+"""WaitingQueue: requests of one class that wait, and the order in which a policy has them planned.
+
+    append ──▶ arrivals: by order of arrival ──▶ columns ──policy──▶ in_order()
+                                              only when not all of them fit the step
+
+While everything that waits fits into one step, its order does not matter: nothing is matched, ranked or copied.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from prelude._native.core import Account, Waiting
+from prelude.scheduling.accounts import Accounts
+from prelude.scheduling.columns import Columns, Rows
+from prelude.scheduling.estimates import Estimates
+from prelude.scheduling.policies import Policy, by_arrival, composed, ranked
+from prelude.scheduling.request import Request
+
+_FEW = 1024  # how many places of the order are worked out at first
+_NO_ROWS: Rows = np.zeros(0, dtype=np.intp)
+
+
+class WaitingQueue(Waiting):
+    def __init__(self, policy: Policy, estimates: Estimates | None = None) -> None:
+        """``estimates``: the cached tokens of each request, for a policy that reads them."""
+        self._accounts = Accounts()
+        super().__init__(OrderedDict(), self._accounts)
+        self.policy = composed(policy)
+        self._by_arrival = by_arrival(policy)
+        self._estimates = estimates if self.policy.estimates else None
+        self._columns = Columns()
+        self._order: Rows = _NO_ROWS  # valid while not _changed
+        self._whole = True  # the order reaches to the end
+        self._changed = False
+        self._ordered_at = 0.0
+
+    # -------------------------------------------------------------- in and out
+
+    def append(self, request: Request, now: int = 0) -> None:
+        """``now``: tokens served so far."""
+        request.queued_at = now
+        request.account = self._accounts.join(request.options)
+        self.arrivals[request.order] = request
+        self.join(request)
+
+    def push_front(self, request: Request) -> None:
+        """Back to where it was taken from: it counts as having waited since it first came."""
+        request.account = self._accounts.take_back(request.options, max(1, request.num_known))
+        self.arrivals[request.order] = request
+        self.arrivals.move_to_end(request.order, last=False)
+        self.join(request)
+
+    def remove(self, request: Request) -> None:
+        """Out of the queue without having been served."""
+        self._accounts.leave(_account(request))
+        self._leave(request)
+
+    def serve(self, request: Request) -> None:
+        self._accounts.serve(_account(request), max(1, request.num_known))
+        self._leave(request)
+
+    def serve_all(self, requests: list[Request]) -> None:
+        """Requests of one key that a step takes."""
+        if not self._columns.count and self.serve_whole(requests):
+            return
+        for request in requests:
+            self.serve(request)
+
+    def _leave(self, request: Request) -> None:
+        del self.arrivals[request.order]
+        self.tokens -= request.num_known
+        self.logits_rows -= request.logits_rows
+        group = self.groups[request.key]
+        group[1] -= 1
+        if group[1] == 0:
+            del self.groups[request.key]
+        if self._columns.remove(request):
+            if self._accounts.busy > 1:
+                self._changed = True  # turns of a tenant's requests depend on the tokens that it was served
+            if self._estimates:
+                self._estimates.forget(request)
+        if len(self.unranked) > 2 * len(self.arrivals) + _FEW:  # most of them left without ever being ranked
+            self.unranked = [r for r in self.unranked if r.order in self.arrivals]
+        elif not self.arrivals:
+            self.unranked.clear()
+            self.tokens = self.logits_rows = 0  # also where a failed allocation has left them behind
+
+    # -------------------------------------------------------------- looking
+
+    def __iter__(self) -> Iterator[Request]:
+        """In order of arrival; one that was taken back comes before later ones."""
+        return iter(self.arrivals.values())
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    def __bool__(self) -> bool:
+        return bool(self.arrivals)
+
+    def oldest(self) -> tuple[int, int]:
+        """(-priority, arrival) of the oldest request of the highest priority that waits. The queue is not empty."""
+        if self._accounts.busy == 1:
+            request = next(iter(self.arrivals.values()))
+            return (-request.options.priority, request.order)
+        return min((-request.options.priority, request.order) for request in self.arrivals.values())
+
+    def in_order(self, now: int, *, one_group: bool = False) -> Iterator[Request]:
+        """As the policy has it at ``now`` tokens served. ``one_group``: those alone that may share a batch with the
+        first one. Requests may be served while this is iterated; nothing may be added."""
+        if self._by_arrival and self._accounts.busy <= 1 and (len(self.groups) <= 1 or not one_group):
+            yield from self._in_order_of_arrival()
+            return
+        self._enter_new()
+        group: int | None = None
+        given: set[int] = set()
+        for whole in (False, True):
+            rows = self._ordered_rows(now, whole)
+            if one_group and group is None and len(rows):
+                group = int(self._columns.group[rows[0]])
+            if group is not None and len(self.groups) > 1:
+                rows = rows[self._columns.group[rows] == group]
+            for at in range(0, len(rows), _FEW):
+                for row in rows[at : at + _FEW].tolist():
+                    request = self._columns.request(row)
+                    if request is not None and request.order not in given:
+                        given.add(request.order)
+                        yield request
+            if self._whole:
+                return
+
+    def _in_order_of_arrival(self) -> Iterator[Request]:
+        passed = 0  # given, and still here
+        while True:
+            some = list(islice(self.arrivals.values(), passed, passed + _FEW))
+            yield from some
+            if len(some) < _FEW:
+                return
+            passed += sum(request.order in self.arrivals for request in some)
+
+    def look_again(self, request: Request, cached: int) -> None:
+        """The prefix cache has ``cached`` tokens of it now."""
+        if request in self._columns:
+            self._columns.set_work(request, request.num_known - cached)
+            self._changed = True
+
+    def _enter_new(self) -> None:
+        for request in self.unranked:
+            if request.order in self.arrivals and request not in self._columns:
+                cached = self._estimates.watch(request) if self._estimates else 0
+                account = _account(request).number
+                self._columns.add(request, request.num_known - cached, account, self.groups[request.key][0])
+                self._changed = True
+        self.unranked.clear()
+
+    def _ordered_rows(self, now: int, whole: bool) -> Rows:
+        columns = self._columns
+        if not self._changed and (self.policy.timeless or now == self._ordered_at):
+            left = self._order[columns.alive[self._order]]
+            if self._whole or (not whole and len(left) >= _FEW // 2):
+                self._order = left
+                return left
+        rows = columns.rows()
+        waiting = columns.waiting(rows, self._accounts.served())
+        index = ranked(self.policy, waiting, now, None if whole else _FEW)
+        self._order = rows[index]
+        self._whole = len(index) == len(rows)
+        self._changed = False
+        self._ordered_at = now
+        return self._order
+
+
+def _account(request: Request) -> Account:
+    if request.account is None:
+        raise RuntimeError("the request is in no waiting queue")
+    account: Account = request.account
+    return account

@@ -1,0 +1,137 @@
+"""``bench gpu_first`` over stages that run here: whatever one stage does, the results of the others are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prelude.tokenizer import Tokenizer
+
+from bench.gpu import first
+from bench.gpu.clients import texts_of
+from prelude import default_model
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = """
+import json, os, signal, subprocess, sys, time
+name, results = sys.argv[1], sys.argv[3]
+def tell(key, **values):
+    with open(results, "a") as file:
+        file.write(json.dumps({"stage": name, "key": key, **values}) + "\\n")
+kind = json.loads(os.environ["FAULTS"]).get(name)
+os.makedirs(os.path.join(os.environ["PRELUDE_CACHE"], "cuda"), exist_ok=True)
+open(os.path.join(os.environ["PRELUDE_CACHE"], "cuda", "matmuls-one.json"), "a").write(name + " ")
+print("output of", name)
+if kind != "silent":
+    tell(name + ".ms", values=[2.0, 1.0, 3.0], value=2.0, unit="ms")
+if kind == "raise": raise RuntimeError("a fault")
+if kind == "segv": os.kill(os.getpid(), signal.SIGSEGV)
+if kind == "torn":
+    open(results, "a").write('{"stage": "to'); os._exit(1)
+if kind in ("hang", "child"):
+    if kind == "child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        tell("child", value=child.pid)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+"""
+NAMES = ("versions", "correctness", "oneshot", "decode")
+
+
+def run(tmp_path: Path, faults: dict[str, str], monkeypatch: pytest.MonkeyPatch, **options: Any) -> first.FirstRun:
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setenv("FAULTS", json.dumps(faults))
+    made = first.FirstRun(
+        tmp_path / options.pop("out", "out"),
+        options.pop("seconds", 600.0),
+        [sys.executable, str(tmp_path / "fake.py")],
+        limits=options.pop("limits", 1.0),
+    )
+    if "earlier" in options:
+        done = made.take(options.pop("earlier"))
+        made.run([name for name in NAMES if name not in done])
+    else:
+        made.run(NAMES)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("raise", "failed"), ("segv", "lost"), ("torn", "failed"), ("hang", "out of time"), ("silent", "done")],
+)
+@pytest.mark.parametrize("at", NAMES)
+def test_one_stage_s_fault_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str, at: str
+) -> None:
+    if kind == "hang":
+        monkeypatch.setattr(first, "LIMITS", {**first.LIMITS, at: 2.0})
+        monkeypatch.setattr(first, "GRACE", 0.2)
+    made = run(tmp_path, {at: kind}, monkeypatch)
+    assert [end.how for end in made.ends] == [how if name == at else "done" for name in NAMES]
+    found = first.read_results(made.results)
+    told = {line["stage"] for line in found if line["key"].endswith(".ms")}
+    assert told >= set(NAMES) - {at}
+    text = (made.out / "table.md").read_text("utf-8")
+    assert ("correctness not shown" in text) == (at == "correctness" and how != "done")
+    assert "output of decode" in (made.out / "log.txt").read_text("utf-8")
+    assert not made.cache.exists()
+
+
+def test_a_stage_ends_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first, "LIMITS", {**first.LIMITS, "oneshot": 3.0})
+    monkeypatch.setattr(first, "GRACE", 0.2)
+    made = run(tmp_path, {"oneshot": "child"}, monkeypatch)
+    [child] = [line["value"] for line in first.read_results(made.results) if line["key"] == "child"]
+    try:
+        state = Path(f"/proc/{child}/stat").read_text("utf-8").rsplit(")", 1)[1].split()[0]
+    except OSError:
+        state = "gone"
+    assert state in ("gone", "Z"), "a child of the stage goes on"
+
+
+def test_a_second_call_goes_on_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = run(tmp_path, {"oneshot": "segv"}, monkeypatch)
+    with tarfile.open(earlier.out / "matmuls.tgz") as packed:
+        assert packed.getnames() == ["matmuls-one.json"]
+    made = run(tmp_path, {}, monkeypatch, out="second", earlier=earlier.out)
+    assert [end.stage for end in made.ends] == ["oneshot"]
+    with tarfile.open(made.out / "matmuls.tgz") as packed:
+        kept = packed.extractfile("matmuls-one.json")
+        assert kept is not None and kept.read() == b"versions correctness oneshot decode oneshot "
+    assert first.ended_well(first.read_results(made.results)) == set(NAMES)
+    assert "correctness not shown" not in (made.out / "table.md").read_text("utf-8")
+
+
+def test_a_stage_begins_only_with_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = run(tmp_path, {}, monkeypatch, seconds=-1.0)
+    assert [end.how for end in made.ends] == ["not begun"] * 4
+    assert len(first.read_results(made.results)) == 4
+
+
+@pytest.mark.parametrize("tokens", [12, 33, 128, 512])
+def test_prompts_have_exactly_the_tokens_that_the_load_names(tokens: int) -> None:
+    tokenizer = Tokenizer.from_file(str(default_model.path() / "tokenizer.json"))
+    texts = texts_of(tokenizer, tokens, 20)
+    assert {len(tokenizer.encode(text).ids) for text in texts} == {tokens} and len(set(texts)) == 20
+
+
+def test_the_real_stages_over_a_simulated_device(tmp_path: Path) -> None:
+    """Three stages as they run on a GPU, one of them broken by a wrong number. ``tests.cuda.dry_run`` runs all."""
+    stages = "versions,decode_sampled,operations"
+    command = [sys.executable, "-m", "bench", "gpu_first", "--out", str(tmp_path), "--only", stages]
+    more = ["--runner", "tests.cuda.dry_run", "--repeats", "1", "--limits", "10", "--seconds", "6000"]
+    environment = {**os.environ, "PRELUDE_DRY_FAULT": "decode_sampled:wrong"}
+    done = subprocess.run([*command, *more], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 1, done.stderr
+    found = first.read_results(tmp_path / "results.jsonl")
+    ends = {line["stage"]: line["how"] for line in found if line["key"] == "end"}
+    assert ends == {"versions": "done", "decode_sampled": "failed", "operations": "done"}
+    keys = {line["key"] for line in found}
+    assert {"version.torch", "decode_06b_128in_32out_c4_sampled.tpot_ms", "operations.gate_up.128"} <= keys
+    assert any("an error of 9" in str(line.get("error")) for line in found)

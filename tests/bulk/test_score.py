@@ -1,0 +1,369 @@
+"""``prelude score``: the formats, the journal, and the bad inputs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prelude import BulkError, Choice, Decide, Engine, EngineConfig, Noul, cli
+from prelude.bulk.files import Table
+from prelude.bulk.form import Form
+from prelude.bulk.journal import Journal, row_key
+from prelude.bulk.run import BulkRun
+from tests.bulk.kills import run_with_kills, write_input
+
+ROWS = [
+    {"id": 1, "text": "This is a text about birds."},
+    {"id": 2, "text": "Dies ist ein Text über Vögel."},
+    {"id": 3, "text": "Write to bob@example.com"},
+]
+FLAGS = ["--text-column", "text", "--choice", "language=English,German", "--noul", "personal=Is there personal data?"]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]] | None = None) -> Path:
+    rows = ROWS if rows is None else rows
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        import pyarrow.parquet as parquet
+
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    opener: Any = gzip.open if path.name.endswith(".gz") else open
+    with opener(path, "wt", encoding="utf-8", newline="") as file:
+        if name.endswith(".csv"):
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def score(source: Path, target: Path, *more: str, flags: list[str] | None = None) -> int:
+    return cli.main(["score", str(source), str(target), *(FLAGS if flags is None else flags), "--no-progress", *more])
+
+
+@pytest.fixture(scope="module")
+def want() -> list[Any]:
+    with Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine:
+        questions = {
+            "language": Choice("language?", ["English", "German"]),
+            "personal": Noul("Is there personal data?"),
+        }
+        return [engine.run(Decide(str(row["text"]), questions)) for row in ROWS]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"])
+def test_each_format_to_each(tmp_path: Path, want: list[Any], kind: str) -> None:
+    source = write_rows(tmp_path / f"in.{kind}")
+    for other in ("jsonl", "csv", "parquet"):
+        if other == "parquet":
+            pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        target = tmp_path / f"out.{other}"
+        assert score(source, target) == 0
+        assert not Path(f"{target}.journal").exists()
+        for row, found, answers in zip(ROWS, Table.of(str(target)).rows(), want):
+            assert str(found["id"]) == str(row["id"]) and found["text"] == row["text"]
+            assert found["language"] == answers["language"].label
+            chances = found["language_probabilities"]
+            assert (json.loads(chances) if isinstance(chances, str) else chances) == answers["language"].probabilities
+            assert float(found["personal_probability"]) == answers["personal"].probability
+            assert float(found["language_mass"]) == answers["language"].mass
+            assert int(found["prompt_tokens"]) == answers.stats.prompt_tokens
+            assert not found["error"]
+
+
+@pytest.mark.fault(71)
+def test_killed_runs_end_in_the_bytes_of_a_whole_one(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    write_input(source, 300)
+    run_with_kills(source, tmp_path / "whole.jsonl", 0, seed=3)
+    killed = run_with_kills(source, tmp_path / "cut.jsonl", 3, seed=3)
+    assert killed
+    assert (tmp_path / "cut.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    lines = [json.loads(line) for line in (tmp_path / "whole.jsonl").read_text("utf-8").splitlines()]
+    assert [line["id"] for line in lines if "id" in line] == [at for at in range(300) if at % 97 != 96]
+
+
+@pytest.mark.fault(71)
+def test_ctrl_c_keeps_what_is_there(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    write_input(source, 200)
+    killed = run_with_kills(source, tmp_path / "cut.jsonl", 1, seed=5, sign=signal.SIGINT)
+    run_with_kills(source, tmp_path / "whole.jsonl", 0, seed=5)
+    assert killed == 1
+    assert (tmp_path / "cut.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_run_that_goes_on_reads_its_input_once_to_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    rows_of = Table.rows
+
+    def counted(table: Table) -> Iterator[dict[str, Any]]:
+        for row in rows_of(table):
+            read.append(row["id"])
+            yield row
+
+    monkeypatch.setattr(Table, "rows", counted)
+    source, target = Table.of(str(write_rows(tmp_path / "in.jsonl"))), Table.of(str(tmp_path / "out.jsonl"))
+    form = Form({"verb": "decide", "state": "{text}", "questions": {"language": {"labels": ["English", "German"]}}})
+    with (
+        Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine,
+        Journal(tmp_path / "journal", "c", {}) as journal,
+    ):
+        bulk = BulkRun(engine, form, source, target, window=2)
+        assert bulk.compute(journal).computed == 3
+        journal.rows = 2  # as a run that was cut short left it
+        read.clear()
+        assert bulk.compute(journal).computed == 1
+    assert read == [1, 2, 3]
+
+
+class TestJournal:
+    def fill(self, path: Path, rows: int = 3, configuration: str = "c") -> None:
+        with Journal(path, configuration, {"model": configuration}) as journal:
+            for at in range(rows):
+                journal.append(row_key({"at": at}), {"value": "é" * at})
+
+    @pytest.mark.fault(71)
+    @pytest.mark.parametrize("lost", range(1, 60, 7))
+    def test_a_torn_end_is_cut_off(self, tmp_path: Path, lost: int) -> None:
+        path = tmp_path / "j"
+        self.fill(path)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-lost])
+        with Journal(path, "c", {}) as journal:
+            left = journal.rows
+            assert left < 3
+            for at in range(left, 3):
+                journal.append(row_key({"at": at}), {"value": "é" * at})
+            assert [columns["value"] for _, columns in journal.read()] == ["", "é", "éé"]
+        assert path.read_bytes() == whole
+
+    @pytest.mark.fault(71)
+    def test_a_line_with_a_wrong_sum_ends_what_is_trusted(self, tmp_path: Path) -> None:
+        path = tmp_path / "j"
+        self.fill(path)
+        lines = path.read_bytes().splitlines(keepends=True)
+        lines[2] = lines[2].replace(b"value", b"valve")
+        path.write_bytes(b"".join(lines))
+        with Journal(path, "c", {}) as journal:
+            assert journal.rows == 1
+
+    @pytest.mark.fault(71)
+    def test_another_configuration_is_refused_by_its_name(self, tmp_path: Path) -> None:
+        path = tmp_path / "j"
+        self.fill(path)
+        with pytest.raises(BulkError, match="another model; --restart"):
+            Journal(path, "d", {"model": "d"})
+
+    @pytest.mark.parametrize("text", [b"my notes\n", b"my notes", b'{"a": 1}\n'])
+    def test_a_file_of_the_user_s_is_not_overwritten(self, tmp_path: Path, text: bytes) -> None:
+        path = tmp_path / "j"
+        path.write_bytes(text)
+        with pytest.raises(BulkError, match="no journal"):
+            Journal(path, "c", {})
+        assert path.read_bytes() == text
+
+    def test_two_writers(self, tmp_path: Path) -> None:
+        with Journal(tmp_path / "j", "c", {}), pytest.raises(BulkError, match="another process"):
+            Journal(tmp_path / "j", "c", {})
+
+
+@pytest.mark.fault(71)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [("flags", "another form"), ("row", "is not the row that the journal has"), ("fewer", "row 1 of")],
+)
+def test_a_journal_of_other_work_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: str, says: str
+) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch:  # the run ends before its output is made
+        patch.setattr("prelude.bulk.run.BulkRun.finish", interrupted)
+        assert score(source, target) == 130
+    flags = FLAGS
+    if change == "flags":
+        flags = [*FLAGS, "--score", "length=3"]
+    elif change == "row":
+        write_rows(source, [ROWS[0], {"id": 2, "text": "changed"}, ROWS[2]])
+    else:
+        write_rows(source, ROWS[:1])
+    assert score(source, target, flags=flags) == 2
+    assert says in capsys.readouterr().err
+    assert score(source, target, "--restart", flags=flags) == 0
+
+
+def interrupted(*given: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.fault(73)
+def test_a_poisonous_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*ROWS, {"id": 4, "text": "x" * 10**6}, {"id": 5, "text": None}, {"id": 6}, *ROWS]
+    source, target = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    assert score(source, target) == 0
+    found = [json.loads(line) for line in target.read_text("utf-8").splitlines()]
+    assert [bool(row["error"]) for row in found] == [False] * 3 + [True] * 3 + [False] * 3
+    assert "column 'text' is null" in found[4]["error"] and "is missing" in found[5]["error"]
+    assert "9 rows, 3 with an error" in capsys.readouterr().out
+    assert score(source, target, "--overwrite", "--fail-on-errors") == 3
+
+
+@pytest.mark.fault(72)
+def test_rows_that_are_no_rows(tmp_path: Path) -> None:
+    lines = [b'{"text": "a"}', b"\xff\xfe", b"[1]", b"{", b"", b'{"text": "\\ud800"}', b'{"text": "b"}']
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
+    assert score(tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 0
+    errors = [json.loads(line)["error"] for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
+    assert [error is None for error in errors] == [True, False, False, False, False, True]
+    for part, error in zip(("line 2: not UTF-8", "line 3: [1] is not an object", "line 4: not JSON"), errors[1:]):
+        assert part in error
+    (tmp_path / "in.csv").write_bytes(b"id,text\n1,a\n2,\xff\n3\n4,b\n")
+    assert score(tmp_path / "in.csv", tmp_path / "out.csv") == 0
+    with open(tmp_path / "out.csv", encoding="utf-8", newline="") as file:
+        errors = [row["error"] for row in csv.DictReader(file)]
+    assert [bool(error) for error in errors] == [False, True, True, False]
+
+
+@pytest.mark.fault(72)
+@pytest.mark.parametrize(
+    ("target", "more", "says"),
+    [
+        (".", (), "name has to end in"),
+        ("folder.csv", (), "is a directory"),
+        ("none/out.csv", (), "there is no folder"),
+        ("out.xlsx", (), "name has to end in"),
+        ("there.csv", (), "--overwrite"),
+        ("out.csv", ("--choice", "id=a,b"), "has a column 'id' already"),
+        ("out.csv", ("--choice", "topic=a,a"), "no row could be served"),
+        ("out.csv", ("--choice", "language=a,b"), "two questions"),
+        ("out.csv", ("--score", "level=many"), "number from 2 to 10"),
+        ("out.csv", ("--ask", "nothing=why?"), "no choice or score"),
+        ("out.csv", ("--embed",), "stand alone"),
+        ("out.csv", ("--task", "x.json"), "cannot stand beside"),
+        ("out.csv", ("--state", "{text}"), "say the same thing"),
+        ("memory://out.csv", (), "--journal"),
+    ],
+)
+def test_targets_and_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, more: tuple[str, ...], says: str
+) -> None:
+    source = write_rows(tmp_path / "in.csv")
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "there.csv").write_text("")
+    name = target if "://" in target else str(tmp_path / target)
+    assert cli.main(["score", str(source), name, *FLAGS, "--no-progress", *more]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.fault(72)
+def test_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content, says in (
+        ("none.csv", None, "no such file"),
+        ("other.csv", b"id,body\n1,a\n", "there is no column 'text'"),
+        ("twice.csv", b"text,text\na,b\n", "one name"),
+        ("broken.jsonl.gz", b"no gzip", "Not a gzipped file"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        assert score(tmp_path / name, tmp_path / "out.jsonl") == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.fault(72)
+def test_a_full_disk_keeps_the_journal(tmp_path: Path) -> None:
+    """A limit of the size of files stands for the disk."""
+    source, target = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    write_input(source, 60)
+    command = [sys.executable, "-m", "prelude", "score", str(source), str(target), *FLAGS, "--no-progress"]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+
+    full = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+    assert full.returncode == 2 and "a new run goes on" in full.stderr
+    assert not target.exists()
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "goes on after" in again.stderr and len(target.read_text("utf-8").splitlines()) == 60
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.fault(72)
+def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "in.csv")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert score(source, tmp_path / "locked" / "out.csv") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+class TestForm:
+    def test_a_task_file(self, tmp_path: Path) -> None:
+        spec = {
+            "state": "{rubric} {{{text}}}",
+            "constants": {"rubric": "Read:"},
+            "questions": {"level": {"question": "How good?", "levels": ["bad", "good"]}},
+            "length_norm": "token",
+        }
+        (tmp_path / "task.json").write_text(json.dumps(spec))
+        task = Form(spec).task({"text": "a"})
+        assert task.state == "Read: {a}" and task.length_norm == "token"
+        source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+        assert score(source, target, "--task", str(tmp_path / "task.json"), flags=[]) == 0
+        row = json.loads(target.read_text("utf-8").splitlines()[0])
+        assert set(row["level_probabilities"]) == {"0", "1"} and 0 <= row["level_expected"] <= 1
+
+    def test_one_placeholder_takes_the_value_as_it_is(self) -> None:
+        form = Form({"state": "{chat}", "questions": {"ok": {"question": "Is it polite?"}}})
+        messages = [{"role": "user", "content": "Hello"}]
+        assert form.task({"chat": messages}).state == messages
+
+    @pytest.mark.parametrize(
+        ("spec", "says"),
+        [
+            ({"verb": "sing"}, "verb: 'sing' is none of"),
+            ({"state": "{text!r}", "questions": {}}, "placeholder is the name of a column"),
+            ({"state": "{", "questions": {}}, "brace"),
+            ({"state": "{text}", "questions": {}}, "not an object of questions"),
+            ({"state": "{text}", "questions": {"a": {"labels": ["x"], "levels": 3}}}, "labels or levels or criteria"),
+            ({"state": "{text}", "questions": {"a": {"question": "b"}}, "lenght_norm": "token"}, "no such key"),
+            ({"verb": "embed", "prompt": "{text}", "questions": {}}, "asks none"),
+            ({"state": 7, "questions": {}}, "not a text"),
+        ],
+    )
+    def test_what_cannot_be_a_form(self, spec: dict[str, Any], says: str) -> None:
+        with pytest.raises(BulkError, match=says):
+            Form(spec)
+
+
+def test_vectors(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    source, target = write_rows(tmp_path / "in.csv"), tmp_path / "out.parquet"
+    spec = {"verb": "embed", "prompt": "{text}", "pooling": "mean"}
+    (tmp_path / "task.json").write_text(json.dumps(spec))
+    assert score(source, target, "--task", str(tmp_path / "task.json"), flags=[]) == 0
+    with Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine:
+        for row in Table.of(str(target)).rows():
+            assert row["embedding"] == engine.embed(row["text"], pooling="mean").tolist()
+
+
+def test_an_url_of_fsspec(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    with fsspec.open("memory://score/in.jsonl", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in ROWS)
+    arguments = ["memory://score/in.jsonl", "memory://score/out.csv", "--journal", str(tmp_path / "j")]
+    assert cli.main(["score", *arguments, *FLAGS, "--no-progress"]) == 0
+    assert len(list(Table.of("memory://score/out.csv").rows())) == 3

@@ -1,0 +1,117 @@
+"""The stages of ``bench gpu_first`` over a simulated device and a small model, and faults on demand.
+
+    python -m tests.cuda.dry_run NAME --results FILE ...
+
+``PRELUDE_DRY_FAULT=stage:kind`` breaks one stage behind its first result: "raise", "wrong" (a failed check of
+correctness), "exit", "segv", "hang", "child" (it hangs with a child of its own) or "torn" (a line in part).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, NoReturn
+
+import torch
+from prelude.cuda import weights
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy
+
+from bench.gpu import clients, exactness, loads, models, stages
+from bench.gpu.models import RandomSource, qwen3
+from prelude import AsyncEngine
+from tests.cuda import twins
+from tests.cuda.simulated import SimulatedCalls, SimulatedDevice
+
+SMALL = qwen3(64, 1, 8, 512, head_dim=16, vocab=4096, positions=4096)
+
+
+def executor(self: loads.Bench, name: str, *, graphs: bool = True, **options: Any) -> CudaExecutor:
+    """In the place of ``Bench.executor``."""
+    twins.HEAD_DIM = SMALL.spec.attention.head_dim
+    device = SimulatedDevice(torch.float32, deterministic=options.get("deterministic", False))
+    with device.scope():
+        loaded = weights.load(device, RandomSource(SMALL, "cpu", torch.bfloat16), SMALL.spec, 4096)
+    heads = SMALL.spec.attention
+    calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
+    policy = GraphPolicy(enabled=graphs, after=1)
+    made = CudaExecutor(SMALL, loaded, device, num_blocks=300, step_tokens=4352, calls=calls, policy=policy)
+    self._open.append(made)
+    return made
+
+
+def shortened(times: Any) -> Any:
+    """A load with two texts, or a tenth of a second."""
+
+    def run(engine: AsyncEngine, tokens: Any, *rest: Any, seconds: float = 0.0) -> Any:
+        if times is clients.lone_requests:
+            return times(engine, 16 if isinstance(tokens, int) else (12, 16), 1, 2)
+        if times is clients.saturated:
+            return times(engine, 16, 2, rest[1], 1, 0.1)
+        return times(engine, 12, 4, 2, 1, *rest[3:])
+
+    return run
+
+
+def patch() -> None:
+    loads.MODELS = {name: SMALL for name in models.MODELS}  # type: ignore[assignment]
+    loads.VARIED = (12, 16)
+    loads.Bench.executor = executor  # type: ignore[assignment, method-assign]
+    loads.Bench.by_transformers = lambda self, name, tokens: [0.5]  # type: ignore[method-assign]
+    loads.Bench.timed = lambda self, work, count=1: [float(work() is None) + 0.001]  # type: ignore[method-assign]
+    loads.RandomSource = lambda config, device, dtype: RandomSource(SMALL, "cpu", dtype)  # type: ignore[assignment, misc]
+    loads.probe_step = lambda big: loads.OneShotBatch(  # type: ignore[assignment]
+        loads.forest([(loads.draw(0, 8), -1)]), loads.greedy([7])
+    )
+    loads.worst_error = lambda on, reference, seed, exact: exactness.worst_error(on, reference, seed, exact=True)
+    loads.allowed_ulps = lambda config: 2.0
+    loads.transformers_error = lambda config: 2.0
+    loads.lone_requests = shortened(clients.lone_requests)
+    loads.saturated = shortened(clients.saturated)
+    loads.chats = shortened(clients.chats)
+    loads.chat_beside_decisions = lambda engine, repeats: clients.chat_beside_decisions(engine, 1)
+    torch.cuda.synchronize = lambda *given: None  # type: ignore[assignment]
+    stages.GPU_TESTS = "tests/cuda/test_padding.py"  # tests that run here stand for those that need a GPU
+
+
+def break_at(kind: str, stage: stages.Stage) -> None:
+    """Makes the stage's first ``tell`` its last."""
+    tell = stages.Stage.tell
+
+    def once(self: stages.Stage, key: str, **values: Any) -> NoReturn:
+        tell(self, key, **values)
+        if kind == "raise":
+            raise RuntimeError("a fault on demand")
+        if kind == "wrong":
+            raise loads.NotRight("an error of 9")
+        if kind == "torn":
+            with open(self.results, "a", encoding="utf-8") as file:
+                file.write('{"stage": "torn", "ke')
+            os._exit(1)
+        if kind == "exit":
+            os._exit(7)
+        if kind == "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if kind == "child":
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(1)
+
+    stages.Stage.tell = once  # type: ignore[method-assign]
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    patch()
+    name, _, kind = os.environ.get("PRELUDE_DRY_FAULT", "").partition(":")
+    if name == sys.argv[1]:
+        break_at(kind, stages.Stage(name, stages.ROOT))
+    return stages.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""``max_memory``: what a step takes is measured at load, the rest becomes blocks, and the longest prompt follows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prelude import Embed, Engine, EngineConfig, Loglikelihood
+from prelude.cli import main
+from prelude.errors import ConfigError, InsufficientMemory
+from prelude.execution import memory_plan
+from prelude.execution.peak import peak_bytes, resident_bytes
+from prelude.execution.step_memory import StepMemory
+from prelude.models import memory
+from tests.checkpoints import make_checkpoint
+
+MB = 1 << 20
+
+pytestmark = pytest.mark.skipif(resident_bytes() is None, reason="the system does not count a process's memory")
+
+
+def loaded(**limits: object) -> Engine:
+    return Engine.from_pretrained(config=EngineConfig(max_running=8, **limits))
+
+
+def step_of(engine: Engine) -> StepMemory:
+    step = engine._core.executor.limits().step_memory
+    assert step is not None
+    return step
+
+
+@pytest.mark.feature("G1")
+def test_what_a_step_leaves_becomes_blocks() -> None:
+    with loaded(max_memory=700 * MB) as engine:
+        said, limits = engine.stats()["memory"], engine._core.executor.limits()
+        block = limits.kv_bytes_per_token * limits.block_size
+        assert said["measured"] and said["kv_bytes"] == limits.num_blocks * block
+        rest = 700 * MB - said["weight_bytes"] - said["step_bytes"] - memory_plan.HOST_BYTES
+        assert 0 <= rest - said["kv_bytes"] < 64 * MB, "the tokenizer has the difference"
+    with loaded(max_memory=600 * MB) as smaller:
+        lost = limits.num_blocks - smaller._core.executor.limits().num_blocks
+        assert abs(lost * block - 100 * MB) < 24 * MB, "a run differs from the next by some megabytes"
+
+
+@pytest.mark.feature("G1")
+@pytest.mark.fault(53)
+def test_a_length_that_does_not_fit_is_refused_with_the_longest_that_does() -> None:
+    with pytest.raises(InsufficientMemory, match="the largest max_length that fits is") as refused:
+        loaded(max_memory=100 * MB, max_length=8000)
+    longest = int(re.findall(r"fits is (\d+)", str(refused.value))[0])
+    assert 100 < longest < 8000
+    with loaded(max_memory=100 * MB, max_length=longest * 9 // 10) as engine:  # another run measures a little more
+        assert engine.max_length == longest * 9 // 10
+        assert engine.run(Loglikelihood([5] * (longest * 9 // 10 - 20), [6] * 20)).total < 0
+
+
+@pytest.mark.feature("G1")
+def test_without_a_length_the_longest_that_fits_is_taken_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 100 * MB)  # of a small machine; nothing is set
+    with caplog.at_level(logging.INFO, "prelude.engine"), loaded() as engine:
+        assert 100 < engine.max_length < 8192
+        assert f"max_length is lowered from 8192 to {engine.max_length}" in caplog.text
+        assert f"prompts of up to {engine.max_length} tokens" in caplog.text
+        engine.run(Embed([5] * engine.max_length, pooling="mean"))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 0.0, 1.5, True, "1GB", float("nan")])
+def test_wrong_budgets(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="max_memory"):
+        EngineConfig(max_memory=wrong)  # type: ignore[arg-type]
+
+
+def test_a_budget_below_the_weights_is_refused_before_they_are_read() -> None:
+    with pytest.raises(InsufficientMemory, match=r"max_memory=1000000\); lower kv_bytes"):
+        loaded(max_memory=1_000_000)
+
+
+@pytest.mark.feature("G2")
+def test_the_budget_counts_the_worst_readout() -> None:
+    """The most alternatives that a request may ask for shorten the longest prompt."""
+    with loaded(max_memory=100 * MB) as most, loaded(max_memory=100 * MB, max_top=1) as least:
+        assert step_of(most).row_bytes > 50 * step_of(least).row_bytes
+        assert least.max_length > 2 * most.max_length
+
+
+@pytest.mark.feature("G1")
+@pytest.mark.feature("G2")
+@pytest.mark.fault(48)
+def test_no_mix_of_requests_passes_the_budget() -> None:
+    """Longest prompts and the worst logprobs among them; ``python -m tests.memory_mixes --mixes 1000`` is longer."""
+    command = [sys.executable, "-m", "tests.memory_mixes", "--mixes", "12", "--megabytes", "100"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["mixes"] == 12 and 100 * MB > found["grown"] > 25 * MB
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLP eight times as wide as the stream, and positions for a long prompt."""
+    options = {"hidden_size": 128, "intermediate_size": 2048, "num_hidden_layers": 3, "max_position_embeddings": 8192}
+    return make_checkpoint(tmp_path_factory.mktemp("wide"), **options)
+
+
+@pytest.mark.feature("G8")
+def test_a_prompt_in_runs_of_tokens_takes_less_memory_and_gives_the_same_bits(wide: Path) -> None:
+    config = EngineConfig(deterministic=True, prefix_cache=False)
+    with Engine.from_pretrained(wide, config=config) as engine:
+        decoder, ids = engine._core.executor.decoder, [i % 4000 for i in range(6000)]
+        found: dict[int, tuple[int, np.ndarray]] = {}
+        for chunk in (256, 64, 1 << 20):
+            decoder.token_chunk = chunk
+            engine.run(Embed(ids[:300], pooling="last"))
+            vectors: list[np.ndarray] = []
+            taken = peak_bytes(lambda: vectors.append(np.asarray(engine.run(Embed(ids, pooling="last")))))  # noqa: B023
+            found[chunk] = (taken or 0, vectors[0])
+        assert (found[256][1] == found[1 << 20][1]).all() and (found[64][1] == found[256][1]).all()
+        whole = 6000 * 2 * 2048 * 4  # bytes of what the MLP makes of all tokens
+        assert found[1 << 20][0] - found[256][0] > whole * 3 // 4
+
+
+@pytest.mark.feature("G9")
+def test_a_prompt_of_which_nothing_is_kept_has_keys_and_values_of_one_layer(wide: Path) -> None:
+    with Engine.from_pretrained(wide, config=EngineConfig(deterministic=True)) as engine:
+        ids = [i % 4000 for i in range(6000)]
+        engine.run(Embed(ids[:300], pooling="last", cache="never"))
+        executor, before = engine._core.executor, engine.stats()["blocks_free"]
+        taken = peak_bytes(lambda: engine.run(Embed(ids, pooling="last", cache="never"))) or 0
+        assert engine.stats()["blocks_free"] == before and not executor.pool.tensor[:, :, 512:].any()
+        spec, limits = executor.config.spec, executor.limits()
+        all_layers = 6000 * limits.kv_bytes_per_token
+        bound = StepMemory.of_shapes(spec, 4, limits.logits_chunk_rows, 0)
+        assert taken < bound.fixed + 6000 * bound.per_token + 4 * MB
+        alone = np.asarray(engine.run(Embed(ids, pooling="last", cache="never")))
+        kept = np.asarray(engine.run(Embed(ids, pooling="last")))
+        assert (alone == kept).all() and engine.stats()["memory"]["kv_used_bytes"] >= all_layers * 9 // 10
+
+
+@pytest.mark.feature("G11")
+def test_where_the_memory_goes_is_said_before_and_after_loading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", "--max-memory", str(60 * MB), "--max-top", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("default_model: Qwen3ForCausalLM, ")
+    assert [line.split()[0] for line in lines[-3:]] == ["512", "2,048", "8,192"]
+    assert lines[-1].split()[-1] in ("all", "pass", "no") and lines[-3].split()[-1] == "all"
+    with loaded() as engine:
+        said = engine.stats()["memory"]
+        assert said["kv_used_bytes"] == 0 and not said["measured"]
+        engine.complete([5] * 100)
+        assert 0 < engine.stats()["memory"]["kv_used_bytes"] < said["kv_bytes"]
+        weights = next(line for line in lines if line.strip().startswith("weights"))
+        assert abs(said["weight_bytes"] / MB - float(weights.split()[1])) < 1

@@ -1,0 +1,131 @@
+"""Checkpoints of bfloat16 as ``dtype="auto"`` runs them: their weights keep two bytes, everything else is float32."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from prelude._native import cpu
+
+from prelude import Engine, EngineConfig
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.kernels import wide
+from prelude.models.packed import PackedLinear
+from prelude.models.precision import choose
+from tests.checkpoints import make_checkpoint, save_model
+from tests.encoders import CLASSES, Encoder, write_encoder
+from tests.execution.conftest import RECURRENT, VARIANTS
+from tests.execution.helpers import Model, greedy, hidden, i32, last_logprobs, prompts, random_ids
+
+pytestmark = pytest.mark.skipif(
+    not wide() or cpu.PACKED_KERNELS["widened"] == "portable", reason="this machine computes such files in float32"
+)
+DECODERS = {**{name: VARIANTS[name] for name in ("tied", "biases", "phi3", "gemma2", "llama-biases")}, **RECURRENT}
+LOADED = "weights of bfloat16 are kept and rows computed in float32"
+
+
+@pytest.mark.parametrize("variant", sorted(DECODERS))
+def test_decoders_are_those_of_transformers_in_float32(variant: str, tmp_path: Path) -> None:
+    model = Model(save_model(tmp_path, **{**DECODERS[variant], "dtype": "bfloat16"}))
+    executor = model.executor()
+    ids = [random_ids(n, n) for n in (1, 17, 90)]
+    s = prompts(*ids)
+    theirs = np.concatenate([model.logprobs(x) for x in ids])
+    assert np.abs(last_logprobs(executor, s, np.arange(108)) - theirs).max() < 1e-4
+    assert all(isinstance(linear, PackedLinear) for layer in executor.weights.layers for linear in layer.linears())
+    assert executor.limits().weights == "bfloat16" and executor.limits().dtype == "float32"
+    assert executor.weights.nbytes < 0.75 * model.executor(dtype="float32").weights.nbytes
+
+
+def test_decode_continues_a_prompt(tmp_path: Path) -> None:
+    model = Model(save_model(tmp_path, dtype="bfloat16", tie_word_embeddings=True))
+    ids = random_ids(1, 37)
+    tokens = greedy(model.executor(), [ids], [np.arange(8)], 30)[0]
+    theirs = model.logprobs(np.concatenate([ids, tokens])[:-1])[36:]
+    assert (theirs.argmax(axis=1) == tokens).all()
+
+
+@pytest.mark.parametrize("family", sorted(CLASSES))
+def test_encoders_are_those_of_transformers_in_float32(family: str, tmp_path: Path) -> None:
+    encoder = Encoder(write_encoder(tmp_path, family=family, dtype="bfloat16"))
+    batch = [i32(5 + random_ids(n, n, 200)) for n in (1, 17, 90)]
+    executor = encoder.executor()
+    theirs = np.concatenate([encoder.states(ids) for ids in batch])
+    assert np.abs(hidden(executor, prompts(*batch), np.arange(108)) - theirs).max() < 2e-5
+    assert executor.limits().weights == "bfloat16"
+
+
+def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
+    executor = Model(save_model(tmp_path, dtype="bfloat16", tie_word_embeddings=True)).executor()
+    tokens = executor.weights.embeddings.tokens
+    assert tokens is executor.weights.lm_head
+    assert executor.weights.embeddings.of(torch.tensor([3, 210])).shape == (2, 64)
+    with pytest.raises(IndexError):
+        executor.weights.embeddings.of(torch.tensor([211]))
+
+
+def test_files_of_several_types(tmp_path: Path) -> None:
+    """A weight that is not bfloat16 is computed as float32 beside others that are."""
+    from safetensors.torch import load_file, save_file
+
+    model = Model(save_model(tmp_path, dtype="bfloat16"))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = tensors[name].float()
+    save_file(tensors, file, metadata={"format": "pt"})
+    mixed = Model(tmp_path)
+    executor = mixed.executor()
+    packed = [isinstance(layer.down, PackedLinear) for layer in executor.weights.layers]
+    assert packed == [True, False, True]
+    ids = random_ids(1, 40)
+    assert np.abs(last_logprobs(executor, prompts(ids), np.arange(40)) - model.logprobs(ids)).max() < 1e-4
+
+
+def test_what_auto_chooses(tmp_path: Path) -> None:
+    for stored, dtype, packing, told in (
+        ("bfloat16", torch.float32, "widened", LOADED),
+        ("float32", torch.float32, None, "the files have float32"),
+        ("float16", torch.float32, None, "the files have float16"),
+    ):
+        model = Model(save_model(tmp_path / stored, dtype=stored))
+        with Checkpoint.open(model.path, model.config) as checkpoint:
+            chosen = choose("auto", checkpoint, model.config.spec)
+            assert (chosen.dtype, chosen.packing) == (dtype, packing) and told in chosen.reason
+            assert choose("float32", checkpoint, model.config.spec).packing is None
+            assert choose("auto", checkpoint, model.config.spec, "int8").packing == "int8"
+
+
+def test_the_choice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_checkpoint(tmp_path, dtype="bfloat16")
+    caplog.set_level(logging.INFO, "prelude.engine")
+    with Engine.from_pretrained(tmp_path, config=EngineConfig(kv_blocks=8)) as engine:
+        info = engine.model_info
+        assert "bfloat16 weights, float32 on cpu" in repr(engine)
+    assert LOADED in caplog.text and "bfloat16 weights, float32 (dtype='auto')" in caplog.text
+    assert (info.dtype, info.weights, info.quantization) == ("float32", "bfloat16", None)
+
+
+def test_a_machine_without_the_instructions_stays_float32(tmp_path: Path) -> None:
+    """The kernels of plain C++ would give the same bits, at a fraction of torch's speed."""
+    path = save_model(tmp_path, dtype="bfloat16")
+    code = f"""
+from pathlib import Path
+from tests.execution.helpers import Model
+executor = Model(Path({str(path)!r})).executor()
+print(executor.precision.reason, executor.limits().weights)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PRELUDE_CPU_KERNELS": "portable"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "no vector kernels for weights of bfloat16 float32" in ran.stdout

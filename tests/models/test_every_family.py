@@ -1,0 +1,88 @@
+"""Configs of every family in the registry, as transformers writes them: read as they stand, refused where hostile."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import transformers
+
+from prelude.errors import ModelError
+from prelude.models.config import ModelConfig
+from prelude.models.families import ARCHITECTURES, FAMILIES
+from tests.encoders import DEBERTA
+
+SMALL: dict[str, dict[str, Any]] = {"deberta-v2": DEBERTA}
+"""Settings without which transformers' default config of a family is not supported here."""
+VALUES: list[Any] = [
+    None,
+    True,
+    0,
+    -7,
+    2**63,
+    10**400,
+    0.5,
+    math.nan,
+    math.inf,
+    "x",
+    "x" * 100_000,
+    [],
+    [[]],
+    {},
+    {"x": 1},
+]
+COUNTS = {
+    "layers": ("num_hidden_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_heads"),
+    "vocabulary": ("vocab_size",),
+}
+
+
+def base_of(architecture: str) -> dict[str, Any]:
+    family = ARCHITECTURES[architecture].model_type
+    config = transformers.CONFIG_MAPPING[family](num_hidden_layers=4, **SMALL.get(family, {})).to_dict()
+    return {**config, "architectures": [architecture], "model_type": family, "id2label": {"0": "a", "1": "b"}}
+
+
+def changed(base: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """``base`` with another value, in the part of it that describes the text model."""
+    if "text_config" in base:
+        return {**base, "text_config": {**base["text_config"], key: value}}
+    return {**base, key: value}
+
+
+def refusal(config: dict[str, Any]) -> str | None:
+    """What it is refused for; None where it is read, and can be used."""
+    try:
+        found = ModelConfig.from_dict(config)
+    except ModelError as failure:
+        return str(failure)
+    assert found.max_positions >= 1 and found.spec.tensors()
+    return None
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_sizes_that_no_network_has_are_refused(architecture: str) -> None:
+    base = base_of(architecture)
+    assert refusal(base) is None
+    for what, names in COUNTS.items():
+        [key] = [name for name in names if name in base.get("text_config", base)]
+        for value in (0, -1, 10**9, "4", 2.5, None, True):
+            reason = refusal(changed(base, key, value))
+            assert reason is not None and key in reason and len(reason) <= 500, (what, value, reason)
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_any_value_under_any_key_is_read_or_refused(family: str) -> None:
+    """Nothing but a ModelError, of bounded length."""
+    base = base_of(next(iter(FAMILIES[family].architectures)))
+    refused = 0
+    for key in base.get("text_config", base):
+        for value in VALUES:
+            reason = refusal(changed(base, key, value))
+            refused += reason is not None
+            assert reason is None or len(reason) <= 500, key
+    assert refused > 60

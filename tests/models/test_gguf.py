@@ -1,0 +1,234 @@
+"""GGUF files of the ``gguf`` package: values as its dequantizer gives them, answers as transformers gives them over
+those values, and the memory that a file takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prelude.batch import OneShotBatch
+from prelude.errors import CheckpointError, ModelError, UnsupportedModel
+from prelude.execution.cpu import CpuExecutor
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.gguf.blocks import Blocks
+from prelude.models.gguf.config import architecture_of, config_of
+from prelude.models.gguf.directory import GgufDirectory, open_directory
+from prelude.models.gguf.reader import GgufFile
+from prelude.models.packed import PackedLinear
+from tests.checkpoints import PLAIN, SMALL, write_checkpoint
+from tests.execution.helpers import Model, all_logprobs, prompts, random_ids, run
+from tests.gguf_files import TYPE, dequantized, gguf, quantized, write_model
+
+SIZES = {**SMALL, "intermediate_size": 128, "tie_word_embeddings": True}
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""Every row is whole blocks of 256."""
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"tie_word_embeddings": False},
+    "gemma": {},
+    "gemma2": {"sliding_window": 24, "query_pre_attn_scalar": 32},
+    "gemma3_text": {"sliding_window": 24, "query_pre_attn_scalar": 32},
+}
+
+
+def source(path: Path, family: str, **changes: Any) -> Path:
+    return write_checkpoint(path, {**SIZES, **FAMILIES.get(family, {}), **changes}, family=family, scale=0.08)
+
+
+def opened(path: Path, **options: Any) -> CpuExecutor:
+    directory = open_directory(path)
+    config = ModelConfig.from_dir(directory)
+    with Checkpoint.open(directory, config) as checkpoint:
+        return CpuExecutor(config, checkpoint, num_blocks=128, block_size=16, **options)
+
+
+def logprobs(executor: CpuExecutor, ids: np.ndarray) -> np.ndarray:
+    readout = all_logprobs(np.arange(len(ids)))
+    return run(executor, OneShotBatch(prompts(ids), readout)).outputs[0].logprobs.reshape(len(ids), -1)
+
+
+NUMBERS = [(family, "F32") for family in FAMILIES]
+NUMBERS += [(family, kind) for family in ("llama", "gemma2") for kind in ("F16", "BF16")]
+
+
+@pytest.mark.parametrize("family, kind", NUMBERS)
+def test_numbers_are_those_of_transformers(family: str, kind: str, tmp_path: Path) -> None:
+    model = source(tmp_path / "model", family)
+    path = write_model(model, tmp_path / "model.gguf", kind)
+    oracle = Model(dequantized(path, model, tmp_path / "values"))
+    ids = random_ids(1, 60)
+    assert np.abs(logprobs(opened(path), ids) - oracle.logprobs(ids)).max() < 1e-4
+    assert ModelConfig.from_dir(open_directory(path)).spec == oracle.config.spec
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+def test_eight_bits_are_computed_as_they_are_stored(family: str, tmp_path: Path) -> None:
+    """Against transformers over the dequantized weights: what differs is the rounding of a product's inputs."""
+    model = source(tmp_path / "model", family)
+    path = write_model(model, tmp_path / "model.gguf", "Q8_0")
+    oracle = Model(dequantized(path, model, tmp_path / "values"))
+    executor = opened(path)
+    ids = random_ids(2, 60)
+    found, wanted = logprobs(executor, ids), oracle.logprobs(ids)
+    assert np.abs(np.exp(found) - np.exp(wanted)).max() < 0.01
+    assert executor.limits().quantization == "int8"
+    assert all(isinstance(linear, PackedLinear) for linear in executor.weights.linears())
+    assert isinstance(executor.weights.embeddings.tokens, PackedLinear)
+
+
+def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
+    """Weights in 8 bits take no more than they do in the file; those of 4 and 6 bits are repacked into 8."""
+    model = source(tmp_path / "model", "llama", **WIDE)
+    for kind, more in (("Q8_0", 1.01), ("Q6_K", 34 / 26.25 * 1.01), ("Q4_K", 34 / 18 * 1.01)):
+        path = write_model(model, tmp_path / f"{kind}.gguf", kind)
+        kept = opened(path).weights.nbytes
+        assert kept <= path.stat().st_size * more
+        with Checkpoint.open(open_directory(path), ModelConfig.from_dir(open_directory(path))) as checkpoint:
+            assert abs(checkpoint.nbytes(torch.float32) - kept) < 0.05 * kept
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+def test_blocks_have_the_values_of_the_packages_dequantizer(kind: str) -> None:
+    generator = np.random.default_rng(3)
+    values = generator.standard_normal((40, 512)).astype(np.float32)
+    stored = quantized(values, kind)
+    if kind != "Q8_0":  # every bit of scales and values
+        stored = generator.integers(0, 256, stored.shape, np.uint8)
+        size = {"Q4_K": 144, "Q6_K": 210}[kind]
+        halves = stored.reshape(-1, size)
+        for at in (0, 2) if kind == "Q4_K" else (208,):
+            halves[:, at + 1] &= 0xBF  # no infinities
+    blocks = Blocks(kind, (40, 512), torch.from_numpy(stored.view(np.uint8)))
+    wanted = gguf.quants.dequantize(stored, TYPE[kind])
+    assert np.array_equal(blocks.dense().numpy(), wanted)
+    assert np.array_equal(blocks.dense(7, 9).numpy(), wanted[7:9])
+    order = torch.tensor([5, 0, 39])
+    assert np.array_equal(blocks.rows(order).dense().numpy(), wanted[order])
+    eight = Blocks("Q8_0", (40, 512), blocks.eight_bits()).dense().numpy()
+    most = np.abs(wanted.reshape(40, -1, 32)).max(axis=2, keepdims=True)
+    assert (np.abs((eight - wanted).reshape(40, -1, 32)) <= most * 0.0045 + 5e-6).all()  # of float16's smallest scale
+    assert blocks.count_bad() == 0
+
+
+def test_mixed_types_as_q4_k_m_has_them(tmp_path: Path) -> None:
+    """Values of 4 and of 6 bits in one projection, numbers beside them."""
+    model = source(tmp_path / "model", "llama", **WIDE)
+
+    def kind(name: str) -> str:
+        return "Q6_K" if "attn_v" in name or "token_embd" in name else "F16" if "ffn_down" in name else "Q4_K"
+
+    path = write_model(model, tmp_path / "model.gguf", kind)
+    oracle = Model(dequantized(path, model, tmp_path / "values"))
+    ids = random_ids(4, 50)
+    found, wanted = np.exp(logprobs(opened(path), ids)), np.exp(oracle.logprobs(ids))
+    assert (found * wanted).sum() / np.linalg.norm(found) / np.linalg.norm(wanted) > 0.995
+
+
+def test_rotary_factors_are_those_of_llama_3(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    model = source(tmp_path / "model", "llama", rope_parameters=rope)
+    turns = 1 / 500000.0 ** (torch.arange(0, 32, 2).float() / 32)
+    own = ModelConfig.from_dir(model).spec.layers[0].attention.rope
+    assert own is not None
+    factors = (turns / own.frequencies()[0]).numpy()
+    path = write_model(model, tmp_path / "model.gguf", "F32", lambda w: w.add_tensor("rope_freqs.weight", factors))
+    ids = random_ids(5, 200)
+    assert np.abs(logprobs(opened(path), ids) - Model(model).logprobs(ids)).max() < 1e-4
+
+
+def test_a_directory_with_one_file(tmp_path: Path) -> None:
+    model = source(tmp_path / "model", "llama")
+    write_model(model, tmp_path / "a.gguf", "F32")
+    assert str(open_directory(tmp_path)) == str(tmp_path / "a.gguf")
+    write_model(model, tmp_path / "b.gguf", "F32")
+    with pytest.raises(ModelError, match="2 GGUF files"):
+        open_directory(tmp_path)
+
+
+CHANGES: dict[str, tuple[Any, str]] = {
+    "a key that is not known": (
+        lambda w: w.add_uint32("llama.new_kind_of_attention", 7),
+        "new_kind_of_attention = 7",
+    ),
+    "experts": (lambda w: w.add_expert_count(8), "expert_count = 8"),
+    "a window": (lambda w: w.add_sliding_window(16), "sliding_window = 16"),
+    "part of heads turn": (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count = 8"),
+    "a rotary scaling": (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
+    "a part of a model": (lambda w: w.add_uint16("split.count", 3), "llama-gguf-split"),
+    "an adapter": (lambda w: w.add_type("adapter"), "general.type"),
+    "a tensor that is not known": (lambda w: w.add_tensor("blk.0.new.weight", np.zeros(3, np.float32)), "blk.0.new"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_what_would_change_every_answer_is_refused(name: str, tmp_path: Path) -> None:
+    change, said = CHANGES[name]
+    path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf", "F32", change)
+    with pytest.raises(UnsupportedModel, match=said):
+        opened(path)
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf")
+    tensor = next(one for one in gguf.GGUFReader(path).tensors if one.name == "blk.1.ffn_up.weight")
+    data = bytearray(path.read_bytes())
+    data[tensor.data_offset : tensor.data_offset + 2] = np.float16("inf").tobytes()
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"up_proj.weight: 1 blocks hold NaN or infinite values"):
+        opened(path)
+
+
+def test_config_json_beside_a_file_is_not_read(tmp_path: Path) -> None:
+    path = write_model(source(tmp_path / "model", "llama"), tmp_path / "model.gguf", "F32")
+    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, "model_type": "bert"}))
+    assert ModelConfig.from_dir(open_directory(path)).model_type == "llama"
+
+
+KEYS = ["context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"]
+KEYS += ["attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.key_length", "rope.freq_base"]
+KEYS += ["attention.sliding_window", "attention.sliding_window_pattern", "rope.scaling.type", "rope.scaling.factor"]
+KEYS += ["attn_logit_softcapping", "final_logit_softcapping", "rope.scaling.original_context_length", "vocab_size"]
+VALUES: list[Any] = [
+    0,
+    -1,
+    1 << 63,
+    7,
+    0.0,
+    float("nan"),
+    float("inf"),
+    True,
+    "x",
+    "yarn",
+    "linear",
+    [],
+    [1],
+    ["x"],
+    None,
+]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text"])
+def test_metadata_of_other_values_and_types_are_refused(family: str, tmp_path: Path) -> None:
+    """A ``ModelError`` that names the file, or a model whose tensors fit; nothing else."""
+    path = write_model(source(tmp_path / "model", family), tmp_path / "model.gguf", "F32")
+    with GgufFile(path) as file:
+        architecture = file.metadata["general.architecture"]
+        good = dict(file.metadata)
+        for key in [*KEYS, "general.architecture", "general.type", "split.count"]:
+            name = key if key.startswith(("general", "split")) else f"{architecture}.{key}"
+            for value in VALUES:
+                file.metadata = {**good, name: value}
+                try:
+                    directory = GgufDirectory(tmp_path, False, path, {}, config_of(file, architecture_of(file)))
+                    config = ModelConfig.from_dir(directory)
+                    Checkpoint.open(directory, config).close()
+                except ModelError as refused:
+                    assert str(tmp_path) in str(refused), (key, value)

@@ -1,0 +1,129 @@
+"""Tokenizers out of a GGUF file's metadata: the ids of the ``tokenizer.json`` that the metadata were made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prelude.tokenizer import Tokenizer
+
+from prelude.default_model import path as packaged
+from prelude.errors import ModelError, UnsupportedModel
+from prelude.models.gguf.tokenizer import GgufTokenizer
+from tests.tokenizer.conftest import SHARED
+
+NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
+TEXTS = [
+    "The committee shall publish its findings before the close of the year.",
+    "  two  spaces, tabs\tand\n\nlines \n and 1234567890 numbers, it's DON'T",
+    "Grüße aus Köln, 東京の天気 e\u0301 \U0001f600\U0001f468\u200d\U0001f469 \u00a0x",
+    "",
+    " ",
+    "def f(x):\n    return x ** 2  # ok",
+]
+
+
+def metadata(file: dict[str, Any], pre: str | None) -> dict[str, Any]:
+    """As llama.cpp's converter writes them. ``pre``: None for tokens with scores, here the ranks of their merges."""
+    vocabulary: dict[str, int] = dict(file["model"]["vocab"])
+    added = {token["content"]: token for token in file["added_tokens"]}
+    vocabulary |= {content: token["id"] for content, token in added.items()}
+    tokens = [""] * (max(vocabulary.values()) + 1)
+    kinds = [NORMAL] * len(tokens)
+    for text, token in vocabulary.items():
+        tokens[token] = text
+        if text in added:
+            kinds[token] = CONTROL if added[text]["special"] else USER
+        elif pre is None and len(text) == 6 and text.startswith("<0x"):
+            kinds[token] = BYTE
+    found: dict[str, Any] = {"tokens": tokens, "token_type": kinds, "model": "llama" if pre is None else "gpt2"}
+    if pre is None:
+        kinds[vocabulary["<unk>"]] = UNKNOWN
+        ranks: dict[str, int] = {}
+        for rank, merge in enumerate(file["model"]["merges"]):
+            ranks.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), rank)
+        found |= {"scores": [-float(ranks.get(text, 0)) for text in tokens], "unknown_token_id": 0}
+        found |= {"bos_token_id": 1, "eos_token_id": 2}
+    else:
+        merges = file["model"]["merges"]
+        found |= {"pre": pre, "merges": [one if isinstance(one, str) else " ".join(one) for one in merges]}
+    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+
+
+def made(told: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_buffer(GgufTokenizer(told, Path("m.gguf")).file())
+
+
+@pytest.mark.parametrize(
+    "family, pre",
+    [
+        ("gpt2", "gpt-2"),
+        ("qwen3", "qwen2"),
+        ("llama-3.2", "llama-bpe"),
+        ("mistral-nemo", "tekken"),
+        ("llama2", None),
+        ("mistral-v1", None),
+    ],
+)
+def test_ids_are_those_of_the_real_tokenizer(family: str, pre: str | None) -> None:
+    if SHARED is None:
+        pytest.skip("the shared tokenizer files are not here")
+    path = SHARED / "tokenizers" / family / "tokenizer.json"
+    told = metadata(json.loads(path.read_text(encoding="utf-8")), pre)
+    theirs = Tokenizer.from_file(path)
+    if pre in ("llama-bpe", "tekken"):
+        told["tokenizer.ggml.bos_token_id"] = theirs.encode("").ids[0]
+    ours = made(told)
+    special = [token["content"] for token in json.loads(path.read_text())["added_tokens"][:3]]
+    for text in [*TEXTS, f"a {special[0]}b{special[-1]} c"]:
+        assert ours.encode(text).ids == theirs.encode(text).ids, text
+        ids = ours.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+def byte_level() -> dict[str, Any]:
+    return metadata(json.loads((packaged() / "tokenizer.json").read_text(encoding="utf-8")), "gpt-2")
+
+
+def test_ids_are_those_of_the_packaged_tokenizer() -> None:
+    """What begins and ends a text is added as the file says."""
+    theirs = Tokenizer.from_file(packaged() / "tokenizer.json")
+    told = byte_level()
+    for text in TEXTS:
+        found = made(told).encode(text).ids
+        assert made(told).decode(found) == theirs.decode(theirs.encode(text).ids)
+    told |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.add_bos_token": True}
+    told |= {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.add_eos_token": True}
+    ids = made(told).encode("a text").ids
+    assert ids == [1, *made(byte_level()).encode("a text").ids, 0]
+
+
+def test_template_and_named_tokens() -> None:
+    told = byte_level() | {"tokenizer.chat_template": "{{ bos_token }}", "tokenizer.ggml.eos_token_id": 0}
+    config = json.loads(GgufTokenizer(told, Path("m.gguf")).config())
+    assert config == {"chat_template": "{{ bos_token }}", "eos_token": told["tokenizer.ggml.tokens"][0]}
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens is None"),
+    "tokens of numbers": ({"tokens": [1, 2]}, "an array of str is needed"),
+    "types of another length": ({"token_type": [1]}, "1 token types for"),
+    "another model": ({"model": "rwkv"}, "tokenizer.ggml.model 'rwkv'"),
+    "another way of cutting": ({"pre": "new-one"}, "tokenizer.ggml.pre 'new-one'; supported"),
+    "a merge of three": ({"merges": ["a b c"]}, "merges has 'a b c'"),
+    "a token that is not there": ({"bos_token_id": 1 << 30, "add_bos_token": True}, "bos_token_id is 1073741824"),
+    "a switch of text": ({"add_bos_token": "yes"}, "add_bos_token is 'yes'"),
+    "scores of another length": ({"model": "llama", "scores": [0.0]}, "1 scores for"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_what_is_not_a_tokenizer_is_refused(name: str) -> None:
+    changes, said = WRONG[name]
+    told = byte_level() | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    with pytest.raises(ModelError) as caught:
+        GgufTokenizer(told, Path("m.gguf")).file()
+    assert said in str(caught.value) and str(caught.value).startswith("m.gguf")
+    assert isinstance(caught.value, UnsupportedModel) is (name.startswith("another"))

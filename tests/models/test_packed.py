@@ -1,0 +1,201 @@
+"""Packed projections: int8 against integers, weights of bfloat16 against float64, and the same bits on every machine,
+in any company, at any threads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from prelude._native import cpu
+
+from prelude.models.packed import PackedLinear, Packing
+
+ROWS, INPUTS, OUTPUTS = 29, 90, 200
+BLOCK = cpu.INT8_BLOCK
+SHAPES = [(1, 1, 1), (7, 48, 33), (81, 192, 576), (256, 100, 40)]
+
+
+def given(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows + inputs + outputs)
+    x, weight, bias = (
+        torch.randn(*shape, generator=generator) for shape in ((rows, inputs), (outputs, inputs), (outputs,))
+    )
+    return x, weight, bias
+
+
+def blocks(x: torch.Tensor) -> np.ndarray:
+    """Rows as [rows, blocks, 32]; the last block is filled up with zeros."""
+    rows, inputs = x.shape
+    return np.pad(x.numpy(), ((0, 0), (0, -inputs % BLOCK))).reshape(rows, -1, BLOCK)
+
+
+def of_row(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The integers of the blocks of rows, and the scale of each block."""
+    values = blocks(x)
+    most = np.abs(values).max(axis=2, keepdims=True)
+    by = (np.float32(127) / most).astype(np.float64)
+    return np.rint(values.astype(np.float64) * by).astype(np.int64), most[..., 0] / np.float32(127)
+
+
+def of_weight(weight: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    values = blocks(weight)
+    scale = (np.abs(values).max(axis=2) / np.float32(127)).astype(np.float16).astype(np.float32)
+    return np.clip(np.rint(values / scale[..., None]), -127, 127).astype(np.int64), scale
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> np.ndarray:
+    """[rows, outputs] by the definition: exact sums of blocks, which are added in float32, each rounded once."""
+    (a, a_scale), (w, w_scale) = of_row(x), of_weight(weight)
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for block in range(a.shape[1]):
+        scaled = (a[:, block] @ w[:, block].T).astype(np.float32) * w_scale[:, block]
+        total = (scaled.astype(np.float64) * a_scale[:, block, None] + total).astype(np.float32)
+    return total
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_is_the_integer_product(shape: tuple[int, int, int]) -> None:
+    x, weight, bias = given(*shape)
+    wanted = product(x, weight)
+    linear = PackedLinear(weight, bias)
+    assert np.array_equal(linear(x).numpy(), wanted + bias.numpy())
+    residual = torch.ones(len(x), len(weight))
+    linear.add_to(residual, x)
+    assert np.array_equal(residual.numpy(), wanted + (1 + bias.numpy()))
+    w, w_scale = of_weight(weight)
+    values = (w * w_scale[..., None]).astype(np.float32).reshape(len(weight), -1)
+    assert np.array_equal(linear.gather(torch.arange(len(weight))).numpy(), values[:, : weight.shape[1]])
+    pairs = torch.arange(len(x)) % len(weight)
+    plain = PackedLinear(weight)
+    assert torch.equal(plain.of_pairs(x, pairs), plain(x)[torch.arange(len(x)), pairs].double())
+
+
+def test_rows_of_q8_keep_their_values() -> None:
+    """float16 and int8 as they lie in a file, -128 and the smallest scales among them."""
+    generator = np.random.default_rng(5)
+    rows, width = 70, 96
+    scales = np.abs(generator.standard_normal((rows, width // BLOCK))).astype(np.float16)
+    scales[3] = [6e-8, 0, 65504]
+    integers = generator.integers(-128, 128, (rows, width // BLOCK, BLOCK), np.int8)
+    packed = np.concatenate([scales.view(np.uint8).reshape(rows, -1, 2), integers.view(np.uint8)], axis=2)
+    linear = PackedLinear.of_blocks(torch.from_numpy(packed.reshape(rows, -1)))
+    wanted = (scales.astype(np.float32)[..., None] * integers).reshape(rows, width)
+    assert np.array_equal(linear.gather(torch.arange(rows)).numpy(), wanted)
+    x = torch.randn(3, width, generator=torch.Generator().manual_seed(1))
+    assert np.allclose(
+        linear(x).numpy(), x.numpy() @ wanted.T, rtol=0.02, atol=0.02 * np.abs(x.numpy() @ wanted.T).max()
+    )
+    with pytest.raises(ValueError, match="whole blocks"):
+        PackedLinear.of_blocks(torch.zeros(2, 35, dtype=torch.uint8))
+
+
+def test_weights_beyond_float16_are_not_packed() -> None:
+    for size, fits in ((0.0, True), (1e-4, False), (1e-3, True), (8e6, True), (9e6, False)):
+        assert PackedLinear.fits(torch.full((2, 3), size)) is fits
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 3072, 65)])
+def test_weights_of_bfloat16_meet_rows_of_float32(shape: tuple[int, int, int]) -> None:
+    x, weight, bias = given(*shape)
+    half = weight.to(torch.bfloat16)
+    linear = PackedLinear(half, bias, "widened")
+    wanted = x.double() @ half.double().t() + bias
+    size = x.double().abs() @ half.double().abs().t() + bias.abs()  # of the terms of each sum
+    assert ((linear(x) - wanted).abs() <= 5e-7 * size).all()
+    residual = torch.ones(len(x), len(weight))
+    linear.add_to(residual, x)
+    assert ((residual - 1 - wanted).abs() <= 5e-7 * (size + 1)).all()
+    assert torch.equal(linear.gather(torch.arange(len(weight))), half.float())
+    pairs = torch.arange(len(x)) % len(weight)
+    found = PackedLinear(half, None, "widened").of_pairs(x, pairs)
+    assert torch.allclose(found, (wanted - bias)[torch.arange(len(x)), pairs], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("packing", [name for name in cpu.PACKINGS if name in cpu.PACKED_KERNELS])
+def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
+    x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
+    linear = PackedLinear(weight, bias, packing)
+    whole = linear(x)
+    for few in (1, 2, 6, 7, 12, 13):
+        assert torch.equal(linear(x[5 : 5 + few].clone()), whole[5 : 5 + few])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(linear(x), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("packing", ["int8", "widened"])
+def test_some_outputs_of_a_weight(packing: Packing) -> None:
+    x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
+    linear = PackedLinear(weight, bias, packing)
+    whole = linear(x)
+    for start, stop in ((0, 7), (32, 200), (64, 65)):
+        assert torch.equal(linear.rows(start, stop)(x), whole[:, start:stop])
+    assert torch.allclose(linear.rows(33, 90)(x), whole[:, 33:90], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("packing", ["int8", "widened"])
+def test_bfloat16_goes_in_and_comes_out(packing: Packing) -> None:
+    x, weight, bias = given(ROWS, INPUTS, OUTPUTS)
+    linear = PackedLinear(weight, bias, packing)
+    half = x.to(torch.bfloat16)
+    found = linear.into(half, torch.empty(ROWS, OUTPUTS, dtype=torch.bfloat16))
+    assert torch.equal(found, linear(half.float()).to(torch.bfloat16))
+
+
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    x, weight, _ = given(ROWS, INPUTS, OUTPUTS)
+    linear = PackedLinear(weight)
+    whole = linear(x)
+    x[3, 4], x[5, 6] = float("nan"), float("-inf")
+    found = linear(x)
+    bad = found.isnan().all(dim=1)
+    assert bad.nonzero().flatten().tolist() == [3, 5]
+    assert torch.equal(found[~bad], whole[~bad])
+
+
+def test_wrong_shapes_are_refused() -> None:
+    x, weight, _ = given(ROWS, INPUTS, OUTPUTS)
+    linear = PackedLinear(weight)
+    with pytest.raises(ValueError, match="by"):
+        linear(x[:, :-1])
+    with pytest.raises(ValueError, match="side by side"):
+        linear(torch.empty(INPUTS, ROWS).t())
+    with pytest.raises(IndexError):
+        linear.gather(torch.tensor([OUTPUTS]))
+    with pytest.raises(ValueError, match="by"):
+        linear.of_pairs(x, torch.tensor([1]))
+
+
+def digest(packing: Packing) -> str:
+    """Of the products of all shapes, with the kernels of this process."""
+    found = hashlib.sha256()
+    for shape in SHAPES:
+        x, weight, bias = given(*shape)
+        found.update(PackedLinear(weight, bias, packing)(x).numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512"])
+def test_every_instruction_set_gives_the_same_bits(kernels: str) -> None:
+    code = "from tests.models import test_packed as t; from prelude._native import cpu; "
+    code += "print(cpu.PACKED_KERNELS['int8'], cpu.PACKED_KERNELS['widened'], t.digest('int8'), t.digest('widened'))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PRELUDE_CPU_KERNELS": kernels},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, other, *found = ran.stdout.split()
+    if name != kernels:
+        pytest.skip(f"this machine has no {kernels} kernels")
+    assert other == kernels and found == [digest("int8"), digest("widened")]

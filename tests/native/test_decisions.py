@@ -1,0 +1,180 @@
+"""Keys of questions, and which questions hold nothing that may change."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prelude._native.core import AccountBook, AnswerReader, LabelPaths, Maker, Waiting, plain_texts
+
+from prelude import Engine
+from prelude.admission.question_keys import QUESTION_KEYS
+from prelude.admission.snapshot import snapshot
+from prelude.admission.structured import Owned
+from prelude.calls import LABEL_CHARS, QUESTION_CHARS, text_size
+from prelude.options import NO_OPTIONS, RequestOptions
+from prelude.results import Answer
+from prelude.scheduling.accounts import Accounts
+from prelude.tasks import Choice, Decide, Noul, Score
+from tests.native.test_ends import requests
+
+
+class Text(str):
+    pass
+
+
+@pytest.fixture(scope="module")
+def decider() -> Iterator[Engine]:
+    with Engine.from_pretrained(device="cpu") as engine:
+        yield engine
+
+
+def key(*questions: Any, **fields: Any) -> Any:
+    task = Decide("state", questions, **fields)
+    return QUESTION_KEYS.of(task, task.questions, None)
+
+
+def test_equal_questions_have_equal_keys_whatever_holds_them() -> None:
+    assert key(Choice("Q", ["a", "b"])) == key(Choice("Q", ("a", "b")))
+    assert key(Choice("Q", {"a": None, "b": "x"})) == key(Choice("Q", Owned({"a": None, "b": "x"})))
+    assert key(Noul("Q")) == key(Noul("Q")) and key(Score("Q", ["low", "high"])) == key(Score("Q", ("low", "high")))
+
+
+def test_other_questions_have_other_keys() -> None:
+    keys = [
+        key(Choice("Q", ("a", "b"))),
+        key(Choice("Q", ("b", "a"))),
+        key(Choice("Q", {"a": None, "b": None})),
+        key(Choice(None, ("a", "b"))),
+        key(Noul("Q")),
+        key(Noul("Q", {"true": "t"})),
+        key(Noul("Q", {"false": "t"})),
+        key(Score("Q", 5)),
+        key(Score("Q", 4)),
+        key(Score("Q", ("low", "high"))),
+        key(Noul("Q"), Noul("Q")),
+        key(Noul("Q"), mass=False),
+        key(Noul("Q"), length_norm="token"),
+        key(Noul("Q"), orders=2),
+    ]
+    assert None not in keys and len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Choice(Text("Q"), ("a", "b")),
+        Choice("Q", ("a", Text("b"))),
+        Choice("Q", ()),
+        Choice("Q", {"a": {"b": 1}}),
+        Choice("Q", OrderedDict(a=None)),
+        Noul(None),
+        Noul("Q", {"true": 1}),
+        Noul("Q", {"maybe": "x"}),
+        Score("Q", True),
+        Score("Q", ()),
+        SimpleNamespace(question="Q", labels=("a",)),
+        None,
+    ],
+)
+def test_what_equals_others_or_may_change_has_no_key(question: Any) -> None:
+    assert key(question) is None
+
+
+def test_a_decision_of_plain_questions_is_its_own_copy() -> None:
+    plain = Decide("state", (Choice("Which?", ("a", "bb")), Noul("Is it?"), Score("How?", 5)))
+    assert snapshot(plain) is plain
+    words = len("Which?" + "Is it?" + "How?")
+    assert QUESTION_KEYS.plain_size(plain.questions, QUESTION_CHARS, LABEL_CHARS) == (
+        words + 3 * QUESTION_CHARS + 2 * LABEL_CHARS
+    )
+    labels = ["a", "bb"]
+    listed = Decide("state", (Choice("Which?", labels), Noul("Is it?"), Score("How?", 5)))
+    assert text_size(plain) == text_size(listed)
+    copied = snapshot(listed)
+    labels.append("c")
+    assert copied.questions[0].labels == ("a", "bb")  # type: ignore[index,union-attr]
+
+
+@pytest.mark.parametrize(
+    "questions",
+    [
+        [Noul("Q")],
+        (Choice("Q", ["a"]),),
+        (Choice("Q", {"a": "x"}),),
+        (Noul("Q", {"true": "x"}),),
+        (Score("Q", ("low", "high")),),
+        (Choice({"a": 1}, ("a",)),),
+        (None,),
+    ],
+)
+def test_questions_that_hold_more_are_looked_at_one_by_one(questions: Any) -> None:
+    assert QUESTION_KEYS.plain_size(questions, 1, 1) == -1
+
+
+def test_only_plain_ascii_states_skip_their_checks() -> None:
+    def texts(*states: Any, before: str = "<", after: str = ">", strips: bool = False) -> Any:
+        return plain_texts([SimpleNamespace(state=state) for state in states], before, after, strips, 8)
+
+    assert texts("one", "two") == ["<one>", "<two>"] and texts("one", before="", after="") == ["one"]
+    assert texts("  one", strips=True) == ["<one>"]
+    for other in ("é", "123456789", "", 7, ["a"], Text("one"), None):
+        assert texts("one", other) is None
+    assert texts("   ", strips=True) is None
+
+
+def test_an_answer_reader_needs_the_paths_of_its_labels() -> None:
+    made = Maker(Answer)
+    with pytest.raises(TypeError, match="paths"):
+        AnswerReader(made, list, ((None, ("a",), 1, "choice", 1, None),), None,
+                     unconditional=False, by_length=False, relative=False)  # fmt: skip
+    reader = AnswerReader(made, list, ((LabelPaths([[0]], [0], 1), ("a",), 1, "choice", 1, None),), None,
+                          unconditional=False, by_length=False, relative=False)  # fmt: skip
+    with pytest.raises(TypeError):
+        reader(None)  # type: ignore[arg-type]
+
+
+def test_a_queue_counts_what_joins_it_and_goes_at_once() -> None:
+    accounts = Accounts()
+    queue = Waiting(OrderedDict(), accounts)
+    some = requests(3)
+    queue.add_all(some, 1 << 70, 5)  # arrivals may be past 64 bits
+    assert [one.order for one in some] == [(1 << 70) + at for at in range(3)] and some[0].queued_at == 5
+    assert list(queue.arrivals.values()) == some == queue.unranked and queue.tokens == 12
+    assert [waiting for _, waiting in queue.groups.values()] == [3] and accounts.busy == 1
+    assert queue.fits(12, 3, 1 << 40, 1) and not queue.fits(11, 3, 1 << 40, 1) and not queue.fits(12, 2, 1 << 40, 1)
+    assert not queue.serve_whole(some[:2]) and not queue.serve_whole([])
+    assert queue.serve_whole(some)
+    assert not queue.arrivals and not queue.groups and not queue.unranked and queue.tokens == 0
+    assert accounts.busy == 0 and accounts.served() == [12]
+
+
+def test_requests_of_two_tenants_are_on_two_accounts_and_do_not_go_at_once() -> None:
+    accounts = Accounts()
+    queue = Waiting(OrderedDict(), accounts)
+    one, other = requests(2)
+    other.options = RequestOptions(tenant="other")
+    queue.add_all([one, other], 1, 0)
+    assert one.account is not other.account and accounts.busy == 2
+    assert not queue.serve_whole([one, other]) and len(queue.arrivals) == 2
+
+
+def test_an_account_book_needs_a_way_to_open_accounts() -> None:
+    with pytest.raises(AttributeError):
+        AccountBook().join(NO_OPTIONS)
+
+
+def test_a_request_alone_leaves_no_reference_cycle(decider: Engine) -> None:
+    decider.decide("a state", [Noul("Is it?")])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            decider.decide("a state", [Noul("Is it?")])
+        assert gc.collect() < 20
+    finally:
+        gc.enable()

@@ -1,0 +1,143 @@
+"""Small directories of every format whose head reads the options of a question: recorded configs, weights from a
+formula or random ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.markers import byte_tokenizer
+
+Formula = Callable[..., Any]
+
+
+def formula_of(folder: Path) -> Formula:
+    """``tensor(name, shape, gain)`` of the recorded data."""
+    spec = importlib.util.spec_from_file_location("hashweights", folder / "hashweights.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Formula = module.tensor
+    return made
+
+
+def weights(recorded: dict[str, Any], tensor: Formula) -> dict[str, torch.Tensor]:
+    made = {}
+    for name, shape in recorded["tensors"].items():
+        gain = next((gain for part, gain in recorded["gains"] if part in name), 1.0)
+        made[name] = torch.from_numpy(tensor(name, shape, gain))
+    return made
+
+
+def random_weights(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return {
+        name: float("norm" in name and name.endswith("weight")) + 0.15 * torch.randn(shape)
+        for name, shape in shapes.items()
+    }
+
+
+def save_tokenizer(path: Path, specials: tuple[str, ...], added: Mapping[str, int] | None = None) -> None:
+    """One token a byte behind ``specials``, and ``added`` ones at their ids."""
+    found = byte_tokenizer()
+    alphabet = [token for token in found["model"]["vocab"] if len(token) == 1]
+    names = {name: index for index, name in enumerate(specials)}
+    found["model"]["vocab"] = names | {token: len(names) + at for at, token in enumerate(sorted(alphabet))}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    found["added_tokens"] = [
+        {"id": index, "content": name, "special": True} | plain for name, index in (names | dict(added or {})).items()
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found))
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def write_bev(path: Path, recorded: dict[str, Any], tensor: Formula) -> Path:
+    write_json(path / "config.json", recorded["config"])
+    write_json(path / "backbone_config.json", recorded["backbone_config"])
+    save_tokenizer(path / "tokenizer.json", ("<|endoftext|>",))
+    save_file(weights(recorded, tensor), path / "model.safetensors")
+    return path
+
+
+def write_gliner(path: Path, recorded: dict[str, Any], tensor: Formula) -> Path:
+    rows = recorded["tensors"]["encoder.embeddings.word_embeddings.weight"][0]
+    write_json(path / "config.json", {"model_type": "extractor", "token_pooling": "first"})
+    write_json(path / "encoder_config/config.json", {**recorded["encoder_config"], "vocab_size": rows})
+    save_tokenizer(path / "tokenizer.json", tuple(recorded["specials"]), recorded["added"])
+    save_file(weights(recorded, tensor), path / "model.safetensors")
+    return path
+
+
+MODERNBERT: dict[str, Any] = {
+    "model_type": "modernbert",
+    "architectures": ["ModernBertModel"],
+    "vocab_size": 261,
+    "hidden_size": 128,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "local_attention": 16,
+    "pad_token_id": 0,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def write_opendecider(path: Path, **changes: Any) -> Path:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(**{k: v for k, v in MODERNBERT.items() if k != "architectures"})
+    transformers.ModernBertModel(config).save_pretrained(path)
+    width = config.hidden_size
+    shapes = {
+        f"{at}.{part}": (width, width) if part == "weight" else (width,) for at in (0,) for part in ("weight", "bias")
+    }
+    shapes |= {"2.weight": (width,), "2.bias": (width,), "3.weight": (1, width), "3.bias": (1,)}
+    save_file(random_weights(shapes), path / "head.safetensors")
+    write_json(path / "opendecider.json", {"kind": "nano", "name": "small", "max_len": 200, **changes})
+    save_tokenizer(path / "tokenizer.json", BERT_SPECIALS)
+    return path
+
+
+KEV_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|box_start|>", "<|box_end|>")
+
+
+def write_pointer(path: Path, **changes: Any) -> Path:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=261,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    transformers.Qwen3Model(config).save_pretrained(path)
+    shapes = {
+        f"{name}.{part}": (32, 64) if part == "weight" else (32,) for name in "qk" for part in ("weight", "bias")
+    }
+    save_file({name: 4 * value for name, value in random_weights(shapes).items()}, path / "pointer_head.safetensors")
+    write_json(path / "pointer_head.json", {"head_dim": 32, "temperature": 1.5, **changes})
+    save_tokenizer(path / "tokenizer.json", KEV_TOKENS)
+    return path

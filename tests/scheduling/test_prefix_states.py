@@ -1,0 +1,179 @@
+"""Prefixes of a recurrent model that are cached with their state: the numbers are those of the whole sequence, and
+what is computed again is what no state stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prelude.runtime.core import EngineCore
+from prelude.scheduling.lease import KvPool
+from tests import recurrent
+from tests.engine.test_faults import ById, submit
+from tests.recurrent import FaultyRecurrent, RecurrentToy
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt, run, tree_request
+from tests.scheduling.test_recurrent import OVERLAP, check, stepped
+from tests.service import Fault, is_empty, service_core
+
+BLOCK = RecurrentToy().limits().block_size
+
+
+def core_of(prefixes: int = 8, **options: Any) -> EngineCore:
+    return service_core(RecurrentToy(slots=4, prefixes=prefixes, num_blocks=256), step_tokens=200, **options)
+
+
+def ask(core: EngineCore, tokens: np.ndarray) -> int:
+    """Asks for a token's logprob; how many tokens were computed for it."""
+    [outcome] = run(core, [last_logprob(tokens)])
+    assert outcome.output.logprobs[0] == recurrent.logprob_after(tokens, 5)
+    core.audit()
+    return outcome.stats.computed_tokens
+
+
+@pytest.mark.feature("A8")
+def test_a_prompt_that_is_asked_again_goes_on_from_its_last_full_block() -> None:
+    core = core_of()
+    for length in (4 * BLOCK + 3, 4 * BLOCK, 4 * BLOCK + 1, BLOCK - 1):
+        tokens = prompt(length, length)
+        assert ask(core, tokens) == length
+        assert core.pool.trie.would_hit(tokens) == (length - 1) // BLOCK
+        assert ask(core, tokens) == length - (length - 1) // BLOCK * BLOCK
+    longer = np.concatenate([prompt(4 * BLOCK + 1, 4 * BLOCK + 1), prompt(9, 5)])
+    assert ask(core, longer) == 10
+
+
+@pytest.mark.feature("A8")
+def test_a_branch_gets_a_state_when_it_is_seen_the_second_time() -> None:
+    """The first prompt with the rubric leaves a state at its own end alone; the second finds its blocks, and none to
+    go on from; the third goes on from the rubric."""
+    core, rubric = core_of(), prompt(5 * BLOCK, 1)
+    texts = [np.concatenate([rubric, prompt(BLOCK + 2, 10 + i)]) for i in range(4)]
+    whole = len(texts[0])
+    assert [ask(core, text) for text in texts] == [whole, whole, BLOCK + 2, BLOCK + 2]
+    assert core.pool.prefix_states == 5
+
+
+@pytest.mark.feature("A8")
+def test_one_state_and_many_questions() -> None:
+    core, state = core_of(), prompt(3 * BLOCK + 2, 1)
+    branches = [prompt(n, 50 + n) for n in (1, 4)]
+    for computed in (3 * BLOCK + 7, 7):
+        [outcome] = run(core, [tree_request(state, branches)])
+        expected = [recurrent.logprob_after([*state, *branch], 5) for branch in branches]
+        assert outcome.output.logprobs.tolist() == expected
+        assert outcome.stats.computed_tokens == computed
+        core.audit()
+
+
+@pytest.mark.feature("A8")
+def test_rows_that_share_a_cold_prefix_leave_its_state_once() -> None:
+    core, rubric = core_of(), prompt(2 * BLOCK + 1, 1)
+    texts = [np.concatenate([rubric, prompt(3, 10 + i)]) for i in range(5)]
+    for outcome, tokens in zip(run(core, [last_logprob(text) for text in texts]), texts):
+        assert outcome.output.logprobs[0] == recurrent.logprob_after(tokens, 5)
+    assert core.stats.folded_tokens > 0 and core.pool.prefix_states == 1
+    assert ask(core, texts[0]) == 4
+
+
+@pytest.mark.feature("A8")
+@OVERLAP
+@pytest.mark.parametrize("chunk", [3, BLOCK, 2 * BLOCK + 1])
+def test_a_chat_goes_on_from_the_turn_before(overlap: bool, chunk: int) -> None:
+    core = core_of(chunk=chunk, overlap=overlap)
+    tokens, sink = prompt(6 * BLOCK + 1, 3), ById()
+    [beside] = submit(core, [chat(prompt(2, 9), 60)], sink)  # so that prompts come in chunks
+    for cached in (0, 6 * BLOCK, 7 * BLOCK):
+        [request] = submit(core, [chat(tokens, 5)], sink)
+        while request.id not in sink.ends:
+            core.step()
+            core.audit()
+        outcome, _ = sink.ends[request.id]
+        assert list(outcome.token_ids) == recurrent.generate(tokens, 5)
+        assert request.stats.cached_tokens == cached
+        tokens = np.concatenate([tokens, np.array(outcome.token_ids, np.int32)])
+    stepped(core)
+    assert list(sink.ends[beside.id][0].token_ids) == recurrent.generate(prompt(2, 9), 60)
+
+
+@pytest.mark.feature("A8")
+def test_a_state_goes_with_its_block_and_gives_way_to_others() -> None:
+    core = core_of(prefixes=2)
+    one, two, three = (prompt(2 * BLOCK + 1, i) for i in range(3))
+    whole = 2 * BLOCK + 1
+    assert [ask(core, tokens) for tokens in (one, one, two, three)] == [whole, 1, whole, whole]
+    stats = core.pool.trie.stats()
+    assert stats["states"] == 2 and stats["states_evicted"] == 1
+    assert ask(core, one) == 1, "the state that was gone on from stays, of the others the older one went"
+    assert core.pool.trie.would_hit(two) == 0 and core.pool.trie.would_hit(three) == 2
+    core.pool.trie.clear()
+    assert core.pool.prefix_states == 0 and core.pool.trie.would_hit(one) == 0
+    core.audit()
+    assert ask(core, one) == whole
+
+
+@pytest.mark.feature("A8")
+def test_nothing_is_kept_of_a_request_that_says_so() -> None:
+    core = core_of()
+    run(core, [chat(prompt(40, 1), 3, cache="never")])
+    assert core.pool.prefix_states == 0
+    run(core, [chat(prompt(40, 1), 3)])
+    assert core.pool.prefix_states == 1
+
+
+@pytest.mark.feature("A8")
+@OVERLAP
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overlap: bool) -> None:
+    """Prompts of a few families, three states for all of them, too few blocks: audited after every step; whoever
+    survives has its own numbers, to the bit."""
+    rng = np.random.default_rng(seed)
+    faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 300, 10)]
+    executor = FaultyRecurrent(*faults, slots=3, prefixes=3, num_blocks=20)
+    core = service_core(executor, running=5, chunk=4, step_tokens=64, overlap=overlap, unhealthy=100)
+    sink, made, cancelled = ById(), dict[int, tuple[Any, Any, int]](), set[int]()
+    while len(made) < 150 or core.live:
+        for _ in range(int(rng.integers(0, 3)) if len(made) < 150 else 0):
+            head = prompt(int(rng.integers(1, 20)), int(rng.integers(0, 3)))
+            tokens = np.concatenate([head, prompt(3, int(rng.integers(0, 4)))])
+            count = int(rng.integers(2, 12)) if rng.random() < 0.5 else 0
+            [request] = submit(core, [chat(tokens, count) if count else last_logprob(tokens)], sink)
+            made[request.id] = (request, tokens, count)
+        for request in list(core.live.values()):
+            if rng.random() < 0.01:
+                core.cancel(request)
+                cancelled.add(request.id)
+        core.step()
+        core.audit()
+    assert is_empty(core) and core.pool.free_state_slots == 3 and executor.errors > 4
+    assert core.stats.prefix_hit_tokens > 50 and core.pool.trie.stats()["states_evicted"] > 10
+    well = [one for key, one in made.items() if sink.ends[key][1] is None]
+    check(sink, well)
+    assert len(well) > 80
+
+
+@pytest.mark.feature("A8")
+def test_the_auditor_counts_states_of_prefixes() -> None:
+    pool = KvPool(8, 4, state_slots=1, prefix_slots=2)
+    tokens = prompt(12, 1)
+    lease = pool.attach(tokens, 0, 11, growable=True)
+    assert pool.take_state_slot(lease) and pool.grow(lease, 3) and lease.state_from == -1
+    pool.keep_states(lease, 0, 12, 11)
+    assert lease.kept == [(1, 2)], "slots for prefixes are behind those for sequences"
+    pool.audit([lease])
+    pool.publish(lease, tokens, 0)
+    assert lease.kept == [] and pool.prefix_states == 1
+    pool.audit([lease])
+    other = pool.attach(tokens, 0, 11, growable=False)
+    assert (other.state_from, other.base, other.num_shared) == (1, 2, 2)
+    pool.audit([lease, other])
+    pool.release(lease)
+    pool.keep_states(other, 0, 12, 8)
+    assert other.kept == [], "it has a state there"
+    pool.release(other)
+    pool.audit([])
+    pool.trie.clear()
+    assert pool.prefix_states == 0
+    with pytest.raises(ValueError, match="prefix_slots"):
+        KvPool(8, 4, prefix_slots=-1)

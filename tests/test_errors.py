@@ -1,0 +1,56 @@
+"""Errors that are raised on purpose are ``PreludeError``s, as docs/SERVICES.md says."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from prelude import WrongUse
+from prelude.errors import PreludeError
+from prelude.results import Answers
+from tests.conftest import ROOT
+
+FOLDERS = ("", "bulk", "calibration", "recipes", "simulation", "systemone")  # modules that callers use
+# Python's own protocols, an abstract method, and a package that is not installed.
+PROTOCOLS = {"AttributeError", "StopIteration", "StopAsyncIteration", "NotImplementedError", "ImportError"}
+# Of a request that ended wrongly inside the engine; what its caller turns into a TraceError.
+INTERNAL = {
+    ("prelude.streams", "RuntimeError"),
+    ("prelude.simulation.replica", "RuntimeError"),
+    ("prelude.simulation.traces", "ValueError"),
+}
+
+
+def raised() -> Iterator[tuple[str, str]]:
+    """(module, name) of each class that is called in a ``raise``."""
+    for folder in FOLDERS:
+        for file in (ROOT / "prelude" / folder).glob("*.py"):
+            module = ".".join(part for part in ("prelude", folder, file.stem) if part not in ("", "__init__"))
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                    name = node.exc.func
+                    if isinstance(name, ast.Name) and name.id[0].isupper():
+                        yield module, name.id
+
+
+def test_what_is_raised_on_purpose_is_a_prelude_error() -> None:
+    found = {one for one in raised() if one[1] not in PROTOCOLS}
+    assert len(found) > 40
+    others = set()
+    for module, name in found:
+        kind = getattr(importlib.import_module(module), name, Exception)
+        if not issubclass(kind, PreludeError):
+            others.add((module, name))
+    assert others == INTERNAL
+
+
+def test_the_wrong_use_of_an_object_is_one_too() -> None:
+    answers = Answers([], None)  # type: ignore[arg-type]
+    with pytest.raises(WrongUse, match="had no names") as caught:
+        answers["a"]
+    assert isinstance(caught.value, PreludeError) and isinstance(caught.value, TypeError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -1,0 +1,442 @@
+// Byte pair encoding over ids.
+//
+//   piece   " hello"  -->  symbols  Ġ h e l l o  -->  lowest-ranked pair merges, again and again  -->  Ġhello
+//
+//   first symbols   from bytes (the pre-tokenizer ends in ByteLevel: the alphabet is a table of 256) or from
+//                   characters (a paged table by code point), with the prefix and suffix of the file
+//   merging         merging.hpp: short pieces on the stack, long ones in windows
+//
+//   characters      words beyond ASCII are matched from their characters (longest_match.hpp); where that does not
+//   hold,
+//                   they are merged from their bytes
+//
+//   words           those that come out as one token are looked up whole (word_table.hpp). A piece of characters is
+//                   cut first where no merge can reach across (joins.hpp)
+//
+//   invariants      HF's treatment of unknown characters, in its order: bytes if the file falls back
+//                   to bytes and has them all; else the unknown token, fused or not; else nothing at all,
+//                   and then the character counts in no offset
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bpe/character_ids.hpp"
+#include "bpe/joins.hpp"
+#include "bpe/longest_match.hpp"
+#include "bpe/merge_batch.hpp"
+#include "bpe/merging.hpp"
+#include "cache/word_table.hpp"
+#include "text/bytelevel.hpp"
+#include "text/utf8.hpp"
+#include "vocab/vocab.hpp"
+
+namespace fasttoken {
+
+// A token and the bytes of the piece it stands for.
+struct Token {
+  uint32_t id, begin, end;
+};
+
+struct BpeScratch {
+  ScratchVector<Symbol> symbols;  // their lengths in bytes
+  MergeScratch merging;
+  LongestMatchScratch matching, together;  // of one word, and of several
+  MergeBatch batch;                        // of several
+  std::string text, spaced;
+};
+
+struct BpeConfig {
+  std::string prefix, suffix;  // of the file; empty when it has none
+  std::optional<uint32_t> unknown;
+  std::string unknown_text;
+  bool wants_unknown = false;  // the file names one, known to the vocabulary or not
+  bool has_prefix = false, has_suffix = false;
+  bool fuse_unknown = false, byte_fallback = false, ignore_merges = false;
+  bool says_no_dropout = false;  // as 0.0, which is written again; it changes nothing
+};
+
+class Bpe {
+ public:
+  BpeConfig config;
+  MergeTable merges;
+  uint32_t ranks = 0;           // past the highest rank
+  std::vector<Merge> in_order;  // all merges by rank, until finish_loading()
+
+  // bytes: pieces are raw bytes that stand for the byte-level alphabet.
+  void finish_loading(const Vocab& vocab, bool bytes) {
+    bytes_ = bytes;
+    for (int b = 0; b < 256; ++b) {
+      char name[8];
+      std::snprintf(name, sizeof name, "<0x%02X>", b);
+      fallback_[static_cast<size_t>(b)] = vocab.find(name).value_or(none);
+      for (int variant = 0; variant < 4; ++variant) {
+        std::string text;
+        utf8_append(text, byte_level_char(static_cast<unsigned char>(b)));
+        byte_ids_[static_cast<size_t>(variant)][static_cast<size_t>(b)] =
+            vocab.find(dressed(text, variant)).value_or(none);
+      }
+    }
+    falls_back_ = config.byte_fallback && std::find(fallback_.begin(), fallback_.end(), none) == fallback_.end();
+    plain_ = config.prefix.empty() && config.suffix.empty();
+    complete_ = bytes;
+    for (auto& table : byte_ids_)
+      for (uint32_t id : table) complete_ &= id != none;
+    if (!bytes) index_characters(vocab);
+    if (!bytes && plain_ && !config.ignore_merges) find_joins(vocab);
+    if (complete_ && plain_) longest_match_.build(merges, in_order, vocab, byte_ids_[0]);
+    index_words(vocab);
+    in_order = {};
+  }
+
+  // Whether every byte has a token wherever it stands in a word. Only then may pieces be read as bytes:
+  // HF's offsets of omitted characters depend on the alphabet's spelling.
+  bool knows_all_bytes(const Vocab& vocab) const {
+    for (int b = 0; b < 256; ++b) {
+      std::string text;
+      utf8_append(text, byte_level_char(static_cast<unsigned char>(b)));
+      for (int variant = 0; variant < 4; ++variant)
+        if (!vocab.find(dressed(text, variant))) return false;
+    }
+    return true;
+  }
+
+  size_t cache_bytes() const { return longest_match_.cache_bytes(); }
+  size_t bytes() const {
+    return merges.bytes() + characters_.bytes() + longest_match_.bytes() + words_.bytes() + short_words_.bytes() +
+           spaced_words_.bytes() + joins_.bytes();
+  }
+  // Made by finish_loading() and the reading of merges; the configuration is read again from the file's own words.
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    MergeTable::tables(self.merges, io);
+    io.value(self.ranks);
+    io.value(self.byte_ids_);
+    io.value(self.fallback_);
+    CharacterIds::tables(self.characters_, io);
+    LongestMatch::tables(self.longest_match_, io);
+    Vocab::tables(self.words_, io);
+    WordTable::tables(self.short_words_, io);
+    WordTable::tables(self.spaced_words_, io);
+    Joins::tables(self.joins_, io);
+    for (auto* flag : {&self.bytes_, &self.plain_, &self.complete_, &self.falls_back_}) io.value(*flag);
+  }
+
+  bool reads_bytes() const { return bytes_; }
+  // Whether a word is read as bytes that each have a token, with any neighbours.
+  bool plain_bytes() const { return complete_ && plain_; }
+  const WordTable& words() const { return short_words_; }
+  // Where pieces are cut before merging, if built(); spaced_words() then has the words of one token, with a space in
+  // the place of U+2581.
+  const Joins& joins() const { return joins_; }
+  const WordTable& spaced_words() const { return spaced_words_; }
+  static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
+  // Whether the tokens of a word that is none by itself come from the longest matches (longest_match.hpp), so that
+  // several words may be tokenized together: read_match() each, match() all, then out() of each as encode() would
+  // call it.
+  bool matches_longest(std::string_view piece) const {
+    return longest_match_.built() && !is_ascii(piece) && !long_token(piece);
+  }
+  // Whether such a word may be merged together with others: add_to() a batch, which a batch_merger() then merges.
+  bool merges_bytes(std::string_view piece) const {
+    return plain_bytes() && piece.size() <= MergeBatch::longest && !long_token(piece);
+  }
+  void add_to(MergeBatch& batch, std::string_view piece) const { batch.add(piece, byte_ids_[0].data()); }
+  // The same of a part of a piece between cuts, whose spaces stand for U+2581. False: it is too long, or has a
+  // character that is unknown, and was not added.
+  bool add_spaced(MergeBatch& batch, std::string_view part) const {
+    uint32_t ids[MergeBatch::longest];
+    size_t n = 0;
+    for (const char *p = part.data(), *end = p + part.size(); p < end;) {
+      const char* const from = p;
+      const uint32_t c = utf8_next(p), id = characters_.find(c == ' ' ? Joins::mark : c);
+      const bool known = id != none;
+      const std::string_view bytes = c == ' ' ? mark : std::string_view(from, static_cast<size_t>(p - from));
+      if (n + (known ? 1 : bytes.size()) > MergeBatch::longest || !(known || falls_back_)) return false;
+      if (known)
+        ids[n++] = id;
+      else
+        for (unsigned char b : bytes) ids[n++] = fallback_[b];
+    }
+    batch.add(n, [&](size_t i) { return ids[i]; });
+    return true;
+  }
+  void read_match(std::string_view piece, BpeScratch& s) const {
+    longest_match_.read(piece, byte_ids_[0], s.together);
+  }
+  void match(BpeScratch& s) const {
+    longest_match_.match(Merger(merges, ranks), byte_ids_[0], &short_words_, s.together, s.merging);
+  }
+  template <class Out>
+  void resolve_match(const Vocab& vocab, size_t word, BpeScratch& s, Out&& out) const {
+    if (!longest_match_.resolve(Merger(merges, ranks), merges, byte_ids_[0], word, s.together, s.merging))
+      return merge_all(vocab, s.together.words[word].text, s, out);
+    for (const Symbol& token : s.merging.chain) out(token.id, token.length);
+  }
+  // Calls out(id, length) for each token of the piece, which is not empty.
+  template <class Out>
+  void encode(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (auto id = long_token(piece)) return out(*id, static_cast<uint32_t>(piece.size()));
+    if (!joins_.built()) return encode_word(vocab, piece, s, out);
+    while (!piece.empty()) {
+      size_t end = joins_.first_cut(piece, false);
+      encode_word(vocab, piece.substr(0, end), s, out);
+      piece.remove_prefix(end);
+    }
+  }
+
+ private:
+  static constexpr uint32_t none = UINT32_MAX;
+  static constexpr size_t small = Merger::linear_limit;
+
+  // The token that a word too long for the table is, where merges are ignored for words of the vocabulary.
+  std::optional<uint32_t> long_token(std::string_view piece) const {
+    if (!config.ignore_merges || piece.size() <= WordTable::longest) return std::nullopt;
+    return words_.find(piece);
+  }
+
+  template <class Out>
+  void encode_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (piece.size() <= WordTable::longest) {
+      uint32_t id = short_words_.find(piece);
+      if (id != none) return out(id, static_cast<uint32_t>(piece.size()));
+    }
+    merge_word(vocab, piece, s, out);
+  }
+
+  template <class Out>
+  void merge_word(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    if (!longest_match_.built() || is_ascii(piece) ||
+        !longest_match_.encode(Merger(merges, ranks), merges, byte_ids_[0], &short_words_, piece, s.matching,
+                               s.merging))
+      return merge_all(vocab, piece, s, out);
+    for (const Symbol& token : s.merging.chain) out(token.id, token.length);
+  }
+
+  // From the first symbols on; bytes of the alphabet need not be a text here.
+  template <class Out>
+  void merge_all(const Vocab& vocab, std::string_view piece, BpeScratch& s, Out&& out) const {
+    const Merger merger(merges, ranks);
+    if (piece.size() <= small && complete_) {
+      Symbol symbols[small];
+      size_t n = 0;
+      first_bytes(piece, [&](uint32_t id) { symbols[n++] = {id, 1}; });
+      n = merger.linear(symbols, n);
+      for (size_t i = 0; i < n; ++i) out(symbols[i].id, symbols[i].length);
+      return;
+    }
+    first_symbols(vocab, piece, s);
+    const Symbol* symbol = s.symbols.data();
+    size_t n = s.symbols.size();
+    if (n <= small) {
+      n = merger.linear(s.symbols.data(), n);
+      for (size_t i = 0; i < n; ++i) out(symbol[i].id, symbol[i].length);
+      return;
+    }
+    merger.windows(symbol, n, s.merging);
+    for (const Symbol& token : s.merging.chain) {
+      uint32_t length = 0;
+      for (uint32_t i = 0; i < token.length; ++i) length += symbol++->length;
+      out(token.id, length);
+    }
+  }
+
+  void find_joins(const Vocab& vocab) {
+    const bool everywhere = falls_back_;
+    if (!everywhere && !vocab.find(mark)) return;  // a space may be unknown itself
+    std::vector<bool> made(vocab.end()), apart(vocab.end());
+    for (uint32_t id : fallback_)
+      if (id != none) apart[id] = true;
+    if (config.unknown) apart[*config.unknown] = true;
+    for (const Merge& m : in_order) {
+      if (apart[m.a] || apart[m.b]) return;
+      made[m.id] = true;
+    }
+    joins_.build(everywhere, [&](auto&& token) {
+      for (uint32_t id = 0; id < vocab.end(); ++id)
+        if (made[id]) token(vocab.text(id));
+    });
+  }
+
+  // Variant bit 0: not the first character; bit 1: the last.
+  std::string dressed(std::string_view text, int variant) const {
+    std::string out;
+    if (variant & 1) out += config.prefix;
+    out += text;
+    if (variant & 2) out += config.suffix;
+    return out;
+  }
+
+  void index_characters(const Vocab& vocab) {
+    characters_.clear();
+    for (uint32_t id = 0; id < vocab.end(); ++id) {
+      if (!vocab.has(id)) continue;
+      std::string_view t = vocab.text(id);
+      if (t.empty() || utf8_length(static_cast<unsigned char>(t[0])) != t.size()) continue;
+      characters_.set(utf8_at(t.data()), id);
+    }
+  }
+
+  void index_words(const Vocab& vocab) {
+    short_words_.reserve(vocab.size(), vocab.end());
+    const bool cuts = joins_.built();
+    if (cuts) spaced_words_.reserve(vocab.size(), vocab.end());
+    if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
+    WordTable::Filler short_words(short_words_), spaced_words(spaced_words_);
+    std::string bytes, text;
+    BpeScratch s;
+    // Words and the one token of each, or its number in the batch: of those that are to be merged for it, many
+    // together.
+    struct Word {
+      size_t from, size;
+      uint32_t id;
+      size_t merged;
+    };
+    constexpr size_t known = SIZE_MAX, enough = 256;
+    std::vector<Word> words;
+    MergeBatch batch;
+    const MergeWords merge = batch_merger(best_isa());
+    auto add_words = [&] {
+      merge(merges, batch);
+      for (const Word& word : words) {
+        if (word.merged != known && batch[word.merged].size() != 1) continue;
+        uint32_t only = word.merged == known ? word.id : batch[word.merged][0].id;
+        std::string_view t = std::string_view(text).substr(word.from, word.size);
+        if (t.size() <= WordTable::longest) short_words.add(t, only);
+        if (!cuts || t.find(' ') != std::string_view::npos) continue;
+        const std::string with_spaces = spaced(t);
+        if (with_spaces.size() <= WordTable::longest) spaced_words.add(with_spaces, only);
+      }
+      words.clear();
+      text.clear();
+      batch.clear();
+    };
+    for (uint32_t id = 0; id < vocab.end(); ++id) {
+      if (!vocab.has(id)) continue;
+      std::string_view t = vocab.text(id);
+      if (bytes_) {
+        bytes.clear();
+        if (!byte_level_decode(t, bytes)) continue;
+        t = bytes;
+      }
+      if (t.empty()) continue;
+      if (config.ignore_merges) {
+        if (t.size() <= WordTable::longest)
+          short_words.add(t, id);
+        else
+          words_.add(t, id);
+        continue;
+      }
+      if ((cuts ? spaced(t) : std::string(t)).size() > WordTable::longest) continue;
+      if (cuts && joins_.first_cut(t, false) != t.size()) continue;
+      if (config.wants_unknown && !config.unknown) continue;
+      Word word{text.size(), t.size(), id, known};
+      if (!longest_match_.known(id)) {
+        first_symbols(vocab, t, s);
+        size_t length = 0;
+        for (const Symbol& symbol : s.symbols) length += symbol.length;
+        if (length != t.size() || s.symbols.size() > MergeBatch::longest) continue;
+        word.merged = batch.size();
+        batch.add(s.symbols.size(), [&](size_t i) { return s.symbols[i].id; });
+      }
+      words.push_back(word);
+      text += t;
+      if (words.size() == enough) add_words();
+    }
+    add_words();
+  }
+
+  static std::string spaced(std::string_view text) {
+    std::string out;
+    for (size_t i = 0; i < text.size();) {
+      bool is_mark = text.substr(i, mark.size()) == mark;
+      out += is_mark ? ' ' : text[i];
+      i += is_mark ? mark.size() : 1;
+    }
+    return out;
+  }
+
+  template <class Out>
+  void first_bytes(std::string_view piece, Out&& out) const {
+    size_t n = piece.size();
+    const auto& middle = byte_ids_[0];
+    if (plain_) {
+      for (unsigned char b : piece) out(middle[b]);
+      return;
+    }
+    for (size_t i = 0; i < n; ++i)
+      out(byte_ids_[(i > 0 ? 1 : 0) | (i + 1 == n ? 2 : 0)][static_cast<unsigned char>(piece[i])]);
+  }
+
+  uint32_t find_first(const Vocab& vocab, std::string_view text, int variant, BpeScratch& s) const {
+    if (bytes_) return byte_ids_[static_cast<size_t>(variant)][static_cast<unsigned char>(text[0])];
+    bool bare = (!(variant & 1) || config.prefix.empty()) && (!(variant & 2) || config.suffix.empty());
+    if (bare) return characters_.find(utf8_at(text.data()));
+    s.text = dressed(text, variant);
+    return vocab.find(s.text).value_or(none);
+  }
+
+  void first_symbols(const Vocab& vocab, std::string_view piece, BpeScratch& s) const {
+    auto& symbols = s.symbols;
+    symbols.clear();
+    symbols.reserve(piece.size());
+    if (complete_) {
+      first_bytes(piece, [&](uint32_t id) { symbols.push_back({id, 1}); });
+      return;
+    }
+    Symbol unknown{none, 0};
+    for (size_t at = 0; at < piece.size();) {
+      uint32_t n = bytes_ ? 1 : utf8_length(static_cast<unsigned char>(piece[at]));
+      std::string_view c = piece.substr(at, n);
+      int variant = (at > 0 ? 1 : 0) | (at + n == piece.size() ? 2 : 0);
+      at += n;
+      uint32_t id = find_first(vocab, c, variant, s);
+      if (id != none) {
+        if (unknown.id != none) symbols.push_back(unknown);
+        unknown.id = none;
+        symbols.push_back({id, n});
+        continue;
+      }
+      if (config.byte_fallback && fall_back(c, variant, symbols)) continue;
+      if (!config.wants_unknown) continue;
+      if (!config.unknown)
+        throw TextError("the unknown token " + config.unknown_text + " is not in the vocabulary", at);
+      if (unknown.id != none && config.fuse_unknown) {
+        unknown.length += n;
+      } else {
+        if (unknown.id != none) symbols.push_back(unknown);
+        unknown = {*config.unknown, n};
+      }
+    }
+    if (unknown.id != none) symbols.push_back(unknown);
+  }
+
+  bool fall_back(std::string_view c, int variant, ScratchVector<Symbol>& symbols) const {
+    std::string text;
+    if (bytes_)
+      utf8_append(text, byte_level_char(static_cast<unsigned char>(c[0])));
+    else
+      text = c;
+    text = dressed(text, variant);
+    for (unsigned char b : text)
+      if (fallback_[b] == none) return false;
+    for (unsigned char b : text) symbols.push_back({fallback_[b], 1});
+    return true;
+  }
+
+  std::array<std::array<uint32_t, 256>, 4> byte_ids_{};
+  std::array<uint32_t, 256> fallback_{};
+  CharacterIds characters_;  // of a file whose first symbols are characters
+  LongestMatch longest_match_;
+  Vocab words_;  // of more than 16 bytes, if merges are ignored for words of the vocabulary
+  WordTable short_words_, spaced_words_;
+  Joins joins_;
+  bool bytes_ = false, plain_ = true, complete_ = false;
+  bool falls_back_ = false;  // to bytes, which all have tokens
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,629 @@
+// Words beyond ASCII, tokenized by longest match and then checked, which takes fewer look-ups than merging their
+// bytes.
+//
+//   match      finds candidates. In words with characters of three bytes: the longest token of whole characters at
+//              each place, by a trie; ASCII between them, found whole or merged; a character that begins no token,
+//              and a blank before a character, as their bytes merge. In other words: the characters that are tokens,
+//              merged
+//   resolve    goes from left to right. A candidate stays if it is valid behind the token before it
+//              (pair_validity.hpp). If it is not, these are tried in order: a shorter token of whole characters at
+//              its place, or at the place of a token before it, then longest matches until they meet a candidate's
+//              border again; merging its bytes, together with a neighbour on either side, and with more on the left
+//              until the result is valid behind the token before it
+//
+//   Why the result is exact: all of its tokens are valid two by two. Tokens that one merging made are, because a
+//   border that a merging leaves is one that its two tokens leave alone. The pair at the left of a merged window is
+//   checked, and the pair at its right is checked with the next candidate.
+//
+//   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits a slot, at most 3/4 full
+//   filter_       a bit for each of these, 5 bits or more an entry: most pairs asked for are not there
+//   pieces_       the tokens of a character's bytes, and of a blank and them, as met: up to three tokens
+//   pairs_        whether pairs were found to stand, so that a pair of a text is looked at once: one word a pair, the
+//                 whole pair in it. An entry depends on the model alone, so any thread may write it or overwrite it
+//   repairs_      the tokens of merged windows, kept as word_cache.hpp keeps words
+//
+//   threads       the tables are immutable; pairs_ is written by any thread, a word at a time
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "bpe/character_ids.hpp"
+#include "bpe/merging.hpp"
+#include "bpe/pair_validity.hpp"
+#include "cache/word_cache.hpp"
+#include "cache/word_table.hpp"
+#include "text/bytelevel.hpp"
+#include "text/utf8.hpp"
+#include "vocab/vocab.hpp"
+
+namespace fasttoken {
+
+struct LongestMatchScratch {
+  struct Character {
+    uint32_t id;  // none if it is no token
+    // The code point, how many bytes it has, and whether with the one before it, it may begin a longer token.
+    uint32_t code : 24, length : 7, extends : 1;
+  };
+  struct Word {
+    std::string_view text;
+    size_t characters, candidates;  // where each of them ends
+  };
+  // Of all words, one behind the other.
+  ScratchVector<Character> characters;
+  ScratchVector<Symbol> candidates;
+  std::vector<Word> words;
+  ScratchVector<Symbol> resolved;  // of one
+
+  void clear() {
+    characters.clear();
+    candidates.clear();
+    words.clear();
+  }
+};
+
+class LongestMatch {
+ public:
+  static constexpr uint32_t none = UINT32_MAX;
+  using ByteIds = std::array<uint32_t, 256>;
+
+  // byte_ids: the token of each byte. order: all merges, by rank.
+  void build(const MergeTable& merges, const std::vector<Merge>& order, const Vocab& vocab, const ByteIds& byte_ids) {
+    std::vector<bool> first(vocab.end());
+    for (uint32_t id : byte_ids) first[id] = true;
+    pair_validity_.build(merges, order, vocab.end(), [&](uint32_t id) { return first[id]; });
+    tokens_ = vocab.end();
+    blank_ = byte_ids[' '];
+    std::string bytes;
+    characters_.clear();
+    std::vector<std::pair<uint32_t, uint32_t>> longer;  // in bytes, and the token
+    for (uint32_t id = 0; id < vocab.end(); ++id) {
+      if (!whole_characters(vocab, id, bytes)) continue;
+      if (utf8_length(static_cast<unsigned char>(bytes[0])) == bytes.size())
+        characters_.set(utf8_at(bytes.data()), id);
+      else if (may_extend(bytes))
+        longer.push_back({static_cast<uint32_t>(bytes.size()), id});
+    }
+    if (vocab.end() >= leads_on / 2) longer.clear();
+    std::sort(longer.begin(), longer.end());  // a prefix comes before the longer tokens
+    extend_all(vocab, longer, byte_ids);
+    remember();
+  }
+  bool built() const { return pair_validity_.built(); }
+  // Whether the token comes out of its own bytes, as far as is known.
+  bool known(uint32_t id) const { return pair_validity_.known(id); }
+
+  // The tokens into s.chain, their lengths in bytes; false: not known, nothing is said. The piece is a text. words:
+  // of one token, where a word of ASCII may be found; none: all are merged.
+  bool encode(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, const WordTable* words,
+              std::string_view piece, LongestMatchScratch& g, MergeScratch& s) const {
+    g.clear();
+    read(piece, byte_ids, g);
+    match(merger, byte_ids, words, g, s);
+    return resolve(merger, merges, byte_ids, 0, g, s);
+  }
+
+  // The same for several words, each step for all of them before the next: a step reads the table lines that the
+  // step before prefetched. clear() g, read() each word, match() all, resolve() each.
+  void read(std::string_view piece, const ByteIds& byte_ids, LongestMatchScratch& g) const {
+    size_t from = g.characters.size();
+    g.characters.resize(from + piece.size());
+    LongestMatchScratch::Character* to = g.characters.data() + from;
+    uint32_t before = none;
+    for (const char *p = piece.data(), *end = p + piece.size(); p < end; ++to) {
+      const char* const begin = p;
+      uint32_t c = static_cast<unsigned char>(*p), id;
+      if (leads_wide(*p)) [[likely]] {
+        c = (c & 15) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
+        p += 3;
+        id = characters_.find(c);
+      } else if (c < 0x80) {
+        ++p;
+        id = byte_ids[c];
+      } else {
+        id = characters_.find(c = utf8_next(p));
+      }
+      // For a character that is no token, or a large code point, the filter may say yes by mistake, as for any other.
+      const uint64_t hash = hash_of(before, c);
+      const bool extends = may_be(hash);
+      __builtin_prefetch(&extensions_[extends ? slot(hash) : 0]);
+      *to = {id, c, static_cast<uint32_t>(p - begin), extends};
+      before = id;
+    }
+    g.characters.resize(static_cast<size_t>(to - g.characters.data()));
+    g.words.push_back({piece, g.characters.size(), 0});
+  }
+  void match(const Merger& merger, const ByteIds& byte_ids, const WordTable* words, LongestMatchScratch& g,
+             MergeScratch& s) const {
+    const LongestMatchScratch::Character* from = g.characters.data();
+    for (LongestMatchScratch::Word& word : g.words) {
+      const LongestMatchScratch::Character* to = g.characters.data() + word.characters;
+      if (is_wide(word.text))
+        longest(from, static_cast<size_t>(to - from), byte_ids, words, word.text, merger, g);
+      else
+        merged(from, static_cast<size_t>(to - from), byte_ids, word.text, merger, g, s);
+      word.candidates = g.candidates.size();
+      from = to;
+    }
+    for (size_t i = 1; i < g.candidates.size(); ++i) {
+      uint32_t x = g.candidates[i - 1].id, y = g.candidates[i].id;
+      if (pair_validity_.surely_stands(x, y))
+        g.candidates[i].length |= sure;
+      else
+        __builtin_prefetch(pair_slots_ + pair_slot(x, y));
+    }
+  }
+
+  // The tokens of a word whose candidates were found, into s.chain, as encode() has them.
+  bool resolve(const Merger& merger, const MergeTable& merges, const ByteIds& byte_ids, size_t word,
+               LongestMatchScratch& g, MergeScratch& s) const {
+    const std::string_view piece = g.words[word].text;
+    const Symbol* candidates = g.candidates.data() + (word ? g.words[word - 1].candidates : 0);
+    const size_t found = static_cast<size_t>(g.candidates.data() + g.words[word].candidates - candidates);
+    const bool wide = is_wide(piece);
+    g.resolved.resize(piece.size());  // no token is shorter than a byte
+    Chain out{g.resolved.data(), g.resolved.data()};
+    size_t at = 0, spent = 0, searched = 0;
+    bool follows = false;  // whether the candidate before this one was kept
+    for (size_t i = 0; i < found;) {
+      const Symbol token{candidates[i].id, candidates[i].length & ~sure};
+      if (follows ? (candidates[i].length & sure) || remembered(merges, out.end[-1].id, token.id)
+                  : stays(merges, out, token)) {
+        follows = true;
+        at += token.length;
+        *out.end++ = token;
+        ++i;
+        continue;
+      }
+      follows = false;
+      if (wide && 2 * searched <= piece.size() + 128 && resumed(merges, piece, candidates, i, at, searched, out))
+        continue;
+      size_t begin = at, end = at + token.length;
+      if (++i < found) end += candidates[i++].length & ~sure;
+      Symbol window[small];
+      size_t n;
+      do {
+        if (!out.empty()) begin -= (--out.end)->length;
+        spent += end - begin;
+        if (end - begin > small || spent > 4 * piece.size())
+          return false;  // a word made so that no candidate is valid
+        n = repaired(merger, byte_ids, piece.substr(begin, end - begin), window);
+      } while (!out.empty() && !stays(merges, out, window[0]));
+      out.end = std::copy(window, window + n, out.end);
+      at = end;
+    }
+    g.resolved.resize(out.size());
+    s.chain.swap(g.resolved);
+    return true;
+  }
+
+  size_t bytes() const {
+    return pair_validity_.bytes() + characters_.bytes() + extensions_.bytes() + filter_.bytes();
+  }
+  size_t cache_bytes() const { return (pairs_.size() + pieces_.size()) * 8 + repairs_.bytes(); }
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    PairValidity::tables(self.pair_validity_, io);
+    CharacterIds::tables(self.characters_, io);
+    io.array(self.extensions_);
+    io.array(self.filter_);
+    io.value(self.blank_);
+    io.value(self.tokens_);
+    if constexpr (!std::is_const_v<Self>)
+      if (self.built()) self.remember();
+  }
+
+ private:
+  static constexpr size_t small = Merger::linear_limit;
+  static constexpr int pair_bits = 16;
+  static constexpr size_t repair_bytes = size_t{1} << 19;
+  using RepairCache = CacheOfWords<4, 3>;         // with the lengths of the tokens beside them
+  static constexpr uint32_t leads_on = 1u << 23;  // of an entry: there are longer ones
+  static constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
+  static constexpr uint32_t sure = 1u << 31;  // in the length of a candidate: it is valid behind the one before it
+
+  static bool leads_wide(char c) { return (static_cast<unsigned char>(c) & 0xF0) == 0xE0; }
+  // Whether a character is of a script of its own: of three bytes, or of two and no letter of Latin with a mark.
+  static bool is_apart(unsigned char lead) { return lead >= 0xCE && lead < 0xF0; }
+  // Whether the last character is.
+  static bool is_wide(std::string_view piece) {
+    return (piece.size() >= 2 && is_apart(static_cast<unsigned char>(piece[piece.size() - 2]))) ||
+           (piece.size() >= 3 && leads_wide(piece[piece.size() - 3]));
+  }
+
+  void remember() {
+    pairs_ = BigArray<uint64_t>(size_t{1} << pair_bits);
+    pair_slots_ = pairs_.data();
+    pieces_ = BigArray<uint64_t>(size_t{2} << 16);
+    piece_slots_ = pieces_.data();
+    repairs_.reserve(repair_bytes, repair_bytes);
+  }
+
+  // ---- the candidates
+
+  static void put_bytes(std::string_view bytes, const ByteIds& byte_ids, ScratchVector<Symbol>& out) {
+    for (char b : bytes) out.push_back({byte_ids[static_cast<unsigned char>(b)], 1});
+  }
+
+  // How many tokens the bytes merge to, of which there are at most `small`.
+  static size_t merged_bytes(std::string_view bytes, const ByteIds& byte_ids, const Merger& merger, Symbol* out) {
+    for (size_t i = 0; i < bytes.size(); ++i) out[i] = {byte_ids[static_cast<unsigned char>(bytes[i])], 1};
+    return merger.linear(out, bytes.size());
+  }
+
+  void longest(const LongestMatchScratch::Character* all, size_t n, const ByteIds& byte_ids, const WordTable* words,
+               std::string_view piece, const Merger& merger, LongestMatchScratch& g) const {
+    auto& out = g.candidates;
+    const size_t before = out.size();
+    out.resize(before + piece.size());
+    Symbol* top = out.data() + before;
+    size_t at = 0;
+    for (size_t i = 0; i < n;) {
+      uint32_t id = all[i].id;
+      size_t from = at;
+      if (all[i].code < 0x80) {
+        size_t plain = i + 1;
+        while (plain < n && plain - i < small && all[plain].code < 0x80) ++plain;
+        if (plain > i + 1) {  // a word of ASCII among them
+          at += plain - i;
+          i = plain;
+          const std::string_view ascii = piece.substr(from, at - from);
+          const uint32_t one = words && ascii.size() <= WordTable::longest ? words->find(ascii) : none;
+          if (one != WordTable::none) {
+            *top++ = {one, static_cast<uint32_t>(ascii.size())};
+            pair_validity_.fetch(one);
+          } else {
+            top += merged_bytes(ascii, byte_ids, merger, top);
+          }
+          continue;
+        }
+        if (all[i].code == ' ' && i + 1 < n && has_pieces(all[i + 1].code) &&
+            (!all[i + 1].extends || extension(id, all[i + 1].code) == none)) {
+          top += pieces_of(all[i + 1].code, true, piece.substr(at, 4), byte_ids, merger, top);
+          if (top[-1].id == all[i + 1].id) {  // by itself, and may begin a longer one
+            --top;
+            at += 1;
+            i += 1;
+          } else {
+            at += 4;
+            i += 2;
+            continue;
+          }
+          from = at;
+          id = all[i].id;
+        }
+      }
+      at += all[i++].length;
+      if (id == none) {
+        if (has_pieces(all[i - 1].code))
+          top += pieces_of(all[i - 1].code, false, piece.substr(from, 3), byte_ids, merger, top);
+        else
+          top += merged_bytes(piece.substr(from, at - from), byte_ids, merger, top);
+        continue;
+      }
+      uint32_t node = id;
+      size_t reached = at;
+      for (size_t j = i, second = i; j < n; ++j) {
+        if (j == second && !all[j].extends) break;
+        uint32_t entry = extension(node, all[j].code);
+        if (entry == none) break;
+        node = entry & (leads_on - 1);
+        reached += all[j].length;
+        if (node < tokens_) {
+          id = node;
+          at = reached;
+          i = j + 1;
+        }
+        if (!(entry & leads_on)) break;
+      }
+      *top++ = {id, static_cast<uint32_t>(at - from)};
+      pair_validity_.fetch(id);
+    }
+    out.resize(static_cast<size_t>(top - out.data()));
+  }
+
+  // The tokens that the bytes of a character without a token merge to; spaced: with a blank before it.
+  static bool has_pieces(uint32_t c) { return c >= 0x800 && c < 0x10000; }
+  size_t pieces_of(uint32_t c, bool spaced, std::string_view bytes, const ByteIds& byte_ids, const Merger& merger,
+                   Symbol* out) const {
+    // Three ids of 19 bits, 0 where there are fewer tokens, and how many bytes the first two have.
+    constexpr int id_bits = 19;
+    std::atomic_ref slot(piece_slots_[size_t{spaced} << 16 | c]);
+    if (uint64_t found = slot.load(std::memory_order_relaxed)) {
+      uint32_t left = static_cast<uint32_t>(bytes.size());
+      size_t n = 0;
+      for (; left; ++n) {
+        uint32_t length = n < 2 ? static_cast<uint32_t>(found >> (3 * id_bits + 3 * n) & 7) : left;
+        out[n] = {static_cast<uint32_t>(found >> (n * id_bits)) & ((1u << id_bits) - 1), length};
+        pair_validity_.fetch(out[n].id);
+        left -= length;
+      }
+      return n;
+    }
+    const size_t made = merged_bytes(bytes, byte_ids, merger, out);
+    if (made > 3 || tokens_ >= 1u << id_bits) return made;
+    uint64_t found = 0;
+    for (size_t i = 0; i < made; ++i) {
+      found |= uint64_t{out[i].id} << (i * id_bits);
+      if (i < 2) found |= uint64_t{out[i].length} << (3 * id_bits + 3 * i);
+    }
+    slot.store(found, std::memory_order_relaxed);
+    return made;
+  }
+
+  void merged(const LongestMatchScratch::Character* all, size_t n, const ByteIds& byte_ids, std::string_view piece,
+              const Merger& merger, LongestMatchScratch& g, MergeScratch& s) const {
+    auto& symbols = g.candidates;
+    const size_t before = symbols.size();
+    size_t at = 0, i = 0;
+    // A blank and a letter are often merged before the letter's own bytes are.
+    if (n > 1 && all[0].code == ' ' && all[1].code >= 0x80) {
+      uint32_t entry = extension(all[0].id, all[1].code), both = entry & (leads_on - 1);
+      if (entry != none && both < tokens_) {
+        at = 1 + utf8_length_of(all[1].code);
+        i = 2;
+        symbols.push_back({both, static_cast<uint32_t>(at)});
+      }
+    }
+    for (; i < n; ++i) {
+      uint32_t size = utf8_length_of(all[i].code);
+      if (all[i].id != none)
+        symbols.push_back({all[i].id, size});
+      else
+        put_bytes(piece.substr(at, size), byte_ids, symbols);
+      at += size;
+    }
+    const size_t many = symbols.size() - before;
+    if (many <= small) {
+      symbols.resize(before + merger.linear(symbols.data() + before, many));
+    } else {
+      merger.windows(symbols.data() + before, many, s);
+      const Symbol* symbol = symbols.data() + before;
+      for (Symbol& token : s.chain) {
+        uint32_t length = 0;
+        for (uint32_t k = 0; k < token.length; ++k) length += symbol++->length;
+        token.length = length;
+      }
+      symbols.resize(before);
+      symbols.insert(symbols.end(), s.chain.begin(), s.chain.end());
+    }
+    for (size_t k = before; k < symbols.size(); ++k) pair_validity_.fetch(symbols[k].id);
+  }
+
+  // ---- resolving them
+
+  // The resolved tokens of a word; there is room for a token a byte.
+  struct Chain {
+    Symbol *begin, *end;
+    bool empty() const { return begin == end; }
+    size_t size() const { return static_cast<size_t>(end - begin); }
+  };
+  bool stays(const MergeTable& merges, const Chain& out, const Symbol& token) const {
+    return out.empty() ? pair_validity_.surely_known(token.id) : stand(merges, out.end[-1].id, token.id);
+  }
+
+  // The tokens of whole characters that the text begins with, the shortest first; those behind the first few are left
+  // out.
+  struct Path {
+    static constexpr size_t most = 8;
+    Symbol token[most];
+    size_t n = 0;
+  };
+  void path_of(std::string_view text, Path& path) const {
+    path.n = 0;
+    const char *p = text.data(), *end = p + text.size();
+    if (p == end || (*p != ' ' && static_cast<unsigned char>(*p) < 0xC0)) return;
+    const bool blank = *p == ' ';
+    uint32_t node = utf8_next(p);
+    node = blank ? blank_ : characters_.find(node);
+    for (uint32_t entry = node == none ? none : node | leads_on; entry != none;) {
+      if (node < tokens_) {
+        path.token[path.n++] = {node, static_cast<uint32_t>(p - text.data())};
+        pair_validity_.fetch(node);
+      }
+      if (p == end || path.n == Path::most || !(entry & leads_on)) return;
+      entry = extension(node, utf8_next(p));
+      node = entry & (leads_on - 1);
+    }
+  }
+  // Goes on where candidate i, which begins at `at`, does not stand behind the resolved tokens: until the tokens end
+  // where a candidate is valid, and i is the next. False: there are none of whole characters, or not soon; then all
+  // is as before. No place is begun at twice, since the tokens resolved up to there would be the same.
+  bool resumed(const MergeTable& merges, std::string_view piece, const Symbol* candidates, size_t& i, size_t& at,
+               size_t& searched, Chain& out) const {
+    constexpr size_t most_tried = 24;
+    const size_t first = at, resolved = out.size();
+    size_t next = i, met = at, least = resolved, tried = 0, here = at;
+    Symbol taken[most_tried];  // of the resolved tokens, the last first
+    size_t dead[most_tried], deads = 0;
+    Path path;
+    path_of(piece.substr(here), path);
+    size_t k = path.n > 0 ? path.n - 1 : 0;  // the longest does not stand
+    for (;;) {
+      bool stood = false;
+      while (k > 0 && tried < most_tried) {
+        const Symbol& token = path.token[--k];
+        const size_t end = here + token.length;
+        if (std::find(dead, dead + deads, end) != dead + deads) continue;
+        ++tried;
+        if (!stays(merges, out, token)) continue;
+        stood = true;
+        *out.end++ = token;
+        here = end;
+        break;
+      }
+      if (tried == most_tried) break;
+      if (stood) {
+        while (met < here) met += candidates[next++].length & ~sure;
+        if (here > first && met == here) {
+          i = next;
+          at = here;
+          searched += tried;
+          return true;
+        }
+        path_of(piece.substr(here), path);
+        k = path.n;
+        continue;
+      }
+      if (out.empty() || deads == most_tried) break;
+      dead[deads++] = here;
+      const Symbol back = *--out.end;
+      if (out.size() < least) {
+        taken[resolved - out.size() - 1] = back;
+        least = out.size();
+      }
+      here -= back.length;
+      if (here < first) met = first, next = i;
+      path_of(piece.substr(here), path);
+      for (k = path.n; k > 0 && path.token[k - 1].length >= back.length;) --k;
+    }
+    searched += tried;
+    out.end = out.begin + least;
+    while (least < resolved) *out.end++ = taken[resolved - ++least];
+    return false;
+  }
+
+  // Whether both are known and may stand beside each other.
+  bool stand(const MergeTable& merges, uint32_t x, uint32_t y) const {
+    return pair_validity_.surely_stands(x, y) || remembered(merges, x, y);
+  }
+  // The same where that is not seen at once.
+  bool remembered(const MergeTable& merges, uint32_t x, uint32_t y) const {
+    uint64_t pair = uint64_t{x} << 32 | y, kept = pair + 1;  // an empty slot is no pair
+    constexpr uint64_t falls = uint64_t{1} << 63;
+    std::atomic_ref slot(pair_slots_[pair_slot(x, y)]);
+    uint64_t found = slot.load(std::memory_order_relaxed);
+    if ((found & ~falls) == kept) return !(found & falls);
+    bool stands = pair_validity_.known(x) && pair_validity_.known(y) && pair_validity_.stands(merges, x, y);
+    slot.store(stands ? kept : kept | falls, std::memory_order_relaxed);
+    return stands;
+  }
+  // The tokens that the bytes of a window merge to, of which there are at most `small`: often kept from before.
+  size_t repaired(const Merger& merger, const ByteIds& byte_ids, std::string_view bytes, Symbol* out) const {
+    constexpr int id_bits = 24;
+    static_assert(RepairCache::longest < 1u << (31 - id_bits));
+    RepairCache::Key key;
+    uint64_t hash = 0;
+    int32_t row[RepairCache::most_ids];
+    const bool may_know = bytes.size() <= RepairCache::longest && tokens_ < 1u << id_bits;
+    size_t n = 0;
+    if (may_know) {
+      key = RepairCache::Key::of(bytes.data(), bytes.size());
+      hash = key.hash();
+      n = repairs_.find(key, hash, row);
+      for (size_t i = 0; i < n; ++i) {
+        uint32_t one = static_cast<uint32_t>(row[i]);
+        out[i] = {one & ((1u << id_bits) - 1), one >> id_bits};
+      }
+      if (n) return n;
+    }
+    for (char b : bytes) out[n++] = {byte_ids[static_cast<unsigned char>(b)], 1};
+    n = merger.linear(out, n);
+    if (!may_know || n > RepairCache::most_ids) return n;
+    for (size_t i = 0; i < n; ++i) row[i] = static_cast<int32_t>(out[i].length << id_bits | out[i].id);
+    repairs_.put(key, hash, row, n);
+    return n;
+  }
+  static size_t pair_slot(uint32_t x, uint32_t y) { return ((uint64_t{x} << 32 | y) * golden) >> (64 - pair_bits); }
+
+  // ---- the trie
+
+  static uint64_t hash_of(uint32_t node, uint32_t c) { return (uint64_t{node} << 16 | c) * golden; }
+  size_t slot(uint64_t hash) const { return hash >> (std::countl_zero(extensions_.size()) + 1); }
+  // Whether there may be an entry of this hash.
+  size_t filter_bit(uint64_t hash) const { return hash >> 20 & (filter_.size() * 64 - 1); }
+  bool may_be(uint64_t hash) const {
+    size_t bit = filter_bit(hash);
+    return filter_[bit / 64] >> (bit & 63) & 1;
+  }
+  // The node, with leads_on or not.
+  uint32_t extension(uint32_t node, uint32_t c) const {
+    if (c > 0xFFFF) return none;
+    uint64_t key = uint64_t{node} << 16 | c, hash = hash_of(node, c);
+    if (!may_be(hash)) return none;
+    for (size_t i = slot(hash);; i = (i + 1) & (extensions_.size() - 1)) {
+      uint64_t entry = extensions_[i];
+      if (entry == 0) return none;
+      if (entry >> 24 == key) return static_cast<uint32_t>(entry & (2 * leads_on - 1));
+    }
+  }
+  // The bytes of a known token, if they are whole characters and not ASCII alone.
+  bool whole_characters(const Vocab& vocab, uint32_t id, std::string& bytes) const {
+    if (!vocab.has(id) || !pair_validity_.known(id)) return false;
+    std::string_view name = vocab.text(id), blank = "\xC4\xA0";  // a blank's name, beside which most are ASCII
+    if (is_ascii(name.starts_with(blank) ? name.substr(blank.size()) : name)) return false;
+    bytes.clear();
+    return byte_level_decode(name, bytes) && !is_ascii(bytes) && utf8_invalid_at(bytes) == std::string_view::npos;
+  }
+  // Behind the first character only those of scripts of their own, or a blank and one character: few enough to be
+  // kept.
+  static bool may_extend(std::string_view bytes) {
+    if (bytes[0] == ' ' && bytes.size() <= 3) return true;
+    for (size_t i = utf8_length(static_cast<unsigned char>(bytes[0])); i < bytes.size();) {
+      const unsigned char lead = static_cast<unsigned char>(bytes[i]);
+      if (!is_apart(lead)) return false;
+      i += utf8_length(lead);
+    }
+    return true;
+  }
+  void extend_all(const Vocab& vocab, const std::vector<std::pair<uint32_t, uint32_t>>& longer,
+                  const ByteIds& byte_ids) {
+    std::vector<uint64_t> made;  // entries: a key of 40 bits, the node in 24
+    uint32_t fresh = tokens_;
+    // In a table large enough for all prefixes there can be; then in the smallest one that holds them.
+    size_t most = 0;
+    for (auto [size, id] : longer) most += size / 2;
+    extensions_.assign(std::bit_ceil(most * 2 + 8), 0);
+    filter_.assign(extensions_.size() / 8, 0);
+    std::string bytes;
+    for (auto [size, id] : longer) {
+      if (!whole_characters(vocab, id, bytes)) continue;
+      const char *p = bytes.data(), *end = p + bytes.size();
+      uint32_t c = utf8_next(p), node = c < 0x80 ? byte_ids[c] : characters_.find(c);
+      while (node != none && p < end) {
+        c = utf8_next(p);
+        uint32_t next = extension(node, c);
+        if (next == none) {
+          next = p == end ? id : fresh++;
+          made.push_back((uint64_t{node} << 16 | c) << 24 | next);
+          place(made.back());
+        }
+        node = next;
+      }
+    }
+    std::vector<bool> leads(fresh);
+    for (uint64_t entry : made) leads[entry >> 40] = true;
+    extensions_.assign(std::bit_ceil(made.size() * 4 / 3 + 8), 0);
+    filter_.assign(std::max<size_t>(1, extensions_.size() / 16), 0);
+    for (uint64_t entry : made) place(entry | (leads[entry & (leads_on - 1)] ? leads_on : 0));
+  }
+  void place(uint64_t entry) {
+    const uint64_t hash = hash_of(static_cast<uint32_t>(entry >> 40), static_cast<uint32_t>(entry >> 24 & 0xFFFF));
+    const size_t bit = filter_bit(hash);
+    filter_[bit / 64] |= uint64_t{1} << (bit & 63);
+    size_t i = slot(hash);
+    while (extensions_[i]) i = (i + 1) & (extensions_.size() - 1);
+    extensions_[i] = entry;
+  }
+
+  PairValidity pair_validity_;
+  CharacterIds characters_;          // beyond ASCII, that come out of their bytes
+  TableArray<uint64_t> extensions_;  // (node, character) in 40 bits, in 24 the node reached; 0: nothing
+  TableArray<uint64_t> filter_;
+  uint32_t blank_ = none;  // the token of a blank
+  uint32_t tokens_ = 0;    // nodes from here on are prefixes and no tokens
+  BigArray<uint64_t> pairs_;
+  RepairCache repairs_;
+  BigArray<uint64_t> pieces_;  // by code point, then the same with a blank; 0: not met yet
+  uint64_t *pair_slots_ = nullptr, *piece_slots_ = nullptr;
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,225 @@
+// The tokens of words of several tokens, so that a word is merged once.
+//
+//   line    |version|      key: 15 bytes, length      |   three ids    |      32 bytes
+//           |version|      key: 31 bytes, length      |    six ids     |      64 bytes, one cache line
+//           |version|      key: 127 bytes, length     |    30 ids      |      256 bytes: clauses without spaces
+//   set     two lines, hash(key) says which; the one written less often is written over
+//   ids     each plus one, 0 behind the last
+//
+//   threads  any number, none waits. A writer takes a line by making its version odd, and does nothing if it
+//            was odd or changed meanwhile; a reader that finds the version odd, or not the same before and
+//            after, has found nothing. Versions have 64 bits and never come again.
+//   bound    `bytes` in all, for ever. At first only a part of them is used, which doubles when about half as many
+//            words have come in as it has lines: memory costs most when it is touched first, and what few words
+//            there are lie close together. A word that now belongs elsewhere is merged once more
+//   exact    the key is the whole word, so an entry is a fact about the model and cannot go stale
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "cache/word_table.hpp"
+
+namespace fasttoken {
+
+// id_bits: of an id; larger ones are not kept.
+template <size_t key_words, size_t id_words, int id_bits = 32>
+class CacheOfWords {
+  struct Line {
+    uint64_t version, key[key_words], ids[id_words];
+  };
+  static_assert(std::has_single_bit(sizeof(Line)));
+
+ public:
+  static constexpr size_t ids_in_word = 64 / id_bits;
+  static constexpr size_t longest = key_words * 8 - 1, most_ids = id_words * ids_in_word;
+  static constexpr uint32_t ids_end = static_cast<uint32_t>((uint64_t{1} << id_bits) - 1);  // past the largest
+  static constexpr size_t usual_bytes = size_t{8} << 20;
+
+  struct Key {
+    uint64_t part[key_words];
+
+    static Key of(const char* p, size_t n) {
+      char bytes[key_words * 8] = {};
+      std::memcpy(bytes, p, n);
+      bytes[longest] = static_cast<char>(n);
+      Key key;
+      std::memcpy(&key, bytes, sizeof bytes);
+      return key;
+    }
+    uint64_t hash() const {
+      WordKey low{part[0] ^ std::rotl(part[2], 23), part[1] ^ std::rotl(part[3], 41)};
+      uint64_t hash = low.hash();
+      for (size_t i = 4; i < key_words && part[i]; i += 4)
+        hash = std::rotl(hash, 29) ^
+               WordKey { part[i] ^ std::rotl(part[i + 2], 23), part[i + 1] ^ std::rotl(part[i + 3], 41) }.hash();
+      return hash;
+    }
+  };
+
+  // bytes: a power of two, at least that of two lines.
+  void reserve(size_t bytes = usual_bytes, size_t at_first = size_t{1} << 21, bool huge_pages = true) {
+    memory_ = BigArray<Line>(bytes / sizeof(Line), huge_pages);
+    lines_ = memory_.data();
+    most_ = memory_.size() - 2;
+    mask_ = std::min(most_, at_first / sizeof(Line) - 2);
+  }
+  // Has the memory that is used at first now, not when the first words come in.
+  void touch() { memory_.touch((mask_ + 2) * sizeof(Line)); }
+  // How many lines are in use.
+  size_t used_lines() const { return mask() + 2; }
+  bool ready() const { return lines_ != nullptr; }
+  size_t bytes() const { return memory_.size() * sizeof(Line); }
+
+  void fetch(uint64_t hash) const { __builtin_prefetch(lines_ + (hash & mask())); }
+
+  // How many ids the word has, written to out, which has room for most_ids; 0 when it is not known.
+  size_t find(const Key& key, uint64_t hash, int32_t* out) const {
+    Line* set = lines_ + (hash & mask());
+    // Words of one length differ in these, or not at all; most others in those beside the version.
+    const size_t used =
+        key_words <= 4 ? key_words - 1 : (size_t{reinterpret_cast<const unsigned char*>(key.part)[longest]} + 7) / 8;
+    constexpr size_t beside = 7;
+    for (size_t way = 0; way < 2; ++way) {
+      Line& line = set[way];
+      uint64_t version = std::atomic_ref(line.version).load(std::memory_order_acquire);
+      if (version == 0 || (version & 1)) continue;
+      uint64_t differ = 0;
+      auto compare = [&](size_t from, size_t to) {
+        for (size_t i = from; i < to; ++i)
+          differ |= std::atomic_ref(line.key[i]).load(std::memory_order_relaxed) ^ key.part[i];
+      };
+      compare(0, std::min(used, beside));
+      if (key_words > beside) {
+        if (differ) continue;
+        compare(beside, used);
+      }
+      differ |= std::atomic_ref(line.key[key_words - 1]).load(std::memory_order_relaxed) ^ key.part[key_words - 1];
+      if (differ) continue;
+      // Acquire: the version is looked at again after these, not before. Few words have as many ids as there is room.
+      size_t n = 0;
+      for (size_t i = 0; i < id_words && n == i * ids_in_word; ++i) {
+        uint64_t some = std::atomic_ref(line.ids[i]).load(std::memory_order_acquire);
+        for (size_t k = 0; k < ids_in_word; ++k, some = shifted(some)) {
+          uint32_t id = static_cast<uint32_t>(some) & ids_end;
+          out[i * ids_in_word + k] = static_cast<int32_t>(id - 1);
+          n += id != 0;
+        }
+      }
+      if (std::atomic_ref(line.version).load(std::memory_order_relaxed) != version) continue;
+      return n;
+    }
+    return 0;
+  }
+
+  // n: 1 to most_ids.
+  void put(const Key& key, uint64_t hash, const int32_t* ids, size_t n) const {
+    uint64_t words[id_words] = {};
+    for (size_t i = 0; i < n; ++i) {
+      uint32_t id = static_cast<uint32_t>(ids[i]);
+      if (id >= ids_end) return;
+      words[i / ids_in_word] |= uint64_t{id + 1} << (i % ids_in_word * id_bits);
+    }
+    Line* set = lines_ + (hash & mask());
+    uint64_t versions[2];
+    for (size_t way = 0; way < 2; ++way)
+      versions[way] = std::atomic_ref(set[way].version).load(std::memory_order_relaxed);
+    size_t way = versions[1] < versions[0];
+    uint64_t version = versions[way];
+    std::atomic_ref state(set[way].version);
+    if ((version & 1) ||
+        !state.compare_exchange_strong(version, version + 1, std::memory_order_acquire, std::memory_order_relaxed))
+      return;
+    // Release: a thread that sees one of these sees that the version was odd.
+    for (size_t i = 0; i < key_words; ++i)
+      std::atomic_ref(set[way].key[i]).store(key.part[i], std::memory_order_release);
+    for (size_t i = 0; i < id_words; ++i) std::atomic_ref(set[way].ids[i]).store(words[i], std::memory_order_release);
+    state.store(version + 2, std::memory_order_release);
+    if ((hash >> 58) == 0) came_in();
+  }
+
+ private:
+  static uint64_t shifted(uint64_t ids) { return id_bits < 64 ? ids >> id_bits : 0; }
+  static constexpr size_t counted_of = 64;  // one word in so many is counted, by its hash
+
+  size_t mask() const { return std::atomic_ref(mask_).load(std::memory_order_relaxed); }
+  void came_in() const {
+    size_t mask = this->mask(), count = std::atomic_ref(count_).fetch_add(1, std::memory_order_relaxed) + 1;
+    if (mask == most_ || count * counted_of * 2 <= mask) return;
+    if (std::atomic_ref(mask_).compare_exchange_strong(mask, mask * 2 + 2, std::memory_order_relaxed))
+      std::atomic_ref(count_).store(0, std::memory_order_relaxed);
+  }
+  BigArray<Line> memory_;
+  Line* lines_ = nullptr;
+  size_t most_ = 0;
+  mutable size_t mask_ = 0;   // of the number of a line, even: the first of its set
+  mutable size_t count_ = 0;  // of the words that came in since it changed
+};
+
+// Which words were met before, as far as 16 bits of their hashes tell: what is met once only is then neither looked
+// for in a cache nor written to it, and a text that never comes again leaves no lines behind. Met again by mistake:
+// it is looked for and written. Small enough to stay near.
+//
+//   rows_   hash says which: four marks of 16 bits, the last one met behind the others; 0: none
+class MetBefore {
+ public:
+  void reserve() {
+    memory_ = BigArray<uint64_t>(size_t{1} << bits);
+    rows_ = memory_.data();
+  }
+  size_t bytes() const { return memory_.size() * sizeof(uint64_t); }
+
+  void fetch(uint64_t hash) const { __builtin_prefetch(rows_ + (hash >> (64 - bits))); }
+  // Whether a word of this hash was asked about before, as four others of its row were not since.
+  bool again(uint64_t hash) const {
+    std::atomic_ref row(rows_[hash >> (64 - bits)]);
+    const uint64_t marks = row.load(std::memory_order_relaxed), mark = (hash >> 8 & 0xFFFF) | 1;
+    // A mark is odd: where it is subtracted in each of the four places, one of them becomes 0.
+    constexpr uint64_t each = 0x0001000100010001u;
+    const uint64_t differ = marks ^ mark * each;
+    if ((differ - each) & ~differ & each << 15) return true;
+    row.store(marks << 16 | mark, std::memory_order_relaxed);
+    return false;
+  }
+
+ private:
+  static constexpr int bits = 14;
+  BigArray<uint64_t> memory_;
+  uint64_t* rows_ = nullptr;
+};
+
+using ShortWordCache = CacheOfWords<2, 1, 21>;
+using WordCache = CacheOfWords<4, 3>;
+using ClauseCache = CacheOfWords<16, 15>;
+
+struct WordCaches {
+  ShortWordCache short_words;  // a set is one cache line
+  WordCache words;
+  ClauseCache clauses;
+  MetBefore met;  // of the clauses and segments, and of longer words of wide characters
+  // Not words but stretches between control tokens, which chats repeat: those of up to 31 bytes, and longer ones.
+  WordCache roles;
+  ClauseCache segments;
+
+  void reserve() {
+    short_words.reserve(size_t{4} << 20, size_t{1} << 20);
+    words.reserve(size_t{4} << 20, size_t{1} << 20);
+    short_words.touch();
+    words.touch();
+    // All of it at once: fewer of them come in, and merging the ones that growing loses costs more than the memory.
+    // Small pages: the first 40 KB of Chinese touch a few lines of each part of it.
+    clauses.reserve(ClauseCache::usual_bytes, ClauseCache::usual_bytes, false);
+    roles.reserve(size_t{1} << 16, size_t{1} << 16);
+    segments.reserve(size_t{1} << 21);
+    met.reserve();
+  }
+  size_t bytes() const {
+    return short_words.bytes() + words.bytes() + clauses.bytes() + roles.bytes() + segments.bytes() + met.bytes();
+  }
+};
+
+}  // namespace fasttoken

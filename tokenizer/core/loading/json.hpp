@@ -1,0 +1,352 @@
+// A JSON document as one flat tape of values; strings point into the file unless they held escapes.
+//
+//   tape    [obj n=2][key "a"][1][key "b"][arr n=1]["x"] ...      a value is followed by its items
+//   skip    of a container: index just past its last value, so siblings are reached without recursion
+//
+//   invariants   the text is valid UTF-8, depth <= 128, object keys alternate with values,
+//                numbers keep their text: the reader of one decides its type
+//   ownership    the file's bytes belong to the caller and outlive the document; unescaped strings are ours
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "errors.hpp"
+#include "text/utf8.hpp"
+
+namespace fasttoken {
+
+enum class JsonKind : uint8_t { null, boolean, number, string, array, object };
+
+struct JsonValue {
+  JsonKind kind;
+  bool truth;
+  uint32_t count;      // of a container: how many values (pairs in an object)
+  uint32_t skip;       // of a container: index past its end
+  uint32_t begin;      // where the value starts in the file
+  std::string_view s;  // of a string: its text; of a number: its digits
+};
+
+class JsonDocument {
+ public:
+  explicit JsonDocument(std::string_view file) : text_(file) {
+    size_t bad = utf8_invalid_at(file);
+    if (bad != std::string_view::npos) fail(bad, "not valid UTF-8");
+    if (file.size() > UINT32_MAX - 16) fail(0, "larger than 4 GB");
+    parse();
+  }
+  JsonDocument(const JsonDocument&) = delete;
+  JsonDocument& operator=(const JsonDocument&) = delete;
+
+  const JsonValue& operator[](uint32_t at) const { return tape_[at]; }
+  uint32_t past(uint32_t at) const { return tape_[at].kind >= JsonKind::array ? tape_[at].skip : at + 1; }
+  // The source text of a value.
+  std::string_view source(uint32_t at) const {
+    uint32_t begin = tape_[at].begin;
+    return text_.substr(begin, ends_.at(at) - begin);
+  }
+  uint32_t end_of(uint32_t at) const { return ends_[at]; }
+
+ private:
+  [[noreturn]] void fail(size_t at, const std::string& what) const {
+    size_t line = 1, column = 1;
+    for (size_t i = 0; i < at && i < text_.size(); ++i) {
+      ++column;
+      if (text_[i] == '\n') {
+        ++line;
+        column = 1;
+      }
+    }
+    throw FileError("line " + std::to_string(line) + " column " + std::to_string(column), what);
+  }
+
+  void space() {
+    while (at_ < text_.size()) {
+      char c = text_[at_];
+      if (c != ' ' && c != '\n' && c != '\r' && c != '\t') break;
+      ++at_;
+    }
+  }
+
+  char peek() {
+    space();
+    return at_ < text_.size() ? text_[at_] : '\0';
+  }
+
+  void parse() {
+    tape_.reserve(text_.size() / 12 + 16);
+    ends_.reserve(text_.size() / 12 + 16);
+    std::vector<uint32_t> open;  // containers not yet closed
+    bool want_value = true;
+    for (;;) {
+      if (want_value) {
+        char c = peek();
+        if (at_ >= text_.size()) fail(at_, "the file ends too early");
+        if (c == '{' || c == '[') {
+          if (open.size() >= 128) fail(at_, "nested deeper than 128 levels");
+          push(c == '{' ? JsonKind::object : JsonKind::array, at_);
+          open.push_back(static_cast<uint32_t>(tape_.size() - 1));
+          ++at_;
+          char close = c == '{' ? '}' : ']';
+          if (peek() == close) {
+            ++at_;
+            shut(open);
+            want_value = false;
+          } else if (c == '{') {
+            key();
+          }
+          if (want_value) continue;
+        } else {
+          scalar(c);
+          want_value = false;
+        }
+      }
+      if (open.empty()) break;
+      JsonValue& top = tape_[open.back()];
+      ++top.count;
+      char c = peek();
+      if (at_ >= text_.size()) fail(at_, "the file ends too early");
+      if (c == ',') {
+        ++at_;
+        if (top.kind == JsonKind::object) {
+          if (peek() == '}') fail(at_, "a comma before the end of an object");
+          key();
+        } else if (peek() == ']') {
+          fail(at_, "a comma before the end of an array");
+        }
+        want_value = true;
+      } else if (c == (top.kind == JsonKind::object ? '}' : ']')) {
+        ++at_;
+        shut(open);
+      } else {
+        fail(at_, top.kind == JsonKind::object ? "expected , or }" : "expected , or ]");
+      }
+    }
+    space();
+    if (at_ != text_.size()) fail(at_, "something follows the document");
+  }
+
+  void push(JsonKind kind, size_t begin, std::string_view s = {}, bool truth = false) {
+    tape_.push_back({kind, truth, 0, 0, static_cast<uint32_t>(begin), s});
+    ends_.push_back(static_cast<uint32_t>(at_));
+  }
+
+  void shut(std::vector<uint32_t>& open) {
+    JsonValue& value = tape_[open.back()];
+    value.skip = static_cast<uint32_t>(tape_.size());
+    ends_[open.back()] = static_cast<uint32_t>(at_);
+    open.pop_back();
+  }
+
+  void key() {
+    if (peek() != '"') fail(at_, "expected a key");
+    string();
+    if (peek() != ':') fail(at_, "expected :");
+    ++at_;
+  }
+
+  void scalar(char c) {
+    if (c == '"') return string();
+    size_t begin = at_;
+    if (c == '-' || (c >= '0' && c <= '9')) return number();
+    for (std::string_view word : {"null", "true", "false"}) {
+      if (text_.substr(at_, word.size()) == word) {
+        at_ += word.size();
+        push(word == "null" ? JsonKind::null : JsonKind::boolean, begin, {}, word == "true");
+        return;
+      }
+    }
+    fail(at_, "expected a value");
+  }
+
+  void digits() {
+    if (at_ >= text_.size() || text_[at_] < '0' || text_[at_] > '9') fail(at_, "expected a digit");
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') ++at_;
+  }
+
+  void number() {
+    size_t begin = at_;
+    if (text_[at_] == '-') ++at_;
+    if (at_ < text_.size() && text_[at_] == '0')
+      ++at_;
+    else
+      digits();
+    if (at_ < text_.size() && text_[at_] == '.') {
+      ++at_;
+      digits();
+    }
+    if (at_ < text_.size() && (text_[at_] == 'e' || text_[at_] == 'E')) {
+      ++at_;
+      if (at_ < text_.size() && (text_[at_] == '+' || text_[at_] == '-')) ++at_;
+      digits();
+    }
+    push(JsonKind::number, begin, text_.substr(begin, at_ - begin));
+  }
+
+  uint32_t hex4() {
+    if (at_ + 4 > text_.size()) fail(at_, "the file ends too early");
+    uint32_t value = 0;
+    for (int i = 0; i < 4; ++i) {
+      char c = text_[at_++];
+      uint32_t digit = c >= '0' && c <= '9'   ? static_cast<uint32_t>(c - '0')
+                       : c >= 'a' && c <= 'f' ? static_cast<uint32_t>(c - 'a' + 10)
+                       : c >= 'A' && c <= 'F' ? static_cast<uint32_t>(c - 'A' + 10)
+                                              : 99;
+      if (digit == 99) fail(at_ - 1, "not a hexadecimal digit");
+      value = value << 4 | digit;
+    }
+    return value;
+  }
+
+  void string() {
+    size_t begin = at_++;
+    size_t from = at_;
+    while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\' &&
+           static_cast<unsigned char>(text_[at_]) >= 0x20)
+      ++at_;
+    if (at_ < text_.size() && text_[at_] == '"') {
+      ++at_;
+      return push(JsonKind::string, begin, text_.substr(from, at_ - 1 - from));
+    }
+    std::string& out = owned_.emplace_back(text_.substr(from, at_ - from));
+    for (;;) {
+      if (at_ >= text_.size()) fail(at_, "a string does not end");
+      char c = text_[at_];
+      if (c == '"') break;
+      if (static_cast<unsigned char>(c) < 0x20) fail(at_, "a control character in a string");
+      ++at_;
+      if (c != '\\') {
+        out += c;
+        continue;
+      }
+      escape(out);
+    }
+    ++at_;
+    push(JsonKind::string, begin, out);
+  }
+
+  void escape(std::string& out) {
+    if (at_ >= text_.size()) fail(at_, "a string does not end");
+    char c = text_[at_++];
+    static constexpr std::string_view from = "\"\\/bfnrt", to = "\"\\/\b\f\n\r\t";
+    if (size_t i = from.find(c); i != std::string_view::npos) {
+      out += to[i];
+      return;
+    }
+    if (c != 'u') fail(at_ - 1, "an unknown escape");
+    size_t where = at_ - 2;
+    uint32_t code = hex4();
+    if (code >= 0xD800 && code < 0xDC00) {
+      if (text_.substr(at_, 2) != "\\u") fail(where, "a lone surrogate");
+      at_ += 2;
+      uint32_t low = hex4();
+      if (low < 0xDC00 || low > 0xDFFF) fail(where, "a lone surrogate");
+      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    } else if (code >= 0xDC00 && code < 0xE000) {
+      fail(where, "a lone surrogate");
+    }
+    utf8_append(out, code);
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+  std::vector<JsonValue> tape_;
+  std::vector<uint32_t> ends_;
+  std::deque<std::string> owned_;  // deque: growth moves no string
+};
+
+// A place in a document together with its path, for readers that name the place of an error.
+class Json {
+ public:
+  Json(const JsonDocument& document, uint32_t at, std::string path)
+      : doc_(&document), at_(at), path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+  JsonKind kind() const { return value().kind; }
+  bool is_null() const { return kind() == JsonKind::null; }
+  uint32_t size() const { return value().count; }
+  std::string_view source() const { return doc_->source(at_); }
+
+  [[noreturn]] void fail(const std::string& what) const { throw FileError(path_, what); }
+
+  std::string_view string() const {
+    if (kind() != JsonKind::string) fail("expected a string");
+    return value().s;
+  }
+  bool boolean() const {
+    if (kind() != JsonKind::boolean) fail("expected true or false");
+    return value().truth;
+  }
+  uint64_t integer() const {
+    if (kind() != JsonKind::number) fail("expected a number");
+    uint64_t out = 0;
+    for (char c : value().s) {
+      if (c < '0' || c > '9' || out > UINT64_MAX / 10 - 1)
+        fail("expected a whole number that is not negative, not " + std::string(value().s));
+      out = out * 10 + static_cast<uint64_t>(c - '0');
+    }
+    return out;
+  }
+  uint32_t character() const {
+    std::string_view s = string();
+    if (s.empty() || utf8_length(static_cast<unsigned char>(s[0])) != s.size()) fail("expected one character");
+    return utf8_at(s.data());
+  }
+
+  std::optional<Json> find(std::string_view key) const {
+    if (kind() != JsonKind::object) fail("expected an object");
+    std::optional<Json> found;
+    each_pair([&](std::string_view name, const Json& v) {
+      if (name == key) found = v;
+    });
+    return found;
+  }
+  // Absent and null are the same here, as they are to the readers of this format.
+  std::optional<Json> get(std::string_view key) const {
+    auto found = find(key);
+    if (found && found->is_null()) return std::nullopt;
+    return found;
+  }
+  Json need(std::string_view key) const {
+    auto found = find(key);
+    if (!found) fail("no member \"" + std::string(key) + "\"");
+    return *found;
+  }
+  bool flag(std::string_view key, bool otherwise) const {
+    auto found = get(key);
+    return found ? found->boolean() : otherwise;
+  }
+
+  template <class F>
+  void each(F&& f) const {
+    if (kind() != JsonKind::array) fail("expected an array");
+    uint32_t at = at_ + 1, n = size();
+    for (uint32_t i = 0; i < n; ++i, at = doc_->past(at)) f(Json(*doc_, at, path_ + "[" + std::to_string(i) + "]"));
+  }
+  template <class F>
+  void each_pair(F&& f) const {
+    if (kind() != JsonKind::object) fail("expected an object");
+    uint32_t at = at_ + 1, n = size();
+    for (uint32_t i = 0; i < n; ++i) {
+      std::string_view name = (*doc_)[at].s;
+      f(name, Json(*doc_, at + 1, path_.empty() ? std::string(name) : path_ + "." + std::string(name)));
+      at = doc_->past(at + 1);
+    }
+  }
+
+  // For long lists, without a path for each entry: index of the first entry, and steps from it.
+  uint32_t first() const { return at_ + 1; }
+  const JsonDocument& document() const { return *doc_; }
+
+ private:
+  const JsonValue& value() const { return (*doc_)[at_]; }
+  const JsonDocument* doc_;
+  uint32_t at_;
+  std::string path_;
+};
+
+}  // namespace fasttoken

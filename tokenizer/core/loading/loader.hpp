@@ -1,0 +1,302 @@
+// Reading the model and the added tokens of a tokenizer.json into tables.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "bpe/bpe.hpp"
+#include "loading/json.hpp"
+#include "loading/json_text.hpp"
+#include "split/added.hpp"
+#include "vocab/vocab.hpp"
+#include "vocab/wordpiece.hpp"
+
+namespace fasttoken {
+
+enum class ModelKind : uint8_t { bpe, word_piece };
+
+struct Model {
+  ModelKind kind = ModelKind::bpe;
+  Vocab vocab;
+  Bpe bpe;
+  WordPiece word_piece;
+};
+
+class ModelReader {
+ public:
+  // tables_known: the vocabulary and the merges are in the model already.
+  ModelReader(const Json& json, Model& model, bool tables_known)
+      : json_(json), model_(model), tables_known_(tables_known) {}
+
+  void read() {
+    std::string type = kind();
+    if (type == "BPE") {
+      read_vocab();
+      read_bpe();
+    } else if (type == "WordPiece" || type == "WordLevel") {
+      read_vocab();
+      model_.kind = ModelKind::word_piece;
+      WordPiece& w = model_.word_piece;
+      w.whole_words = type == "WordLevel";
+      w.unknown = json_.need("unk_token").string();
+      if (!w.whole_words) {
+        w.prefix = json_.need("continuing_subword_prefix").string();
+        w.max_characters = json_.need("max_input_chars_per_word").integer();
+      }
+    } else {
+      throw Unsupported("the model " + type, json_.path());
+    }
+  }
+
+  // Its members but the two long lists, as JSON.
+  std::string settings() const {
+    std::string out = "{\"type\":\"" + kind() + "\",\"vocab\":{},\"merges\":[]";
+    json_.each_pair([&](std::string_view name, const Json& value) {
+      if (name == "type" || name == "vocab" || name == "merges") return;
+      out += ',';
+      write_json_string(out, name);
+      out.append(":").append(value.source());
+    });
+    return out + "}";
+  }
+
+ private:
+  std::string kind() const {
+    if (auto type = json_.get("type")) return std::string(type->string());
+    if (json_.find("merges")) return "BPE";
+    auto vocab = json_.find("vocab");
+    if (vocab && vocab->kind() == JsonKind::array) return "Unigram";
+    return json_.find("max_input_chars_per_word") ? "WordPiece" : "WordLevel";
+  }
+
+  void read_vocab() {
+    if (tables_known_) return;
+    Json vocab = json_.need("vocab");
+    if (vocab.kind() != JsonKind::object) vocab.fail("expected an object");
+    const JsonDocument& doc = vocab.document();
+    uint32_t n = vocab.size(), at = vocab.first();
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n; ++i, at += 2) {
+      bytes += doc[at].s.size();
+      if (doc[at + 1].kind != JsonKind::number) fail(vocab, doc[at].s, "expected an id");
+    }
+    if (bytes >= UINT32_MAX) vocab.fail("more than 4 GB of tokens");
+    model_.vocab.reserve(n, bytes);
+    // Tables by id have as many entries as the largest id says.
+    const uint64_t limit = uint64_t{4} * n + sparse_here, most = uint64_t{4} * n + sparse_anywhere;
+    at = vocab.first();
+    constexpr uint32_t ahead = 8;
+    for (uint32_t i = 0; i < n; ++i, at += 2) {
+      if (i + ahead < n) model_.vocab.prefetch(doc[at + 2 * ahead].s);
+      std::string_view digits = doc[at + 1].s;
+      uint64_t id = 0;
+      for (char c : digits) {
+        if (c < '0' || c > '9') fail(vocab, doc[at].s, "not an id: " + std::string(digits));
+        id = id * 10 + static_cast<uint64_t>(c - '0');
+        if (id > UINT32_MAX) fail(vocab, doc[at].s, "an id of more than 32 bits");
+      }
+      if (id >= most)
+        fail(vocab, doc[at].s,
+             "the id " + std::string(digits) + ", of " + std::to_string(n) + " tokens; ids are taken below " +
+                 std::to_string(most));
+      if (id >= limit) throw Unsupported("very sparse token ids", entry(vocab, doc[at].s));
+      uint32_t small = static_cast<uint32_t>(id);
+      if (model_.vocab.has(small) && model_.vocab.text(small) != doc[at].s)
+        throw Unsupported("two tokens with one id", entry(vocab, doc[at].s));
+      model_.vocab.add(doc[at].s, small);
+    }
+  }
+
+  static std::string entry(const Json& vocab, std::string_view token) {
+    return vocab.path() + "[\"" + std::string(token) + "\"]";
+  }
+  [[noreturn]] static void fail(const Json& vocab, std::string_view token, const std::string& what) {
+    throw FileError(entry(vocab, token), what);
+  }
+
+  void read_bpe() {
+    BpeConfig& c = model_.bpe.config;
+    if (auto dropout = json_.get("dropout")) {
+      if (dropout->kind() != JsonKind::number) dropout->fail("expected a number");
+      if (dropout->source().find_first_of("123456789") != std::string_view::npos)
+        throw Unsupported("dropout", dropout->path());
+      c.says_no_dropout = true;
+    }
+    if (auto prefix = json_.get("continuing_subword_prefix")) {
+      c.prefix = prefix->string();
+      c.has_prefix = true;
+    }
+    if (auto suffix = json_.get("end_of_word_suffix")) {
+      c.suffix = suffix->string();
+      c.has_suffix = true;
+    }
+    if (auto unknown = json_.get("unk_token")) {
+      c.wants_unknown = true;
+      c.unknown_text = unknown->string();
+      c.unknown = model_.vocab.find(c.unknown_text);
+    }
+    c.fuse_unknown = json_.flag("fuse_unk", false);
+    c.byte_fallback = json_.flag("byte_fallback", false);
+    c.ignore_merges = json_.flag("ignore_merges", false);
+    if (!tables_known_) read_merges();
+  }
+
+  void read_merges() {
+    Json merges = json_.need("merges");
+    if (merges.kind() != JsonKind::array) merges.fail("expected an array");
+    const JsonDocument& doc = merges.document();
+    uint32_t n = merges.size(), at = merges.first();
+    if (n > Merger::rank_limit) throw Unsupported("more than 33 million merges", "model.merges");
+    model_.bpe.merges.reserve(n, model_.vocab.end());
+    model_.bpe.in_order.reserve(n);
+    JsonKind shape = n ? doc[at].kind : JsonKind::string;
+    auto wrong = [&](uint32_t i, const std::string& what) {
+      throw FileError(merges.path() + "[" + std::to_string(i) + "]", what);
+    };
+    for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
+      const JsonValue& value = doc[at];
+      if (value.kind != shape) wrong(i, "pairs and strings are mixed");
+      std::string_view a, b;
+      if (shape == JsonKind::string) {
+        if (value.s.starts_with("#version")) continue;
+        size_t space = value.s.find(' ');
+        if (space == std::string_view::npos || value.s.find(' ', space + 1) != std::string_view::npos)
+          wrong(i, "expected two tokens and one space");
+        a = value.s.substr(0, space);
+        b = value.s.substr(space + 1);
+      } else {
+        if (shape != JsonKind::array || value.count != 2 || doc[at + 1].kind != JsonKind::string ||
+            doc[at + 2].kind != JsonKind::string)
+          wrong(i, "expected a pair of tokens");
+        a = doc[at + 1].s;
+        b = doc[at + 2].s;
+      }
+      held_.entry[held_.count] = i;
+      held_.tokens[2 * held_.count] = a;
+      held_.tokens[2 * held_.count + 1] = b;
+      if (++held_.count == Held::most) add_held(wrong);
+    }
+    add_held(wrong);
+    Bpe& bpe = model_.bpe;
+    bpe.ranks = static_cast<uint32_t>(bpe.in_order.size());
+    if (repeated_)
+      std::erase_if(bpe.in_order, [&](const Merge& m) { return bpe.merges.find(m.a, m.b).rank != m.rank; });
+  }
+
+  // Merges read and not yet looked up: the vocabulary is asked for many tokens at once.
+  struct Held {
+    static constexpr size_t most = 16;
+    size_t count = 0;
+    std::array<uint32_t, most> entry;
+    std::array<std::string_view, 2 * most> tokens;
+    std::array<uint32_t, 2 * most> ids;
+  };
+
+  template <class Wrong>
+  void add_held(Wrong&& wrong) {
+    Bpe& bpe = model_.bpe;
+    model_.vocab.find(held_.tokens, 2 * held_.count, held_.ids);
+    for (size_t k = 0; k < held_.count; ++k) bpe.merges.prefetch(held_.ids[2 * k], held_.ids[2 * k + 1]);
+    for (size_t k = 0; k < held_.count; ++k) {
+      uint32_t i = held_.entry[k], first = held_.ids[2 * k], second = held_.ids[2 * k + 1];
+      std::string_view a = held_.tokens[2 * k], b = held_.tokens[2 * k + 1];
+      if (first == Vocab::hole) wrong(i, "the token " + std::string(a) + " is not in the vocabulary");
+      if (second == Vocab::hole) wrong(i, "the token " + std::string(b) + " is not in the vocabulary");
+      size_t prefix = bpe.config.prefix.size();
+      if (b.size() < prefix) wrong(i, "the second token is shorter than the continuing prefix");
+      uint32_t whole = union_of(a, b.substr(prefix));
+      if (whole == Vocab::hole) wrong(i, "their union " + joined_ + " is not in the vocabulary");
+      uint32_t rank = static_cast<uint32_t>(bpe.in_order.size());
+      repeated_ |= !bpe.merges.add(first, second, rank, whole);
+      bpe.in_order.push_back({first, second, rank, whole});
+    }
+    held_.count = 0;
+  }
+  // Files mostly have the tokens that merges make in the order of the merges.
+  uint32_t union_of(std::string_view a, std::string_view b) {
+    const Vocab& vocab = model_.vocab;
+    if (vocab.has(next_)) {
+      std::string_view t = vocab.text(next_);
+      if (t.size() == a.size() + b.size() && t.starts_with(a) && t.ends_with(b)) return next_++;
+    }
+    joined_.assign(a).append(b);
+    uint32_t whole = vocab.find(joined_).value_or(Vocab::hole);
+    next_ = whole == Vocab::hole ? 0 : whole + 1;
+    return whole;
+  }
+
+  // How far past four times the number of tokens ids may go: in this core, and in any backend, which may need as
+  // many bytes as four times the largest id.
+  static constexpr uint64_t sparse_here = 4096, sparse_anywhere = 1 << 24;
+
+  Json json_;
+  Model& model_;
+  Held held_;
+  std::string joined_;
+  uint32_t next_ = 0;  // the id that the next merge's token probably has
+  bool repeated_ = false;
+  const bool tables_known_;
+};
+
+// The added tokens, with the ids HF gives them, which may differ from the file's. Of tokens with one id the last
+// in the file counts.
+class AddedReader {
+ public:
+  std::vector<AddedToken> tokens;                              // one for each id, in the order first added
+  std::unordered_map<std::string, uint32_t> ids;               // content -> id
+  std::unordered_map<uint32_t, size_t> by_id;                  // id -> index in tokens
+  std::unordered_map<std::string, bool> special;               // contents skipped when decoding
+  std::vector<std::pair<uint32_t, std::string>> to_normalize;  // id and content, also of tokens replaced since
+
+  void read(const Json& json, const Vocab& vocab) {
+    next_ = static_cast<uint32_t>(vocab.size());
+    json.each([&](const Json& one) {
+      AddedToken t;
+      t.id = 0;
+      one.need("id").integer();
+      t.content = one.need("content").string();
+      t.single_word = one.need("single_word").boolean();
+      t.lstrip = one.need("lstrip").boolean();
+      t.rstrip = one.need("rstrip").boolean();
+      t.normalized = one.need("normalized").boolean();
+      t.special = one.need("special").boolean();
+      add(std::move(t), vocab);
+    });
+    for (AddedToken& t : tokens) t.once_special = special.count(t.content) != 0;
+  }
+
+ private:
+  static bool same(const AddedToken& a, const AddedToken& b) {
+    return a.content == b.content && a.single_word == b.single_word && a.lstrip == b.lstrip && a.rstrip == b.rstrip &&
+           a.normalized == b.normalized && a.special == b.special;
+  }
+
+  void add(AddedToken t, const Vocab& vocab) {
+    if (t.content.empty()) return;
+    if (auto known = ids.find(t.content); known != ids.end()) {
+      t.id = known->second;
+      if (same(tokens[by_id[t.id]], t)) return;
+    } else if (auto found = vocab.find(t.content)) {
+      t.id = *found;
+    } else {
+      t.id = next_++;  // may be another token's, where the vocabulary has holes; HF asks no further
+    }
+    ids[t.content] = t.id;
+    if (t.special) special.try_emplace(t.content, true);
+    if (t.normalized) to_normalize.push_back({t.id, t.content});
+    auto [at, is_new] = by_id.try_emplace(t.id, tokens.size());
+    if (is_new)
+      tokens.push_back(std::move(t));
+    else
+      tokens[at->second] = std::move(t);
+  }
+
+  uint32_t next_ = 0;  // the id of the next token that the vocabulary does not have
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,223 @@
+// From a tokenizer.json, or from the tables that one became, to a Tokenizer.
+#include <algorithm>
+#include <bitset>
+#include <iterator>
+#include <tuple>
+#include <unordered_set>
+
+#include "loading/model_json.hpp"
+#include "tokenizer.hpp"
+
+namespace fasttoken {
+
+template <class Self, class Io>
+void Tokenizer::tables(Self& self, Io& io) {
+  Vocab::tables(self.model_.vocab, io);
+  Bpe::tables(self.model_.bpe, io);
+  WordPiece::tables(self.model_.word_piece, io);
+  io.array(self.trims_);
+  io.array(self.special_);
+  TokenBytes::tables(self.token_bytes_, io);
+  CharSpans::tables(self.spans_, io);
+}
+
+Tokenizer::Tokenizer(std::string_view file, bool allow_external) {
+  externals_.allowed = allow_external;
+  JsonDocument document(file);
+  load(Json(document, 0, ""));
+}
+
+Tokenizer::Tokenizer(TableReader& in) {
+  std::string file;
+  in.array(file);
+  tables(*this, in);
+  in.finish();
+  content_ = in.content();
+  tables_known_ = true;
+  JsonDocument document(file);
+  load(Json(document, 0, ""));
+}
+
+void Tokenizer::write_tables(TableWriter& out) const {
+  std::string file = "{";
+  for (auto& [name, text] : sections_) file.append("\"").append(name).append("\":").append(text).append(",");
+  out.array(file.append("\"model\":").append(model_settings_).append("}"));
+  tables(*this, out);
+}
+
+std::string Tokenizer::model_json() const { return write_model(model_); }
+
+void Tokenizer::load(const Json& root) {
+  if (root.kind() != JsonKind::object) throw FileError("$", "expected an object");
+  static constexpr std::string_view known[] = {"version",        "truncation", "padding",
+                                               "added_tokens",   "normalizer", "pre_tokenizer",
+                                               "post_processor", "decoder",    "model"};
+  root.each_pair([&](std::string_view name, const Json& value) {
+    if (std::find(std::begin(known), std::end(known), name) == std::end(known))
+      throw FileError(value.path(), "an unknown member");
+    if (name != "model" && !value.is_null()) sections_[std::string(name)] = value.source();
+  });
+  if (auto version = root.find("version"); version && version->string() != "1.0")
+    version->fail("version " + std::string(version->string()) + ", only 1.0 is known");
+  ModelReader model(root.need("model"), model_, tables_known_);
+  model.read();
+  model_settings_ = model.settings();
+  if (auto n = root.get("normalizer")) normalizer_.read(*n, externals_);
+  if (auto p = root.get("pre_tokenizer")) pre_.read(*p, externals_);
+  if (auto d = root.get("decoder")) decoder_.read(*d, externals_);
+  if (auto p = root.get("post_processor")) read_post(*p);
+  if (auto a = root.get("added_tokens")) added_.read(*a, model_.vocab);
+  pre_.finish_loading(model_.kind == ModelKind::bpe && model_.bpe.knows_all_bytes(model_.vocab));
+  if (!tables_known_) {
+    if (model_.kind == ModelKind::bpe)
+      model_.bpe.finish_loading(model_.vocab, pre_.bytes_ready());
+    else
+      model_.word_piece.finish_loading(model_.vocab);
+  }
+  if (auto apart = decoder_.apart()) leading_ = apart->leading;
+  needs_align_ = pre_.needs_shift_of_rewritten() || (pre_.needs_shift() && !normalizer_.empty());
+  if (id_limit() > INT32_MAX) throw Unsupported("token ids beyond 31 bits", "model");
+  if (externals_.patterns.empty()) finish_loading();
+}
+
+void Tokenizer::finish_loading() {
+  index_added();
+  plan();
+  if (tables_known_) return;
+  index_ids();
+  if (model_.kind == ModelKind::bpe && model_.bpe.plain_bytes()) index_spans();
+}
+
+// How ids alone are made, if the file is of a kind that a kernel knows.
+void Tokenizer::plan() {
+  if (model_.kind != ModelKind::bpe) return;
+  if (normalized_.empty() && !pre_.bytes_ready() && model_.bpe.joins().built()) marks_ = read_marks();
+  if (marks_) plan_ = PlanReader::spaced(model_.bpe.joins(), marks_->each_space);
+  if (model_.bpe.plain_bytes()) {
+    std::vector<const Regex*> patterns = pre_.only_patterns();
+    if (patterns.size() == 1) plan_ = PlanReader::read(*patterns[0]);
+    if (patterns.size() == 3) plan_ = PlanReader::read(*patterns[0], *patterns[1], *patterns[2]);
+  }
+  if (!plan_) return;
+  cut_ = cutter(best_isa());
+  plain_ascii_ = !marks_ && normalized_.empty() && normalizer_.keeps_ascii();
+  caches_.reserve();
+}
+
+// Nothing where more than marks is made of a text before the model.
+std::optional<SpaceMarks> Tokenizer::read_marks() const {
+  if (normalizer_.empty()) return pre_.only_marks_spaces(Bpe::mark);
+  std::optional<bool> marks = normalizer_.only_marks_spaces(Bpe::mark);
+  if (!marks || !pre_.only_splits_at(" ")) return std::nullopt;
+  return SpaceMarks{*marks ? SpaceMarks::Prefix::each : SpaceMarks::Prefix::none, false};
+}
+
+void Tokenizer::read_post(const Json& json) {
+  auto type = json.get("type");
+  if (!type) return;
+  if (type->string() == "Sequence")
+    json.need("processors").each([&](const Json& one) { read_post(one); });
+  else if ((type->string() == "ByteLevel" || type->string() == "RobertaProcessing") &&
+           json.flag("trim_offsets", true))
+    trim_passes_.push_back(json.flag("add_prefix_space", true));
+}
+
+void Tokenizer::index_added() {
+  std::vector<std::pair<std::string, int32_t>> raw, normalized;
+  Scratch s;
+  size_t room = most_added;
+  auto take = [&](const std::string& content) {
+    if (content.size() > room)
+      throw FileError("added_tokens", "contents of more than " + std::to_string(most_added) + " bytes in all");
+    room -= content.size();
+  };
+  for (auto& [id, content] : added_.to_normalize) {
+    take(content);
+    std::string made = normalize(content, s);
+    take(made);
+    if (made != content) shown_[id] = std::move(made);
+  }
+  for (size_t index = 0; index < added_.tokens.size(); ++index) {
+    const AddedToken& t = added_.tokens[index];
+    auto made = shown_.find(t.id);
+    const std::string& content = t.normalized && made != shown_.end() ? made->second : t.content;
+    if (content.empty()) throw Unsupported("an added token that normalizes to nothing: " + t.content, "added_tokens");
+    if (!t.normalized) take(content);
+    (t.normalized ? normalized : raw).push_back({content, static_cast<int32_t>(index)});
+  }
+  raw_.build(raw);
+  normalized_.build(normalized);
+}
+
+void Tokenizer::index_ids() {
+  uint32_t n = id_limit();
+  special_.assign(n, 0);
+  std::unordered_set<std::string_view> specials;
+  std::bitset<64> lengths;  // of them, to spare most tokens the look-up
+  for (auto& [content, _] : added_.special) {
+    specials.insert(content);
+    lengths.set(std::min<size_t>(content.size(), 63));
+  }
+  if (!trim_passes_.empty()) trims_.assign(n, {0, 0});
+  for (uint32_t i = 0; i < n; ++i) {
+    std::string_view t = token(i);
+    if (!t.data()) continue;
+    if (lengths[std::min<size_t>(t.size(), 63)]) special_[i] = specials.contains(t);
+    if (!trims_.empty()) trims_[i] = trim_of(model_.vocab.has(i) ? model_.vocab.text(i) : t);
+  }
+  index_bytes();
+}
+
+void Tokenizer::index_bytes() {
+  std::optional<Decoder::Apart> apart = decoder_.apart();
+  if (!decodes_bytes() && !apart) return;
+  uint32_t n = id_limit();
+  token_bytes_.reserve(n);
+  size_t room = most_added_to(n * sizeof(uint64_t));  // for the results of Replace over all tokens
+  std::string bytes;
+  Scratch s;
+  for (uint32_t i = 0; i < n; ++i) {
+    std::string_view t = token(i);
+    bool raw = false;
+    bytes.clear();
+    if (apart && t.data()) {
+      try {
+        std::tie(bytes, raw) = decoder_.piece(t, s.regex());
+      } catch (const TextError&) {
+        return token_bytes_.forget();  // it is said where the token is decoded
+      }
+      // It would part the bytes around it, and say nothing; or each of many tokens is made long.
+      if (bytes.empty() || bytes.size() > room) return token_bytes_.forget();
+      room -= bytes.size();
+    } else if (t.data() && !byte_level_decode(t, bytes)) {
+      bytes = t;
+    }
+    token_bytes_.add(bytes, raw);
+  }
+  token_bytes_.close();
+}
+
+// The text that each id stands for. Nothing is known where an id stands for two things, or trimming reads an
+// added token's own text.
+void Tokenizer::index_spans() {
+  uint32_t n = id_limit();
+  spans_.reserve(n);
+  std::string bytes;
+  for (uint32_t id = 0; id < n; ++id) {
+    auto added = added_.by_id.find(id);
+    bytes.clear();
+    bool made = model_.vocab.has(id) && byte_level_decode(model_.vocab.text(id), bytes), fits = true;
+    if (added != added_.by_id.end()) {
+      std::string_view content = added_.tokens[added->second].content;
+      fits = !made || bytes == content;
+      bytes = token(id);
+      if (!trims_.empty()) {
+        Trim known = trims_[id], found = trim_of(content);
+        fits &= known.lead == found.lead && known.trail == found.trail;
+      }
+    }
+    if (!fits || !spans_.add(id, bytes)) return spans_.forget();
+  }
+}
+
+}  // namespace fasttoken

@@ -1,0 +1,316 @@
+// The pre-tokenizers of a file, flattened to steps; they cut a text into pieces and may rewrite the pieces.
+//
+//   text    H o w _ a r e 2 0 ...
+//   pieces  [0,3) [3,7) [7,8) ...        ascending in the current text; a step maps pieces to pieces
+//
+//   A final ByteLevel rewrites nothing: its alphabet is a renaming of bytes that the model reads directly
+//   (bytes_ready). Elsewhere in a sequence it is carried out.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "split/splitting.hpp"
+#include "text/normalizers.hpp"
+#include "text/space_marks.hpp"
+
+namespace fasttoken {
+
+class PreTokenizer {
+ public:
+  struct Scratch {
+    Normalizer::Scratch normalizer;
+    Spans spans;
+    ScratchVector<Piece> pieces, cut;
+  };
+
+  void read(const Json& json, Externals& externals) { read_one(json, externals); }
+
+  // After the last step was read. fuse: whether the model reads bytes.
+  void finish_loading(bool fuse) {
+    if (fuse && !steps_.empty() && steps_.back().kind == Kind::bytes) {
+      bool earlier = false;
+      for (size_t i = 0; i + 1 < steps_.size(); ++i) earlier |= steps_[i].kind == Kind::bytes;
+      if (!earlier) {
+        steps_.pop_back();
+        bytes_ready_ = true;
+      }
+    }
+  }
+  bool ends_in_bytes() const { return !steps_.empty() && steps_.back().kind == Kind::bytes; }
+  bool bytes_ready() const { return bytes_ready_; }
+  // Whether a step asks where in the original its piece starts: of text that an earlier step may have rewritten.
+  bool needs_shift() const { return needs_shift_; }
+  bool needs_shift_of_rewritten() const { return follows_rewriting_; }
+  bool empty() const { return steps_.empty(); }
+  // The patterns that cut a text one after the other, where each match and the texts between them are pieces; none
+  // where more happens.
+  std::vector<const Regex*> only_patterns() const {
+    std::vector<const Regex*> all;
+    if (!bytes_ready_) return all;
+    for (const Step& step : steps_) {
+      bool isolated = step.kind == Kind::split && step.behavior == Behavior::isolated && !step.invert;
+      if (!isolated || !step.pattern.regex()) return {};
+      all.push_back(step.pattern.regex());
+    }
+    return all;
+  }
+
+  // Whether a text without `text` in it stays whole.
+  bool only_splits_at(std::string_view text) const {
+    return std::all_of(steps_.begin(), steps_.end(), [&](const Step& step) {
+      return step.kind == Kind::split && !step.invert && step.pattern.is_text(text);
+    });
+  }
+  // How spaces are marked, where that is all that is done.
+  std::optional<SpaceMarks> only_marks_spaces(std::string_view mark) const {
+    if (steps_.size() != 1 || steps_[0].kind != Kind::metaspace || steps_[0].content != mark) return std::nullopt;
+    using Prefix = SpaceMarks::Prefix;
+    const Prefix prefix = steps_[0].prepend == Prepend::never   ? Prefix::none
+                          : steps_[0].prepend == Prepend::first ? Prefix::first
+                                                                : Prefix::each_without;
+    return SpaceMarks{prefix, steps_[0].split};
+  }
+
+  // pieces holds the pieces to begin with and then the result; none is empty.
+  void apply(Text& text, Scratch& s) const;
+
+ private:
+  enum class Kind : uint8_t {
+    split,
+    chars,
+    cut_chars,
+    delimiter,
+    words,
+    scripts,
+    fixed_length,
+    prefix_space,
+    bytes,
+    metaspace
+  };
+  enum class Prepend : uint8_t { always, first, never };
+  struct Step {
+    Kind kind{};
+    Behavior behavior = Behavior::isolated;
+    bool invert = false, split = true;
+    Prepend prepend = Prepend::always;
+    uint16_t flag = 0, dropped = 0;
+    uint32_t character = 0, length = 0;
+    Pattern pattern;
+    std::string content;
+  };
+
+  static constexpr std::string_view gpt2 =
+      "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+  static Behavior behavior(const Json& json) {
+    std::string_view name = json.string();
+    if (name == "Removed") return Behavior::removed;
+    if (name == "Isolated") return Behavior::isolated;
+    if (name == "Contiguous") return Behavior::contiguous;
+    if (name == "MergedWithPrevious") return Behavior::merged_with_previous;
+    if (name == "MergedWithNext") return Behavior::merged_with_next;
+    json.fail("not a behavior of a split");
+  }
+
+  void chars(uint16_t flag, Behavior behavior) {
+    if (behavior == Behavior::removed) return cut_chars(flag, 0);
+    if (behavior == Behavior::isolated) return cut_chars(0, flag);
+    Step step;
+    step.kind = Kind::chars;
+    step.flag = flag;
+    step.behavior = behavior;
+    steps_.push_back(step);
+  }
+  // Characters with one of the dropped flags part the text and go; those with one of the kept are pieces.
+  void cut_chars(uint16_t dropped, uint16_t kept) {
+    Step step;
+    step.kind = Kind::cut_chars;
+    step.dropped = dropped;
+    step.flag = kept;
+    steps_.push_back(step);
+  }
+
+  void read_one(const Json& json, Externals& externals);
+
+  void read_metaspace(const Json& json, Step& step);
+
+  // Pieces straight from the matches, where the pieces of a match do not depend on the next match.
+  struct Cutter {
+    const Text& text;
+    ScratchVector<Piece>& out;
+    const bool matches, gaps;  // which of the two are kept
+    Piece piece{};
+    uint32_t at = 0;
+
+    void match(uint32_t begin, uint32_t end) {
+      if (gaps) put(at, begin);
+      if (matches) put(begin, end);
+      at = end;
+    }
+    void put(uint32_t begin, uint32_t end) {
+      if (begin < end) out.push_back(text.slice(piece.begin + begin, piece.begin + end, piece.shift));
+    }
+  };
+
+  template <class F>
+  static void split(Text& text, Scratch& s, const Step& step, F&& match) {
+    s.cut.clear();
+    bool removed = step.behavior == Behavior::removed, simple = removed || step.behavior == Behavior::isolated;
+    Cutter cutter{text, s.cut, !removed || step.invert, !removed || !step.invert};
+    for (const Piece& piece : s.pieces) {
+      std::string_view v = text.view().substr(piece.begin, piece.end - piece.begin);
+      if (simple) {
+        cutter.piece = piece;
+        cutter.at = 0;
+        match(v, cutter);
+        if (cutter.gaps) cutter.put(cutter.at, static_cast<uint32_t>(v.size()));
+        continue;
+      }
+      s.spans.start();
+      match(v, s.spans);
+      s.spans.finish(static_cast<uint32_t>(v.size()));
+      s.spans.resolve(step.behavior, step.invert, [&](uint32_t begin, uint32_t end) {
+        if (begin < end) s.cut.push_back(text.slice(piece.begin + begin, piece.begin + end, piece.shift));
+      });
+    }
+    std::swap(s.pieces, s.cut);
+  }
+
+  static void cut_chars(Text& text, Scratch& s, uint16_t dropped, uint16_t kept) {
+    const Unicode& u = ucd();
+    s.cut.clear();
+    for (const Piece& piece : s.pieces) {
+      const char *base = text.view().data(), *p = base + piece.begin, *from = p, *end = base + piece.end;
+      auto cut = [&](const char* to) {
+        if (from < to)
+          s.cut.push_back(text.slice(static_cast<size_t>(from - base), static_cast<size_t>(to - base), piece.shift));
+      };
+      while (p < end) {
+        const char* at = p;
+        uint16_t flags = u.flags(utf8_next(p));
+        if (!(flags & (dropped | kept))) continue;
+        cut(at);
+        from = flags & dropped ? p : at;
+        cut(p);
+        from = p;
+      }
+      cut(end);
+    }
+    std::swap(s.pieces, s.cut);
+  }
+
+  template <class F, class Out>
+  static void each_char(std::string_view v, F&& holds, Out& spans) {
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      const char* from = p;
+      if (holds(utf8_next(p)))
+        spans.match(static_cast<uint32_t>(from - v.data()), static_cast<uint32_t>(p - v.data()));
+    }
+  }
+
+  // \w+|[^\w\s]+
+  template <class Out>
+  static void words(std::string_view v, Out& spans) {
+    const char *p = v.data(), *from = p, *end = p + v.size();
+    int kind = 0;  // of the run that began at from: 0 space, 1 word, 2 other
+    auto shut = [&](const char* at) {
+      if (kind) spans.match(static_cast<uint32_t>(from - v.data()), static_cast<uint32_t>(at - v.data()));
+    };
+    while (p < end) {
+      const char* at = p;
+      uint16_t flags = ucd().flags(utf8_next(p));
+      int now = flags & rust_word ? 1 : flags & re_space ? 0 : 2;
+      if (now == kind) continue;
+      shut(at);
+      kind = now;
+      from = at;
+    }
+    shut(end);
+  }
+
+  // A piece goes on as long as the script does; characters without one (spaces, unassigned) belong to the script
+  // before it, and is lost at the very beginning: so HF has it.
+  template <class Out>
+  static void scripts(std::string_view v, Out& spans) {
+    using namespace tables;
+    const char *p = v.data(), *end = p + v.size();
+    uint32_t from = 0;
+    unsigned run = 0;
+    uint8_t last = 0;
+    while (p < end) {
+      uint32_t at = static_cast<uint32_t>(p - v.data()), c = utf8_next(p);
+      if (c < cut_start[run] || (run + 1 < cut_start_size && c >= cut_start[run + 1]))
+        run = static_cast<unsigned>(std::upper_bound(cut_start, cut_start + cut_start_size, c) - cut_start) - 1;
+      uint8_t script = cut_value[run];
+      if (script == 0 || script == last) continue;
+      if (last) spans.match(from, at);
+      from = at;
+      last = script;
+    }
+    if (last) spans.match(from, static_cast<uint32_t>(v.size()));
+  }
+
+  // Rewrite each piece with f(out, piece); the pieces then cover the new text.
+  template <class F>
+  static void rewrite(Text& text, Scratch& s, size_t reserve, F&& f) {
+    Rewrite out(text, reserve);
+    for (Piece& piece : s.pieces) {
+      uint32_t begin = static_cast<uint32_t>(out.written());
+      Piece from = piece;
+      out.piece(from);
+      f(out, from);
+      piece.begin = begin;
+      piece.end = static_cast<uint32_t>(out.written());
+    }
+    out.finish();
+  }
+
+  static void prefix_space(Text& text, Scratch& s) {
+    bool any = false;
+    for (const Piece& p : s.pieces) any |= text.view()[p.begin] != ' ';
+    if (!any) return;
+    rewrite(text, s, text.view().size() + s.pieces.size(), [&](Rewrite& out, const Piece& p) {
+      if (text.view()[p.begin] != ' ') Normalizer::put_prefix(out, text, p, " ");
+      out.copy_to(p.end);
+    });
+  }
+
+  static void bytes(Text& text, Scratch& s) {
+    rewrite(text, s, text.view().size() * 2, [&](Rewrite& out, const Piece& p) {
+      Normalizer::put_byte_level(out, text.view().substr(p.begin, p.end - p.begin));
+    });
+  }
+
+  static void metaspace(Text& text, Scratch& s, const Step& step) {
+    const std::string& mark = step.content;
+    rewrite(text, s, text.view().size() + text.view().size() / 2, [&](Rewrite& out, const Piece& p) {
+      std::string_view v = text.view().substr(p.begin, p.end - p.begin);
+      bool starts = v[0] == ' ' || v.starts_with(mark);
+      if (!starts && (step.prepend == Prepend::always || (step.prepend == Prepend::first && p.shift == 0)))
+        Normalizer::put_prefix(out, text, p, mark);
+      while (out.at() < p.end) {
+        size_t space = text.view().find(' ', out.at());
+        if (space >= p.end) break;
+        out.copy_to(space);
+        out.skip();
+        out.put(step.character, 1);
+      }
+      out.copy_to(p.end);
+    });
+    if (!step.split) return;
+    Step cut = step;
+    cut.behavior = Behavior::merged_with_next;
+    split(text, s, cut, [&](std::string_view v, auto& spans) {
+      step.pattern.each(v, s.normalizer.regex, [&](uint32_t b, uint32_t e) { spans.match(b, e); });
+    });
+  }
+
+  std::vector<Step> steps_;
+  bool bytes_ready_ = false, needs_shift_ = false, follows_rewriting_ = false;
+};
+
+}  // namespace fasttoken

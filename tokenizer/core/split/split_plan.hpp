@@ -1,0 +1,313 @@
+// Whether a file's pattern is one of the families that word_kernel.hpp cuts without an engine, and its tables.
+//
+//   gpt2     CONTRACTION| ?L+| ?N+| ?O+|\s+(?!\S)|\s+
+//   prefixed CONTRACTION|[^\r\nLN]?L+|N{1,d}| ?O+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+       Llama 3, Qwen, GPT-4
+//   cased    [^\r\nLN]?U*W+|[^\r\nLN]?U+W*|N{1,d}| ?O+[\r\n/]*|\s*[\r\n]+|...            Mistral Nemo
+//            the same with a CONTRACTION behind the letters                            GPT-4o
+//   scripted N{1,3}, then C+, then of what is left A[a-zA-Z]+|[^\r\nLO]?L+| ?O+[\r\n]*|\s*[\r\n]+|...
+//                                                                                       DeepSeek-V3
+//
+//   spaced   no pattern: words begin where no merge reaches across (joins.hpp)    Llama 2, Mistral 7B, Phi-3, Gemma,
+//   Yi
+//
+//   L, N any sets that share nothing with each other and with \s; O what is in none of the three. scripted: O is a
+//   set of its own, A what ASCII has of it, C any set, and joined_splits.hpp makes one pattern of the three.
+//
+//   A family is recognized by the tree of the parsed pattern, part by part, and its sets: never by the name of
+//   a file, and not by the spelling. A pattern that is almost the same is not recognized.
+//
+//   table   code point --> bits of `Class`: pages of 256, those of ASCII apart
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bpe/joins.hpp"
+#include "regex/regex.hpp"
+#include "regex/regex_shapes.hpp"
+#include "split/joined_splits.hpp"
+
+namespace fasttoken {
+
+enum class SplitFamily : uint8_t { none, gpt2, prefixed, cased, scripted, spaced };
+
+// The class of a character for a kernel. A code point has one of letter, number, space or none of them.
+enum Class : uint8_t {
+  class_letter = 1,
+  class_number = 2,
+  class_space = 4,
+  class_newline = 8,   // of the spaces, those that end a line
+  class_blank = 16,    // ' ' itself
+  class_quote = 32,    // the apostrophe; cased: '/', where it may follow an end of line; scripted: of ASCII, the rest
+  class_upper = 64,    // cased: letters that cannot follow within a word; scripted: the characters of C
+  class_special = 128  // cased: letters of both cases, and marks, which are left to the table; scripted: in C
+                       // punctuation, else characters of no set, left to the table
+};
+
+// The class that the first byte of a character tells alone, where all characters that begin with it are letters and
+// nothing else, all letters of both cases, or all in C; Han characters share their first (U+4E00 on) and their last
+// (up to U+9F7F) with others.
+enum Lead : uint8_t { lead_two = 1, lead_three = 2, lead_from = 4, lead_to = 8, lead_upper = 16, lead_special = 32 };
+inline constexpr uint8_t lead_from_byte = 0xB8, lead_to_byte = 0xBE;  // the second byte from which, up to which
+
+struct ClassTable {
+  std::array<uint8_t, 128> ascii{};
+  std::array<uint8_t, 128> leads{};  // bits of Lead, by the byte less 128
+  std::vector<uint16_t> page;
+  std::vector<uint8_t> bits;
+
+  uint8_t of(uint32_t c) const { return bits[size_t{page[c >> 8]} * 256 + (c & 255)]; }
+
+  // flat: the bits of every code point.
+  void fill(const std::vector<uint8_t>& flat) {
+    std::map<std::string_view, uint16_t> seen;
+    std::string_view all_bits(reinterpret_cast<const char*>(flat.data()), flat.size()), last;
+    page.clear();
+    for (uint32_t first = 0; first < code_points; first += 256) {
+      std::string_view one = all_bits.substr(first, 256);
+      if (one == last) {  // as most are
+        page.push_back(page.back());
+        continue;
+      }
+      last = one;
+      auto [at, fresh] = seen.try_emplace(one, static_cast<uint16_t>(seen.size()));
+      if (fresh) bits.insert(bits.end(), one.begin(), one.end());
+      page.push_back(at->second);
+    }
+    std::copy_n(flat.begin(), ascii.size(), ascii.begin());
+    auto all = [&](uint8_t what, uint32_t from, uint32_t to) {
+      for (uint32_t c = from; c < to; ++c)
+        if (of(c) != what) return false;
+      return true;
+    };
+    leads.fill(0);
+    for (uint32_t b = 0xC2; b < 0xE0; ++b)
+      if (all(class_letter, (b & 31) << 6, ((b & 31) + 1) << 6)) leads[b - 128] = lead_two;
+    constexpr uint8_t class_both = class_letter | class_special;
+    for (uint8_t what : {uint8_t{class_letter}, uint8_t{class_upper}, class_both}) {
+      uint8_t kind = what == class_upper ? lead_upper : what == class_both ? lead_special : 0;
+      for (uint32_t b = 0xE1; b < 0xF0; ++b)
+        if (all(what, (b & 15) << 12, ((b & 15) + 1) << 12)) leads[b - 128] = lead_three | kind;
+      if (!leads[0xE4 - 128] && all(what, 0x4E00, 0x5000)) leads[0xE4 - 128] = lead_from | kind;
+      if (!leads[0xE9 - 128] && all(what, 0x9000, 0x9F80)) leads[0xE9 - 128] = lead_to | kind;
+    }
+  }
+};
+
+struct SplitPlan {
+  SplitFamily family = SplitFamily::none;
+  bool contractions = false;   // cased: behind letters; else by themselves
+  uint32_t digits = 1;         // at most so many to a piece; 0: no limit
+  std::string_view trail{};    // what may follow O+: "", "\r\n" or "\r\n/"
+  const Dfa* table = nullptr;  // the whole pattern, for words that the kernel leaves
+  ClassTable classes;
+  std::unique_ptr<Regex> joined{};  // whose table it is, where a file has several patterns
+  const Joins* joins = nullptr;     // spaced: where words end
+  bool each_space = false;          // spaced: a word begins at each space, also behind another
+
+  // spaced: past the first word of a text.
+  size_t first_word(std::string_view text) const {
+    const size_t cut = joins->first_cut(text, true);
+    return each_space ? std::min(cut, text.find(' ', 1)) : cut;
+  }
+};
+
+class PlanReader : private Shapes {
+ public:
+  // Nothing when the pattern is of no family. The regex outlives the plan.
+  static std::unique_ptr<SplitPlan> read(const Regex& regex) {
+    if (!regex.table()) return nullptr;
+    ReNode root = parse_regex(regex.pattern(), "");
+    auto plan = std::make_unique<SplitPlan>();
+    plan->table = regex.table();
+    if (root.kind != ReKind::alt || !PlanReader(root.parts, *plan).match()) return nullptr;
+    return plan;
+  }
+
+  // Of three that cut a text one after the other.
+  static std::unique_ptr<SplitPlan> read(const Regex& numbers, const Regex& scripts, const Regex& words) {
+    std::optional<JoinedSplits> sets = JoinedSplits::read(
+        parse_regex(numbers.pattern(), ""), parse_regex(scripts.pattern(), ""), parse_regex(words.pattern(), ""));
+    if (!sets) return nullptr;
+    auto plan = std::make_unique<SplitPlan>();
+    plan->joined = std::make_unique<Regex>(sets->pattern(), "");
+    plan->table = plan->joined->table();
+    if (!plan->table) return nullptr;
+    plan->family = SplitFamily::scripted;
+    plan->digits = 3;
+    plan->trail = "\r\n";
+    std::vector<uint8_t> flat(code_points);
+    mark(flat, sets->letter, class_letter);
+    mark(flat, sets->number, class_number);
+    mark(flat, sets->script_letter, class_upper);
+    mark(flat, sets->script_other, class_upper | class_special);
+    mark(flat, sets->rest, class_special);
+    mark(flat, sets->script_rest, class_special);
+    mark(flat, sets->rest.common(CharSet::range(0, 127)), class_quote);
+    fill(*plan, flat);
+    return plan;
+  }
+
+  // joins outlives the plan.
+  static std::unique_ptr<SplitPlan> spaced(const Joins& joins, bool each_space) {
+    auto plan = std::make_unique<SplitPlan>();
+    plan->family = SplitFamily::spaced;
+    plan->joins = &joins;
+    plan->each_space = each_space;
+    return plan;
+  }
+
+ private:
+  PlanReader(const Parts& parts, SplitPlan& plan) : parts_(parts), plan_(plan) {}
+
+  bool match() {
+    plan_.contractions = contractions();
+    Parts rest(parts_.begin() + static_cast<std::ptrdiff_t>(at_), parts_.end());
+    return gpt2(rest) || prefixed(rest) || cased(rest);
+  }
+
+  // 's|'t|'re|'ve|'m|'ll|'d as alternatives of their own, or as one, in either case of letters.
+  bool contractions() {
+    static constexpr std::string_view each[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
+    if (!parts_.empty() && is(parts_[0], folded_contractions)) {
+      folded_ = true;
+      at_ = 1;
+      return true;
+    }
+    if (parts_.size() < std::size(each)) return false;
+    for (size_t i = 0; i < std::size(each); ++i)
+      if (!is(parts_[i], each[i])) return false;
+    at_ = std::size(each);
+    return true;
+  }
+
+  // Whether the three are disjoint and `other` is all the rest; `tail`: the last two alternatives.
+  static bool sets_fit(const CharSet& letter, const CharSet& number, const CharSet& other) {
+    CharSet all = letter;
+    all.add(number);
+    all.add(space());
+    return apart(letter, number) && apart(letter, space()) && apart(number, space()) && all.negated().same(other);
+  }
+
+  bool gpt2(const Parts& p) {
+    if (p.size() != 5 || !is(p[3], "\\s+(?!\\S)") || !is(p[4], "\\s+")) return false;
+    const CharSet *sets[3], *before = nullptr;
+    for (size_t i = 0; i < 3; ++i) {
+      sets[i] = optional_then_run(p[i], before);
+      if (!sets[i] || !before->same(CharSet::one(' '))) return false;
+    }
+    if (folded_ || !sets_fit(*sets[0], *sets[1], *sets[2])) return false;
+    plan_.family = SplitFamily::gpt2;
+    plan_.digits = 0;
+    fill(*sets[0], *sets[1], {}, {});
+    return true;
+  }
+
+  // From ...|N{1,d}| ?O+[trail]*|\s*[\r\n]+|\s+(?!\S)|\s+ the numbers and the others.
+  bool common_end(const Parts& p, size_t from, const CharSet*& number, const CharSet*& other) {
+    if (p.size() != from + 5 || !is(p[from + 2], "\\s*[\\r\\n]+") || !is(p[from + 3], "\\s+(?!\\S)") ||
+        !is(p[from + 4], "\\s+"))
+      return false;
+    number = p[from].kind == ReKind::set ? &p[from].set : run(p[from], 1, 3);
+    plan_.digits = p[from].kind == ReKind::set ? 1 : 3;
+    const ReNode& others = p[from + 1];
+    if (!number || others.kind != ReKind::seq || others.parts.size() < 2 || others.parts.size() > 3) return false;
+    const CharSet* before = run(others.parts[0], 0, 1);
+    other = run(others.parts[1], 1, unlimited);
+    if (!before || !before->same(CharSet::one(' ')) || !other) return false;
+    if (others.parts.size() == 3) {
+      const CharSet* trail = run(others.parts[2], 0, unlimited);
+      if (!trail) return false;
+      CharSet slashed = newline();
+      slashed.add(CharSet::one('/'));
+      if (trail->same(newline()))
+        plan_.trail = "\r\n";
+      else if (trail->same(slashed))
+        plan_.trail = "\r\n/";
+      else
+        return false;
+    }
+    return true;
+  }
+
+  // The characters that may stand before the letters: all but letters, numbers and ends of lines, and perhaps some
+  // letters.
+  static bool prefix_fits(const CharSet& before, const CharSet& letter, const CharSet& number) {
+    CharSet never = number, always = letter;
+    never.add(newline());
+    always.add(never);
+    return apart(before, never) && always.negated().common(before.negated()).empty();
+  }
+
+  bool prefixed(const Parts& p) {
+    const CharSet *number = nullptr, *other = nullptr, *before = nullptr;
+    if (p.size() != 6 || !common_end(p, 1, number, other)) return false;
+    const CharSet* letter = optional_then_run(p[0], before);
+    if (!letter || !prefix_fits(*before, *letter, *number) || !sets_fit(*letter, *number, *other)) return false;
+    if (plan_.contractions && !folded_) return false;
+    plan_.family = SplitFamily::prefixed;
+    fill(*letter, *number, {}, {});
+    return true;
+  }
+
+  bool cased(const Parts& p) {
+    const CharSet *number = nullptr, *other = nullptr;
+    if (p.size() != 7 || plan_.contractions || !common_end(p, 2, number, other)) return false;
+    const ReNode &one = p[0], &two = p[1];
+    if (one.kind != ReKind::seq || two.kind != ReKind::seq || one.parts.size() != two.parts.size()) return false;
+    if (one.parts.size() == 4)
+      plan_.contractions = is(one.parts[3], folded_contractions + "?") && is(two.parts[3], folded_contractions + "?");
+    if (one.parts.size() != 3 && !plan_.contractions) return false;
+    const CharSet *before = run(one.parts[0], 0, 1), *same_before = run(two.parts[0], 0, 1);
+    const CharSet *upper = run(one.parts[1], 0, unlimited), *lower = run(one.parts[2], 1, unlimited);
+    const CharSet *upper_again = run(two.parts[1], 1, unlimited), *lower_again = run(two.parts[2], 0, unlimited);
+    if (!before || !same_before || !upper || !lower || !upper_again || !lower_again) return false;
+    if (!before->same(*same_before) || !upper->same(*upper_again) || !lower->same(*lower_again)) return false;
+    // Letters here: characters of the sets that are not among the others; marks are in both, and left to the table.
+    CharSet all = *upper;
+    all.add(*lower);
+    CharSet letter = all.common(other->negated()), both = upper->common(*lower);
+    both.add(all.common(*other));
+    if (!prefix_fits(*before, letter, *number) || !sets_fit(letter, *number, *other)) return false;
+    plan_.family = SplitFamily::cased;
+    fill(letter, *number, upper->common(lower->negated()), both);
+    return true;
+  }
+
+  static void mark(std::vector<uint8_t>& flat, const CharSet& set, uint8_t bit) {
+    for (const CharSet::Range& r : set.ranges())
+      for (uint32_t c = r.first; c <= r.last; ++c) flat[c] |= bit;
+  }
+  static void fill(SplitPlan& plan, std::vector<uint8_t>& flat) {
+    mark(flat, space(), class_space);
+    mark(flat, newline(), class_newline);
+    mark(flat, CharSet::one(' '), class_blank);
+    plan.classes.fill(flat);
+  }
+  void fill(const CharSet& letter, const CharSet& number, const CharSet& upper, const CharSet& special) {
+    std::vector<uint8_t> flat(code_points);
+    mark(flat, letter, class_letter);
+    mark(flat, number, class_number);
+    if (plan_.family != SplitFamily::cased)
+      mark(flat, CharSet::one('\''), class_quote);
+    else if (plan_.trail.ends_with('/'))
+      mark(flat, CharSet::one('/'), class_quote);
+    mark(flat, upper, class_upper);
+    mark(flat, special, class_special);
+    fill(plan_, flat);
+  }
+
+  const Parts& parts_;
+  SplitPlan& plan_;
+  size_t at_ = 0;
+  bool folded_ = false;
+};
+
+}  // namespace fasttoken

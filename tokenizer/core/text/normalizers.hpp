@@ -1,0 +1,314 @@
+// The normalizers of a file, flattened to a list of steps over one Text.
+//
+//   {"type": "Sequence", [NFC, Sequence[Replace, Lowercase]]}   -->   NFC, Replace, Lowercase
+//
+//   Each step rewrites the text through Rewrite with HF's rules of alignment, or leaves it untouched: a text
+//   that no step changes is never copied.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "split/pattern.hpp"
+#include "text/bytelevel.hpp"
+#include "text/text.hpp"
+#include "unicode/unicode.hpp"
+
+namespace fasttoken {
+
+class Normalizer {
+ public:
+  struct Scratch {
+    RegexScratch regex;
+    ScratchVector<Changed> changed;
+    Matches matches;
+  };
+
+  void read(const Json& json, Externals& externals);
+
+  bool empty() const { return steps_.empty(); }
+  // Whether ASCII stays as it is.
+  bool keeps_ascii() const {
+    return std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
+      return step.kind == Kind::nfc || step.kind == Kind::nfd || step.kind == Kind::nfk;
+    });
+  }
+  // Whether a mark is put before the text, where all that is done besides is to put one in the place of each space;
+  // nothing where more or less is done.
+  std::optional<bool> only_marks_spaces(std::string_view mark) const {
+    const bool before = steps_.size() == 2 && steps_[0].kind == Kind::prepend && steps_[0].content == mark;
+    if (steps_.size() != (before ? 2u : 1u)) return std::nullopt;
+    const Step& spaces = steps_.back();
+    if (spaces.kind != Kind::replace || spaces.content != mark || !spaces.pattern.is_text(" ")) return std::nullopt;
+    return before;
+  }
+  // Where the first character is that composing may change or join; the length of the text if there is none.
+  static size_t first_dirty(std::string_view v) {
+    const Unicode& u = ucd();
+    const char *p = v.data(), *end = p + v.size();
+    for (;;) {
+      while (end - p >= 8) {
+        uint64_t word;
+        std::memcpy(&word, p, 8);
+        if (word & 0x8080808080808080u) break;
+        p += 8;
+      }
+      while (p < end && static_cast<unsigned char>(*p) < 0x80) ++p;
+      if (p == end) return v.size();
+      // E5 to E9 begin U+5000 to U+9FFF, which are all as they should be.
+      do {
+        unsigned char lead = static_cast<unsigned char>(*p);
+        if (lead >= 0xE5 && lead <= 0xE9) {
+          p += 3;
+          continue;
+        }
+        const char* from = p;
+        uint32_t c = utf8_next(p);
+        if (c >= 0x300 && u.quick(c) & quick_nfc) return static_cast<size_t>(from - v.data());
+      } while (p < end && static_cast<unsigned char>(*p) >= 0x80);
+    }
+  }
+  static bool composed(std::string_view v) { return first_dirty(v) == v.size(); }
+
+  void apply(Text& text, Scratch& scratch) const;
+
+  static void replace(Text& text, const Pattern& pattern, std::string_view content, Scratch& scratch) {
+    Matches& found = scratch.matches;
+    found.clear();
+    size_t matched = 0;
+    pattern.each(text.view(), scratch.regex, [&](uint32_t b, uint32_t e) {
+      found.push_back({b, e});
+      matched += e - b;
+    });
+    if (found.empty()) return;
+    const size_t inserted = found.size() * content.size();
+    if (inserted > matched) text.growth().require(inserted - matched);
+    Rewrite out(text, text.view().size() + inserted);
+    out.piece(text.whole());
+    for (auto [begin, end] : found) {
+      out.copy_to(begin);
+      while (out.at() < end) out.skip();
+      put_all(out, content, 1);
+    }
+    out.copy_to(text.view().size());
+    out.finish();
+  }
+
+  static void prepend(Text& text, const Piece& whole, std::string_view content) {
+    text.growth().require(content.size());
+    Rewrite out(text, text.view().size() + content.size());
+    out.piece(whole);
+    put_prefix(out, text, whole, content);
+    out.copy_to(whole.end);
+    out.finish();
+  }
+
+  // The prefix takes the place of the first character, which is then put after it: all align to it.
+  static void put_prefix(Rewrite& out, const Text& text, const Piece& piece, std::string_view content) {
+    if (piece.begin == piece.end || content.empty()) return;
+    uint32_t first = utf8_at(text.view().data() + piece.begin);
+    bool replaced = false;
+    for (const char *p = content.data(), *end = p + content.size(); p < end; replaced = true)
+      out.put(utf8_next(p), replaced ? 1 : 0);
+    out.put(first, 1);
+  }
+
+ private:
+  enum class Kind : uint8_t { nfc, nfd, nfk, lowercase, strip, filter, replace, prepend, byte_level, chinese };
+  struct Step {
+    Kind kind{};
+    bool compose = false, left = false, right = false;
+    uint16_t remove = 0, space = 0;
+    uint8_t quick = 0;  // of a filter: Quick's answer for all characters that it changes, if there is one
+    Pattern pattern;
+    std::string content;
+  };
+
+  static Step filter(uint16_t remove, uint16_t space) {
+    Step step;
+    step.kind = Kind::filter;
+    step.remove = remove;
+    step.space = space;
+    step.quick = remove == bert_removed ? quick_clean : remove == mark_nonspacing ? quick_nonspacing : 0;
+    return step;
+  }
+
+  static unsigned quick_of(std::string_view v) {
+    const Unicode& u = ucd();
+    unsigned all = 0;
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) all |= u.quick(utf8_next(p));
+    return all;
+  }
+
+  void read_bert(const Json& json);
+
+  static void put_all(Rewrite& out, std::string_view content, int32_t change) {
+    for (const char *p = content.data(), *end = p + content.size(); p < end;) out.put(utf8_next(p), change);
+  }
+
+  // Compose only around characters that a composed text need not keep; the rest is copied.
+  static void nfc(Text& text, Scratch& s) {
+    std::string_view v = text.view();
+    size_t at = first_dirty(v);
+    if (at == v.size()) return;
+    const Unicode& u = ucd();
+    const char *base = v.data(), *end = base + v.size();
+    const char* starter = at > 0 ? utf8_back(base + at) : base;  // where the characters to be composed begin
+    Rewrite out(text, v.size() + v.size() / 8 + 16);
+    out.piece(text.whole());
+    for (const char* p = base + at; p < end;) {
+      const char* from = p;
+      uint32_t c = utf8_next(p);
+      if (c < 0x300 || !(u.quick(c) & quick_nfc)) {
+        starter = from;
+        continue;
+      }
+      while (p < end) {
+        c = utf8_at(p);
+        if (c < 0x300 || !(u.quick(c) & quick_nfc)) break;
+        utf8_next(p);
+      }
+      out.copy_to(static_cast<size_t>(starter - base));
+      s.changed.clear();
+      u.decomposed({starter, static_cast<size_t>(p - starter)}, false, s.changed);
+      u.compose(s.changed);
+      out.put_all(s.changed, static_cast<size_t>(p - base));
+      starter = p;
+    }
+    out.copy_to(v.size());
+    out.finish();
+  }
+
+  // A character that neither decomposes nor is a mark is copied; marks are only ordered among themselves.
+  static void nfd(Text& text, Scratch& s) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    const char *base = v.data(), *end = base + v.size();
+    Rewrite out(text, v.size() + v.size() / 2 + 16);
+    out.piece(text.whole());
+    for (const char* p = base; p < end;) {
+      const char* from = p;
+      while (p < end && u.quick(utf8_at(p)) & (quick_canonical | quick_mark)) utf8_next(p);
+      if (p == from) {
+        utf8_next(p);
+        continue;
+      }
+      out.copy_to(static_cast<size_t>(from - base));
+      s.changed.clear();
+      u.decomposed({from, static_cast<size_t>(p - from)}, false, s.changed);
+      out.put_all(s.changed, static_cast<size_t>(p - base));
+    }
+    out.copy_to(v.size());
+    out.finish();
+  }
+
+  static void nfk(Text& text, Scratch& s, bool compose) {
+    std::string_view v = text.view();
+    if (is_ascii(v)) return;
+    s.changed.clear();
+    ucd().decomposed(v, true, s.changed);
+    if (compose) ucd().compose(s.changed);
+    Rewrite out(text, v.size() + v.size() / 2);
+    out.piece(text.whole());
+    out.put_all(s.changed, v.size());
+    out.finish();
+  }
+
+  static void lowercase(Text& text) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    Rewrite out(text, v.size() + 16);
+    out.piece(text.whole());
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      const char* from = p;
+      uint32_t c = utf8_next(p);
+      if (!(u.quick(c) & quick_lower)) continue;
+      out.copy_to(static_cast<size_t>(from - v.data()));
+      auto to = u.lower(c);
+      for (size_t i = 0; i < to.size(); ++i) out.put(to[i], i > 0);
+    }
+    out.copy_to(v.size());
+    out.finish();
+  }
+
+  static void strip(Text& text, bool left, bool right) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    const char *begin = v.data(), *end = begin + v.size();
+    while (left && begin < end) {
+      const char* p = begin;
+      if (!u.is(utf8_next(p), rust_space)) break;
+      begin = p;
+    }
+    while (right && end > begin) {
+      const char* p = utf8_back(end);
+      if (!u.is(utf8_at(p), rust_space)) break;
+      end = p;
+    }
+    if (static_cast<size_t>(end - begin) == v.size()) return;
+    Rewrite out(text, v.size());
+    out.piece(text.whole());
+    while (out.at() < static_cast<size_t>(begin - v.data())) out.skip();
+    out.copy_to(static_cast<size_t>(end - v.data()));
+    out.finish();
+  }
+
+  static void filter(Text& text, uint16_t remove, uint16_t space) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    Rewrite out(text, v.size());
+    out.piece(text.whole());
+    bool changed = false;
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      const char* from = p;
+      uint32_t c = utf8_next(p);
+      uint16_t flags = u.flags(c);
+      if (!(flags & (remove | space)) || c == ' ') continue;
+      out.copy_to(static_cast<size_t>(from - v.data()));
+      changed = true;
+      if (flags & remove)
+        out.skip();
+      else
+        out.put(' ', 0);
+    }
+    if (!changed) return;
+    out.copy_to(v.size());
+    out.finish();
+  }
+
+  static void chinese(Text& text) {
+    std::string_view v = text.view();
+    const Unicode& u = ucd();
+    Rewrite out(text, v.size() + v.size() / 2);
+    out.piece(text.whole());
+    for (const char *p = v.data(), *end = p + v.size(); p < end;) {
+      const char* from = p;
+      uint32_t c = utf8_next(p);
+      if (!(u.quick(c) & quick_cjk)) continue;
+      out.copy_to(static_cast<size_t>(from - v.data()));
+      out.put(' ', 0);
+      out.put(c, 1);
+      out.put(' ', 1);
+    }
+    out.copy_to(v.size());
+    out.finish();
+  }
+
+  static void byte_level(Text& text) {
+    Rewrite out(text, text.view().size() * 2);
+    out.piece(text.whole());
+    put_byte_level(out, text.view());
+    out.finish();
+  }
+
+ public:
+  static void put_byte_level(Rewrite& out, std::string_view bytes) { out.put_bytes(bytes, byte_level_char); }
+
+ private:
+  std::vector<Step> steps_;
+};
+
+}  // namespace fasttoken

@@ -1,0 +1,131 @@
+// WordPiece: the longest token at the start of a word, then the longest continuation, and so on; and
+// WordLevel: the word as a whole.
+//
+//   trie   (node, byte) -> node in one open-addressed table; token_[node] or none
+//          root 0 for the start of a word, root 1 for the rest of a word (tokens with the prefix, without it)
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bpe/bpe.hpp"
+
+namespace fasttoken {
+
+class WordPiece {
+ public:
+  std::string unknown, prefix;
+  uint64_t max_characters = 100;
+  bool whole_words = false;  // WordLevel
+
+  void finish_loading(const Vocab& vocab) {
+    unknown_ = vocab.find(unknown).value_or(none);
+    if (whole_words) return;
+    tokens_.assign(2, none);
+    slots_.assign(1 << 16, {empty, 0});
+    words_.reserve(vocab.size(), vocab.end());
+    WordTable::Filler words(words_);
+    for (uint32_t id = 0; id < vocab.end(); ++id) {
+      if (!vocab.has(id)) continue;
+      std::string_view t = vocab.text(id);
+      if (!t.empty()) insert(0, t, id);
+      if (!t.empty() && t.size() <= WordTable::longest && utf8_count(t) <= max_characters) words.add(t, id);
+      if (t.size() > prefix.size() && t.starts_with(prefix)) insert(1, t.substr(prefix.size()), id);
+    }
+  }
+
+  size_t bytes() const { return words_.bytes() + tokens_.bytes() + slots_.bytes(); }
+  template <class Self, class Io>
+  static void tables(Self& self, Io& io) {
+    WordTable::tables(self.words_, io);
+    io.array(self.tokens_);
+    io.array(self.slots_);
+    io.value(self.unknown_);
+  }
+
+  // Appends the tokens of the word, which is not empty.
+  void encode(const Vocab& vocab, std::string_view word, std::vector<Token>& out) const {
+    size_t before = out.size(), n = word.size();
+    if (whole_words) {
+      auto id = vocab.find(word);
+      return id ? out.push_back({*id, 0, static_cast<uint32_t>(n)}) : put_unknown(n, out);
+    }
+    if (n <= WordTable::longest) {
+      uint32_t id = words_.find(word);
+      if (id != WordTable::none) return out.push_back({id, 0, static_cast<uint32_t>(n)});
+    }
+    if (n > max_characters && utf8_count(word) > max_characters) return put_unknown(n, out);
+    for (size_t at = 0; at < n;) {
+      uint32_t node = at ? 1 : 0, best = none;
+      size_t end = at;
+      for (size_t i = at; i < n && (node = step(node, static_cast<unsigned char>(word[i]))); ++i) {
+        if (tokens_[node] == none) continue;
+        best = tokens_[node];
+        end = i + 1;
+      }
+      if (best == none) {
+        out.resize(before);
+        return put_unknown(n, out);
+      }
+      out.push_back({best, static_cast<uint32_t>(at), static_cast<uint32_t>(end)});
+      at = end;
+    }
+  }
+
+ private:
+  static constexpr uint32_t none = UINT32_MAX;
+  static constexpr uint64_t empty = UINT64_MAX;
+  struct Slot {
+    uint64_t key, to;  // two of a size: no bytes between them that a file of tables would get unwritten
+  };
+
+  void put_unknown(size_t n, std::vector<Token>& out) const {
+    if (unknown_ == none) throw TextError("the unknown token " + unknown + " is not in the vocabulary", 0);
+    out.push_back({unknown_, 0, static_cast<uint32_t>(n)});
+  }
+
+  static size_t hash(uint64_t key) {
+    uint64_t h = key * 0x9E3779B97F4A7C15u;
+    return static_cast<size_t>(h ^ h >> 29);
+  }
+  uint32_t step(uint32_t node, unsigned char byte) const {
+    uint64_t key = uint64_t{node} << 8 | byte;
+    for (size_t i = hash(key) & (slots_.size() - 1);; i = (i + 1) & (slots_.size() - 1)) {
+      if (slots_[i].key == key) return static_cast<uint32_t>(slots_[i].to);
+      if (slots_[i].key == empty) return 0;
+    }
+  }
+  void link(uint64_t key, uint64_t to) {
+    size_t i = hash(key) & (slots_.size() - 1);
+    while (slots_[i].key != empty) i = (i + 1) & (slots_.size() - 1);
+    slots_[i] = {key, to};
+  }
+  void insert(uint32_t node, std::string_view text, uint32_t id) {
+    for (unsigned char b : text) {
+      uint32_t next = step(node, b);
+      if (!next) {
+        if (tokens_.size() * 2 > slots_.size()) {
+          std::vector<Slot> old(slots_.size() * 2, {empty, 0});
+          slots_.swap(old);
+          for (const Slot& s : old)
+            if (s.key != empty) link(s.key, s.to);
+        }
+        next = static_cast<uint32_t>(tokens_.size());
+        tokens_.push_back(none);
+        link(uint64_t{node} << 8 | b, next);
+      }
+      node = next;
+    }
+    tokens_[node] = id;
+  }
+
+  WordTable words_;  // tokens that are whole words, of at most 15 bytes
+  TableArray<uint32_t> tokens_;
+  TableArray<Slot> slots_;
+  uint32_t unknown_ = none;
+};
+
+}  // namespace fasttoken
