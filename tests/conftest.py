@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("PRELUDE_TOKENIZER_CACHE", "off")  # nothing is written beside the tests' own folders
 if "OMP_WAIT_POLICY" not in os.environ:
     # As the engine imports torch. Test modules import it themselves, and the threads of two workers that spin for
     # libgomp's own time take a quarter of what the tests compute.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+# Every run has the same inputs, and nothing depends on how long a machine takes to make them. Other inputs:
+# ``--hypothesis-profile=search``, with ``--hypothesis-seed=N`` to repeat them.
+settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True,
+                          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+settings.register_profile("search", settings.get_profile("same"), derandomize=False)
+settings.load_profile("same")
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".pytest_cache" / "prelude_shown.json"
@@ -58,6 +69,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def marks_of(item: pytest.Item) -> list[tuple[str, str]]:
     """("feature", "A6") and ("fault", "53") for each mark of the test."""
     return [(mark.name, str(mark.args[0])) for mark in item.iter_markers() if mark.name in ("feature", "fault")]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that draws without a seed of its own draws the same in every order of the tests."""
+    random.seed(0)
+    np.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 _shown: dict[str, dict[str, Any]] = {}

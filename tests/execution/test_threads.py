@@ -16,7 +16,7 @@ import torch
 
 from prelude.execution.threads import Governor, Team, processors
 from prelude.models.kernels import thread_ids, torch_symbol
-from tests.patience import shown
+from tests.patience import open_files, shown
 
 governed = pytest.mark.skipif(torch_symbol("omp_set_num_threads") is None, reason="torch was built without OpenMP")
 
@@ -126,14 +126,19 @@ def test_products_obey_the_count(machine: Machine) -> None:
     machine.step(0.1, 0.7, 0.7, 0.7, 0.7)
     a, b = torch.randn(256, 512), torch.randn(512, 512)
     machine.step(0.01)
-    with machine.governor:
-        a @ b  # whoever still looks for work stops meanwhile
-        time.sleep(0.1)
-        process, own = time.process_time(), time.thread_time()
-        for _ in range(50):
-            a @ b
-        process, own = time.process_time() - process, time.thread_time() - own
-    assert process < 1.3 * own
+
+    def one_thread_computes() -> bool:
+        """Threads of earlier tests may take processor time beside it, now and then."""
+        with machine.governor:
+            a @ b  # whoever still looks for work stops meanwhile
+            time.sleep(0.1)
+            process, own = time.process_time(), time.thread_time()
+            for _ in range(50):
+                a @ b
+            process, own = time.process_time() - process, time.thread_time() - own
+        return process < 1.3 * own
+
+    assert shown(one_thread_computes)
 
 
 def waited_while_computing(team: Team) -> float:
@@ -163,9 +168,14 @@ def test_the_system_counts_the_waiting_of_each_thread() -> None:
             process.kill()
             process.wait()
     assert len(team.waited(2)) == 2
-    files = len(os.listdir("/proc/self/fd"))
+
+    def counting() -> int:
+        """The descriptors that count the waiting of these two threads."""
+        return sum(f"/task/{thread}/schedstat" in name for name in open_files() for thread in ids)
+
+    files = counting()
     team.close()
-    assert len(os.listdir("/proc/self/fd")) == files - 2
+    assert counting() <= files - 2
 
 
 QUOTAS = [

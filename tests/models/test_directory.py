@@ -24,6 +24,7 @@ from prelude.models.config import ModelConfig
 from prelude.models.safetensors_file import SafetensorsFile
 from prelude.models.weights import load_weights
 from tests.checkpoints import TINY, make_checkpoint, write_checkpoint
+from tests.patience import shown
 
 from .conftest import FILE, Copy, edit_weights, open_checkpoint, reference_weights, refused
 
@@ -227,16 +228,25 @@ def test_loading_takes_its_copies_and_not_the_files_beside_them(
     add half or all of that."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "vocab_size": 2048}
     write_checkpoint(tmp_path, {**TINY, **sizes, "num_attention_heads": 8, "head_dim": 64}, dtype=dtype)
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(tmp_path), *packing],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    peak, weights, _ = map(int, done.stdout.split())
-    assert 144 << 20 < weights * (2 if packing else 1) < 200 << 20
-    assert peak < weights + (48 << 20), f"{peak:,} bytes for {weights:,} of weights"
+    seen = []
+
+    def takes_its_copies() -> bool:
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, str(tmp_path), *packing],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            # Freed copies go back to the system at once: how many glibc keeps differs from run to run, by half of the
+            # weights and more.
+            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 16)},
+        )
+        peak, weights, _ = map(int, done.stdout.split())
+        assert 144 << 20 < weights * (2 if packing else 1) < 200 << 20
+        seen.append(f"{peak:,} bytes for {weights:,} of weights")
+        return peak < weights + (48 << 20)
+
+    assert shown(takes_its_copies, 3), seen
 
 
 def test_a_released_weight_is_still_there(checkpoint_dir: Copy) -> None:

