@@ -20,6 +20,9 @@ log = logging.getLogger("prelude.engine")
 HOST_BYTES = 16 << 20
 """What the control plane takes beside the tokenizer: prepared prompts, plans, words that were looked up before."""
 
+SURE_EIGHTHS = 7
+"""Of the length that a profile run found, in eighths: another run's peak differs by up to a tenth."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -76,7 +79,8 @@ class MemoryPlan:
 
     def fitted(self, step: StepMemory) -> EngineConfig:
         """The config with a length whose steps fit beside a block. ``InsufficientMemory`` where the caller asked for
-        a length that does not fit; it names the longest one that does."""
+        a length that does not fit; it names the longest one that does, or, of a measured step, one that another
+        run's measure does not refuse."""
         room, config = self.room, self.config
         least = max(self.block_bytes, self._asked() * self.block_bytes)
         if room is None or step.step_bytes(self.step_tokens) + least <= room:
@@ -91,7 +95,9 @@ class MemoryPlan:
         if config.max_length is not None or config.max_step_tokens is not None:
             if length >= wanted and config.max_step_tokens is None:  # a step may hold fewer prompts than by default
                 return replace(config, max_step_tokens=length + config.max_running)
-            raise self._too_little(step, least, f"the largest max_length that fits is {length}")
+            if step.measured:
+                length = max(1, length * SURE_EIGHTHS // 8)
+            raise self._too_little(step, least, f"the largest max_length that surely fits is {length}")
         log.warning(
             "max_length is lowered from %d to %d: a step of more tokens does not fit into the %d bytes that the "
             "weights leave",
