@@ -113,7 +113,7 @@ ORDER = (
     "scheduling",
     "runtime",
     "simulation systemone calibration bulk",
-    "integrations",
+    "integrations ray",
 )
 
 

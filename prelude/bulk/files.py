@@ -239,13 +239,20 @@ def arrow_schema(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -
     return pa.schema(list(found.items()))
 
 
+def arrow_type(column: Column) -> Any:
+    """The Arrow type of a result's column."""
+    import pyarrow as pa
+
+    if column.kind == NUMBERS:
+        return pa.struct([(label, pa.float64()) for label in column.labels])
+    return {TEXT: pa.string(), NUMBER: pa.float64(), INTEGER: pa.int64(), VECTOR: pa.list_(pa.float32())}[column.kind]
+
+
 def write_parquet(file: Any, rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], schema: Any) -> None:
     import pyarrow as pa
 
-    kinds = {TEXT: pa.string(), NUMBER: pa.float64(), INTEGER: pa.int64(), VECTOR: pa.list_(pa.float32())}
     for column in columns:
-        kind = kinds[column.kind] if column.kind != NUMBERS else pa.struct([(x, pa.float64()) for x in column.labels])
-        schema = schema.append(pa.field(column.name, kind))
+        schema = schema.append(pa.field(column.name, arrow_type(column)))
     texts = {field.name for field in schema if field.type == pa.string()}
     with parquet().ParquetWriter(file, schema) as writer:
         for group in groups(rows):

@@ -9,5 +9,5 @@ imports a module of this folder, and each imports its library when it is importe
     prelude.integrations.sentence_transformers   the shapes of SentenceTransformer and CrossEncoder
     prelude.integrations.opentelemetry           OpenInference spans of decisions
 
-docs/CLIENTS.md shows each in use.
+docs/CLIENTS.md shows each in use; spark and daft are in docs/FLEET.md.
 """

@@ -20,7 +20,7 @@ from prelude.progress import watched
 from prelude.simulation import compare, plots
 from prelude.simulation.compare import ABLATIONS, TODAY, AtRate, Settings
 from prelude.simulation.costs import RooflineCost
-from prelude.simulation.fleet import ClosedLoop, Source
+from prelude.simulation.fleet import ClosedLoop, Failure, Source, failures
 from prelude.simulation.machines import MACHINES, Machine, machine
 from prelude.simulation.report import Report, seconds_text, table
 from prelude.simulation.routing import ROUTERS
@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cancel", type=float, default=0.0, help="share of callers who go away, after a second in the mean")
     add("--replicas", type=int, default=1)
     add("--routing", default="prefix-affine", help=f"names out of {', '.join(ROUTERS)}, separated by commas")
+    add(
+        "--failures",
+        default=None,
+        metavar="MEAN[,DOWN]",
+        help="a replica lives MEAN seconds in the mean, and is away DOWN seconds (30); until the last arrival",
+    )
     add("--ablation", action="store_true", help="all of it, then each mechanism off in turn, then today's")
     add("--rates", default=None, help="a sweep: rates separated by commas")
     add(
@@ -120,9 +126,13 @@ def _main(chosen: argparse.Namespace) -> int:
         routing=chosen.routing.split(","),
         seed=chosen.seed,
         audit=chosen.audit,
+        failures=_failures(chosen, options, rate),
         done=_said,
     )
     _show(reports, title)
+    for report in reports:
+        if report.retried:
+            print(f"{report.label}: {report.retried:,} requests were asked again after a failure")
     total = sum(sum(report.ends.values()) for report in reports)
     print(f"{total:,} requests simulated in {time.perf_counter() - began:.1f} s")
     note = engine.cost.note() if isinstance(engine.cost, RooflineCost) else None
@@ -230,6 +240,14 @@ def _said(report: Report) -> None:
     latency = report.latency
     found = f"mean {seconds_text(latency.mean)}, P99 {seconds_text(latency.p99)}"
     print(f"{report.label}: {found}, {sum(report.ends.values()):,} requests", file=sys.stderr, flush=True)
+
+
+def _failures(chosen: argparse.Namespace, options: Mapping[str, Any], rate: float) -> list[Failure]:
+    if chosen.failures is None:
+        return []
+    mean, _, down = chosen.failures.partition(",")
+    last = max((arrival.at for arrival in _arrivals(chosen, options, rate)), default=0.0)
+    return failures(chosen.replicas, _number(mean), last, _number(down or "30"), chosen.seed)
 
 
 def _source(chosen: argparse.Namespace, options: Mapping[str, Any], rate: float) -> Source | Iterable[Arrival]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from prelude.simulation.fleet import Fleet, Source
+from prelude.simulation.fleet import Failure, Fleet, Source
 from prelude.simulation.machines import Machine
 from prelude.simulation.report import Report
 from prelude.simulation.traces import Arrival
@@ -47,6 +47,7 @@ def run(
     routing: Sequence[str] = ("prefix-affine",),
     seed: int = 0,
     audit: int = 0,
+    failures: Sequence[Failure] = (),
     done: Callable[[Report], None] | None = None,
 ) -> list[Report]:
     """A report for each variant (and routing, where there are several), labelled with its name; ``done`` gets each
@@ -54,7 +55,8 @@ def run(
     reports = []
     for name, settings in variants.items():
         for way in routing:
-            fleet = Fleet(machine.configured(**settings), replicas, routing=way, seed=seed, audit=audit)
+            options = {"routing": way, "seed": seed, "audit": audit, "failures": failures}
+            fleet = Fleet(machine.configured(**settings), replicas, **options)
             label = f"{name}, {way}" if len(routing) > 1 else name
             reports.append(replace(fleet.run(trace()), label=label))
             if done is not None:

@@ -2,15 +2,21 @@
 
 A step that begins at s and takes d is planned at s and postprocessed at once; what came of it counts from s + d on:
 the replica's clock stands there, and the router hears of it when that moment has come.
+
+A replica that fails loses its cache and its requests. The router hears of it at once; each caller asks again
+``RETRY`` seconds later, and its time counts from its first asking. After ``down`` seconds an empty replica takes its
+place.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import random
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 from prelude.errors import ConfigError, TraceError
 from prelude.simulation.machines import Machine
@@ -20,6 +26,30 @@ from prelude.simulation.routing import Loads, router
 from prelude.simulation.traces import Arrival, TokenSource
 
 MAX_REPLICAS = 1000
+RETRY = 0.1  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Replica ``replica`` dies ``at`` seconds and is back, empty, ``down`` seconds later."""
+
+    at: float
+    replica: int
+    down: float = 30.0
+
+
+def failures(replicas: int, mean: float, until: float, down: float = 30.0, seed: int = 0) -> list[Failure]:
+    """Random ones up to the moment ``until``: each replica lives ``mean`` seconds in the mean (exponentially)."""
+    if not (0 < mean < math.inf and 0 < down < math.inf and 0 <= until < math.inf):
+        raise ConfigError(f"failures have positive times, not a mean of {mean} s, {down} s down, until {until} s")
+    rng = random.Random(f"failures {seed}")
+    found = []
+    for replica in range(replicas):
+        at = rng.expovariate(1 / mean)
+        while at < until:
+            found.append(Failure(at, replica, down))
+            at += down + rng.expovariate(1 / mean)
+    return sorted(found, key=lambda failure: (failure.at, failure.replica))
 
 
 @runtime_checkable
@@ -92,16 +122,17 @@ class Fleet:
         routing: str = "prefix-affine",
         seed: int = 0,
         audit: int = 0,
+        failures: Iterable[Failure] = (),
     ) -> None:
         """``audit``: after so many steps of a replica all its accounts are held against each other; 0: at the end."""
         if not 1 <= replicas <= MAX_REPLICAS:
             raise ConfigError(f"replicas={replicas} is out of range; it takes 1 to {MAX_REPLICAS}")
         self.tokens = TokenSource()
         self.machine = machine
-        self.replicas = [Replica(machine, self.tokens, number=number) for number in range(replicas)]
-        for one in self.replicas:
-            one.on_end = self._ended
-            one.audit = audit
+        self._audit = audit
+        self.replicas = [self._made(number) for number in range(replicas)]
+        self.dead: list[Replica] = []
+        self.retried = 0  # requests that a failure lost, each time
         self.loads = Loads(replicas)
         self._router = router(routing, replicas, seed)
         self._source: Source = OpenLoop(())
@@ -111,6 +142,35 @@ class Fleet:
         self._cancels: list[tuple[float, int, SimulatedRequest]] = []
         self._ends: list[tuple[float, int, int, int]] = []  # when, number, replica, tokens: for the router
         self._count = 0
+        self._failures: list[tuple[float, int, int, bool]] = []  # when, number, replica; it dies, or it is back
+        self._dies: list[deque[Failure]] = [deque() for _ in range(replicas)]  # of each replica, to come
+        self._again: list[tuple[float, int, Arrival, float]] = []  # when, number, lost request, when it came
+        self._waiting: list[tuple[Arrival, float]] = []  # while no replica lives
+        for failure in sorted(failures, key=lambda failure: failure.at):
+            self._plan(failure)
+
+    def _plan(self, failure: Failure) -> None:
+        if not (
+            0 <= failure.replica < len(self.replicas) and 0 < failure.down < math.inf and 0 <= failure.at < math.inf
+        ):
+            raise ConfigError(f"{failure}: replica is 0 to {len(self.replicas) - 1}, at and down are finite")
+        before = self._dies[failure.replica]
+        if before and failure.at <= before[-1].at + before[-1].down:
+            return  # it is down
+        before.append(failure)
+        self._put(self._failures, failure.at, failure.replica, True)
+        self._put(self._failures, failure.at + failure.down, failure.replica, False)
+
+    def _made(self, number: int, now: float = 0.0) -> Replica:
+        one = Replica(self.machine, self.tokens, number=number)
+        one.clock.now = now
+        one.on_end = self._ended
+        one.audit = self._audit
+        return one
+
+    def _put(self, heap: list[Any], at: float, *what: Any) -> None:
+        self._count += 1
+        heapq.heappush(heap, (at, self._count, *what))
 
     def run(self, source: Source | Iterable[Arrival]) -> Report:
         """To the end of the trace. A fleet runs once."""
@@ -119,20 +179,29 @@ class Fleet:
             self._arrive(arrival)
         for one in self.replicas:
             one.core.audit()
-        return self._recorder.report(self.replicas)
+        report = self._recorder.report([*self.replicas, *self.dead], len(self.replicas))
+        return replace(report, retried=self.retried)
 
     def _until_done(self) -> Iterator[Arrival]:
-        """Everything in order of time; where several things happen at once, arrivals first, then those who go, then
-        steps: a step sees whoever has come by then."""
+        """Everything in order of time; where several things happen at once, failures first, then arrivals, then those
+        who go, then steps: a step sees whoever has come by then."""
         while True:
             arrives = self._source.due()
+            again = self._again[0][0] if self._again else math.inf
             leaves = self._cancels[0][0] if self._cancels else math.inf
             begins = self._steps[0][0] if self._steps else math.inf
-            if arrives <= leaves and arrives <= begins:
-                if arrives == math.inf:
-                    return
+            fails = self._failures[0][0] if self._failures else math.inf
+            first = min(arrives, again, leaves, begins)
+            if first == math.inf and not self._waiting:
+                return
+            if fails <= first:
+                self._fail_or_return()
+            elif arrives == first:
                 yield self._source.pop()
-            elif leaves <= begins:
+            elif again == first:
+                _, _, arrival, came = heapq.heappop(self._again)
+                self._send(arrival, first, came)
+            elif leaves == first:
                 simulated = heapq.heappop(self._cancels)[2]
                 if simulated.ended != simulated.ended:  # not ended
                     simulated.replica.cancel(simulated)
@@ -140,21 +209,61 @@ class Fleet:
                 self._step(self.replicas[heapq.heappop(self._steps)[1]])
 
     def _arrive(self, arrival: Arrival) -> None:
-        while self._ends and self._ends[0][0] <= arrival.at:
-            _, _, number, tokens = heapq.heappop(self._ends)
-            self.loads.add(number, -tokens)
+        self._send(arrival, arrival.at, arrival.at)
+
+    def _send(self, arrival: Arrival, now: float, came: float) -> None:
+        while self._ends and self._ends[0][0] <= now:
+            _, _, replica, tokens = heapq.heappop(self._ends)
+            self.loads.add(replica, -tokens)
+        if not self.loads.up:
+            self._waiting.append((arrival, came))
+            return
+        self.loads.now = now
         number = self._router.route(arrival, self.loads) if len(self.replicas) > 1 else 0
         self.loads.add(number, arrival.prompt_tokens)
         one = self.replicas[number]
-        simulated = one.submit(arrival, arrival.at)
+        simulated = one.submit(arrival, now)
+        simulated.came = came
         if one.idle:  # refused
             return
         if not self._turning[number]:
             self._turning[number] = True
             heapq.heappush(self._steps, (one.clock.now, number))
         if arrival.cancel_after is not None:
-            self._count += 1
-            heapq.heappush(self._cancels, (arrival.at + arrival.cancel_after, self._count, simulated))
+            self._put(self._cancels, max(now, came + arrival.cancel_after), simulated)
+
+    # -------------------------------------------------------------- failures
+
+    def _fail_or_return(self) -> None:
+        at, _, number, dies = heapq.heappop(self._failures)
+        if dies:
+            self._lose(number, at)
+            return
+        self.replicas[number].clock.now = at
+        self.loads.regain(number)
+        waiting, self._waiting = self._waiting, []
+        for arrival, came in waiting:
+            self._put(self._again, at, arrival, came)
+
+    def _lose(self, number: int, at: float) -> None:
+        one = self.replicas[number]
+        self._ends = [end for end in self._ends if end[2] != number]
+        heapq.heapify(self._ends)
+        self._steps = [step for step in self._steps if step[1] != number]
+        heapq.heapify(self._steps)
+        self._turning[number] = False
+        for simulated in one.under_way():
+            simulated.ended = at
+            self._ask_again(simulated, at)
+        self.dead.append(one)
+        self.replicas[number] = self._made(number, at)
+        self._dies[number].popleft()
+        self.loads.lose(number)
+        self._router.lost(number, self.loads)
+
+    def _ask_again(self, simulated: SimulatedRequest, at: float) -> None:
+        self.retried += 1
+        self._put(self._again, at + RETRY, simulated.arrival, simulated.came)
 
     def _step(self, one: Replica) -> None:
         one.step()
@@ -163,8 +272,12 @@ class Fleet:
             heapq.heappush(self._steps, (one.clock.now, one.number))
 
     def _ended(self, simulated: SimulatedRequest) -> None:
-        self._count += 1
         number = simulated.replica.number
+        dies = self._dies[number]
+        if dies and simulated.ended > dies[0].at:  # in the step that the failure interrupts
+            self._ask_again(simulated, dies[0].at)
+            return
+        self._count += 1
         heapq.heappush(self._ends, (simulated.ended, self._count, number, simulated.arrival.prompt_tokens))
         self._recorder.ended(simulated)
         self._source.ended(simulated.arrival, simulated.ended)
@@ -178,5 +291,6 @@ def simulate(
     routing: str = "prefix-affine",
     seed: int = 0,
     audit: int = 0,
+    failures: Iterable[Failure] = (),
 ) -> Report:
-    return Fleet(machine, replicas, routing=routing, seed=seed, audit=audit).run(source)
+    return Fleet(machine, replicas, routing=routing, seed=seed, audit=audit, failures=failures).run(source)

@@ -154,6 +154,11 @@ class Replica:
         """Nothing to do before somebody comes or goes."""
         return not self.core.live
 
+    def under_way(self) -> list[SimulatedRequest]:
+        """Taken and not ended, in the order in which they came."""
+        found = [request.sink for request in self.core.live.values() if isinstance(request.sink, SimulatedRequest)]
+        return sorted(found, key=lambda simulated: (simulated.came, simulated.arrival.id or ""))
+
     def submit(self, arrival: Arrival, now: float) -> SimulatedRequest:
         """Taken, or ended at once where the engine would refuse it: too large, or the queue is full."""
         ready = max(self.clock.now, now)  # later than now while a step is under way

@@ -89,6 +89,7 @@ class Report:
     fairness: float
     users: int
     label: str = ""
+    retried: int = 0  # requests that a replica's failure lost, which were asked again
 
     def json(self) -> dict[str, Any]:
         numbers: dict[str, Any] = _finite(asdict(self))
@@ -154,7 +155,9 @@ class Recorder:
             seconds += (output - 1) * cost.seconds(StepWork(1, middle, middle, 1))
         return seconds
 
-    def report(self, replicas: Sequence[Replica]) -> Report:
+    def report(self, replicas: Sequence[Replica], count: int | None = None) -> Report:
+        """``count``: replicas at a time, where ``replicas`` has dead ones too."""
+        count = len(replicas) if count is None else count
         latency, wait, first = np.array(self._latency), np.array(self._wait), np.array(self._first)
         tasks = np.array(self._tasks)
         by_task = {
@@ -169,7 +172,7 @@ class Recorder:
         seconds = self.seconds
         return Report(
             machine=self.machine.name,
-            replicas=len(replicas),
+            replicas=count,
             seconds=seconds,
             ends=dict(sorted(self.ends.items())),
             latency=Latency.of(latency, wait),
@@ -181,7 +184,7 @@ class Recorder:
             hit_rate=reused / asked,
             folded_rate=folded / asked,
             steps=sum(one.steps for one in replicas),
-            busy=sum(s.forward_seconds for s in stats) / (seconds * len(replicas)) if seconds else math.nan,
+            busy=sum(s.forward_seconds for s in stats) / (seconds * count) if seconds else math.nan,
             preemptions=sum(s.preemptions for s in stats),
             deferrals=sum(s.deferrals for s in stats),
             evictions=sum(one.core.pool.evictions for one in replicas),

@@ -11,9 +11,10 @@ import pytest
 
 from prelude.errors import ConfigError, TraceError
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
+from prelude.simulation.fleet import Failure, failures
 from prelude.simulation.replica import SimulatedRequest
 from prelude.simulation.report import jain
-from prelude.simulation.routing import Loads, PrefixAffine
+from prelude.simulation.routing import Loads, PowerOfTwo, PrefixAffine
 from prelude.simulation.workloads import (
     bursts,
     cancelled,
@@ -220,3 +221,58 @@ def test_posts_of_one_user_are_computed_once() -> None:
     distinct = {arrival.parts[0] for arrival in post_recommendation(20.0, users=3, posts=20)}
     least = sum(tokens for _, tokens in distinct) + 60 * 150
     assert least <= report.computed_tokens <= least + 60 * 16
+
+
+# ------------------------------------------------------------------ failures, and the routers of a real fleet
+
+
+def test_requests_of_a_replica_that_dies_are_asked_again_and_count_from_their_first_asking() -> None:
+    """It dies at 5 in a step that ends at 10: nothing of it counts. The second replica takes both requests."""
+    fleet = Fleet(second_per_token(), 2, routing="round-robin", failures=[Failure(5.0, 0, 100.0)])
+    report = fleet.run([one(0.0, 10), one(0.0, 4), one(1.0, 3)])
+    assert report.ends == {"finished": 3} and report.retried == 2
+    assert report.latency.longest == pytest.approx(5.1 + 13.0) and report.replicas == 2
+    assert report.latency.p50 == pytest.approx(17.1)
+
+
+def test_what_a_replica_had_cached_is_gone_with_it() -> None:
+    shared = Arrival(0.0, (("a", 160), (None, 40)))
+    trace = [replace(shared, at=at) for at in (0.0, 1000.0, 2000.0)]
+    whole = simulate(second_per_token(), trace)
+    killed = simulate(second_per_token(), trace, failures=[Failure(1500.0, 0, 10.0)])
+    assert whole.computed_tokens == 280 and killed.computed_tokens == 440 and killed.retried == 0
+
+
+def test_requests_wait_while_no_replica_lives() -> None:
+    report = simulate(second_per_token(), [one(0.0, 10), one(20.0, 5)], failures=[Failure(15.0, 0, 30.0)])
+    assert report.ends == {"finished": 2} and report.seconds == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("routing", ["random", "round-robin", "power-of-two", "least-loaded", "prefix-affine",
+                                     "prefix-reported"])  # fmt: skip
+def test_everybody_is_answered_through_any_router_while_replicas_come_and_go(routing: str) -> None:
+    chosen = machine("h200-qwen3-4b", kv_blocks=2000)
+    gone = failures(20, 3.0, 10.0, 1.0, seed=4)
+    fleet = Fleet(chosen, 20, routing=routing, failures=gone, audit=50)
+    report = fleet.run(cancelled(rubrics(300.0, requests=2000, rubrics=60), 0.1, 0.05))
+    assert len(gone) > 20 and report.retried > 0
+    assert sum(report.ends.values()) == 2000 and set(report.ends) <= {"cancelled", "finished"}
+    assert len(fleet.dead) > 20 and fleet.loads.total == sum(fleet.loads.tokens)
+
+
+def test_the_shorter_queue_of_two_is_taken() -> None:
+    routing, loads = PowerOfTwo(4), Loads(4)
+    loads.lose(3)
+    for replica, requests in enumerate((5, 1, 0)):
+        for _ in range(requests):
+            loads.add(replica, 10)
+    chosen = [routing.route(one(0.0, 10), loads) for _ in range(300)]
+    assert set(chosen) == {1, 2} and 0.5 < chosen.count(2) / 300 < 0.8  # two thirds in the mean
+
+
+@pytest.mark.parametrize("failure", [Failure(-1.0, 0), Failure(0.0, 1), Failure(0.0, 0, 0.0)])
+def test_failures_out_of_range_are_refused(failure: Failure) -> None:
+    with pytest.raises(ConfigError, match="replica is 0 to 0"):
+        Fleet(second_per_token(), failures=[failure])
+    with pytest.raises(ConfigError, match="positive times"):
+        failures(2, 0.0, 1.0)

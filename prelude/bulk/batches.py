@@ -1,0 +1,130 @@
+"""A batch of rows in, the same rows with the columns of their results out: the callable that Ray Data, Spark and Daft
+load once in each of their workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prelude.bulk.bar import RowBar
+from prelude.bulk.files import arrow_type
+from prelude.bulk.form import Column, Form
+from prelude.bulk.mapping import map_rows
+from prelude.bulk.windows import WINDOW_ROWS, window_size
+from prelude.config import EngineConfig
+from prelude.errors import BulkError, InvalidRequest, shown
+from prelude.options import RequestOptions
+
+if TYPE_CHECKING:
+    from prelude.sync import Engine
+
+MAX_THREADS = 1024
+
+
+class BatchScorer:
+    """One engine, and a form for every row of every batch. Calls come one at a time.
+
+    ``form``      the task as ``prelude score --task FILE`` takes it: a mapping, or a path of a JSON file
+    ``model``     a directory or a hub name; ``None``: the packaged model. ``load``: further keywords of
+                  ``Engine.from_pretrained``
+    ``threads``   of a step on the CPU. ``None``: torch's. One for each core that the worker has for itself
+    ``window``    rows that run together; within a window, rows whose texts begin alike are neighbours
+    ``prefix``    stands before the names of the new columns
+    ``config``    ``None``: ``EngineConfig(deterministic=True)``, with which a batch that is computed a second time
+                  has the same bits
+
+    A form, model or configuration that no row could be served with raises ``BulkError``, ``ModelError`` or
+    ``ConfigError`` here. An error of one row is a text in its column ``error``.
+    """
+
+    def __init__(
+        self,
+        form: Mapping[str, Any] | str,
+        model: str | None = None,
+        *,
+        threads: int | None = None,
+        window: int = WINDOW_ROWS,
+        prefix: str = "",
+        config: EngineConfig | None = None,
+        **load: Any,
+    ) -> None:
+        self.form = Form(read_form(form))
+        self._window = window_size(window)
+        self._prefix = prefix
+        self.engine: Engine = load_engine(model, threads, config, load)
+        try:
+            self.engine.explain(self.form.task(dict.fromkeys(self.form.placeholders, "text")))
+            self.columns = [
+                Column(prefix + column.name, column.kind, column.labels)
+                for column in self.form.columns(self.engine.model_info.labels)
+            ]
+        except InvalidRequest as error:
+            self.engine.close()
+            raise BulkError(f"no row could be served: {error}") from error
+
+    def values(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The new columns of each row, in the order of ``rows``. A row that failed has ``error`` alone."""
+        bar = RowBar(None, len(rows))
+        mapped = map_rows(self.engine, self.form.task, rows, self._window, True, bar, RequestOptions())
+        return [
+            {self._prefix + name: value for name, value in self.form.values(one).items()}  # in the order of the rows
+            for one in mapped
+        ]
+
+    def arrow(self, table: Any) -> Any:
+        """A ``pyarrow.Table`` with the columns of ``table`` and the new ones. ``BulkError`` where a name is taken."""
+        import pyarrow as pa
+
+        taken = [column.name for column in self.columns if column.name in table.column_names]
+        if taken:
+            raise BulkError(f"the batch has a column {taken[0]!r} already: prefix= puts a text before the new names")
+        read = [name for name in self.form.placeholders if name in table.column_names]
+        rows = table.select(read).to_pylist() if read else [{}] * table.num_rows
+        found = self.values(rows)
+        for column in self.columns:
+            array = pa.array([values.get(column.name) for values in found], arrow_type(column))
+            table = table.append_column(column.name, array)
+        return table
+
+    def close(self) -> None:
+        """Frees the model. Any number of times."""
+        self.engine.close()
+
+
+def read_form(form: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    if isinstance(form, str):
+        from pathlib import Path
+
+        from prelude.bulk.command import read_task
+
+        return read_task(Path(form))
+    if not isinstance(form, Mapping):
+        raise BulkError(f"form: {shown(form)} is neither a mapping nor the path of a JSON file")
+    return form
+
+
+def load_engine(
+    model: str | None, threads: int | None, config: EngineConfig | None, load: Mapping[str, Any]
+) -> Engine:
+    """An engine for the only worker of this process. ``threads`` is set for the whole process."""
+    from prelude import Engine
+    from prelude.admission.validation import integer
+
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(integer(threads, "threads", 1, MAX_THREADS))
+    return Engine.from_pretrained(model, config=config or EngineConfig(deterministic=True), **load)
+
+
+def as_arrow(batch: Any) -> Any:
+    """A ``pyarrow.Table`` of a table, a pandas frame or a dictionary of arrays; ``BulkError`` for anything else."""
+    import pyarrow as pa
+
+    if isinstance(batch, pa.Table):
+        return batch
+    if isinstance(batch, Mapping):
+        return pa.table({name: pa.array(list(values)) for name, values in batch.items()})
+    if hasattr(batch, "to_dict") and hasattr(batch, "columns"):
+        return pa.Table.from_pandas(batch, preserve_index=False)
+    raise BulkError(f"{shown(batch)} is no batch: a pyarrow.Table, a pandas.DataFrame or a dictionary of arrays")

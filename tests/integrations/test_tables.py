@@ -1,0 +1,54 @@
+"""Spark's ``mapInPandas`` and Daft's class UDF, each skipped where it is not installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import pytest
+
+from prelude.bulk.batches import BatchScorer
+from prelude.errors import BulkError
+from tests.ray.forms import FORM, ROWS
+
+
+def expected() -> list[dict[str, Any]]:
+    scorer = BatchScorer(FORM)
+    names = [column.name for column in scorer.columns]
+    try:
+        return [{**row, **dict.fromkeys(names), **found} for row, found in zip(ROWS, scorer.values(ROWS))]
+    finally:
+        scorer.close()
+
+
+@pytest.mark.slow
+def test_daft_adds_the_columns_with_the_same_bits() -> None:
+    daft = pytest.importorskip("daft", reason="daft is not installed")
+    from prelude.integrations.daft import score
+
+    frame = score(daft.from_pylist(ROWS), FORM, batch_rows=16)
+    assert sorted(frame.to_pylist(), key=lambda row: row["id"]) == expected()
+    with pytest.raises(BulkError, match="questions"):
+        score(frame, {"state": "{text}"})
+
+
+@pytest.mark.slow
+def test_spark_adds_the_columns_with_the_same_bits() -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("java is not installed")
+    from pyspark.sql import SparkSession
+
+    from prelude.integrations.spark import schema, scorer
+
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    try:
+        frame = spark.createDataFrame([tuple(row.values()) for row in ROWS], "id long, rubric string, text string")
+        frame = frame.repartition(2)
+        scored = frame.mapInPandas(scorer(FORM, threads=1), schema(frame.schema, FORM))
+        found = [row.asDict(recursive=True) for row in scored.collect()]
+    finally:
+        spark.stop()
+    assert sorted(found, key=lambda row: row["id"]) == expected()

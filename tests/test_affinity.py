@@ -1,0 +1,121 @@
+"""Ranking of replicas by the prefixes that they have: ``prelude.affinity``, and the report against a real cache."""
+
+from __future__ import annotations
+
+import numpy as np
+from prelude import Choice, Decide, Embed, Engine, EngineConfig, Loglikelihood
+from prelude.affinity import (
+    KEPT_CHARS,
+    KEPT_TEXTS,
+    LENGTHS,
+    MEMORY,
+    Affinity,
+    Served,
+    chain_of,
+    chain_of_task,
+    report,
+)
+
+QUESTION = Choice("Which language is it?", ["English", "German"])
+
+
+def text(number: int, words: int = 300) -> str:
+    drawn = np.random.default_rng(number).integers(0, 50, words)
+    return f"Rubric {number}. " + " ".join(f"word{one}" for one in drawn)
+
+
+def idle(replica: str) -> int:
+    return 0
+
+
+def test_texts_have_equal_hashes_up_to_their_last_common_length() -> None:
+    one, other = text(1) + " A" * 400, text(1) + " B" * 400
+    common = sum(length <= len(text(1)) for length in LENGTHS)
+    assert chain_of(one)[:common] == chain_of(other)[:common]
+    assert not set(chain_of(one)[common + 1 :]) & set(chain_of(other))
+    assert not set(chain_of(one)) & set(chain_of(one, salt="tenant"))
+    assert chain_of("x" * 255) == () and len(chain_of("x" * 256)) == 1
+    assert chain_of("\ud800" * 300)  # a lone surrogate
+    assert chain_of_task(Decide(one, [QUESTION], cache="never")) == ()
+
+
+def test_a_report_has_what_would_hit_finds_and_nothing_else() -> None:
+    """A pool that holds two of four rubrics."""
+    with Engine.from_pretrained(config=EngineConfig(kv_blocks=128, max_length=2048)) as engine:
+        served = Served()
+        for number in range(4):
+            for own in range(2):
+                task = Decide(f"{text(number)}\n\nText {own}.", [QUESTION])
+                engine.run(task)
+                served.add(task)
+        found = set(report(served.kept(), engine))
+        asked = [Decide(f"{text(number)}\n\nAnother.", [QUESTION]) for number in range(5)]
+        cached = [engine.would_hit(task) > 256 for task in asked]
+        assert [len(found & set(chain_of_task(task))) >= 3 for task in asked] == cached
+        assert any(cached) and not all(cached[:4])
+
+
+def test_what_a_replica_keeps_is_bounded() -> None:
+    served = Served()
+    for number in range(3 * KEPT_TEXTS):
+        served.add(Embed(f"{number} " + "x" * 300))
+    served.add(Embed("y" * (KEPT_CHARS + 1)))
+    served.add(Loglikelihood([1, 2], [3], cache="never"))
+    assert len(served.kept()) == KEPT_TEXTS
+
+
+def test_of_texts_that_begin_alike_one_is_kept() -> None:
+    served = Served()
+    for own in range(20):
+        served.add(Embed(text(1) + f" {own} " + "z" * own))
+    assert len(served.kept()) <= 2
+
+
+def test_the_replica_with_the_longest_beginning_comes_first() -> None:
+    affinity: Affinity[str] = Affinity()
+    chain = chain_of(text(1))
+    affinity.reported("b", chain[:2])
+    affinity.reported("c", chain)
+    assert affinity.ranked(chain, ["a", "b", "c"], idle, 0.0) == [["c"], ["b"], ["a", "b", "c"]]
+    affinity.reported("c", ())
+    assert affinity.ranked(chain, ["a", "b", "c"], idle, 0.0)[0] == ["b"]
+    affinity.keep({"a", "c"})
+    assert affinity.ranked(chain, ["a", "c"], idle, 0.0)[0] in (["a"], ["c"])
+    assert affinity.ranked((), ["a", "c"], idle, 0.0) == [["a", "c"]]
+    assert affinity.ranked(chain, [], idle, 0.0) == []
+
+
+def test_new_prefixes_spread_and_what_was_sent_counts_for_a_while() -> None:
+    affinity: Affinity[int] = Affinity(trust=10.0)
+    went = []
+    for number in range(8):
+        chain = chain_of(text(number))
+        went.append(affinity.ranked(chain, range(4), lambda _: 0, 0.0)[0][0])
+        affinity.sent(chain, went[-1], 0.0)
+    assert sorted(went) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [affinity.ranked(chain_of(text(n)), range(4), lambda _: 0, 9.0)[0] for n in range(8)] == [
+        [w] for w in went
+    ]
+    chain = chain_of(text(7))
+    affinity.reported(2, chain)  # after its trust has ended a report alone counts
+    assert affinity.ranked(chain, range(4), lambda _: 0, 11.0)[0] == [2]
+
+
+def test_a_loaded_replica_gives_its_prefix_up() -> None:
+    affinity: Affinity[int] = Affinity(slack=0.25, least_load=4)
+    chain = chain_of(text(1))
+    affinity.reported(0, chain)
+    loads = {0: 3, 1: 0, 2: 0, 3: 0}
+    assert affinity.ranked(chain, range(4), loads.__getitem__, 0.0)[0] == [0]
+    loads[0] = 30
+    assert affinity.ranked(chain, range(4), loads.__getitem__, 0.0)[0] != [0]
+    busy = dict.fromkeys(range(4), 30)
+    assert affinity.ranked(chain, range(4), busy.__getitem__, 0.0)[0] == [0]  # 1.25 times the mean is its bound
+
+
+def test_a_routers_memory_is_bounded() -> None:
+    affinity: Affinity[int] = Affinity()
+    for number in range(MEMORY + 100):
+        affinity.sent((number,), 0, 0.0)
+    assert affinity.ranked((0,), [0, 1], lambda _: 0, 0.0)[0] == [1]  # forgotten: a new one, and 0 has had most
+    assert affinity.ranked((MEMORY,), [0, 1], lambda _: 0, 0.0)[0] == [0]
