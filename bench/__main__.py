@@ -19,6 +19,7 @@ COMMANDS = {
     "overlap": "engine.overlap",
     "prefixes": "engine.prefixes",
     "bulk": "engine.bulk",
+    "fleet": "fleet.ray_fleet",
     "memory": "engine.memory",
     "encoders": "engine.encoders",
     "cpu_matmul": "engine.cpu_matmul",

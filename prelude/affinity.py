@@ -99,8 +99,8 @@ class Served:
 
 
 def report(kept: Iterable[Kept], engine: Prompts) -> list[int]:
-    """The hashes of the beginnings that ``engine`` has in its cache: of each text the share that ``would_hit`` says of
-    its tokens. A text is tokenised once."""
+    """The hashes of the beginnings that ``engine`` has in its cache: of each text the share that ``would_hit`` finds
+    of its tokens. A text is tokenised once."""
     found: dict[int, None] = {}
     for one in kept:
         if not isinstance(one.task, Loglikelihood) or isinstance(one.task.context, str):

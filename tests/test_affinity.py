@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from prelude import Choice, Decide, Embed, Engine, EngineConfig, Loglikelihood
 from prelude.affinity import (
     KEPT_CHARS,

@@ -55,8 +55,8 @@ def run(
     reports = []
     for name, settings in variants.items():
         for way in routing:
-            options = {"routing": way, "seed": seed, "audit": audit, "failures": failures}
-            fleet = Fleet(machine.configured(**settings), replicas, **options)
+            made = machine.configured(**settings)
+            fleet = Fleet(made, replicas, routing=way, seed=seed, audit=audit, failures=failures)
             label = f"{name}, {way}" if len(routing) > 1 else name
             reports.append(replace(fleet.run(trace()), label=label))
             if done is not None:

@@ -1,8 +1,9 @@
 """Which replica a request goes to. A router sees what it sent and what came back, which replicas have died, and the
 prompt; never a replica's inside, which on other machines it could not see either.
 
-``PowerOfTwo`` is Ray Serve's default, ``Reported`` the ranking of ``prelude.ray.PrefixAffineRouter`` (the same
-``prelude.affinity``, here without reports: a request that was sent counts for ``TRUST`` seconds). ``PrefixAffine`` is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam: arXiv 1608.01350): a
+``PowerOfTwo`` is Ray Serve's default. ``Reported`` has the ranking of ``prelude.ray.PrefixAffineRouter`` (the same
+``prelude.affinity``), without the replicas' reports: a prefix that was sent counts as cached for ``TRUST`` seconds.
+``PrefixAffine`` is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam: arXiv 1608.01350): a
 prefix has its own order of replicas and goes to the first of them that carries at most ``1 + slack`` times the mean
 load, so one prefix that everybody asks for spreads, and a replica more or less moves few prefixes.
 """

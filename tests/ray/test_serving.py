@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prelude import Choice, Decide, EngineConfig, Generate, Noul, SamplingParams
+from prelude import Choice, Decide, EngineConfig, Generate, SamplingParams
 from prelude.affinity import chain_of_task
 from prelude.errors import ConfigError, DeadlineExceeded, InvalidRequest
 
@@ -18,7 +18,7 @@ serve = pytest.importorskip("ray.serve", reason="ray[serve] is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 LANGUAGE = Choice("Which language is it?", ["English", "German"])
-WORDS = "the parcel arrived late and nobody answered a letter about it in time".split()
+WORDS = ["the", "parcel", "arrived", "late", "and", "nobody", "answered", "a", "letter", "about", "it", "in", "time"]
 
 
 def rubric(number: int) -> str:

@@ -1,0 +1,214 @@
+"""Prelude on a Ray of this machine: actors of Ray Data, and the routers of Ray Serve.
+
+python -m bench fleet [--part data,kill,serve] [--rows 6000] [--repeats 3] [--json FILE]
+
+data    rows a second of two actors with a thread each over those of one, runs in turn on one cluster. The actors are
+        made in each run; the time is from the first row that came out to the last. Each needs a core for itself
+kill    the same rows on two actors, one of which is killed (SIGKILL) in the middle: rows lost, doubled, different
+serve   50 rubrics on 4 replicas: the share of requests, after the first of each rubric, whose rubric the replica had,
+        and the share of prompt tokens from the caches; prefix-affine, power-of-two and round-robin. ``--clients`` ask
+        at a time. The pool of a replica holds 15 rubrics
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+
+from bench.common import Report, add_outputs, machine_facts, three
+from prelude import Choice, Decide, Engine, EngineConfig
+from prelude.bulk.form import Form
+
+FORM: dict[str, Any] = {
+    "state": "{rubric}\n\nText: {text}",
+    "questions": {"topic": {"question": "What is it about?", "labels": ["delivery", "billing", "other"]}},
+}
+SENTENCE = "the parcel bill arrived late and was paid twice by a customer who waits for an answer to the letter"
+RUBRICS, REPLICAS, REQUESTS, RUBRIC_WORDS = 50, 4, 1000, 400
+
+
+def words(seed: int, count: int) -> str:
+    return " ".join(random.Random(seed).choices(SENTENCE.split(), k=count))
+
+
+def table(rows: int) -> list[dict[str, Any]]:
+    """Each row's text is its own, so that every actor computes every row."""
+    return [{"id": at, "rubric": f"Rubric {at % 4}.", "text": words(at, 60)} for at in range(rows)]
+
+
+# ------------------------------------------------------------------ Ray Data
+
+
+def rate(rows: list[dict[str, Any]], replicas: int) -> float:
+    """Rows a second between the first batch that came out and the last."""
+    import ray
+
+    from prelude.ray import score
+
+    dataset = ray.data.from_items(rows, override_num_blocks=max(8, len(rows) // 250))
+    moments: list[tuple[float, int]] = []
+    for batch in score(dataset, FORM, replicas=replicas, batch_rows=250).iter_batches(batch_size=None):
+        moments.append((time.perf_counter(), len(batch["id"])))
+    assert sum(count for _, count in moments) == len(rows)
+    return (len(rows) - moments[0][1]) / (moments[-1][0] - moments[0][0])
+
+
+def data(report: Report, rows: int, repeats: int) -> None:
+    given = table(rows)
+    rates: list[tuple[float, float]] = []
+    for number in range(repeats):
+        pair = {count: rate(given, count) for count in ((1, 2) if number % 2 == 0 else (2, 1))}
+        rates.append((pair[1], pair[2]))
+    report.add("data", "rows a second, one actor with a thread", three([one for one, _ in rates]), "/s")
+    report.add("data", "rows a second, two", three([two for _, two in rates]), "/s")
+    report.add("data", "two actors over one", three([two / one for one, two in rates]), "x", "1.9")
+
+
+def kill(report: Report, rows: int) -> None:
+    import ray
+
+    from prelude.ray import Scorer
+
+    given = table(rows)
+    with tempfile.TemporaryDirectory() as folder:
+
+        class Killed(Scorer):
+            calls = 0
+
+            def __call__(self, batch: Any) -> Any:
+                self.calls += 1
+                found = super().__call__(batch)
+                if self.calls == max(2, rows // 1000):
+                    try:
+                        os.close(os.open(Path(folder, "killed"), os.O_CREAT | os.O_EXCL))
+                    except FileExistsError:
+                        return found
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return found
+
+        dataset = ray.data.from_items(given, override_num_blocks=max(8, rows // 250))
+        scored = dataset.map_batches(
+            Killed,
+            fn_constructor_args=[FORM],
+            fn_constructor_kwargs={"threads": 1},
+            compute=ray.data.ActorPoolStrategy(size=2),
+            num_cpus=1,
+            batch_format="pyarrow",
+            batch_size=250,
+        ).take_all()
+        assert Path(folder, "killed").exists()
+    by_id: dict[int, list[dict[str, Any]]] = {}
+    for row in scored:
+        by_id.setdefault(row["id"], []).append(row)
+    form = Form(FORM)
+    with Engine.from_pretrained(config=EngineConfig(deterministic=True)) as engine:
+        plain = [{**one.row, "error": None, **form.values(one)} for one in engine.map(form.task, given)]
+    lost, doubled = sum(row["id"] not in by_id for row in given), sum(len(found) > 1 for found in by_id.values())
+    other = sum(by_id[row["id"]][0] != row for row in plain if row["id"] in by_id)
+    for name, count in (("lost", lost), ("doubled", doubled), ("with other bits", other)):
+        report.add("kill", f"rows {name}, of {rows:,}", (count,) * 3, "rows", "0")
+
+
+# ------------------------------------------------------------------ Ray Serve
+
+
+def requests(seed: int) -> list[tuple[int, Decide]]:
+    draw = random.Random(seed)
+    question = Choice("What is it about?", ["delivery", "billing", "other"])
+    found = []
+    for at in range(REQUESTS):
+        rubric = draw.randrange(RUBRICS)
+        found.append(
+            (rubric, Decide(f"Rubric {rubric}. {words(rubric, RUBRIC_WORDS)}\n\n{words(10**6 + at, 20)}", [question]))
+        )
+    return found
+
+
+def hit_rates(routing: str, clients: int, seed: int) -> tuple[float, float, float]:
+    """Of requests, of tokens, and the median latency in ms."""
+    from ray import serve
+
+    from prelude.ray import deployment
+
+    given = requests(seed)
+    config = EngineConfig(kv_blocks=15 * 32, max_length=2048, max_queued_requests=512)
+    app = deployment(replicas=REPLICAS, config=config, routing=routing, stats_seconds=2.0)
+    handle = serve.run(app, name="bench", route_prefix=None)
+
+    async def main() -> list[tuple[int, Any, float]]:
+        done: list[tuple[int, Any, float]] = []
+        ahead = iter(given)
+
+        async def client() -> None:
+            for rubric, task in ahead:
+                began = time.perf_counter()
+                answers = await handle.run.remote(task)
+                done.append((rubric, answers.stats, time.perf_counter() - began))
+
+        await asyncio.gather(*[client() for _ in range(clients)])
+        return done
+
+    done = asyncio.run(main())
+    serve.delete("bench")
+    first: set[int] = set()
+    hits = []
+    for rubric, stats, _ in done:
+        if rubric in first:
+            hits.append(stats.cached_tokens > stats.prompt_tokens // 2)
+        first.add(rubric)
+    tokens = sum(stats.cached_tokens for _, stats, _ in done) / sum(stats.prompt_tokens for _, stats, _ in done)
+    return 100 * statistics.mean(hits), 100 * tokens, 1000 * statistics.median(seconds for _, _, seconds in done)
+
+
+def serving(report: Report, clients: int, repeats: int) -> None:
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for seed in range(repeats):
+        for routing in ("round-robin", "prefix-affine", "power-of-two"):
+            found.setdefault(routing, []).append(hit_rates(routing, clients, seed))
+    for routing, rates in found.items():
+        report.add("serve", f"{routing}: requests whose prefix was there", three([one[0] for one in rates]), "%")
+        report.add("serve", f"{routing}: prompt tokens from the cache", three([one[1] for one in rates]), "%")
+        report.add("serve", f"{routing}: median latency", three([one[2] for one in rates]), "ms")
+    for other in ("round-robin", "power-of-two"):
+        ratios = [a[0] / b[0] for a, b in zip(found["prefix-affine"], found[other])]
+        report.add(
+            "serve", f"hit rate of prefix-affine over {other}", three(ratios), "x", "3" if "round" in other else ""
+        )
+
+
+def main() -> None:
+    import ray
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="data,kill,serve")
+    parser.add_argument("--rows", type=int, default=6000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=8)
+    add_outputs(parser)
+    chosen = parser.parse_args()
+    report = Report("More than one machine", facts={**machine_facts(), "ray": ray.__version__})
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=300 << 20)
+    parts = chosen.part.split(",")
+    if "data" in parts:
+        data(report, chosen.rows, chosen.repeats)
+    if "kill" in parts:
+        kill(report, chosen.rows)
+    if "serve" in parts:
+        serving(report, chosen.clients, chosen.repeats)
+    ray.shutdown()
+    report.finish(chosen)
+
+
+if __name__ == "__main__":
+    main()
