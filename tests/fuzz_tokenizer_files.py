@@ -554,7 +554,15 @@ def run_chunk(seed: int, folder: Path, compare: bool) -> tuple[int, list[dict[st
     command = [sys.executable, "-m", "tests.fuzz_tokenizer_files", "--child", str(seed), "--folder", str(folder)]
     command += [] if compare else ["--no-compare"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60 * CHUNK, errors="replace")
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60 * CHUNK,
+            errors="replace",
+            # HF makes a thread for each processor, and each thread reserves 64 MB of the bounded address space.
+            env={**os.environ, "RAYON_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "4"},
+        )
         code, out, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired:
         code, out, err = -1, "", "the process did not end"

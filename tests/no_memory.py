@@ -2,6 +2,9 @@
 
     python -m tests.no_memory complete --to 3000          # every n; the tests take a few dozen
     python -m tests.no_memory decide --to 3000 --width 50 # fifty failures in a row
+    python -m tests.no_memory decide --from 900 --to 3000 # goes on where an earlier run was ended
+
+A line after every hundred numbers says how far the run is and how its calls ended; a fault is printed when it is found.
 
 Before each call of the verb ``_testcapi.set_nomemory(n, n + width)`` makes allocations number n and on fail. The call
 has to end, in a result or in an error, within seconds; the call after it has to give what it always gives, and the
@@ -109,38 +112,68 @@ def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
     engine.close()
 
 
-def run(path: Path, verb: str, numbers: list[int], width: int = 1) -> Report:
-    """Of all numbers; a child that dies is followed by another."""
+def run(
+    path: Path, verb: str, numbers: list[int], width: int = 1, say: Callable[[str], None] = lambda line: None
+) -> Report:
+    """Of all numbers; a child that dies is followed by another. ``say`` is given each fault and the progress."""
     report, left = Report(), list(numbers)
+
+    def found(fault: str) -> None:
+        report.faults.append(fault)
+        say(fault)
+
+    def note(line: dict[str, Any]) -> None:
+        if "n" not in line:
+            return
+        report.ends[line["end"]] += 1
+        if line["after"]:
+            found(f"{verb} {line['n']}: {line['end']}; {line['after']}")
+        if line["end"] not in {"result", "numpy", *ENDS}:
+            found(f"{verb} {line['n']}: {line['where']}")
+        if line["n"] % 100 == 99:
+            say(f"{verb} to {line['n'] + 1}: {dict(report.ends)}, crashes inside torch at {report.torch_crashes}")
+
     while left:
-        command = [sys.executable, "-m", "tests.no_memory", verb, "--path", str(path), "--width", str(width)]
-        done = subprocess.run(
-            [*command, "--child", json.dumps(left)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])},
-        )
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        for line in lines:
-            if "n" not in line:
-                continue
-            report.ends[line["end"]] += 1
-            if line["after"]:
-                report.faults.append(f"{verb} {line['n']}: {line['end']}; {line['after']}")
-            if line["end"] not in {"result", "numpy", *ENDS}:
-                report.faults.append(f"{verb} {line['n']}: {line['where']}")
-        if done.returncode == 0:
+        last, status, errors = one_child(path, verb, left, width, note)
+        if status == 0:
             return report
-        if not lines or "begin" not in lines[-1]:
-            raise RuntimeError(f"the child ended with {done.returncode}: {done.stderr[-2000:]}")
-        at = lines[-1]["begin"]
-        frames = [line for line in done.stderr.split("Current thread")[-1].splitlines() if line.startswith("  File")]
+        if "begin" not in last:
+            raise RuntimeError(f"the child ended with {status}: {errors[-2000:]}")
+        at = last["begin"]
+        frames = [line for line in errors.split("Current thread")[-1].splitlines() if line.startswith("  File")]
         if frames and (f"{os.sep}torch{os.sep}" in frames[0] or takes_from_a_shape(frames[0])):
             report.torch_crashes.append(at)
         else:
-            report.faults.append(f"{verb} {at}: ended with {done.returncode}: " + "\n".join(frames[:6]))
+            found(f"{verb} {at}: ended with {status}: " + "\n".join(frames[:6]))
         left = left[left.index(at) + 1 :]
     return report
+
+
+def one_child(
+    path: Path, verb: str, numbers: list[int], width: int, note: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, Any], int, str]:
+    """Its last line, exit status and errors; ``note`` is given each line as it comes."""
+    command = [sys.executable, "-m", "tests.no_memory", verb, "--path", str(path), "--width", str(width)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    last: dict[str, Any] = {}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [*command, "--child", json.dumps(numbers)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                last = json.loads(line)
+                note(last)
+        status = process.wait()
+        errors.seek(0)
+        return last, status, errors.read()
 
 
 def takes_from_a_shape(frame: str) -> bool:
@@ -152,7 +185,7 @@ def takes_from_a_shape(frame: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["complete", "decide", "chat", "loglikelihood", "run_many"])
-    parser.add_argument("--begin", type=int, default=0)
+    parser.add_argument("--from", dest="begin", type=int, default=0)
     parser.add_argument("--to", type=int, default=3000)
     parser.add_argument("--step", type=int, default=1)
     parser.add_argument("--width", type=int, default=1)
@@ -166,10 +199,10 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = given.path or make_checkpoint(Path(folder) / "model")
-        report = run(path, given.verb, list(range(given.begin, given.to, given.step)), given.width)
+        numbers = list(range(given.begin, given.to, given.step))
+        report = run(path, given.verb, numbers, given.width, lambda line: print(line, flush=True))
     print(dict(report.ends), f"; crashes inside torch at {report.torch_crashes}" if report.torch_crashes else "")
-    for fault in report.faults:
-        print(fault)
+    print(f"{len(report.faults)} faults")
     sys.exit(bool(report.faults))
 
 
