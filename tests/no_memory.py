@@ -4,7 +4,8 @@
     python -m tests.no_memory decide --to 3000 --width 50 # fifty failures in a row
     python -m tests.no_memory decide --from 900 --to 3000 # goes on where an earlier run was ended
 
-A line after every hundred numbers says how far the run is and how its calls ended; a fault is printed when it is found.
+A line after every hundred numbers says how far the run is and how its calls ended; a fault is printed when it is
+found.
 
 Before each call of the verb ``_testcapi.set_nomemory(n, n + width)`` makes allocations number n and on fail. The call
 has to end, in a result or in an error, within seconds; the call after it has to give what it always gives, and the
@@ -13,7 +14,7 @@ engine's accounts have to be whole. Allocations of torch's tensors and of C++ ar
 A crash ends the process, so each range runs in a child. Failures that are not the engine's are counted apart: a
 crash inside torch 2.13, and a ``SystemError`` that numpy raises where it forgets to set the error. Two crashes of
 torch are known: ``torch.inference_mode`` dereferences a null pointer; and a ``tensor.shape`` whose integers found no
-memory has null pointers in it, so that taking an item of it crashes, in the line that does so.
+memory has null pointers in it, so that taking an item of it, or unpacking it, crashes in the line that does so.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def run(
         if frames and (f"{os.sep}torch{os.sep}" in frames[0] or takes_from_a_shape(frames[0])):
             report.torch_crashes.append(at)
         else:
-            found(f"{verb} {at}: ended with {status}: " + "\n".join(frames[:6]))
+            found(f"{verb} {at}: ended with {status}: " + "\n".join(frames[:6] if status < 0 else [errors[-3000:]]))
         left = left[left.index(at) + 1 :]
     return report
 
@@ -177,9 +178,9 @@ def one_child(
 
 
 def takes_from_a_shape(frame: str) -> bool:
-    """Whether the line that faulthandler names takes an item of a ``torch.Size``."""
+    """Whether the line that faulthandler names takes an item of a ``torch.Size``, or all of them."""
     file, number = re.fullmatch(r'  File "(.+)", line (\d+) in .*', frame).groups()  # type: ignore[union-attr]
-    return ".shape[" in linecache.getline(file, int(number))
+    return re.search(r"\.shape(\[|$)", linecache.getline(file, int(number)).rstrip()) is not None
 
 
 def main() -> None:

@@ -40,14 +40,15 @@ import _testcapi, torch
 faulthandler.enable()
 tensor, n = torch.empty(1000, 2000), int(sys.argv[1])
 _testcapi.set_nomemory(n, n + 1)
-tensor.shape[0]
+TAKEN
 _testcapi.remove_mem_hooks()
 """
 
 
-def test_a_crash_on_an_item_of_torchs_shapes_is_not_the_engines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("taken", ["tensor.shape[0]", "rows, width = tensor.shape"])
+def test_a_crash_on_an_item_of_torchs_shapes_is_not_the_engines(taken: str, tmp_path: Path) -> None:
     script = tmp_path / "shape.py"
-    script.write_text(SHAPE)
+    script.write_text(SHAPE.replace("TAKEN", taken))
     for n in range(4):
         done = subprocess.run([sys.executable, script, str(n)], capture_output=True, text=True)
         if done.returncode < 0:

@@ -11,7 +11,8 @@ PLANNER = "prelude/scheduling/planner.py"
 RECORDS = "_native/records.pxi"
 CPU = "prelude/execution/cpu.py"
 _CAME = '            self._stats.requests["oneshot"] += len(came)\n            self._queues.add_all(came)'
-_FORWARD = "        hidden = self._forward(step, rows)\n"
+_STATES = "None if self._states is None else self._states.step(batch))\n"
+_FORWARD = "        hidden = self._forward(step, rows, " + _STATES
 _HOST = """        self._stats.host_seconds += time.perf_counter() - began - self._blocked
 """
 
@@ -169,14 +170,19 @@ EDITS = (
         (
             CPU,
             _FORWARD,
-            "        hidden = self._forward(step, None)\n"
-            "        hidden = hidden if rows is None else hidden.index_select(0, torch.from_numpy(rows)).clone()\n",
+            "        hidden = self._forward(step, None, "
+            + _STATES
+            + "        hidden = hidden if rows is None else hidden.index_select(0, torch.from_numpy(rows)).clone()\n",
         ),
     ),
     edit(
         "prepare_on_loop",
         "J8 G14 5",
-        ("prelude/engine.py", "            if sum(sizes) > INLINE_CHARS or any(", "            if any("),
+        (
+            "prelude/engine.py",
+            "if size > INLINE_CHARS or engine.preparer.may_wait(tasks)",
+            "if engine.preparer.may_wait(tasks)",
+        ),
     ),
     edit("range_unbounded", "37", ("tokenizer/_sandbox.py", "ACTIVE.get().bounds.max_range", "10**12")),
     edit(

@@ -13,7 +13,7 @@ PACING = "prelude/scheduling/pacing.py"
 ORDERS = "prelude/scheduling/policies/orders.py"
 LAYERS = "prelude/scheduling/policies/layers.py"
 QUEUES = "prelude/scheduling/queues.py"
-ACCOUNTS = "prelude/scheduling/accounts.py"
+ACCOUNTS = "_native/waiting.pxi"
 RECOVERY = "prelude/scheduling/recovery.py"
 CLASSES = "prelude/admission/classes.py"
 ENTRY = "prelude/runtime/entry.py"
@@ -216,7 +216,7 @@ EDITS = (
     edit(
         "a_tenant_that_was_away_is_ahead",
         "F22",
-        (ACCOUNTS, "account.served = max(account.served, self._now.get(options.priority, 0))", "pass"),
+        (ACCOUNTS, "            account.served = max(account.served, now)\n", "            pass\n"),
     ),
     edit("served_tokens_are_not_counted", "F22", (ACCOUNTS, "        account.served += tokens\n", "")),
     edit(

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.mutations import audited, files, requests, scheduling, surface
+from tests.mutations import audited, files, requests, rows, scheduling, surface
 from tests.mutations.edit import Edit
 
-EDITS: tuple[Edit, ...] = (*audited.EDITS, *scheduling.EDITS, *requests.EDITS, *files.EDITS, *surface.EDITS)
+EDITS: tuple[Edit, ...] = (
+    *audited.EDITS,
+    *scheduling.EDITS,
+    *requests.EDITS,
+    *files.EDITS,
+    *surface.EDITS,
+    *rows.EDITS,
+)
