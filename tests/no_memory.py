@@ -134,6 +134,7 @@ def run(
         if line["n"] % 100 == 99:
             say(f"{verb} to {line['n'] + 1}: {dict(report.ends)}, crashes inside torch at {report.torch_crashes}")
 
+    again: set[int] = set()
     while left:
         last, status, errors = one_child(path, verb, left, width, note)
         if status == 0:
@@ -141,6 +142,11 @@ def run(
         if "begin" not in last:
             raise RuntimeError(f"the child ended with {status}: {errors[-2000:]}")
         at = last["begin"]
+        if status == 1 and at not in again:  # a machine may stand still for a minute
+            again.add(at)
+            left = left[left.index(at) :]
+            say(f"{verb} {at}: no end in {SECONDS} s; tried again\n{errors[-3000:]}")
+            continue
         frames = [line for line in errors.split("Current thread")[-1].splitlines() if line.startswith("  File")]
         if frames and (f"{os.sep}torch{os.sep}" in frames[0] or takes_from_a_shape(frames[0])):
             report.torch_crashes.append(at)

@@ -204,14 +204,16 @@ class Lifecycle:
             if not claim(self.live, some):  # the watchdog told some of them meanwhile
                 more = [*zip(some, theirs), *more]
                 continue
-            self._stats.finished += len(some)
+            counted = 0
             try:
+                self._stats.finished += len(some)  # an integer takes memory as well
+                counted = len(some)
                 if self._events.heard:
                     self._events.emit_finished(some)
                 self._sinks.deliver_all(sink, some, theirs)
             except BaseException:  # no memory: their ends are told by the next step
-                self._stats.finished -= len(some)
                 self.live.update({request.id: request for request in some})
+                self._stats.finished -= counted
                 raise
         for request, outcome in more:
             self.ended(request, outcome, None)

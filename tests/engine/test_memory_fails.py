@@ -15,7 +15,7 @@ from tests import no_memory
 from tests.engine.test_faults import ById, generated, text
 from tests.engine.test_limits import post
 from tests.patience import PATIENCE
-from tests.scheduling.test_engine_core import chat, prompt
+from tests.scheduling.test_engine_core import chat, last_logprob, prompt
 from tests.service import run_steps, service_core
 
 pytest.importorskip("_testcapi", reason="this Python was built without its test module")
@@ -97,6 +97,28 @@ def test_an_end_that_could_not_be_told_is_told_later_and_counted_once(times: int
     run_steps(core)
     assert text(sink, after) == generated(9, 3)
     core.audit()
+
+
+@pytest.mark.fault(59)
+def test_an_end_is_told_whichever_allocation_of_its_step_failed() -> None:
+    """The counter is an integer that takes memory, as it is from the 257th end on: a caller waited for ever."""
+    import _testcapi
+
+    core, sink = service_core(), ById()
+    core.stats.finished = 1 << 40
+    for n in range(400):
+        request = post(core, last_logprob(prompt(6, n % 7)), sink)
+        _testcapi.set_nomemory(n, n + 1)
+        try:
+            core.step()
+        except MemoryError:
+            pass
+        finally:
+            _testcapi.remove_mem_hooks()
+        run_steps(core)
+        assert request.id in sink.ends and not core.live, n
+        core.audit()
+    assert core.stats.finished + core.stats.failed == (1 << 40) + 400
 
 
 def test_a_step_that_finds_no_memory_at_all_is_abandoned_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
