@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from prelude.cuda import compiler, matmul_search
+from prelude.cuda import compiler, matmul_search, own_matmul
 from prelude.cuda.driver import CudaError, Driver
 from prelude.cuda.kernels import FILES, Argument, Kernel, check
 from prelude.cuda.matmul_search import MatmulSearch
+from prelude.cuda.own_matmul import OwnMatmuls
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,8 @@ class Graph(Protocol):
 class Device(Protocol):
     element: torch.dtype
     deterministic: bool
+    own_matmuls: OwnMatmuls | None
+    """None: all products are the library's."""
 
     def scope(self) -> AbstractContextManager[None]:
         """Entered by every thread around its calls."""
@@ -137,8 +140,10 @@ class CudaDevice:
         ordinal: int = 0,
         pdl: bool = True,
         tune: bool = True,
+        own_matmuls: bool = True,
     ) -> None:
-        """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest."""
+        """``tune``: matmuls of recorded steps run by the algorithms that ``matmul_search.py`` finds fastest;
+        ``own_matmuls``: this project's kernel is among them."""
         self.driver = Driver(ordinal)
         import torch
 
@@ -150,20 +155,21 @@ class CudaDevice:
         self.device = torch.device("cuda", ordinal)
         major, minor = self.driver.capability()
         self._dependent = pdl and major >= 9
-        self._functions: dict[tuple[str, int], int] = {}
-        self._modules = self._load_kernels(f"sm_{major}{minor}" + ("a" if major >= 9 else ""), head_dim)
+        self._clusters = major >= 9
+        self._functions: dict[tuple[str, int, tuple[str, ...]], int] = {}
+        self._flags = compiler.options(
+            f"sm_{major}{minor}" + ("a" if major >= 9 else ""), float32=element == torch.float32, head_dim=head_dim
+        )
+        self._modules = {name: self._load_kernel(name) for name in FILES}
         self._pool: Any = None
         self._searching = False
         with self.scope():
             self.sums_in_float32 = self._adds_in_place()
             self.matmul_search = self._make_matmul_search() if tune and not deterministic else None
+            self.own_matmuls = self._make_own_matmuls() if own_matmuls and (major, minor) == (9, 0) else None
 
-    def _load_kernels(self, arch: str, head_dim: int) -> dict[str, int]:
-        import torch
-
-        flags = compiler.options(arch, float32=self.element == torch.float32, head_dim=head_dim)
-        version = compiler.nvrtc_version()
-        return {name: self.driver.load(compiler.cubin(name, flags, version=version)) for name in FILES}
+    def _load_kernel(self, name: str, flags: tuple[str, ...] = ()) -> int:
+        return self.driver.load(compiler.cubin(name, (*self._flags, *flags), version=compiler.nvrtc_version()))
 
     def _make_matmul_search(self) -> MatmulSearch | None:
         import torch
@@ -178,6 +184,12 @@ class CudaDevice:
         name = torch.cuda.get_device_name(self.ordinal)
         room = [self.empty((size,), torch.uint8) for size in (matmul_search.WORKSPACE, matmul_search.SPOIL)]
         return MatmulSearch(library, self.handle, name, room[0], room[1], self.mark)
+
+    def _make_own_matmuls(self) -> OwnMatmuls | None:
+        search = self.matmul_search
+        if search is None:
+            return None
+        return OwnMatmuls(self, search.seconds, own_matmul.path_beside(search.path))
 
     def _adds_in_place(self) -> bool:
         """Whether this torch multiplies bfloat16 straight into a float32 sum. Asked, not assumed."""
@@ -225,10 +237,11 @@ class CudaDevice:
         if 0 in grid:
             return
         check(kernel, grid, args, self.element)
-        key = (kernel.name, shared)
+        key = (kernel.name, shared, kernel.flags)
         function = self._functions.get(key)
         if function is None:
-            function = self.driver.function(self._modules[kernel.file], kernel.name, shared)
+            module = self._modules[kernel.file] if not kernel.flags else self._load_kernel(kernel.file, kernel.flags)
+            function = self.driver.function(module, kernel.name, shared)
             self._functions[key] = function
         values: list[Any] = []
         types: list[Any] = []
@@ -243,8 +256,17 @@ class CudaDevice:
                 values.append(0 if value is None else value.data_ptr())  # type: ignore[union-attr]
                 types.append(ctypes.c_void_p)
         x, y, z = (*grid, 1, 1)[:3]
+        cluster = kernel.cluster if kernel.cluster > 1 and self._clusters else 1
         self.driver.launch(
-            function, (x, y, z), kernel.block, shared, self.handle, values, types, dependent=self._dependent
+            function,
+            (x * cluster, y, z),
+            kernel.block,
+            shared,
+            self.handle,
+            values,
+            types,
+            dependent=self._dependent,
+            cluster=cluster,
         )
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
@@ -256,6 +278,15 @@ class CudaDevice:
             self._matmul(_tile(x, at), weight, _tile(out, at), bias, add)
 
     def _matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
+        def library(x: Tensor, out: Tensor) -> None:
+            self._by_library(x, weight, out, bias, add)
+
+        mode = own_matmul.ADD if add else own_matmul.NARROW if out.dtype == x.dtype else own_matmul.WIDE
+        if bias is None and self.own_matmuls is not None and self.own_matmuls.run(mode, x, weight, out, library):
+            return
+        library(x, out)
+
+    def _by_library(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
         if bias is None and self.matmul_search is not None:
             if self._searching:
 
@@ -290,18 +321,23 @@ class CudaDevice:
         else:
             out.copy_(torch.mm(x, across))
 
+    def _search(self, on: bool) -> None:
+        self._searching = on
+        if self.own_matmuls is not None:
+            self.own_matmuls.searching = on
+
     def mark(self) -> CudaMark:
         return CudaMark(self.driver, self.handle)
 
     def capture(self, work: Callable[[], None]) -> CudaGraph:
         import torch
 
-        self._searching = True
+        self._search(True)
         try:
             for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
                 work()
         finally:
-            self._searching = False
+            self._search(False)
         self.driver.synchronize(self.handle)
         recorded = torch.cuda.CUDAGraph(keep_graph=True)
         if self._pool is None:

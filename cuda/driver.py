@@ -167,20 +167,31 @@ class Driver:
         types: Sequence[Any],
         *,
         dependent: bool,
+        cluster: int = 1,
     ) -> None:
         """``dependent`` lets the kernel start while the one before it ends (programmatic dependent launch); every
-        kernel of ours waits by ``griddepcontrol.wait`` before it touches memory."""
+        kernel of ours waits by ``griddepcontrol.wait`` before it touches memory. ``cluster``: blocks, side by side in
+        x, that share memory."""
         driver = self._driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = shared
         config.hStream = stream
+        attributes = []
         if dependent:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(attribute)
+        if cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = cluster, 1, 1
+            attributes.append(attribute)
+        if attributes:
+            config.attrs, config.numAttrs = attributes, len(attributes)
         _checked(driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "cuLaunchKernelEx")
 
     # ------------------------------------------------------------------ graphs

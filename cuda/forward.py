@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from prelude.cuda import kernels
 from prelude.cuda.device import Device
 from prelude.cuda.levels import StepAttention
+from prelude.cuda.own_matmul import matmul_gated, matmul_heads
 from prelude.cuda.shapes import Shape
 from prelude.cuda.staging import Fields
 from prelude.cuda.weights import DeviceLayer, DeviceWeights
@@ -84,11 +85,13 @@ class Forward:
         rows = normed.shape[0]
         queries, keys, _ = self.counts
         flat = self.work.heads[:rows]
-        self.device.matmul(normed, layer.qkv, flat, layer.qkv_bias)
         heads = flat.view(rows, sum(self.counts), self.head_dim)
         gains = (layer.q_gain, layer.k_gain)
-        kernels.qk_rope(
+        matmul_heads(
             self.device,
+            normed,
+            layer.qkv,
+            layer.qkv_bias,
             heads,
             self.counts,
             inputs.positions,
@@ -169,8 +172,7 @@ class Forward:
         for start in range(0, x.shape[0], work.mlp_rows):
             stop = min(start + work.mlp_rows, x.shape[0])
             gate_up, gated = work.gate_up[: stop - start], work.gated[: stop - start]
-            device.matmul(normed[start:stop], layer.gate_up, gate_up, layer.gate_up_bias)
-            kernels.silu_gate(device, gate_up, gated)
+            matmul_gated(device, normed[start:stop], layer.gate_up, layer.gate_up_bias, gate_up, gated)
             device.matmul(gated, layer.down, x[start:stop], layer.down_bias, add=True)
         if next_gain is not None:
             kernels.rms_norm(device, x, next_gain, eps, normed)

@@ -29,6 +29,10 @@ class Kernel:
     block: int
     kinds: tuple[str, ...]
     extents: Callable[..., tuple[int, ...]]  # (rows, *args) -> least number of values per pointer argument
+    cluster: int = 1
+    """Blocks that share memory, from compute capability 9.0. A grid counts clusters; before 9.0 each is one block."""
+    flags: tuple[str, ...] = ()
+    """Of the compiler. A file with flags is compiled when a kernel of it is first launched."""
 
 
 def check(kernel: Kernel, grid: tuple[int, ...], args: Sequence[Argument], element: torch.dtype) -> None:
@@ -58,8 +62,10 @@ def room(tensor: Tensor) -> int:
     return int(tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset())
 
 
-def _kernel(name: str, file: str, block: int, kinds: str, extents: Callable[..., tuple[int, ...]]) -> Kernel:
-    return Kernel(name, file, block, tuple(kinds.split()), extents)
+def _kernel(
+    name: str, file: str, block: int, kinds: str, extents: Callable[..., tuple[int, ...]], cluster: int = 1
+) -> Kernel:
+    return Kernel(name, file, block, tuple(kinds.split()), extents, cluster)
 
 
 EMBED_NORM = _kernel(
@@ -145,9 +151,12 @@ SAMPLE = _kernel(
     "sample",
     "sample",
     1024,
-    "f32 int f32 i32 f32 f32 f64 i32 f64 i32",
-    lambda n, logits, vocab, *rest: (n * vocab, n, n, n, n, n, n, n * vocab, n),
+    "f32 int f32 i32 f32 f32 f64 i32 int i32",
+    lambda n, logits, vocab, *rest: (n * vocab, n, n, n, n, n, n, n),
+    cluster=8,
 )
+_SAMPLE_BYTES = 21632  # of ``Block`` in sample.cu
+_SAMPLE_SHARED = 96 << 10  # every GPU that is served has so much
 ALL = (
     EMBED_NORM,
     RMS_NORM,
@@ -255,3 +264,14 @@ def attend(
         (q, q.stride(0), k, v, k.stride(0), *pool, *lists, heads, kv_heads, width**-0.5, out),
         shared=warps * width * 4,
     )
+
+
+def sample(device: Device, logits: Tensor, settings: Sequence[Tensor], finite: Tensor, tokens: Tensor) -> None:
+    """``tokens[r]`` int32: a token of each row of ``logits`` float32 [rows, vocab]. ``settings``: temperature, top_k,
+    top_p, min_p and uniform numbers, a value a row; a row whose ``finite`` is 0 gets token 0."""
+    rows, vocab = logits.shape
+    most = (_SAMPLE_SHARED - _SAMPLE_BYTES) // 4
+    part = -(-vocab // SAMPLE.cluster // 4) * 4
+    room = part if part <= most else 0
+    shared = _SAMPLE_BYTES + 4 * room
+    device.launch(SAMPLE, (rows,), (logits, vocab, *settings, finite, room, tokens), shared=shared)

@@ -100,7 +100,7 @@ class MatmulSearch:
         scratch = _like(out)
         right = some.float() @ weight.float().t()
         best: Algorithm | None = None
-        seconds = baseline = self._time(lambda: otherwise(some, scratch))
+        seconds = baseline = self.seconds(lambda: otherwise(some, scratch))
         for algorithm in self._library.candidates(matmul, self._workspace.nbytes):
             if algorithm.workspace > self._workspace.nbytes:
                 continue
@@ -110,7 +110,7 @@ class MatmulSearch:
 
             if not _right(work, scratch, right, add):
                 continue
-            taken = self._time(work)
+            taken = self.seconds(work)
             if taken < seconds:
                 best, seconds = algorithm, taken
         entry: dict[str, Any] = {"algorithm": None, "workspace": 0}
@@ -133,7 +133,7 @@ class MatmulSearch:
             self._stream,
         )
 
-    def _time(self, work: Callable[[], None]) -> float:
+    def seconds(self, work: Callable[[], None]) -> float:
         """Median seconds on the device, from a cold cache."""
         taken = []
         work()

@@ -16,7 +16,6 @@ from prelude.cuda.readout_operation import (
     row_stats,
     stats_sizes,
 )
-from prelude.cuda.workspace import SAMPLE_ROWS
 from torch import Tensor
 
 from prelude.batch import I32, Output, SampleOutput, SampleRows
@@ -122,16 +121,8 @@ class SampleOperation:
             lists = [get(name)[start:] if name in _BY_ROW else get(name) for name, _ in _EDITS]
             context.device.launch(kernels.EDIT, (stop - start,), (logits, vocab, *lists, scratch))
         names = ("temperature", "top_k", "top_p", "min_p", "uniform")
-        for first in range(start, stop, SAMPLE_ROWS):
-            end = min(first + SAMPLE_ROWS, stop)
-            settings = [get(name)[first:end] for name in names]
-            finite = out("finite")[first:end]
-            here = slice(first - start, end - start)
-            context.device.launch(
-                kernels.SAMPLE,
-                (end - first,),
-                (logits[here], vocab, *settings, finite, context.work.weights, tokens[here]),
-            )
+        settings = [get(name)[start:stop] for name in names]
+        kernels.sample(context.device, logits, settings, out("finite")[start:stop], tokens)
 
     def result(self, read: Take) -> tuple[Output, I32]:
         rows = len(self.readout.rows)

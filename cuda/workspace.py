@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from prelude.models.spec import ModelSpec
 
 MLP_ROWS = 8192
-SAMPLE_ROWS = 32
-"""Rows that are sampled at a time: their weights are float64."""
 
 
 def whole_tiles(rows: int) -> int:
@@ -51,7 +49,6 @@ class Workspace:
     read_attended: Tensor
     final: Tensor  # [chunk, hidden] rows behind the final norm
     logits: Tensor  # [chunk, vocab] f32
-    weights: Tensor  # [SAMPLE_ROWS, vocab] f64
 
     @classmethod
     def of(
@@ -80,7 +77,6 @@ class Workspace:
             (many, queries, element),
             (chunk, hidden, element),
             (chunk if vocab else 0, vocab, f32),
-            (min(SAMPLE_ROWS, chunk_rows) if vocab else 0, vocab, torch.float64),
         )
         needed = sum(count * columns * dtype.itemsize for count, columns, dtype in sizes)
         free, total = device.memory()

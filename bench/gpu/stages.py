@@ -100,6 +100,14 @@ def smoke(stage: Stage) -> None:
         left = [name for name in left if name not in seen and name not in lost]
 
 
+def own_products(stage: Stage) -> None:
+    """The trial of this project's products, in processes of its own. What passes is offered to the stages behind."""
+    for line in lines_of([sys.executable, "-m", "prelude.cuda.own_trial"]):
+        said = re.match(r"(\d+) rows(?:, (\d+) outputs a block)?: (.*)", line)
+        if said:
+            stage.tell(f"own.{said[1]}x{said[2] or '?'}", ok=said[3] == "passed", value=said[3])
+
+
 def tests(stage: Stage) -> None:
     """The tests that need a GPU; those behind a lost process, and those that failed in company, run once more."""
     base = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-v", "--no-header", "--tb=line"]
@@ -205,7 +213,7 @@ def profile(stage: Stage) -> None:
     bench.release()
 
 
-OWN = {stage.__name__: stage for stage in (versions, smoke, tests, operations, profile)}
+OWN = {stage.__name__: stage for stage in (versions, smoke, own_products, tests, operations, profile)}
 STAGES: dict[str, Callable[[Stage], None]] = {
     name: OWN.get(name) or (lambda stage, name=name: part(stage, name))  # type: ignore[misc]
     for name in LIMITS

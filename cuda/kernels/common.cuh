@@ -84,3 +84,47 @@ __device__ __forceinline__ u32 ordered(float v) {
     const u32 bits = __float_as_uint(v == 0.0f ? 0.0f : v);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
+
+__device__ __forceinline__ float unordered(u32 key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// Blocks of one cluster reach each other's dynamic shared memory. Before compute capability 9.0 a block is a cluster
+// of its own. A kernel of clusters declares no static shared memory: the emulator has one copy of it for all blocks.
+#ifndef PRELUDE_EMULATED
+__device__ __forceinline__ int cluster_size() {
+    u32 count = 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+#endif
+    return (int)count;
+}
+
+__device__ __forceinline__ int cluster_rank() {
+    u32 rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return (int)rank;
+}
+
+// Every thread of every block of the cluster; what was written before it is seen behind it.
+__device__ __forceinline__ void cluster_sync() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// Where `at`, in this block's shared memory, lies in the shared memory of block `rank` of the cluster.
+template <class T> __device__ __forceinline__ T* peer(T* at, int rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    u64 there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(at), "r"(rank));
+    return (T*)there;
+#else
+    return at;
+#endif
+}
+#endif

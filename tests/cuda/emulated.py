@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from prelude.cuda import compiler, kernels
 from prelude.cuda.kernels import Argument, Kernel, check
+from prelude.cuda.own_matmul import PRODUCT
 from torch import Tensor
 
 from tests.cuda.simulated import Pointer, SimulatedDevice
@@ -21,6 +22,8 @@ COMPILER = shutil.which("g++")
 _TYPES = {"int": "int", "float": "float"}
 BLOCK = 64
 """Threads of an emulated block: enough for two warps."""
+CLUSTER = 2
+"""Blocks of an emulated cluster, at most."""
 
 
 def _wrapper(kernel: Kernel) -> str:
@@ -32,24 +35,26 @@ def _wrapper(kernel: Kernel) -> str:
         for i, kind in enumerate(kernel.kinds)
     )
     return (
-        f'extern "C" void run_{kernel.name}(int columns, int rows, int block, int shared, {named}) {{\n'
-        f"    run_grid(columns, rows, block, shared, [=] {{ {kernel.name}({passed}); }});\n}}\n"
+        f'extern "C" void run_{kernel.name}(int columns, int rows, int cluster, int block, int shared, {named}) {{\n'
+        f"    run_grid(columns, rows, cluster, block, shared, [=] {{ {kernel.name}({passed}); }});\n}}\n"
     )
 
 
 @functools.cache
-def library(file: str, float32: bool, head_dim: int) -> ctypes.CDLL:
-    text = compiler.source(file).replace("extern __shared__ float shared[];", "float* shared = the_shared.data();")
-    text += "".join(_wrapper(kernel) for kernel in kernels.ALL if kernel.file == file)
+def library(file: str, float32: bool, head_dim: int, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    text = compiler.source(file).replace(
+        "extern __shared__ float shared[];", "float* shared = (float*)the_room->shared;"
+    )
+    text += "".join(_wrapper(kernel) for kernel in (*kernels.ALL, PRODUCT) if kernel.file == file)
     folder = Path(tempfile.mkdtemp(prefix="emulated"))
     source, built = folder / f"{file}.cpp", folder / f"{file}.so"
     source.write_text(f'#include "{Path(__file__).parent / "emulator.hpp"}"\n' + text)
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-DHEAD_DIM={head_dim}"]
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-DHEAD_DIM={head_dim}", *flags]
     if float32:
-        flags.append("-DPRELUDE_FLOAT32")
+        options.append("-DPRELUDE_FLOAT32")
     if COMPILER is None:
         raise RuntimeError("no C++ compiler")
-    subprocess.run([COMPILER, *flags, str(source), "-o", str(built)], check=True, capture_output=True)
+    subprocess.run([COMPILER, *options, str(source), "-o", str(built)], check=True, capture_output=True)
     loaded = ctypes.CDLL(str(built))
     shutil.rmtree(folder)
     return loaded
@@ -67,10 +72,12 @@ class EmulatedDevice(SimulatedDevice):
             return
         check(kernel, grid, args, self.element)
         seen = [self.pointer(a) if isinstance(a, Tensor) else a for a in args]
-        run = getattr(library(kernel.file, self.element == torch.float32, self.head_dim), f"run_{kernel.name}")
+        built = library(kernel.file, self.element == torch.float32, self.head_dim, kernel.flags)
+        run = getattr(built, f"run_{kernel.name}")
         columns, rows = (*grid, 1)[:2]
+        cluster = min(kernel.cluster, CLUSTER) if kernel.file == "sample" else kernel.cluster
         # Where a block's size decides what it does, the grid counts on it.
-        block = kernel.block if kernel.name in ("silu_gate", "attend") else BLOCK
+        block = kernel.block if kernel.name in ("silu_gate", "attend", "product") else BLOCK
 
         def execute() -> None:
             raw = [a.everything().data_ptr() if isinstance(a, Pointer) else (None if a is None else a) for a in seen]
@@ -78,6 +85,6 @@ class EmulatedDevice(SimulatedDevice):
                 ctypes.c_float(a) if kind == "float" else ctypes.c_int(a) if kind == "int" else ctypes.c_void_p(a)
                 for kind, a in zip(kernel.kinds, raw)
             ]
-            run(columns, rows, block, shared, *typed)
+            run(columns * cluster, rows, cluster, block, shared, *typed)
 
         self.enqueue(kernel.name, execute)

@@ -1,12 +1,17 @@
-// Enough of CUDA's language for a host compiler to run our kernels as they are written: one thread a CUDA thread,
-// blocks one after another, barriers where the kernel has them. Slow, and exact about order and exchange.
+// Enough of CUDA's language for a host compiler to run our kernels as they are written. Each CUDA thread is a fiber:
+// it runs until a barrier, then another one does, first to last in one round and last to first in the next. Slow, and
+// exact about order and exchange. A barrier that not all threads reach ends the process with a message.
 #pragma once
+#define PRELUDE_EMULATED
+#include <ucontext.h>
+
 #include <algorithm>
-#include <barrier>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #define __global__
@@ -14,84 +19,273 @@
 #define __forceinline__ inline
 #define __shared__ static
 #define __align__(n) alignas(n)
+#define __launch_bounds__(...)
 
 struct Dim {
-    int x, y, z;
+  int x, y, z;
 };
-static thread_local Dim threadIdx, blockIdx;
+static Dim threadIdx, blockIdx;  // of the fiber that runs
 static Dim blockDim;
 
-static std::unique_ptr<std::barrier<>> the_block;
-static std::vector<std::unique_ptr<std::barrier<>>> the_warps;
-static unsigned long long exchanged[1024];
-static std::vector<float> the_shared;
+struct Barrier {
+  int expected, arrived = 0, generation = 0;
+  explicit Barrier(int threads) : expected(threads) {}
+  void arrive_and_wait();
+  void arrive_and_drop() {
+    expected--;
+    if (expected > 0 && arrived == expected) open();
+  }
+  void open() {
+    arrived = 0;
+    generation++;
+  }
+};
 
-inline void __syncthreads() { the_block->arrive_and_wait(); }
-inline void __syncwarp() { the_warps[threadIdx.x / 32]->arrive_and_wait(); }
+// A block of the cluster that runs. Its dynamic shared memory is aligned as swizzled tiles need it.
+struct Room {
+  Barrier block;
+  std::vector<Barrier> warps;
+  unsigned long long exchanged[2][1024];  // in turn, so that an exchange has one barrier
+  std::vector<char> memory;
+  char* shared;
+  Room(int threads, int bytes) : block(threads), memory(bytes + 2048) {
+    for (int at = 0; at < threads; at += 32) warps.emplace_back(std::min(32, threads - at));
+    shared = memory.data() + (1024 - (unsigned long long)memory.data() % 1024);
+    std::memset(shared, 0xA5, bytes);
+  }
+};
+static std::vector<std::unique_ptr<Room>> the_cluster;
+static std::unique_ptr<Barrier> cluster_barrier;
+static Room* the_room;
+static int the_rank;
 
-template <class T> T exchange(T value, int from) {
-    static_assert(sizeof(T) <= 8);
-    std::memcpy(&exchanged[threadIdx.x], &value, sizeof(T));
-    __syncwarp();
-    T found;
-    std::memcpy(&found, &exchanged[threadIdx.x / 32 * 32 + from], sizeof(T));
-    __syncwarp();
-    return found;
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[STACK]};
+  Dim thread, block;
+  int rank;
+  const Barrier* barrier = nullptr;  // that it waits at, closed since `generation`
+  int generation = 0;
+  int turn = 0;
+  bool done = false;
+  std::vector<std::vector<std::function<void()>>> copies;  // groups of cp.async; the last one is open
+  std::vector<std::function<void()>> products;             // wgmma that nothing has waited for
+  bool unfenced = false;                                   // copies have landed that wgmma need not see
+  static constexpr int STACK = 128 << 10;
+};
+static std::vector<std::unique_ptr<Fiber>> the_fibers;
+static Fiber* the_fiber;
+static ucontext_t the_scheduler;
+static std::function<void()> the_body;
+
+[[noreturn]] inline void die(const char* why) {
+  std::fprintf(stderr, "thread %d of block %d: %s\n", threadIdx.x, blockIdx.x, why);
+  std::abort();
 }
-template <class T> T __shfl_xor_sync(unsigned, T value, int mask) { return exchange(value, (threadIdx.x % 32) ^ mask); }
-template <class T> T __shfl_sync(unsigned, T value, int lane) { return exchange(value, lane); }
 
-template <class T, class U> T atomicMin(T* at, U value) {
-    T old = __atomic_load_n(at, __ATOMIC_RELAXED);
-    while (T(value) < old && !__atomic_compare_exchange_n(at, &old, T(value), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return old;
+inline void Barrier::arrive_and_wait() {
+  if (++arrived == expected) return open();
+  the_fiber->barrier = this;
+  the_fiber->generation = generation;
+  swapcontext(&the_fiber->context, &the_scheduler);
 }
-template <class T, class U> T atomicMax(T* at, U value) {
-    T old = __atomic_load_n(at, __ATOMIC_RELAXED);
-    while (old < T(value) && !__atomic_compare_exchange_n(at, &old, T(value), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+
+inline void __syncthreads() { the_room->block.arrive_and_wait(); }
+inline void __syncwarp() { the_room->warps[threadIdx.x / 32].arrive_and_wait(); }
+inline int cluster_size() { return (int)the_cluster.size(); }
+inline int cluster_rank() { return the_rank; }
+inline void cluster_sync() { cluster_barrier->arrive_and_wait(); }
+template <class T>
+T* peer(T* at, int rank) {
+  return (T*)(the_cluster[rank]->shared + ((char*)at - the_room->shared));
+}
+
+template <class T>
+T exchange(T value, int from) {
+  static_assert(sizeof(T) <= 8);
+  unsigned long long* slots = the_room->exchanged[the_fiber->turn ^= 1] + threadIdx.x / 32 * 32;
+  std::memcpy(&slots[threadIdx.x % 32], &value, sizeof(T));
+  __syncwarp();
+  T found;
+  std::memcpy(&found, &slots[from], sizeof(T));
+  return found;
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return exchange(value, (threadIdx.x % 32) ^ mask);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, int by) {
+  return exchange(value, threadIdx.x % 32 < by ? threadIdx.x % 32 : threadIdx.x % 32 - by);
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return exchange(value, lane);
+}
+
+// Asynchronous copies and products. Each is done as late as the kernel allows, at the wait for it: what is read
+// before it has landed, or overwritten before it has been read, shows. Shared memory begins 16 bytes off the
+// swizzle's period.
+constexpr unsigned SHARED_BASE = 1024 + 16;
+inline unsigned shared_address(const void* at) {
+  return SHARED_BASE + (unsigned)((const char*)at - the_room->shared);
+}
+
+inline void copy_async(unsigned to, const void* from, bool there) {
+  char* place = the_room->shared + (to - SHARED_BASE);
+  if (to % 16 || (unsigned long long)from % 16) die("cp.async of 16 bytes that are not aligned");
+  the_fiber->copies.back().push_back([=] {
+    if (there)
+      std::memcpy(place, from, 16);
+    else
+      std::memset(place, 0, 16);
+  });
+}
+inline void copy_commit() { the_fiber->copies.emplace_back(); }
+template <int LEFT>
+void copy_wait() {
+  auto& groups = the_fiber->copies;
+  while ((int)groups.size() - 1 > LEFT) {
+    for (auto& copy : groups.front()) copy();
+    the_fiber->unfenced |= !groups.front().empty();
+    groups.erase(groups.begin());
+  }
+}
+inline void fence_async() { the_fiber->unfenced = false; }
+
+inline float bfloat16_at(unsigned long long matrix, int row, int column) {
+  if (matrix >> 62 != 1 || (matrix >> 49 & 7)) die("a matrix that is not swizzled by 128 bytes");
+  const unsigned start = (unsigned)(matrix & 0x3fff) << 4, stride = (unsigned)(matrix >> 32 & 0x3fff) << 4;
+  unsigned at = start + row / 8 * stride + row % 8 * 128 + column * 2;
+  at ^= (at >> 7 & 7) << 4;
+  unsigned short bits;
+  std::memcpy(&bits, the_room->shared + (at - SHARED_BASE), 2);
+  const unsigned wide = (unsigned)bits << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+// m64nNk16: lane l of warp w has rows 16 w + l / 4 and 8 below it, and in every eight columns 2 (l % 4) and the next.
+template <size_t HALF>
+void wgmma(float (&d)[HALF], unsigned long long a, unsigned long long b) {
+  float* sums = d;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  the_fiber->products.push_back([=] {
+    for (int i = 0; i < (int)HALF; i++) {
+      const int row = 16 * warp + lane / 4 + (i & 2) * 4, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      for (int k = 0; k < 16; k++) sums[i] += bfloat16_at(a, row, k) * bfloat16_at(b, column, k);
     }
-    return old;
+  });
+}
+inline void wgmma_fence() {
+  for (int t = 0; t < blockDim.x; t++)
+    if (the_fibers[the_rank * blockDim.x + t]->unfenced) die("wgmma reads what was not fenced");
+}
+inline void wgmma_commit() {}
+inline void wgmma_wait() {
+  for (auto& product : the_fiber->products) product();
+  the_fiber->products.clear();
+}
+
+template <class T, class U>
+T atomicMin(T* at, U value) {
+  T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (T(value) < old &&
+         !__atomic_compare_exchange_n(at, &old, T(value), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return old;
+}
+template <class T, class U>
+T atomicMax(T* at, U value) {
+  T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (old < T(value) &&
+         !__atomic_compare_exchange_n(at, &old, T(value), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return old;
 }
 
 inline unsigned __float_as_uint(float v) {
-    unsigned bits;
-    std::memcpy(&bits, &v, 4);
-    return bits;
+  unsigned bits;
+  std::memcpy(&bits, &v, 4);
+  return bits;
 }
 inline float __uint_as_float(unsigned bits) {
-    float v;
-    std::memcpy(&v, &bits, 4);
-    return v;
+  float v;
+  std::memcpy(&v, &bits, 4);
+  return v;
 }
 inline float __int_as_float(int bits) { return __uint_as_float((unsigned)bits); }
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
-struct float4 {
-    float x, y, z, w;
+struct alignas(16) float4 {
+  float x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 using std::max;
 using std::min;
 
-template <class Body> void run_grid(int columns, int rows, int block, int shared, Body body) {
-    blockDim = {block, 1, 1};
-    the_shared.assign(shared / 4 + 1, 0.0f);
-    for (int y = 0; y < rows; y++)
-        for (int x = 0; x < columns; x++) {
-            the_block = std::make_unique<std::barrier<>>(block);
-            the_warps.clear();
-            for (int warp = 0; warp < (block + 31) / 32; warp++)
-                the_warps.push_back(std::make_unique<std::barrier<>>(std::min(32, block - 32 * warp)));
-            std::vector<std::thread> threads;
-            for (int t = 0; t < block; t++)
-                threads.emplace_back([=] {
-                    threadIdx = {t, 0, 0};
-                    blockIdx = {x, y, 0};
-                    body();
-                    // A thread that returns early leaves the barriers to the others.
-                    the_warps[t / 32]->arrive_and_drop();
-                    the_block->arrive_and_drop();
-                });
-            for (auto& thread : threads) thread.join();
-        }
+inline void run_fiber() {
+  the_body();
+  // A thread that returns early leaves the barriers to the others.
+  the_room->warps[threadIdx.x / 32].arrive_and_drop();
+  the_room->block.arrive_and_drop();
+  cluster_barrier->arrive_and_drop();
+  the_fiber->done = true;
+  swapcontext(&the_fiber->context, &the_scheduler);
+}
+
+inline bool resume(Fiber& fiber) {
+  if (fiber.done || (fiber.barrier && fiber.barrier->generation == fiber.generation)) return false;
+  fiber.barrier = nullptr;
+  the_fiber = &fiber;
+  threadIdx = fiber.thread;
+  blockIdx = fiber.block;
+  the_rank = fiber.rank;
+  the_room = the_cluster[fiber.rank].get();
+  swapcontext(&the_scheduler, &fiber.context);
+  return true;
+}
+
+inline void run_cluster(int cluster, int block, int shared, int x, int y) {
+  const size_t count = (size_t)cluster * block;
+  cluster_barrier = std::make_unique<Barrier>(cluster * block);
+  the_cluster.clear();
+  for (int rank = 0; rank < cluster; rank++) the_cluster.push_back(std::make_unique<Room>(block, shared));
+  while (the_fibers.size() < count) the_fibers.push_back(std::make_unique<Fiber>());
+  for (size_t i = 0; i < count; i++) {
+    Fiber& fiber = *the_fibers[i];
+    fiber.rank = (int)i / block;
+    fiber.thread = {(int)i % block, 0, 0};
+    fiber.block = {x + fiber.rank, y, 0};
+    fiber.barrier = nullptr;
+    fiber.turn = 0;
+    fiber.copies.assign(1, {});
+    fiber.products.clear();
+    fiber.unfenced = false;
+    fiber.done = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = Fiber::STACK;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, run_fiber, 0);
+  }
+  bool ran = true;
+  for (int round = 0; ran; round++) {
+    ran = false;
+    for (size_t i = 0; i < count; i++) ran |= resume(*the_fibers[round % 2 ? count - 1 - i : i]);
+  }
+  for (size_t i = 0; i < count; i++)
+    if (!the_fibers[i]->done) {
+      std::fprintf(stderr, "thread %d of block %d waits at a barrier for ever\n", (int)i % block, x + (int)i / block);
+      std::abort();
+    }
+}
+
+// The blocks of a cluster run together, clusters one after another. `columns` counts blocks.
+template <class Body>
+void run_grid(int columns, int rows, int cluster, int block, int shared, Body body) {
+  blockDim = {block, 1, 1};
+  the_body = body;
+  for (int y = 0; y < rows; y++)
+    for (int x = 0; x < columns; x += cluster) run_cluster(cluster, block, shared, x, y);
 }

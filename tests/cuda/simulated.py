@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from prelude.cuda.device import FIXED_ROWS, _tile
 from prelude.cuda.kernels import Argument, Kernel, check
+from prelude.cuda.own_matmul import OwnMatmuls
 from torch import Tensor
 
 from tests.cuda import twins
@@ -115,6 +116,7 @@ class SimulatedDevice:
         self, element: torch.dtype = torch.float32, *, deterministic: bool = False, memory: int = 1 << 34
     ) -> None:
         self.element = element
+        self.own_matmuls: OwnMatmuls | None = None
         self.deterministic = deterministic
         self.total = memory
         self.calls: list[str] = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from prelude.cuda.device import CudaDevice, CudaGraph, CudaMark
 from prelude.cuda.driver import CudaError, Driver
-from prelude.cuda.kernels import SILU_GATE
+from prelude.cuda.kernels import SILU_GATE, sample
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 
@@ -137,6 +137,22 @@ def test_a_kernel_is_launched_with_its_grid_arguments_and_dependence(
     if dependent:
         serial = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         assert config.attrs[0].id == serial and config.attrs[0].value.programmaticStreamSerializationAllowed == 1
+
+
+@pytest.mark.parametrize("clusters", [True, False])
+def test_clusters_are_asked_for_where_there_are_some(recorded: tuple[Driver, Recording], clusters: bool) -> None:
+    driver, recording = recorded
+    device = CudaDevice.__new__(CudaDevice)
+    device.driver, device.element, device.handle = driver, torch.bfloat16, 9
+    device._dependent, device._clusters, device._functions, device._modules = True, clusters, {}, {"sample": 3}
+    logits, numbers = torch.zeros(3, 101), torch.zeros(3, dtype=torch.float64)
+    settings = [torch.ones(3), torch.ones(3, dtype=torch.int32), torch.ones(3), torch.ones(3), numbers]
+    finite, tokens = (torch.ones(3, dtype=torch.int32) for _ in range(2))
+    sample(device, logits, settings, finite, tokens)
+    config = recording.calls[-1][1][0]
+    assert config.gridDimX == 3 * (8 if clusters else 1) and config.sharedMemBytes >= 4 * 101 // 8
+    sizes = [a.value.clusterDim for a in config.attrs if a.id.name.endswith("CLUSTER_DIMENSION")]
+    assert [(s.x, s.y, s.z) for s in sizes] == ([(8, 1, 1)] if clusters else [])
 
 
 def test_more_than_48_kib_of_shared_memory_is_asked_for(recorded: tuple[Driver, Recording]) -> None:

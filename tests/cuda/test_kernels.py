@@ -309,45 +309,6 @@ def test_edits() -> None:
     assert not torch.equal(ours, logits)
 
 
-SAMPLING = [
-    (0.0, 0, 1.0, 0.0),
-    (1.0, 0, 1.0, 0.0),
-    (0.7, 1, 1.0, 0.0),
-    (0.7, 5, 1.0, 0.0),
-    (1.3, 0, 0.5, 0.0),
-    (1.3, 0, 1e-6, 0.0),
-    (0.9, 12, 0.8, 0.02),
-    (1e-3, 4, 0.9, 0.0),
-    (2.0, 0, 0.999, 0.3),
-    (1.0, 1000, 1.0, 0.0),
-]
-
-
-@emulated
-@pytest.mark.feature("H3")
-@pytest.mark.parametrize("settings", SAMPLING)
-def test_samples_are_the_reference_samplers(settings: tuple[float, int, float, float]) -> None:
-    """The same token for the same uniform number; rows with ties at every cut among them."""
-    rows, vocab = 4, 150
-    logits = _logits(rows, vocab, 6)
-    temperature, top_k, top_p, min_p = settings
-    uniform = torch.tensor([0.0, 0.31, 0.77, 1 - 2**-53], dtype=torch.float64)
-    args = [
-        logits,
-        vocab,
-        torch.full((rows,), temperature),
-        torch.full((rows,), top_k, dtype=torch.int32),
-        torch.full((rows,), top_p),
-        torch.full((rows,), min_p),
-        uniform,
-        torch.tensor([1, 1, 1, 1], dtype=torch.int32),
-        torch.zeros(rows, vocab, dtype=torch.float64),
-        torch.full((rows,), -1, dtype=torch.int32),
-    ]
-    ((ours, theirs),) = both(kernels.SAMPLE, (rows,), args, [9], torch.float32)
-    assert ours.tolist() == theirs.tolist()
-
-
 # ------------------------------------------------------------------ the executor on the kernels themselves
 
 

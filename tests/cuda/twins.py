@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from prelude.cuda.own_matmul import ADD, GATE, HEADS, WIDE
 from torch import Tensor
 
 from prelude.batch import LogitEdits, SampleRows
@@ -231,10 +232,9 @@ def sample(
     min_p: Any,
     uniform: Any,
     finite: Any,
-    weights: Any,
+    room: int,
     tokens: Any,
 ) -> None:
-    weights.at(n, vocab).fill_(float("nan"))  # scratch: nobody may count on it
     nothing = np.zeros(n, np.int32)
     readout = SampleRows(
         nothing,
@@ -249,3 +249,31 @@ def sample(
         line = logits.at(n, vocab)[row].numpy()
         drawn = sample_token(line, readout, row, float(uniform.at(n)[row])) if finite.at(n)[row] else 0
         tokens.at(n)[row] = drawn
+
+
+def product(
+    n: int,
+    mode: int,
+    x: Any,
+    x_stride: int,
+    weight: Any,
+    rows: int,
+    outputs: int,
+    inner: int,
+    out: Any,
+    wide: Any,
+    out_stride: int,
+    *heads: Any,
+) -> None:
+    """In float32 up to the one rounding of the result."""
+    sums = x.strided((rows, inner), (x_stride, 1)).float() @ weight.at(outputs, inner).float().t()
+    if mode in (WIDE, ADD):
+        to = wide.strided((rows, outputs), (out_stride, 1))
+        to.copy_(sums + to if mode == ADD else sums)
+    elif mode == GATE:
+        gated = torch.nn.functional.silu(sums[:, : outputs // 2]) * sums[:, outputs // 2 :]
+        out.strided((rows, outputs // 2), (out_stride, 1)).copy_(gated)
+    else:
+        out.strided((rows, outputs), (out_stride, 1)).copy_(sums)
+        if mode == HEADS:
+            qk_rope(rows, out, *heads)

@@ -1,0 +1,132 @@
+"""Tries this project's products on the GPU before any engine uses them:
+
+    python -m prelude.cuda.own_trial
+
+Each kernel of ``own_matmul.ROWS`` runs in a process of its own with a time limit, in every mode, and is compared with
+float32 products of torch. What passed is kept on disk by GPU, kernel source and compiler. ``OwnMatmuls`` offers only
+kernels that passed: a kernel that hangs or ends its process does so here, and not in an engine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from prelude.cuda import own_matmul
+from prelude.cuda.own_matmul import ADD, GATE, HEADS, NARROW, ROWS, WIDE, OwnMatmuls, Rest, Variant
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from prelude.cuda.device import Device
+
+LIMIT = 90.0
+"""Seconds of one process: two compilations among them."""
+_SIZES = ((256, 1024), (128, 448))
+"""Rows of the weights and columns of x: whole parts for every cluster, and parts of unequal length."""
+
+
+def trials(rows: int, groups: int) -> Iterator[tuple[int, int, int, Variant]]:
+    """(mode, outputs, inner, variant)"""
+    for mode in (NARROW, WIDE, ADD, GATE, HEADS):
+        for outputs, inner in _SIZES:
+            for blocks in own_matmul.BLOCKS:
+                if inner >= 64 * blocks:
+                    yield mode, outputs * (2 if mode == GATE else 1), inner, Variant(groups, blocks)
+
+
+def passes(device: Device, rows: int, groups: int) -> bool:
+    """Whether every mode of the kernel for ``rows`` rows and ``groups`` gives the numbers of float32 products, with
+    all of the rows and with some."""
+    for count in (rows, rows - 3):
+        for mode, outputs, inner, variant in trials(rows, groups):
+            ours, theirs = _both(device, mode, count, outputs, inner, variant)
+            device.mark().wait()
+            if not own_matmul.same(ours, theirs):
+                return False
+    return True
+
+
+def _both(device: Device, mode: int, rows: int, outputs: int, inner: int, variant: Variant) -> tuple[Tensor, Tensor]:
+    def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return device.zeros(shape, dtype).normal_()
+
+    x, weight = randn(rows, inner, dtype=torch.bfloat16), randn(outputs, inner, dtype=torch.bfloat16)
+    weight *= inner**-0.5
+    sums = x.float() @ weight.float().t()
+    width = outputs // 2 if mode == GATE else outputs
+    out = device.empty((rows, width), torch.float32 if mode in (WIDE, ADD) else torch.bfloat16)
+    out.fill_(1.0 if mode == ADD else float("nan"))
+    rest, head_dim = own_matmul.NO_HEADS, 0
+    if mode == ADD:
+        sums = sums + 1.0
+    elif mode == GATE:
+        sums = torch.nn.functional.silu(sums[:, :width]) * sums[:, width:]
+    elif mode == HEADS:
+        head_dim = 64 * variant.groups
+        rest, sums = _heads(device, sums, head_dim, randn(8, head_dim), randn(2, head_dim))
+    job = own_matmul.job_of(mode, x, weight, out, head_dim)
+    if job is None:
+        raise ValueError(f"mode {mode} at {rows} x {outputs} x {inner} is not one of the kernel's")
+    own_matmul.run(device, job, variant, x, weight, out, rest)
+    return out, sums
+
+
+def _heads(device: Device, sums: Tensor, width: int, table: Tensor, gains: Tensor) -> tuple[Rest, Tensor]:
+    """The arguments of HEADS and its result. Of several heads the last is of values, the one before it of keys."""
+    rows, half = sums.shape[0], width // 2
+    counts = (sums.shape[1] // width - 2, 1, 1) if sums.shape[1] > width else (1, 0, 0)
+    positions = device.empty((rows,), torch.int32)
+    positions.copy_(torch.arange(rows) % table.shape[0])
+    rest: Rest = (*counts, positions, table, gains[0], gains[1], 1e-6, None, None, None)
+    heads = sums.view(rows, -1, width).clone()
+    turn = table[positions.long()][:, None]
+    cosine, sine = turn[..., :half], turn[..., half:]
+    for part, gain in ((slice(0, counts[0]), gains[0]), (slice(counts[0], counts[0] + counts[1]), gains[1])):
+        values = heads[:, part]
+        values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + 1e-6) * gain
+        a, b = values[..., :half], values[..., half:]
+        heads[:, part] = torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+    return rest, heads.view(rows, -1)
+
+
+def note(own: OwnMatmuls, rows: int) -> bool:
+    """Tries the kernels for ``rows`` rows and keeps the outcome; whether both passed."""
+    passed = True
+    for groups in (1, 2):
+        try:
+            well = passes(own.device, rows, groups)
+        except RuntimeError as error:  # of the compiler or the driver
+            print(f"{rows} rows, {groups}: {error}", flush=True)
+            well = False
+        own.keep_trial(rows, groups, well)
+        print(f"{rows} rows, {64 * groups} outputs a block: {'passed' if well else 'FAILED'}", flush=True)
+        passed &= well
+    return passed
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:
+        from prelude.cuda.device import CudaDevice
+
+        device = CudaDevice(torch.bfloat16, head_dim=128)
+        if device.own_matmuls is None:
+            print("this GPU, or this build of torch, has no place for the kernels")
+            return 1
+        with device.scope():
+            return 0 if note(device.own_matmuls, int(arguments[0])) else 1
+    failed = 0
+    for rows in sorted(ROWS, key=lambda rows: rows != 128):  # a prompt of 128 tokens first
+        command = [sys.executable, "-m", "prelude.cuda.own_trial", str(rows)]
+        try:
+            failed += subprocess.run(command, timeout=LIMIT).returncode != 0
+        except subprocess.TimeoutExpired:
+            print(f"{rows} rows: no end after {LIMIT:.0f} s", flush=True)
+            failed += 1
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
