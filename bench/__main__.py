@@ -37,6 +37,7 @@ COMMANDS = {
     "serving": "serving.service",
     "gpu": "gpu.device",
     "gpu_first": "gpu.first",
+    "gpu_count": "gpu.count",
     "gpu_stage": "gpu.stages",
     "tokenizer": "tokenizer.encode",
     "tokenizer_load": "tokenizer.loading",

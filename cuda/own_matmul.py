@@ -335,7 +335,7 @@ def matmul_heads(
         heads = flat.view(out.shape)
         kernels.qk_rope(device, heads, counts, positions, rope_table, gains, eps, slots, pool)
 
-    flat, own = out.view(out.shape[0], -1), device.own_matmuls
+    flat, own = out.view(out.shape[0], out.shape[1] * head_dim), device.own_matmuls
     rest: Rest = (*counts, positions, rope_table, *gains, eps, slots, *(pool or (None, None)))
     if own is None or bias is not None or not own.run(HEADS, x, weight, flat, otherwise, rest, head_dim):
         otherwise(x, flat)

@@ -16,6 +16,8 @@ from prelude.cuda import compiler, kernels, own_matmul, own_trial
 from prelude.cuda.own_matmul import ADD, GATE, HEADS, NARROW, WIDE, OwnMatmuls, Variant
 from torch import Tensor
 
+from bench.gpu.count import table
+from bench.gpu.models import MODELS
 from tests.cuda import twins
 from tests.cuda.emulated import COMPILER, EmulatedDevice
 from tests.cuda.simulated import SimulatedDevice
@@ -281,3 +283,8 @@ def test_every_variant_compiles_without_spills(tmp_path: Path, rows: int, groups
     blocks = 2 if rows <= 128 else 1
     assert int(used[1]) * kernel.block * blocks <= 65536 and shared * blocks <= 227 << 10
     assert int(used[1]) <= REGISTERS.get((rows, groups), 65536 // kernel.block // blocks)
+
+
+def test_the_documented_count_is_the_computed_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "CUDA.md").read_text(encoding="utf-8")
+    assert "\n".join(table(MODELS["06b"], 128)) in page, "python -m bench gpu_count prints the table"

@@ -1,0 +1,125 @@
+"""What the kernels of a OneShot pass move and compute, and the time that this allows on an H200.
+
+    python -m bench gpu_count [--model 06b] [--rows 128]
+
+Arithmetic, not a measurement: nothing of this has run. ``floor`` is the weights' way from memory or the operations, at
+NVIDIA's published figures. ``expected`` adds what the floor leaves out:
+
+    reads   bytes that the multiprocessors take in through the L2 cache: weights once; rows of x once for each tile of
+            outputs (``cuda/kernels/matmul.cu`` has no multicast); partial sums of a cluster's other blocks
+    blocks  a multiprocessor takes in 64 bytes a clock, so few blocks do not reach the L2 cache's rate
+    edge    between two kernels, with dependent launch
+
+Attention is FlashInfer's, and its time the estimate of a reading of its launch: 16 of 264 blocks have work.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prelude.cuda.own_matmul import ADD, GATE, HEADS, Job, Variant, variants
+
+from bench.gpu.models import MODELS
+from prelude.models.config import ModelConfig
+
+MEMORY = 4.8e12
+"""Bytes a second of an H200, published."""
+TENSOR = 989e12
+"""Dense bfloat16 operations a second of an H200, published."""
+CACHE = 5.5e12
+"""Bytes a second from the L2 cache to 132 multiprocessors: public measurements of the H100 give 5.5 to 7."""
+ONE = 64 * 1.755e9
+"""Bytes a second from the L2 cache to one multiprocessor."""
+EDGE = 0.7
+"""Microseconds between dependent launches: 1.3 without dependence is published for the H100."""
+ATTENTION = 5.0
+HEAD_ROWS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    launch: str
+    weights: float  # bytes
+    reads: float  # bytes into multiprocessors, the weights among them
+    operations: float
+    floor: float  # microseconds
+    expected: float  # with the edge
+    times: int
+
+
+def product(name: str, job: Job, times: int) -> Row:
+    """The variant of ``own_matmul`` that the count has as the fastest."""
+    return min((_product(name, job, variant, times) for variant in variants(job)), key=lambda row: row.expected)
+
+
+def _product(name: str, job: Job, variant: Variant, times: int) -> Row:
+    tiles, tile = variant.tiles(job), 64 * variant.groups
+    weights = 2.0 * job.outputs * job.inner
+    rows_read = 2.0 * tiles * job.rows * job.inner
+    sums = 4.0 * tiles * tile * job.rows * (variant.blocks - 1)
+    operations = 2.0 * job.rows * job.outputs * job.inner
+    used = min(1.0, tiles * variant.blocks * ONE / CACHE)
+    floor = max(weights / MEMORY, operations / TENSOR)
+    reads = weights + rows_read + sums
+    expected = max(floor / used, reads / (CACHE * used))
+    launch = f"{tiles} x {variant.blocks} of {tile}"
+    return Row(name, launch, weights, reads, operations, floor * 1e6, expected * 1e6 + EDGE, times)
+
+
+def rows_of(name: str, blocks: int, moved: float, times: int) -> Row:
+    """A kernel of a block a row whose bytes lie in the L2 cache."""
+    used = min(1.0, blocks * ONE / CACHE)
+    return Row(name, f"{blocks}", 0.0, moved, 0.0, 0.0, moved / (CACHE * used) * 1e6 + EDGE, times)
+
+
+def count(config: ModelConfig, rows: int) -> Iterator[Row]:
+    spec, layers = config.spec, len(config.spec.layers)
+    heads, inner, hidden = spec.attention, spec.layers[0].mlp.inner, spec.hidden
+    queries, width = heads.query_width, heads.qkv.outputs
+    yield rows_of("embedding, norm", rows, rows * hidden * (2 + 4 + 4 + 2), 1)
+    yield product("qkv, q/k norm, rotation", Job(HEADS, rows, width, hidden, hidden, width, heads.head_dim), layers)
+    scores = 4.0 * heads.heads * heads.head_dim * rows * rows / 2
+    moved = 2.0 * rows * (width + queries)
+    yield Row("attention", "16 of 264", 0.0, moved, scores, scores / TENSOR * 1e6, ATTENTION + EDGE, layers)
+    yield product("out, residual", Job(ADD, rows, hidden, queries, queries, hidden), layers)
+    yield rows_of("norm", rows, rows * hidden * 6.0, 2 * layers)
+    yield product("gate_up, gate", Job(GATE, rows, 2 * inner, hidden, hidden, inner), layers)
+    yield product("down, residual", Job(ADD, rows, hidden, inner, inner, hidden), layers)
+    vocab = config.vocab_size
+    head = 2.0 * vocab * hidden
+    yield Row("head", "library", head, head, 2.0 * HEAD_ROWS * vocab * hidden, head / MEMORY * 1e6, 0.0, 1)
+    yield rows_of("statistics", HEAD_ROWS, 2 * 4.0 * vocab, 1)
+
+
+def table(config: ModelConfig, rows: int) -> list[str]:
+    lines = [
+        "| kernel | blocks | weights, MB | reads, MB | GFLOP | floor, us | expected, us | times |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    found = list(count(config, rows))
+    floor = expected = 0.0
+    for row in found:
+        one = row.expected or row.floor + EDGE
+        lines.append(
+            f"| {row.name} | {row.launch} | {row.weights / 1e6:.1f} | {row.reads / 1e6:.1f} | "
+            f"{row.operations / 1e9:.2f} | {row.floor:.1f} | {one:.1f} | {row.times} |"
+        )
+        floor += row.floor * row.times
+        expected += one * row.times
+    nodes = sum(row.times for row in found)
+    return [*lines, f"| the pass, {nodes} kernels | | | | | {floor:.0f} | {expected:.0f} | |"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="06b")
+    parser.add_argument("--rows", type=int, default=128)
+    chosen = parser.parse_args()
+    print("\n".join(table(MODELS[chosen.model], chosen.rows)))
+
+
+if __name__ == "__main__":
+    main()
