@@ -2,8 +2,8 @@
 
     python -m bench gpu_count [--model 06b] [--rows 128]
 
-Arithmetic, not a measurement: nothing of this has run. ``floor`` is the weights' way from memory or the operations, at
-NVIDIA's published figures. ``expected`` adds what the floor leaves out:
+Arithmetic, not a measurement: nothing of this has run. ``floor`` is the weights' way from memory or the operations,
+at NVIDIA's published figures. ``expected`` adds what the floor leaves out:
 
     reads   bytes that the multiprocessors take in through the L2 cache: weights once; rows of x once for each tile of
             outputs (``cuda/kernels/matmul.cu`` has no multicast); partial sums of a cluster's other blocks
