@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         PreludeError,
         PromptTooLong,
         QueueFull,
+        RankLost,
         RecipeError,
         RequestCancelled,
         RequestTooLarge,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
         WrongUse,
     )
+    from prelude.loading import serve_rank
     from prelude.options import RequestOptions
     from prelude.results import (
         Answer,
@@ -112,6 +114,7 @@ _PUBLIC = {
         "PreludeError",
         "PromptTooLong",
         "QueueFull",
+        "RankLost",
         "RecipeError",
         "RequestCancelled",
         "RequestTooLarge",
@@ -121,6 +124,7 @@ _PUBLIC = {
         "UnsupportedModel",
         "WrongUse",
     ),
+    "prelude.loading": ("serve_rank",),
     "prelude.runtime.events": ("Event",),
     "prelude.options": ("RequestOptions",),
     "prelude.results": (
@@ -212,6 +216,7 @@ __all__ = [
     "PromptLogprobsResult",
     "PromptTooLong",
     "QueueFull",
+    "RankLost",
     "RankedDocument",
     "Ranking",
     "RecipeError",
@@ -235,6 +240,7 @@ __all__ = [
     "WrongUse",
     "YesNo",
     "__version__",
+    "serve_rank",
 ]
 
 

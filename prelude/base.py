@@ -20,8 +20,8 @@ from prelude.tasks import Classify, Embed, Generate, Loglikelihood, SamplingPara
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``ok`` is False after several failed steps in a row, while a step hangs, and when the engine is closed or
-    belongs to another process. ``reason`` says it in words."""
+    """``ok`` is False after several failed steps in a row, while a step hangs, after a tensor-parallel model has lost
+    a process, and when the engine is closed or belongs to another process. ``reason`` says it in words."""
 
     ok: bool
     failed_steps_in_a_row: int
@@ -197,7 +197,7 @@ class EngineBase(ModelProperties):
 
     def health(self) -> Health:
         core = self._core
-        hanging = core.hanging
+        hanging, lost = core.hanging, core.lost
         reason: str | None
         if core.forked:
             reason = "this process was forked after the engine was made"
@@ -205,6 +205,8 @@ class EngineBase(ModelProperties):
             reason = "closed"
         elif hanging:
             reason = f"a step has run for {hanging:.1f} s"
+        elif lost is not None:
+            reason = str(lost)
         else:
             reason = None if core.healthy else f"{core.failures.in_a_row} steps failed in a row"
         return Health(

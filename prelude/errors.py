@@ -26,6 +26,7 @@
 ├── ``WrongUse`` (also a ``TypeError`` and a ``RuntimeError``): an object in a place or a way that it is not made for
 ├── ``RequestCancelled``: the caller cancelled the request; other waiters of its result get this error
 └── ``ExecutionError``: a step failed; it has the cause, and fails the rows of that step only
+    └── ``RankLost``             a process of a tensor-parallel model ended or hangs: no step runs any more
 
 Messages name the field, the value, the limit and the way out. No validation is an ``assert``, so all of them are
 raised under ``python -O`` too.
@@ -161,3 +162,8 @@ class RequestCancelled(PreludeError):
 
 class ExecutionError(PreludeError):
     """A step failed; raised for the rows of that step, with the original error as ``__cause__``."""
+
+
+class RankLost(ExecutionError):
+    """A process of a tensor-parallel model ended, hangs or failed in a step. The ranks that are left compute nothing
+    any more; all of them have to be started again."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,8 @@ from prelude.scheduling.ledger import LOGITS_BYTES
 if TYPE_CHECKING:
     from prelude.admission.preparer import Preparer
     from prelude.admission.template import DecisionTemplate
+    from prelude.execution.parallel.source import ShardSource
+    from prelude.loading_parallel import Ranks
     from prelude.models.config import ModelConfig
     from prelude.models.files import ModelDirectory
     from prelude.models.weights import ModelWeights
@@ -53,24 +57,79 @@ def load(
 ) -> Parts:
     """Raises ``ModelError`` or ``ConfigError``; allocates nothing large before everything has been checked."""
     began = time.perf_counter()
+    check_arguments(device, dtype, config)
+    if is_sparrow(model):
+        return Parts(*load_sparrow(model, device, dtype, config))
+    directory, model_config = _checked_model(model, device, config, revision, follow_links)
+    ranks: AbstractContextManager[Ranks | None] = nullcontext()
+    if config.tensor_parallel > 1:
+        from prelude.loading_parallel import Ranks
+
+        ranks = Ranks.join(directory, model_config, config, lead=True)
+    with ranks as joined:
+        tokenizer, host = _weighed_tokenizer(directory)
+        executor: Executor
+        if device == "cuda":
+            executor, config = _cuda_executor(directory, model_config, config, dtype)
+        else:
+            executor, config = _cpu_executor(directory, model_config, config, dtype, host, joined)
+        preparer = _preparer(directory, model_config, executor.limits(), config, tokenizer)
+        core = make_core(EngineCore, executor, config)
+    seconds = time.perf_counter() - began
+    log_loaded(Path(str(directory)), preparer, dtype, seconds)
+    return Parts(core, preparer, Path(str(directory)), seconds)
+
+
+def serve_rank(
+    model: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    config: EngineConfig,
+    revision: str | None = None,
+    follow_links: bool = False,
+) -> int:
+    """Serves one rank of a tensor-parallel model: every process of ``config.tensor_parallel`` but rank 0 calls this,
+    with the arguments with which rank 0 makes its engine. Returns when that engine is closed: how many steps it
+    computed.
+
+    Raises ``RankLost`` where another process ends in another way or hangs, and as ``Engine.from_pretrained`` does.
+    """
+    check_arguments(device, dtype, config)
+    if config.tensor_parallel == 1 or is_sparrow(model):
+        raise ConfigError("serve_rank is for a model directory and a config with tensor_parallel of 2 or more")
+    directory, model_config = _checked_model(model, device, config, revision, follow_links)
+    from prelude.loading_parallel import Ranks
+
+    with Ranks.join(directory, model_config, config, lead=False) as ranks:
+        _cpu_executor(directory, model_config, config, dtype, 0, ranks)
+        return ranks.serve()
+
+
+def check_arguments(device: str, dtype: str, config: EngineConfig) -> None:
     if not isinstance(config, EngineConfig):
         raise ConfigError(f"config is a {type(config).__name__}; give an EngineConfig")
     _check_choice("device", device, ("auto", "cpu", "cuda"))
     _check_choice("dtype", dtype, ("auto", "float32", "bfloat16"))
-    if is_sparrow(model):
-        return Parts(*load_sparrow(model, device, dtype, config))
+
+
+def _checked_model(
+    model: str | Path | None, device: str, config: EngineConfig, revision: str | None, follow_links: bool
+) -> tuple[ModelDirectory, ModelConfig]:
+    """The directory and its config, compared with the caller's; the weights are not touched."""
     if device == "cuda":
         if config.quantization is not None:
             raise ConfigError(f"quantization={config.quantization!r} is of CPUs; leave it out for device='cuda'")
         if config.max_memory is not None:
             raise ConfigError("max_memory is of CPUs; on device='cuda' kv_bytes bounds the KV pool")
+        if config.tensor_parallel > 1:
+            raise ConfigError(f"tensor_parallel={config.tensor_parallel} is of CPUs; leave it out for device='cuda'")
         from prelude.cuda import driver
 
         driver.require()
     if not isinstance(follow_links, bool):
         raise ConfigError(f"follow_links={follow_links!r} is not True or False")
     _import_torch()
-    from prelude.execution.peak import resident_bytes
     from prelude.models.config import ModelConfig
     from prelude.models.gguf.directory import GgufDirectory, open_directory
 
@@ -88,17 +147,7 @@ def load(
             config.max_step_tokens,
             config.max_running,
         )
-    open_ = _cuda_executor if device == "cuda" else _cpu_executor
-    before = resident_bytes()
-    tokenizer = _tokenizer(directory)
-    host = 0 if before is None else (resident_bytes() or before) - before
-    executor, config = open_(directory, model_config, config, dtype, max(0, host))
-    limits = executor.limits()
-    preparer = _preparer(directory, model_config, limits, config, tokenizer)
-    core = make_core(EngineCore, executor, config)
-    seconds = time.perf_counter() - began
-    log_loaded(Path(str(directory)), preparer, dtype, seconds)
-    return Parts(core, preparer, Path(str(directory)), seconds)
+    return directory, model_config
 
 
 def log_loaded(path: Path, preparer: Preparer, dtype: str, seconds: float) -> None:
@@ -157,9 +206,10 @@ def _import_torch() -> None:
 
 
 def _cpu_executor(
-    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str, host: int
+    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str, host: int, ranks: Ranks | None
 ) -> tuple[Executor, EngineConfig]:
-    """The executor, and the config with the length that its memory holds. ``host``: bytes of the tokenizer."""
+    """The executor, and the config with the length that its memory holds. ``host``: bytes of the tokenizer.
+    ``ranks``: of a tensor-parallel model, of which this rank's part is loaded."""
     from prelude.execution.cpu import CpuExecutor, logits_rows
     from prelude.execution.memory_plan import MemoryPlan
     from prelude.execution.profile import few_layers, profile
@@ -178,11 +228,16 @@ def _cpu_executor(
     from prelude.models.weights import load_weights, weight_bytes
 
     rows = _logits_rows(model.vocab_size, config.logits_bytes)
+    chunk_rows = logits_rows(model.vocab_size) if rows is None else rows
     with Checkpoint.open(directory, model) as checkpoint:
-        precision = choose(dtype, checkpoint, model.spec, config.quantization)
-        log.info("%s: %s", directory, precision.reason)
-        weights = weight_bytes(checkpoint, model.spec, precision.dtype, precision.packing)
+        source: Checkpoint | ShardSource = checkpoint
         available = available_memory()
+        if ranks is not None:
+            model, source = ranks.part(model, checkpoint)
+            available = ranks.room(available)
+        precision = choose(dtype, source, model.spec, config.quantization)
+        log.info("%s: %s", directory, precision.reason)
+        weights = weight_bytes(source, model.spec, precision.dtype, precision.packing)
         require_memory(weights, f"{directory}: loading the weights on cpu", available)
         per_block = model.spec.kv_bytes_per_token(precision.dtype.itemsize) * config.block_size
         slots, slot_bytes = config.max_running, state_bytes(model.spec)
@@ -193,23 +248,29 @@ def _cpu_executor(
             left = None if available is None else max(0, available - weights)
             prefixes = default_prefixes(left, slot_bytes) if config.prefix_states is None else config.prefix_states
         plan = MemoryPlan(config, model.spec, available, weights + (slots + prefixes) * slot_bytes, host, per_block)
-        chunk_rows = logits_rows(model.vocab_size) if rows is None else rows
         step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, chunk_rows, config.max_top)
         if not plan.is_close(step):
             plan = replace(plan, config=plan.fitted(step))
         plan.require_weights()
         try:
-            loaded = load_weights(checkpoint, model.spec, precision.dtype, precision.packing)
+            loaded = load_weights(source, model.spec, precision.dtype, precision.packing)
 
-            def executor(of: ModelConfig, held: ModelWeights, blocks: int, slots: int, prefixes: int) -> CpuExecutor:
-                return CpuExecutor(
+            def executor(
+                of: ModelConfig,
+                held: ModelWeights,
+                blocks: int,
+                slots: int,
+                prefixes: int,
+                kind: Callable[..., CpuExecutor] = CpuExecutor,
+            ) -> CpuExecutor:
+                return kind(
                     of,
                     held,
                     num_blocks=blocks,
                     block_size=config.block_size,
                     dtype=precision,
                     deterministic=config.deterministic,
-                    logits_chunk_rows=rows,
+                    logits_chunk_rows=chunk_rows,
                     attention=config.attention,
                     quantization=config.quantization,
                     recurrent_slots=slots,
@@ -222,7 +283,11 @@ def _cpu_executor(
                 step = profile(few, config.resolved_length(model.max_positions), step)
                 few.close()
                 plan = replace(plan, config=plan.fitted(step))
-            made = executor(model, loaded, plan.blocks(step), slots, prefixes)
+            kind: Callable[..., CpuExecutor] = CpuExecutor
+            if ranks is not None:
+                plan = replace(plan, config=ranks.fitted(plan.config, model.max_positions))
+                kind = ranks.executor
+            made = executor(model, loaded, plan.blocks(step), slots, prefixes, kind)
         except (MemoryError, RuntimeError) as failure:
             if not isinstance(failure, MemoryError) and "allocate memory" not in str(failure):  # torch's allocator
                 raise
@@ -234,11 +299,13 @@ def _cpu_executor(
             ) from failure
         checkpoint.check_unchanged()
         give_back_freed()
-        return (ThreadedExecutor(made) if config.overlap else made), plan.config
+        if ranks is not None and ranks.is_lead:
+            return ranks.lead(), plan.config
+        return (ThreadedExecutor(made) if config.overlap and ranks is None else made), plan.config
 
 
 def _cuda_executor(
-    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str, host: int
+    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str
 ) -> tuple[Executor, EngineConfig]:
     from prelude.execution.cuda import open_executor
 
@@ -292,6 +359,15 @@ def _mask_id(directory: ModelDirectory, tokenizer: Tokenizer) -> int | None:
     said = special_names(directory, "", {"mask_token": "[MASK]"})["mask_token"]
     found = tokenizer.token_to_id(said)
     return tokenizer.token_to_id("<mask>") if found is None else found
+
+
+def _weighed_tokenizer(directory: ModelDirectory) -> tuple[Tokenizer, int]:
+    """The tokenizer, and how many bytes of memory it took."""
+    from prelude.execution.peak import resident_bytes
+
+    before = resident_bytes()
+    tokenizer = _tokenizer(directory)
+    return tokenizer, 0 if before is None else max(0, (resident_bytes() or before) - before)
 
 
 def _tokenizer(directory: ModelDirectory) -> Tokenizer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -147,6 +148,7 @@ class CpuExecutor:
         self._num_blocks = num_blocks
         self._step_memory = step_memory
         self._pending = PendingTokens()
+        self._rows_of: Callable[[Transformer, Tensor, I64 | None, int], HiddenRows] = HiddenRows
         self._closed = False
 
     def limits(self) -> ExecutorLimits:
@@ -205,7 +207,7 @@ class CpuExecutor:
         step = StepTokens.of(batch)
         rows = _read_rows(readouts, step.num_tokens)
         hidden = self._forward(step, rows, None if self._states is None else self._states.step(batch))
-        hidden_rows = HiddenRows(self.decoder, hidden, rows, self._chunk_rows)
+        hidden_rows = self._rows_of(self.decoder, hidden, rows, self._chunk_rows)
         outputs: list[Output] = []
         bad_rows: list[I32] = []
         for readout, first in readouts:

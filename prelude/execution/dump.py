@@ -34,7 +34,7 @@ _TYPES: dict[str, type] = {
 
 def save(path: str | Path, batch: ForwardBatch) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {}
-    shape = json.dumps(_flatten(batch, "", arrays))
+    shape = json.dumps(flatten(batch, "", arrays))
     arrays[_SHAPE] = np.frombuffer(shape.encode(), np.uint8)
     with open(path, "wb") as file:  # a file of our own: savez would add a suffix to a name without one
         np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -46,29 +46,29 @@ def load(path: str | Path) -> ForwardBatch:
         arrays = {name: file[name] for name in file.files}
     if _SHAPE not in arrays:
         raise ValueError(f"{path}: not a dumped batch, it has no {_SHAPE}")
-    batch = _build(json.loads(arrays[_SHAPE].tobytes()), arrays)
+    batch = build(json.loads(arrays[_SHAPE].tobytes()), arrays)
     if not isinstance(batch, (OneShotBatch, DecodeBatch, MixedBatch)):
         raise ValueError(f"{path}: holds a {type(batch).__name__}, not a batch")
     return batch
 
 
-def _flatten(value: Any, name: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+def flatten(value: Any, name: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     if isinstance(value, np.ndarray):
         arrays[name] = value
         return {"array": name}
     if isinstance(value, tuple):
-        return [_flatten(item, f"{name}.{i}", arrays) for i, item in enumerate(value)]
+        return [flatten(item, f"{name}.{i}", arrays) for i, item in enumerate(value)]
     if is_dataclass(value):
         parts = {
-            f.name: _flatten(getattr(value, f.name), f"{name}.{f.name}".strip("."), arrays) for f in fields(value)
+            f.name: flatten(getattr(value, f.name), f"{name}.{f.name}".strip("."), arrays) for f in fields(value)
         }
         return {"type": type(value).__name__, "fields": parts}
     return value
 
 
-def _build(shape: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+def build(shape: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     if isinstance(shape, list):
-        return tuple(_build(item, arrays) for item in shape)
+        return tuple(build(item, arrays) for item in shape)
     if not isinstance(shape, dict):
         return shape
     if "array" in shape:
@@ -76,4 +76,4 @@ def _build(shape: Any, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     kind = _TYPES.get(shape.get("type", ""))
     if kind is None:
         raise ValueError(f"unknown type {shape.get('type')!r} in a dumped batch")
-    return kind(**{name: _build(part, arrays) for name, part in shape["fields"].items()})
+    return kind(**{name: build(part, arrays) for name, part in shape["fields"].items()})

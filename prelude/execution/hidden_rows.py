@@ -18,6 +18,7 @@ from prelude.batch import F32, F64, I32
 from prelude.execution.layout import I64
 from prelude.execution.step_memory import TOKEN_CHUNK
 from prelude.models.transformer import Transformer
+from prelude.readouts.base import Logits
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class HiddenRows:
             logits[some] = self.decoder.logits_of(normed[at], ids).numpy()
         return logits
 
-    def chunks(self, tokens: I32) -> Iterator[tuple[int, int, ChunkLogits]]:
+    def chunks(self, tokens: I32) -> Iterator[tuple[int, int, Logits]]:
         for start in range(0, len(tokens), self.chunk_rows):
             stop = min(start + self.chunk_rows, len(tokens))
             self.lm_head_rows += stop - start
@@ -141,13 +142,18 @@ def log_normalisers(logits: Tensor) -> tuple[Tensor, F64]:
     Kept apart: next to logits of 1e4 the second would lose its digits in float32.
     """
     largest = logits.amax(dim=1, keepdim=True)
+    rest: F64 = sums_of_exponentials(logits, largest).log_().numpy()
+    return largest, rest[: logits.shape[0]]
+
+
+def sums_of_exponentials(logits: Tensor, largest: Tensor) -> Tensor:
+    """[n] float64, for one row 2 equal ones: sums of exponentials of ``logits`` relative to ``largest`` [n, 1]."""
     relative = (logits - largest).exp_()
     if (
         relative.shape[0] == 1
     ):  # torch cuts the sum of a single long row over its threads, and the bits change with it
         relative = relative.expand(2, -1)
-    rest: F64 = relative.sum(dim=1).to(torch.float64).log_().numpy()
-    return largest, rest[: logits.shape[0]]
+    return relative.sum(dim=1).to(torch.float64)
 
 
 def logprobs_of(logits: Tensor, largest: Tensor, rest: F64, rows: I64, targets: I64) -> F64:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from queue import SimpleQueue
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from prelude.batch import DecodeBatch, ForwardBatch, MixedBatch, OneShotBatch, StepResult
-from prelude.errors import EngineClosed
+from prelude.errors import EngineClosed, RankLost
 from prelude.execution.executor import Executor, ExecutorLimits
 
 
@@ -32,14 +34,31 @@ class _Step:
         self.lock.acquire()
 
 
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """``call`` is called in the executor's thread after ``seconds`` without a step, from the beginning on."""
+
+    seconds: float
+    call: Callable[[], None]
+
+
 class ThreadedExecutor:
     """``inner`` computes in its ``submit``, or in its ``wait``; either runs in this executor's thread."""
 
-    def __init__(self, inner: Executor) -> None:
+    def __init__(self, inner: Executor, pulse: Pulse | None = None) -> None:
         self.inner = inner
         self._steps: SimpleQueue[_Step | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._pulse = pulse
         self._closed = False
+        if pulse is not None:
+            self._start()
+
+    @property
+    def lost(self) -> RankLost | None:
+        """The error after which ``inner`` runs no step any more."""
+        found: RankLost | None = getattr(self.inner, "lost", None)
+        return found
 
     def limits(self) -> ExecutorLimits:
         return self.inner.limits()
@@ -50,14 +69,17 @@ class ThreadedExecutor:
         if self._closed:
             raise EngineClosed("the executor is closed")
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=_run, args=(self.inner, self._steps), name="prelude-executor", daemon=True
-            )
-            self._thread.start()
-            weakref.finalize(self, self._steps.put, None).atexit = False  # dropped, not closed: the thread ends too
+            self._start()
         step = _Step(batch)
         self._steps.put(step)
         return step
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(
+            target=_run, args=(self.inner, self._steps, self._pulse), name="prelude-executor", daemon=True
+        )
+        self._thread.start()
+        weakref.finalize(self, self._steps.put, None).atexit = False  # dropped, not closed: the thread ends too
 
     def wait(self, handle: _Step) -> StepResult:
         if not isinstance(handle, _Step):
@@ -81,12 +103,20 @@ class ThreadedExecutor:
         self.inner.close()
 
 
-def _run(inner: Executor, steps: SimpleQueue[_Step | None]) -> None:
+def _run(inner: Executor, steps: SimpleQueue[_Step | None], pulse: Pulse | None) -> None:
     """The function of the thread. It has no reference to the executor, which can therefore be collected."""
-    while (step := steps.get()) is not None:
+    while (step := steps.get() if pulse is None else _next(steps, pulse)) is not None:
         try:
             step.result = inner.wait(inner.submit(step.batch))
         except BaseException as error:  # ``wait`` raises it
             step.error = error
         step.lock.release()
         del step  # a batch and its results are not kept until the next one comes
+
+
+def _next(steps: SimpleQueue[_Step | None], pulse: Pulse) -> _Step | None:
+    while True:
+        try:
+            return steps.get(timeout=pulse.seconds)
+        except Empty:
+            pulse.call()

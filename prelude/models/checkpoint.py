@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -171,11 +171,12 @@ class Checkpoint:
             raise CheckpointError(f"{place.file.path}: tensor {name}: {bad:,} blocks hold NaN or infinite values")
         return found
 
-    def finite(self, name: str) -> torch.Tensor:
-        """``tensor(name)``; ``CheckpointError`` where it holds a NaN or an infinity."""
+    def finite(self, name: str, part: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.Tensor:
+        """``tensor(name)``, or the ``part`` of it that is wanted; ``CheckpointError`` where that holds a NaN or an
+        infinity."""
         import torch
 
-        tensor = self.tensor(name)
+        tensor = self.tensor(name) if part is None else part(self.tensor(name))
         # One pass without temporaries. Where the sum itself overflows, the values are looked at one by one.
         if not math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()):
             bad = sum(int((~part.isfinite()).sum()) for part in _chunks(tensor))

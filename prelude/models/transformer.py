@@ -28,7 +28,8 @@ from prelude.models.kernels import rotate
 from prelude.models.ops import Linear, RotaryTable, RowNorm, activate
 from prelude.models.recurrent import StepStates, gate_heads, room_of
 from prelude.models.spec import Attention, ModelSpec, Rope
-from prelude.models.weights import AnyLinear, LayerWeights, ModelWeights
+from prelude.models.summed import AnyLinear, OutLinear
+from prelude.models.weights import LayerWeights, ModelWeights
 
 AttentionCall: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q, k, v) -> [queries, heads * head_dim]``; q, k, v are [tokens, heads, head_dim], heads side by side."""
@@ -299,7 +300,7 @@ def _gated(attended: Tensor, gates: Tensor | None) -> Tensor:
     return attended
 
 
-def _add(x: Tensor, linear: AnyLinear, read: Tensor, after: RowNorm | None) -> None:
+def _add(x: Tensor, linear: OutLinear, read: Tensor, after: RowNorm | None) -> None:
     """``x += linear(read)``, in place; normed before it is added where there is ``after``."""
     if after is None:
         linear.add_to(x, read)

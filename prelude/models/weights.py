@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,9 +45,8 @@ from prelude.models.spec import (
     PointerHead,
     Projection,
 )
+from prelude.models.summed import AnyLinear, OutLinear, own
 from prelude.progress import watched
-
-AnyLinear: TypeAlias = Linear | PackedLinear
 
 
 class WeightSource(Protocol):
@@ -86,9 +85,9 @@ class LayerWeights:
     spec: Layer
     in_proj: AnyLinear
     """Of the mixer; of attention with gates their rows are the first."""
-    out: AnyLinear
+    out: OutLinear
     up: AnyLinear
-    down: AnyLinear
+    down: OutLinear
     mixer_norm: RowNorm | None
     mlp_norm: RowNorm
     mixer_after: RowNorm | None
@@ -100,7 +99,7 @@ class LayerWeights:
     """Of a mixer that keeps a state; None for attention."""
 
     def linears(self) -> tuple[AnyLinear, ...]:
-        return self.in_proj, self.out, self.up, self.down
+        return self.in_proj, own(self.out), self.up, own(self.down)
 
     def tensors(self) -> Iterator[Tensor]:
         for linear in self.linears():

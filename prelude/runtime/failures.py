@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from prelude.errors import ExecutionError
+from prelude.errors import ExecutionError, RankLost
 from prelude.runtime.events import Listeners
 from prelude.runtime.in_flight import StepsInFlight
 from prelude.runtime.lifecycle import Lifecycle
@@ -64,7 +64,7 @@ class Failures:
         if plan.empty:
             return
         self._note(error)
-        self.in_a_row += 1
+        self.in_a_row = max(self.in_a_row + 1, self._unhealthy_after if isinstance(error, RankLost) else 0)
         self._stats.failed_steps += 1
         ids = [request.options.request_id for request in plan.requests() if request.options.request_id]
         log.error(

@@ -6,13 +6,15 @@
     OneShot rows   fail with the cause, and nothing of them is published; out of memory, they run once more, half as
                    many at a time
 
+After ``RankLost`` no row runs again: the executor takes no step any more.
+
 Repeated failures of every step are the engine's affair (``unhealthy_after``), which bounds all of this.
 """
 
 from __future__ import annotations
 
 from prelude.admission.classes import ExecutionClass
-from prelude.errors import ExecutionError
+from prelude.errors import ExecutionError, RankLost
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.plan import Plan
 from prelude.scheduling.postprocess import finish
@@ -35,7 +37,7 @@ def out_of_memory(error: BaseException) -> bool:
 def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> int | None:
     """Handles a failed step. Returns how many of its rows the next step may have, ``None`` where none is left.
     ``plan`` has no rows of requests that have ended."""
-    lack = out_of_memory(error)
+    lack, lost = out_of_memory(error), isinstance(error, RankLost)
     decode = [*(row.request for row in plan.prefill), *plan.decode]
     oneshot = [row.request for row in plan.oneshot]
     alone = len(decode) + len(oneshot) == 1
@@ -46,7 +48,7 @@ def recover(plan: Plan, error: BaseException, queues: Queues, pool: KvPool) -> i
             replay = lack and request.failures == 1
         else:
             replay = request.failures <= REPLAYS or not alone
-        if not replay:
+        if not replay or lost:
             finish(request, queues, pool, None, failure_of(error))
             continue
         again.append(request)
@@ -100,7 +102,10 @@ def suspects_left(queues: Queues) -> bool:
 
 
 def failure_of(error: BaseException, what: str = "the step of this request failed") -> ExecutionError:
-    failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
+    if isinstance(error, RankLost):
+        failure: ExecutionError = RankLost(f"{what}: {error}")
+    else:
+        failure = ExecutionError(f"{what}: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
 

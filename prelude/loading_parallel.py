@@ -1,0 +1,122 @@
+"""What loading does otherwise for a tensor-parallel model: the ranks meet, each reads its part, and they agree."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import prelude
+from prelude.config import EngineConfig
+from prelude.errors import ConfigError, WrongUse
+from prelude.execution.executor import Executor
+from prelude.execution.parallel.executor import RankExecutor
+from prelude.execution.parallel.group import RankGroup
+from prelude.execution.parallel.lead import LeadExecutor, serve
+from prelude.execution.parallel.shards import Shard, check, shard
+from prelude.execution.parallel.source import ShardSource
+from prelude.execution.threaded import Pulse, ThreadedExecutor
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.files import ModelDirectory
+from prelude.models.gguf.directory import GgufDirectory
+from prelude.models.precision import Precision
+from prelude.models.weights import ModelWeights
+
+log = logging.getLogger("prelude.engine")
+
+
+@dataclass(slots=True)
+class Ranks:
+    """This rank's side of loading; a context manager, which leaves the others where loading fails."""
+
+    group: RankGroup
+    here: int  # ranks of this machine
+    shard: Shard
+    _source: ShardSource | None = None
+    _made: RankExecutor | None = None
+    _opened: Executor | None = None
+
+    @classmethod
+    def join(cls, directory: ModelDirectory, model: ModelConfig, config: EngineConfig, *, lead: bool) -> Ranks:
+        """Waits for the other ranks. ``ConfigError`` or ``UnsupportedModel`` where the model cannot be divided, which
+        is found out before; ``ConfigError`` where this process has the other side."""
+        size = config.tensor_parallel
+        if isinstance(directory, GgufDirectory):
+            raise ConfigError(f"tensor_parallel={size}: {directory} is GGUF, and ranks read safetensors")
+        check(model.spec, size, int8=config.quantization == "int8")
+        group = RankGroup.join(size, steady=config.deterministic, limit=config.hang_seconds)
+        if (group.rank == 0) != lead:
+            rank = group.rank
+            group.leave()
+            right = "make the engine there" if rank == 0 else "call prelude.serve_rank there, with the same arguments"
+            raise ConfigError(f"tensor_parallel={size}: this process is rank {rank}; {right}")
+        return cls(group, group.on_this_host(), shard(model.spec, group.rank, size))
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            if self._opened is not None:
+                self._opened.close()
+            self.group.leave()
+
+    def part(self, model: ModelConfig, checkpoint: Checkpoint) -> tuple[ModelConfig, ShardSource]:
+        """This rank's part of the model and of its weights."""
+        self._source = ShardSource(checkpoint, self.shard)
+        return replace(model, spec=self.shard.spec), self._source
+
+    def room(self, available: int | None) -> int | None:
+        """This rank's share of the bytes that are free: the ranks of one machine load at the same time."""
+        return None if available is None else available // self.here
+
+    def fitted(self, config: EngineConfig, positions: int) -> EngineConfig:
+        """``config`` with the longest sequence that every rank has memory for."""
+        own = config.resolved_length(positions)
+        length = self.group.least(own)
+        if length == own:
+            return config
+        log.warning("max_length is lowered from %d to %d, which another rank has memory for", own, length)
+        return replace(config, max_length=length, max_step_tokens=length + config.max_running)
+
+    def executor(self, model: ModelConfig, weights: ModelWeights, *, num_blocks: int, **options: Any) -> RankExecutor:
+        """After the ranks have agreed; with as many blocks as every rank has memory for."""
+        precision: Precision = options["dtype"]
+        facts: dict[str, Any] = {name: options[name] for name in _SAME}
+        facts["dtype"], facts["the type of the weights"] = str(precision.dtype), precision.weights
+        facts["the version of prelude"] = prelude.__version__
+        facts["the checksum of the model"] = None if self._source is None else self._source.checksum()
+        self.group.agree(facts)
+        blocks = self.group.least(num_blocks)
+        self.group.loaded()
+        self._made = RankExecutor(model, weights, self.shard, self.group, num_blocks=blocks, **options)
+        return self._made
+
+    def lead(self) -> Executor:
+        """Rank 0's executor for the engine. Its steps run in a thread of their own: an interrupt of the caller's
+        cannot leave the ranks at different places of a step."""
+        lead = LeadExecutor(self._executor, self.group)
+        self._opened = ThreadedExecutor(lead, Pulse(lead.pulse_seconds, lead.pulse))
+        return self._opened
+
+    def serve(self) -> int:
+        log.info("rank %d of %d serves", self.group.rank, self.group.size)
+        return serve(self._executor, self.group)
+
+    @property
+    def is_lead(self) -> bool:
+        return self.group.rank == 0
+
+    @property
+    def _executor(self) -> RankExecutor:
+        if self._made is None:
+            raise WrongUse("the rank's executor is not made")
+        return self._made
+
+
+_SAME = ("deterministic", "block_size", "logits_chunk_rows", "quantization", "attention")
+"""Options of the executor in which the ranks must agree."""

@@ -1,0 +1,147 @@
+"""The parts of a model as a function of its specification, and a batch as bytes; no processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prelude import ConfigError
+from prelude.batch import DecodeBatch, DecodeRows, LogitEdits, OneShotBatch, PooledRows, PromptSlices, SampleRows
+from prelude.execution.parallel.messages import decoded, encoded
+from prelude.execution.parallel.shards import Cut, check, kv_share, shard, share
+from prelude.execution.parallel.source import ShardSource, part_of
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from tests.checkpoints import SMALL
+
+TYPES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "phi3": "Phi3", "gemma3_text": "Gemma3", "smollm3": "SmolLM3"}
+
+
+def spec_of(family: str, **changes: Any) -> Any:
+    config = {**SMALL, "model_type": family, "architectures": [f"{TYPES[family]}ForCausalLM"], "rms_norm_eps": 1e-6}
+    config |= {"hidden_act": "silu"} if "gemma" not in family else {"hidden_activation": "gelu_pytorch_tanh"}
+    config |= {"rope_theta": 1e4, "query_pre_attn_scalar": 32, "sliding_window": 64, **changes}
+    config |= {"sliding_window_pattern": 3, "rope_local_base_freq": 1e4, "tie_word_embeddings": True}
+    return ModelConfig.from_dict(config).spec
+
+
+@pytest.mark.feature("H11")
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", TYPES)
+def test_the_parts_of_a_model_are_the_whole(family: str, size: int) -> None:
+    spec = spec_of(family)
+    shards = [shard(spec, rank, size) for rank in range(size)]
+    assert shards == [shard(spec, rank, size) for rank in range(size)]
+    doubled = size // spec.attention.kv_heads if size > spec.attention.kv_heads else 1
+    for name, shape in spec.tensors().items():
+        cuts = [one.cuts.get(name) for one in shards]
+        if cuts[0] is None:
+            assert cuts == [None] * size
+            continue
+        taken = np.zeros(shape[cuts[0].axis], int)
+        for one, cut in zip(shards, cuts):
+            assert cut is not None
+            for first, last in cut.runs:
+                taken[first:last] += 1
+            kept = one.spec.tensors()
+            if name in kept:
+                assert kept[name][cut.axis] == sum(last - first for first, last in cut.runs)
+        of_keys = doubled > 1 and any(part in name for part in ("k_proj", "v_proj", "qkv_proj"))
+        assert set(taken.tolist()) <= ({1, doubled} if of_keys else {1})
+    assert [one.first for one in shards[1:]] == [one.last for one in shards[:-1]]
+    assert shards[0].first == 0 and shards[-1].last == spec.embeddings.vocab
+    biases = [sum(layer.attention.out.bias + layer.mlp.down.bias for layer in one.spec.layers) for one in shards]
+    assert not any(biases[1:])
+
+
+def test_shares_differ_by_one_at_most_and_heads_go_with_their_queries() -> None:
+    for count, size in ((211, 4), (7, 3), (4, 4)):
+        widths = [last - first for first, last in (share(count, rank, size) for rank in range(size))]
+        assert sum(widths) == count and max(widths) - min(widths) <= 1
+    assert [kv_share(2, rank, 4) for rank in range(4)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
+    assert [kv_share(4, rank, 2) for rank in range(2)] == [(0, 2), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "said"),
+    [
+        ({}, 3, r"4 query heads .* takes 1, 2 or 4"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 2}, 3, r"2 key-value heads .* takes 1, 2 or 6"),
+        ({"intermediate_size": 97}, 2, r"97 inner values .* takes 1$"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_by_name(changes: dict[str, Any], size: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(spec_of("qwen3", **changes), size)
+
+
+def test_a_part_of_a_weight_is_a_view_where_it_is_one_run() -> None:
+    whole = torch.arange(24.0).view(6, 4)
+    rows = part_of(whole, Cut(0, ((2, 4),)))
+    assert rows.data_ptr() == whole[2:].data_ptr() and rows.shape == (2, 4)
+    assert part_of(whole, Cut(1, ((1, 3),))).data_ptr() == whole[:, 1:].data_ptr()
+    assert part_of(whole, Cut(0, ((0, 1), (3, 4)))).tolist() == whole[[0, 3]].tolist()
+    assert part_of(whole, None) is whole
+
+
+def test_a_rank_reads_its_part_of_the_files(tmp_path: Path) -> None:
+    from tests.checkpoints import save_model
+
+    path = save_model(tmp_path)
+    config = ModelConfig.from_dir(path)
+    with Checkpoint.open(path, config) as checkpoint:
+        sources = [ShardSource(checkpoint, shard(config.spec, rank, 2)) for rank in range(2)]
+        cut = sum(checkpoint.tensor(name).nbytes for name in checkpoint.names() if name in sources[0]._shard.cuts)
+        whole = checkpoint.nbytes(torch.float32)
+        assert sum(source.nbytes(torch.float32) for source in sources) == cut + 2 * (whole - cut)
+        assert sources[0].checksum() == sources[1].checksum()
+        name = config.spec.layers[0].mlp.down.names[0] + ".weight"
+        joined = torch.cat([source.finite(name) for source in sources], dim=1)
+        assert torch.equal(joined, checkpoint.tensor(name))
+
+
+@pytest.mark.feature("Q15")
+def test_a_batch_survives_the_way_to_another_rank() -> None:
+    def ints(*values: int) -> Any:
+        return np.array(values, np.int32)
+
+    none = ints()
+    edits = LogitEdits(
+        *(np.ones(1, np.float32) for _ in range(3)),
+        *(ints(0, 2), ints(4, 5), ints(1, 0)),
+        *(ints(0, 1), ints(9), np.array([0.5], np.float32)),
+        *(ints(0, 0), none, ints(0, 0), none),
+    )
+    floats = [np.array([value], np.float32) for value in (0.7, 0.9, 0.0)]
+    readout = SampleRows(
+        ints(0), floats[0], ints(3), floats[1], floats[2], np.array([2**63], np.uint64), ints(1), 2, True, edits
+    )
+    decode = DecodeBatch(DecodeRows(ints(5), ints(7), ints(7), ints(7), ints(0, 1), ints(0)), readout)
+    slices = PromptSlices(ints(1, 2, 3), ints(0, 1, 2), ints(0, 3), ints(-1), ints(0), ints(0, 0), none)
+    for batch in (decode, OneShotBatch(slices, PooledRows(ints(0, 1, 2), ints(0, 3), "mean"))):
+        found = decoded(bytearray(encoded(batch)))
+        assert repr(found) == repr(batch) and type(found) is type(batch)
+    assert decoded(bytearray(encoded(decode))).rows.token_ids.flags.writeable  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="type object"):
+        decoded(bytearray(encoded(decode).replace(b'"uint64"', b'"object"')))
+
+
+@pytest.mark.feature("H11")
+def test_one_process_pays_nothing_for_the_ranks() -> None:
+    """The projections of one process are what they were: no object of the ranks stands in the forward pass."""
+    from prelude import Engine
+    from prelude.execution.cpu import CpuExecutor
+    from prelude.execution.hidden_rows import HiddenRows
+    from prelude.models.summed import SummedLinear
+    from prelude.models.weights import EmbeddingWeights
+
+    with Engine.from_pretrained() as engine:
+        executor = engine.core.executor
+        assert type(executor) is CpuExecutor and executor._rows_of is HiddenRows
+        assert type(executor.weights.embeddings) is EmbeddingWeights
+        for layer in executor.weights.layers:
+            assert not isinstance(layer.out, SummedLinear) and not isinstance(layer.down, SummedLinear)
