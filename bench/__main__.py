@@ -20,6 +20,7 @@ COMMANDS = {
     "prefixes": "engine.prefixes",
     "bulk": "engine.bulk",
     "fleet": "fleet.ray_fleet",
+    "tensor_parallel": "engine.tensor_parallel",
     "memory": "engine.memory",
     "encoders": "engine.encoders",
     "cpu_matmul": "engine.cpu_matmul",

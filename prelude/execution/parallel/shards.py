@@ -64,9 +64,8 @@ def check(spec: ModelSpec, size: int, *, int8: bool = False) -> None:
         wrong = _misfit(layer, size)
         if wrong is not None:
             fit = [str(n) for n in range(1, min(layer.attention.heads, _MOST) + 1) if _fits(spec, n)]
-            raise ConfigError(
-                f"{where}: the model has {wrong}; it takes {' or '.join(filter(None, (', '.join(fit[:-1]), fit[-1])))}"
-            )
+            takes = ", ".join(fit[:-1]) + " or " * (len(fit) > 1) + fit[-1]
+            raise ConfigError(f"{where}: the model has {wrong}; it takes {takes}")
         widths = {"intermediate_size": layer.mlp.inner, "num_attention_heads * head_dim": layer.mixer.out.columns}
         for name, width in widths.items():
             if int8 and width // size % INT8_BLOCK:
