@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import weakref
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -92,7 +94,6 @@ class Ranks:
         facts["the checksum of the model"] = None if self._source is None else self._source.checksum()
         self.group.agree(facts)
         blocks = self.group.least(num_blocks)
-        self.group.loaded()
         self._made = RankExecutor(model, weights, self.shard, self.group, num_blocks=blocks, **options)
         return self._made
 
@@ -100,10 +101,13 @@ class Ranks:
         """Rank 0's executor for the engine. Its steps run in a thread of their own: an interrupt of the caller's
         cannot leave the ranks at different places of a step."""
         lead = LeadExecutor(self._executor, self.group)
-        self._opened = ThreadedExecutor(lead, Pulse(lead.pulse_seconds, lead.pulse))
-        return self._opened
+        self.group.loaded()
+        self._opened = opened = ThreadedExecutor(lead, Pulse(lead.pulse_seconds, lead.pulse))
+        atexit.register(_close, weakref.ref(opened))
+        return opened
 
     def serve(self) -> int:
+        self.group.loaded()
         log.info("rank %d of %d serves", self.group.rank, self.group.size)
         return serve(self._executor, self.group)
 
@@ -116,6 +120,13 @@ class Ranks:
         if self._made is None:
             raise WrongUse("the rank's executor is not made")
         return self._made
+
+
+def _close(opened: weakref.ref[ThreadedExecutor]) -> None:
+    """A program that ends without closing its engine: the other ranks end as if it had."""
+    executor = opened()
+    if executor is not None and executor.lost is None:
+        executor.close()
 
 
 _SAME = ("deterministic", "block_size", "logits_chunk_rows", "quantization", "attention")

@@ -163,16 +163,21 @@ def timed(report: Report, sides: dict[str, Side], options: argparse.Namespace) -
     loads = {f"prompt of {options.tokens}": (options.tokens, 1), "text of 32 after 16": (16, 32)}
     for load, (tokens, said) in loads.items():
         taken: dict[str, list[float]] = {name: [] for name in sides}
+        used: dict[str, list[float]] = {name: [] for name in sides}
         sums: list[list[tuple[float, int]]] = []
         for at in range(options.rounds + 1):
             for name, side in sides.items():
-                _, _, (seconds, _), spent = side.ask("text", prompt_of(tokens, at), said)
+                _, _, (seconds, processor), spent = side.ask("text", prompt_of(tokens, at), said)
                 if at:  # the first round touches the memory
                     taken[name].append(seconds)
+                    used[name].append(processor)
                     if spent:
                         sums.append(spent)
         for name, seconds in taken.items():
             report.add(load, name, three(seconds, 1e3), "ms")
+        for name, seconds in used.items():
+            whose = "processor time of rank 0" if name == "ranks" else "processor time of one process"
+            report.add(load, whose, three(seconds, 1e3), "ms")
         pairs = [one / other for one, other in zip(*taken.values())]
         reach = REACH if said == 1 else ""
         report.add(load, "one process over the ranks", three(pairs), "x", reach)

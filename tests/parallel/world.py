@@ -19,6 +19,8 @@ from tests.patience import PATIENCE
 
 _PRELOAD = ["prelude.engine", "prelude.loading_parallel", "prelude.execution.cpu", "tests.parallel.world"]
 
+_WAIT = 4 * PATIENCE  # processes start, and load, beside those of other tests
+
 
 class Failed(Exception):
     """What a rank raised: the name of its type, and its text."""
@@ -56,7 +58,7 @@ class World:
             pipe.send((str(model), use, config, load))
 
     def end(self, rank: int) -> Any:
-        assert self.pipes[rank].poll(PATIENCE), f"rank {rank} does not end"
+        assert self.pipes[rank].poll(_WAIT), f"rank {rank} does not end"
         return self.pipes[rank].recv()
 
     def answers(
@@ -88,7 +90,7 @@ def _work(rank: int, size: int, meeting: str, jobs: Connection) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE)
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=_WAIT)
     )
     while True:
         try:

@@ -60,7 +60,8 @@ class RankGroup:
             if own:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=_LOADING))
             if dist.get_world_size() == size:
-                made._group = made._meet(max(limit, _LOADING))
+                patience = timedelta(seconds=max(limit, _LOADING))
+                made._group = dist.new_group(list(range(size)), backend="gloo", timeout=patience)
                 return made
         except Exception as error:
             raise made.lose(error, "joining the others") from error
@@ -71,15 +72,12 @@ class RankGroup:
         )
 
     def loaded(self) -> None:
-        """From here on the operations are those of steps, with their time limit."""
+        """Waits for the others; from here on operations are those of steps, with their time limit."""
+        self.gather(np.zeros(1, np.int64))
         try:
-            before, self._group = self._group, self._meet(self.limit)
-            dist.destroy_process_group(before)
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.limit), self._open())
         except Exception as error:
-            raise self.lose(error, "meeting for the steps") from error
-
-    def _meet(self, limit: float) -> Any:
-        return dist.new_group(list(range(self.size)), backend="gloo", timeout=timedelta(seconds=limit))
+            raise self.lose(error, "setting the time limit") from error
 
     def leave(self) -> None:
         """Closes the connections: an operation of another rank that waits for this one fails at once."""
