@@ -4,7 +4,57 @@
 //     heads [tokens][queries + keys + values][HEAD_DIM], in place
 //     rope_table [positions][HEAD_DIM], cosines then sines; the halves of a head turn together (x[i], x[i + D/2])
 //     slots [tokens], -1: not written. pool_k, pool_v [slots][keys][HEAD_DIM] of this layer
-// One block a token, one warp a head. The sum of a head's norm is over HEAD_DIM in a fixed order.
+// One block a token. Heads of 64, 128 and 256 are read and written eight values a lane (16 bytes in bfloat16), several
+// heads a warp; other widths by a warp a head. The sum of a head's norm is over HEAD_DIM in a fixed order.
+#if HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256
+struct __align__(16) Eight {
+    element v[8];
+};
+
+extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int values, const int* positions,
+                                   const float* rope_table, const float* q_gain, const float* k_gain, float eps,
+                                   const int* slots, element* pool_k, element* pool_v) {
+    begin();
+    constexpr int half = HEAD_DIM / 2, lanes = HEAD_DIM / 8, side = 32 / lanes;
+    const long long token = blockIdx.x;
+    const int lane = threadIdx.x & 31, warps = blockDim.x >> 5, count = queries + keys + values;
+    const int part = lane % lanes, pair = part % (lanes / 2);
+    const float sign = part < lanes / 2 ? -1.0f : 1.0f;
+    const float* rotation = rope_table + (long long)positions[token] * HEAD_DIM;
+    const int slot = slots ? slots[token] : -1;
+    for (int first = (threadIdx.x >> 5) * side; first < count; first += warps * side) {
+        const int own = first + lane / lanes, head = min(own, count - 1);  // lanes stay together for the exchange
+        element* at = heads + (token * count + head) * HEAD_DIM + 8 * part;
+        Eight bits = *(const Eight*)at;
+        float x[8], other[8];
+        float squares = 0.0f;
+        for (int n = 0; n < 8; n++) {
+            x[n] = widen(bits.v[n]);
+            squares += x[n] * x[n];
+        }
+        for (int step = lanes / 2; step; step >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, step);
+        const bool turns = head < queries + keys;
+        const float* gain = head < queries ? q_gain : turns ? k_gain : 0;
+        if (gain) {
+            const float scale = rsqrtf(squares / (float)HEAD_DIM + eps);
+            for (int n = 0; n < 8; n++) x[n] *= scale * gain[8 * part + n];
+        }
+        for (int n = 0; n < 8; n++) other[n] = __shfl_xor_sync(0xffffffffu, x[n], lanes / 2);
+        if (own >= count) continue;
+        if (turns) {
+            for (int n = 0; n < 8; n++) {
+                const float cosine = rotation[8 * pair + n], sine = rotation[half + 8 * pair + n];
+                bits.v[n] = narrow(x[n] * cosine + sign * other[n] * sine);
+            }
+            *(Eight*)at = bits;
+        }
+        if (slot < 0 || head < queries) continue;
+        element* to = turns ? pool_k + ((long long)slot * keys + head - queries) * HEAD_DIM
+                            : pool_v + ((long long)slot * values + head - queries - keys) * HEAD_DIM;
+        *(Eight*)(to + 8 * part) = bits;
+    }
+}
+#else
 extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int values, const int* positions,
                                    const float* rope_table, const float* q_gain, const float* k_gain, float eps,
                                    const int* slots, element* pool_k, element* pool_v) {
@@ -58,6 +108,7 @@ extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int va
         }
     }
 }
+#endif
 
 // out[row][i] = silu(gate_up[row][i]) * gate_up[row][inner + i]; inner is a multiple of 4.
 extern "C" __global__ void silu_gate(const element* gate_up, int inner, element* out) {

@@ -135,11 +135,12 @@ def both(
     outputs: list[int],
     element: torch.dtype,
     shared: int = 0,
+    width: int = WIDTH,
 ) -> list[tuple[Tensor, Tensor]]:
     """Output arguments after the kernel itself, and after its twin."""
-    twins.HEAD_DIM = WIDTH
+    twins.HEAD_DIM = width
     results = []
-    for device in (EmulatedDevice(element, WIDTH), SimulatedDevice(element)):
+    for device in (EmulatedDevice(element, width), SimulatedDevice(element)):
         placed = []
         for arg in args:
             if isinstance(arg, Tensor):
@@ -220,6 +221,23 @@ def test_qk_rope_and_silu(element: torch.dtype, gains: bool) -> None:
     gate_up = torch.randn(2, 2 * inner, generator=generator).to(element)
     args = [gate_up, inner, torch.zeros(2, inner, dtype=element)]
     close(both(kernels.SILU_GATE, (2, 2), args, [2], element), element)
+
+
+@emulated
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("counts", [(5, 1, 1), (3, 0, 0)])
+def test_qk_rope_by_eight_values(element: torch.dtype, counts: tuple[int, int, int]) -> None:
+    """Heads of 64: four of them side by side in a warp, the last warp not full."""
+    generator, width, n = torch.Generator().manual_seed(3), 64, 3
+    heads = torch.randn(n, sum(counts), width, generator=generator).to(element)
+    positions, slots = torch.tensor([6, 0, 3], dtype=torch.int32), torch.tensor([5, -1, 0], dtype=torch.int32)
+    rope_table, gain = torch.randn(8, width, generator=generator), torch.randn(width, generator=generator)
+    kept = [slots, *(torch.zeros(6, 1, width, dtype=element) for _ in range(2))] if counts[1] else [None] * 3
+    args = [heads, *counts, positions, rope_table, gain, None, 1e-6, *kept]
+    pairs = both(kernels.QK_ROPE, (n,), args, [0, 10, 11] if counts[1] else [0], element, width=width)
+    close(pairs, element)
+    if counts[1]:
+        assert torch.equal(pairs[2][0][5, 0], heads[0, 6]) and not pairs[1][0][1:5].any()
 
 
 @emulated
