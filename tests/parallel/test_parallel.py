@@ -64,7 +64,10 @@ def close(found: Any, wanted: Any, within: float = 1e-5) -> None:
     elif isinstance(wanted, dict):
         assert found.keys() == wanted.keys()
         for key in wanted:
-            close(found[key], wanted[key], within)
+            if key == "ranks":  # among thousands of logits some are as close as two roundings
+                assert all(one == other or abs(one - other) <= 2 for one, other in zip(found[key], wanted[key]))
+            else:
+                close(found[key], wanted[key], within)
     elif isinstance(wanted, list | tuple):
         assert len(found) == len(wanted)
         for one, other in zip(found, wanted):
