@@ -35,7 +35,7 @@ FORM: dict[str, Any] = {
     "questions": {"topic": {"question": "What is it about?", "labels": ["delivery", "billing", "other"]}},
 }
 SENTENCE = "the parcel bill arrived late and was paid twice by a customer who waits for an answer to the letter"
-RUBRICS, REPLICAS, REQUESTS, RUBRIC_WORDS = 50, 4, 1000, 400
+RUBRICS, REPLICAS, RUBRIC_WORDS = 50, 4, 400
 
 
 def words(seed: int, count: int) -> str:
@@ -123,11 +123,11 @@ def kill(report: Report, rows: int) -> None:
 # ------------------------------------------------------------------ Ray Serve
 
 
-def requests(seed: int) -> list[tuple[int, Decide]]:
+def requests(seed: int, count: int) -> list[tuple[int, Decide]]:
     draw = random.Random(seed)
     question = Choice("What is it about?", ["delivery", "billing", "other"])
     found = []
-    for at in range(REQUESTS):
+    for at in range(count):
         rubric = draw.randrange(RUBRICS)
         found.append(
             (rubric, Decide(f"Rubric {rubric}. {words(rubric, RUBRIC_WORDS)}\n\n{words(10**6 + at, 20)}", [question]))
@@ -135,13 +135,13 @@ def requests(seed: int) -> list[tuple[int, Decide]]:
     return found
 
 
-def hit_rates(routing: str, clients: int, seed: int) -> tuple[float, float, float]:
+def hit_rates(routing: str, count: int, clients: int, seed: int) -> tuple[float, float, float]:
     """Of requests, of tokens, and the median latency in ms."""
     from ray import serve
 
     from prelude.ray import deployment
 
-    given = requests(seed)
+    given = requests(seed, count)
     config = EngineConfig(kv_blocks=15 * 32, max_length=2048, max_queued_requests=512)
     app = deployment(replicas=REPLICAS, config=config, routing=routing, stats_seconds=2.0)
     handle = serve.run(app, name="bench", route_prefix=None)
@@ -171,16 +171,16 @@ def hit_rates(routing: str, clients: int, seed: int) -> tuple[float, float, floa
     return 100 * statistics.mean(hits), 100 * tokens, 1000 * statistics.median(seconds for _, _, seconds in done)
 
 
-def serving(report: Report, clients: int, repeats: int) -> None:
+def serving(report: Report, routings: list[str], count: int, clients: int, repeats: int) -> None:
     found: dict[str, list[tuple[float, float, float]]] = {}
     for seed in range(repeats):
-        for routing in ("round-robin", "prefix-affine", "power-of-two"):
-            found.setdefault(routing, []).append(hit_rates(routing, clients, seed))
+        for routing in routings:
+            found.setdefault(routing, []).append(hit_rates(routing, count, clients, seed))
     for routing, rates in found.items():
         report.add("serve", f"{routing}: requests whose prefix was there", three([one[0] for one in rates]), "%")
         report.add("serve", f"{routing}: prompt tokens from the cache", three([one[1] for one in rates]), "%")
         report.add("serve", f"{routing}: median latency", three([one[2] for one in rates]), "ms")
-    for other in ("round-robin", "power-of-two"):
+    for other in [one for one in routings if one != "prefix-affine" and "prefix-affine" in routings]:
         ratios = [a[0] / b[0] for a, b in zip(found["prefix-affine"], found[other])]
         report.add(
             "serve", f"hit rate of prefix-affine over {other}", three(ratios), "x", "3" if "round" in other else ""
@@ -194,6 +194,8 @@ def main() -> None:
     parser.add_argument("--part", default="data,kill,serve")
     parser.add_argument("--rows", type=int, default=6000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--routings", default="round-robin,prefix-affine,power-of-two")
+    parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=8)
     add_outputs(parser)
     chosen = parser.parse_args()
@@ -205,7 +207,7 @@ def main() -> None:
     if "kill" in parts:
         kill(report, chosen.rows)
     if "serve" in parts:
-        serving(report, chosen.clients, chosen.repeats)
+        serving(report, chosen.routings.split(","), chosen.requests, chosen.clients, chosen.repeats)
     ray.shutdown()
     report.finish(chosen)
 

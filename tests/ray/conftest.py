@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")  # a loaded machine; also of processes that tests start
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
