@@ -132,8 +132,9 @@ class Affinity(Generic[K]):
         total: int | None = None,
     ) -> list[list[K]]:
         """``replicas`` in groups, the best first: those with the longest beginning of the text, then those with a
-        shorter one, each within its bound of ``load`` (requests in flight); then one replica for a text that none
-        has; then all. The groups may repeat a replica. ``total``: the sum of the loads, where it is known."""
+        shorter one, each within its bound of ``load`` (requests in flight). For a text that none has: the replica
+        that had it first, or else the one with the fewest beginnings. Then all. The groups may repeat a replica.
+        ``total``: the sum of the loads, where it is known."""
         if not replicas:
             return []
         if total is None:
@@ -141,10 +142,12 @@ class Affinity(Generic[K]):
         bound = max(self._least_load, math.ceil((1 + self._slack) * (total + 1) / len(replicas)))
         groups: list[list[K]] = []
         seen: set[K] = set()
+        home: list[K] = []  # where the text's beginning was, though it is not believed to be there any more
         for one in reversed(chain):
             holders = self._until.get(one)
             if holders is None:
                 continue
+            home = home or [name for name in holders if load(name) < bound][:1]
             group = [
                 name for name, until in holders.items() if until > now and name not in seen and load(name) < bound
             ]
@@ -152,7 +155,9 @@ class Affinity(Generic[K]):
                 groups.append(group)
                 seen.update(group)
         if chain and not groups:
-            groups.append([min(replicas, key=lambda one: (load(one) >= bound, self._homes.get(one, 0), load(one)))])
+            groups.append(
+                home or [min(replicas, key=lambda one: (load(one) >= bound, self._homes.get(one, 0), load(one)))]
+            )
         groups.append(list(replicas))
         return groups
 
@@ -178,7 +183,8 @@ class Affinity(Generic[K]):
             return
         self._reports[replica] = found
         for one in before - found:
-            self._drop(one, replica)
+            if one in self._until and replica in self._until[one]:
+                self._until[one][replica] = 0.0
         for one in found - before:
             self._until.setdefault(one, {})[replica] = math.inf
 

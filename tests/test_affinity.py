@@ -102,6 +102,22 @@ def test_new_prefixes_spread_and_what_was_sent_counts_for_a_while() -> None:
     assert affinity.ranked(chain, range(4), lambda _: 0, 11.0)[0] == [2]
 
 
+def test_a_prefix_that_was_evicted_comes_back_to_its_replica() -> None:
+    """Otherwise replicas whose caches are too small would send each other's prefixes around."""
+    affinity: Affinity[int] = Affinity(trust=1.0)
+    chains = [chain_of(text(number)) for number in range(6)]
+    homes = []
+    for chain in chains:
+        homes.append(affinity.ranked(chain, range(3), lambda _: 0, 0.0)[0][0])
+        affinity.sent(chain, homes[-1], 0.0)
+        affinity.reported(homes[-1], chain)
+    for replica in range(3):
+        affinity.reported(replica, ())
+    assert [affinity.ranked(chain, range(3), lambda _: 0, 60.0)[0][0] for chain in chains] == homes
+    affinity.keep({0, 1})
+    assert all(affinity.ranked(chain, [0, 1], lambda _: 0, 60.0)[0][0] in (0, 1) for chain in chains)
+
+
 def test_a_loaded_replica_gives_its_prefix_up() -> None:
     affinity: Affinity[int] = Affinity(slack=0.25, least_load=4)
     chain = chain_of(text(1))

@@ -142,9 +142,10 @@ def hit_rates(routing: str, count: int, clients: int, seed: int) -> tuple[float,
     from prelude.ray import deployment
 
     given = requests(seed, count)
-    config = EngineConfig(kv_blocks=15 * 32, max_length=2048, max_queued_requests=512)
+    config = EngineConfig(kv_blocks=15 * 60, max_length=2048, max_queued_requests=512)
     app = deployment(replicas=REPLICAS, config=config, routing=routing, stats_seconds=2.0)
-    handle = serve.run(app, name="bench", route_prefix=None)
+    name = f"bench-{routing}-{seed}"  # a process keeps the router of an application by its name
+    handle = serve.run(app, name=name, route_prefix=None)
 
     async def main() -> list[tuple[int, Any, float]]:
         done: list[tuple[int, Any, float]] = []
@@ -160,7 +161,7 @@ def hit_rates(routing: str, count: int, clients: int, seed: int) -> tuple[float,
         return done
 
     done = asyncio.run(main())
-    serve.delete("bench")
+    serve.delete(name)
     first: set[int] = set()
     hits = []
     for rubric, stats, _ in done:

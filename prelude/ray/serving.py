@@ -16,7 +16,7 @@ from prelude.bulk.batches import load_engine
 from prelude.config import EngineConfig
 from prelude.engine import AsyncEngine
 from prelude.errors import ConfigError, DeadlineExceeded, QueueFull, shown
-from prelude.options import RequestOptions
+from prelude.options import RequestOptions, merge_options
 from prelude.tasks import TaskOf
 
 ROUTERS = {
@@ -81,7 +81,7 @@ class Replica:
     async def _run(
         self, tasks: list[Any], options: RequestOptions | None, waited: float, keywords: Mapping[str, Any]
     ) -> list[Any]:
-        options = replace(options or RequestOptions(), **keywords)
+        options = merge_options(options, keywords)
         if options.deadline is not None:
             if options.deadline <= waited:
                 raise DeadlineExceeded(
@@ -118,9 +118,10 @@ class Replica:
         if not health.ok:
             raise RuntimeError(str(asdict(health)))
 
-    async def __del__(self) -> None:
+    def __del__(self) -> None:
         """Called by Serve when it stops the replica, after the requests under way."""
-        await self.engine.aclose(drain=False)
+        if hasattr(self, "engine"):
+            self.engine.engine.close(drain=False)
 
 
 def deployment(

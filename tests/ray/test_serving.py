@@ -11,7 +11,7 @@ import pytest
 
 from prelude import Choice, Decide, EngineConfig, Generate, SamplingParams
 from prelude.affinity import chain_of_task
-from prelude.errors import ConfigError, DeadlineExceeded, InvalidRequest
+from prelude.errors import ConfigError, DeadlineExceeded, InvalidRequest, UnknownParameter
 
 serve = pytest.importorskip("ray.serve", reason="ray[serve] is not installed")
 
@@ -47,6 +47,8 @@ def test_an_answer_comes_back_whole_and_errors_keep_their_kind(handle: Any) -> N
     assert answers["language"].label in ("English", "German") and answers.stats.prompt_tokens > 0
     with pytest.raises(InvalidRequest, match="questions"):
         handle.run.remote(Decide("x", {})).result()
+    with pytest.raises(UnknownParameter, match="dead_line"):
+        handle.run.remote(decision(0, 1), dead_line=1.0).result()
     many = handle.run_many.remote([decision(0, 1), Decide("x", {})], return_exceptions=True).result()
     assert many[0][0].label in ("English", "German") and isinstance(many[1], InvalidRequest)
 
