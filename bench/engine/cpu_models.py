@@ -1,4 +1,4 @@
-"""Models of real shapes on one CPU: every data type against transformers, sentence-transformers and ONNX Runtime.
+"""Models of real shapes on a CPU, against transformers, sentence-transformers, ONNX Runtime and llama.cpp.
 
     python -m bench cpu_models [--minilm DIR] [--qwen3 DIR] [--only MODEL] [--tokens 16 81 256 512] [--rounds 3]
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from bench.blocks import Run, blocks
 from bench.common import Report, add_outputs, machine_facts, three
+from bench.engine import llama_cpp
 from bench.engine.encoders import (
     Side,
     installed,
@@ -81,9 +82,6 @@ status = open("/proc/self/status").read()
 kept, peak = (int(re.search(key + r":\\s+(\\d+)", status)[1]) / 1e6 for key in ("VmRSS", "VmHWM"))
 print(time.process_time(), kept, peak)
 """
-
-Said = Callable[[list[list[int]]], list[float]]
-"""Prompts to the logprob of the next token's best candidate."""
 
 
 def random_decoder(folder: Path) -> Path:
@@ -200,7 +198,21 @@ def encoder(report: Report, name: str, path: Path, options: argparse.Namespace) 
 # ------------------------------------------------------------------ decoders
 
 
-def our_decoder(engine: Engine) -> Said:
+def llama_decoders(path: Path, threads: int) -> dict[str, llama_cpp.Said]:
+    """A side for each type of GGUF file. Lone prompts and several at once have servers of their own."""
+
+    def side(file: Path) -> llama_cpp.Said:
+        alone, many = llama_cpp.LlamaCpp(file, threads), llama_cpp.LlamaCpp(file, threads, sequences=16)
+        return lambda prompts: (alone if len(prompts) == 1 else many).say(prompts)
+
+    found = {}
+    for kind in llama_cpp.TYPES:
+        file = llama_cpp.write_gguf(path, path / f"{kind}.gguf", kind)
+        found[f"llama.cpp {kind}"] = side(file)
+    return found
+
+
+def our_decoder(engine: Engine) -> llama_cpp.Said:
     def say(prompts: list[list[int]]) -> list[float]:
         found = engine.run_many([Generate(ids, ONE_TOKEN) for ids in prompts])
         return [one.logprobs[0].logprob for one in found]
@@ -208,7 +220,7 @@ def our_decoder(engine: Engine) -> Said:
     return say
 
 
-def transformers_decoder(path: Path) -> Said:
+def transformers_decoder(path: Path) -> llama_cpp.Said:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -249,6 +261,10 @@ def decoder(report: Report, path: Path, options: argparse.Namespace) -> None:
         engines[side] = Engine.from_pretrained(path, dtype=dtype, config=config)
     sides = {side: our_decoder(engine) for side, engine in engines.items()}
     sides["transformers bfloat16"] = transformers_decoder(path)
+    if installed("xllamacpp") and installed("gguf"):
+        sides |= llama_decoders(path, options.threads)
+    else:
+        report.facts["left out of Qwen3-0.6B"] = "llama.cpp: xllamacpp or gguf is not installed"
     loads: dict[str, list[int]] = {f"Qwen3-0.6B, one prompt of {count} tokens": [count] for count in options.tokens}
     loads["Qwen3-0.6B, 16 prompts of mixed length"] = lengths(16, 40, 150)
     for load, counts in loads.items():
