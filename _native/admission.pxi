@@ -15,6 +15,9 @@ cdef class Alike:
 
     def end(self, list tasks not None, Py_ssize_t first) -> int:
         """Where the run of tasks ends that begins with ``tasks[first]``, which is a ``kind``."""
+        return self.find_end(tasks, first)
+
+    cdef Py_ssize_t find_end(self, list tasks, Py_ssize_t first) except -1:
         cdef Py_ssize_t at = first + 1, n = len(tasks)
         cdef size_t field
         if not 0 <= first < n or type(tasks[first]) is not self.kind:
@@ -29,6 +32,20 @@ cdef class Alike:
                     return at
             at += 1
         return at
+
+
+def runs_of(list tasks not None, dict alike not None) -> list:
+    """``tasks`` cut into runs that are prepared together. ``alike`` has the ``Alike`` of a class; a task of any other
+    class is a run of its own."""
+    cdef Py_ssize_t at = 0, end, n = len(tasks)
+    cdef list runs = []
+    cdef object same
+    while at < n:
+        same = alike.get(type(tasks[at]))
+        end = at + 1 if same is None else (<Alike?>same).find_end(tasks, at)
+        runs.append(tasks if end - at == n else tasks[at:end])
+        at = end
+    return runs
 
 
 @cython.final
@@ -64,17 +81,18 @@ cdef class PromptMould:
                              f"positions for {_len(self.tail)} tokens")
         self.back, self.least, self.most = back, least, most
 
-    def make(self, list prompts not None, int64_t id_limit, double tokenize_ms) -> tuple:
+    def make(self, list prompts not None, int64_t id_limit, double tokenize_ms, finish=None) -> tuple:
         """An ``Admitted`` for each prompt: an int32 array, or an argument of ``ids_below``. None for a prompt that is
         anything else, has an id that is not below ``id_limit``, or makes a state of another length. And whether there
-        is none of these."""
+        is none of these. ``finish``: the first of ``admitted_fields``, where it is the call's own."""
         cdef list out = []
         cdef cnp.ndarray ids
         cdef bint whole = True
+        cdef tuple fields = self.admitted_fields if finish is None else (finish, *self.admitted_fields[1:])
         for prompt in prompts:
             ids = self.tokens(prompt, id_limit)
             whole = whole and ids is not None
-            out.append(None if ids is None else self.admit(ids, tokenize_ms))
+            out.append(None if ids is None else self.admit(ids, tokenize_ms, fields))
         return out, whole
 
     cdef cnp.ndarray tokens(self, object prompt, int64_t id_limit):
@@ -93,7 +111,7 @@ cdef class PromptMould:
         _copy(to + n + around, self.tail)
         return out
 
-    cdef object admit(self, cnp.ndarray ids, double tokenize_ms):
+    cdef object admit(self, cnp.ndarray ids, double tokenize_ms, tuple fields):
         cdef int64_t state = _len(ids) - _len(self.tail)
         cdef object positions, starts
         if _len(self.parents) == 1:
@@ -102,9 +120,27 @@ cdef class PromptMould:
             positions, starts = _grown(state, self.positions, self.starts)
         tree = self.tree.make((ids, positions, starts, self.parents))
         prepared = self.prepared.make((tree, *self.common, 0, tokenize_ms, state - self.back))
-        return self.admitted.make((prepared, *self.admitted_fields))
+        return self.admitted.make((prepared, *fields))
 
 
 cdef inline void _copy(int32_t* to, cnp.ndarray ids) noexcept:
     if _len(ids):
         memcpy(to, _data(ids), _len(ids) * sizeof(int32_t))
+
+
+def scope_of(task, default_cache) -> tuple:
+    """The texts that a task may share with others: (its salt or None, whether nothing of it is kept, whether the
+    tokenizer remembers its texts, whether trusted text that it brings is its own). Its fields are not checked so far:
+    they may be any objects."""
+    cdef object salt = getattr(task, "salt", None), cache = getattr(task, "cache", None)
+    cdef bint alone, remember
+    if not isinstance(cache, str) or cache == "auto":  # "auto" stands for the engine's default
+        cache = default_cache
+    alone = cache == "never"
+    if not isinstance(salt, str):
+        salt = None
+    remember = salt is None and not alone
+    if remember:
+        return salt, alone, remember, False
+    return salt, alone, remember, (getattr(task, "template", None) is not None
+                                   or getattr(task, "recipe", None) is not None)

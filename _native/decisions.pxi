@@ -164,6 +164,14 @@ cdef class AnswerReader:
         self.answer, self.answers, self.questions, self.names = answer, answers, questions, names
         self.unconditional, self.by_length, self.relative = unconditional, by_length, relative
 
+    def named(self, tuple names not None) -> AnswerReader:
+        """The same reader for questions of these names."""
+        cdef AnswerReader reader = AnswerReader.__new__(
+            AnswerReader, self.answer, self.answers, (), names, unconditional=self.unconditional,
+            by_length=self.by_length, relative=self.relative)
+        reader.questions = self.questions
+        return reader
+
     def __call__(self, Outcome outcome not None):
         cdef list logprobs = outcome.pairs(), found = []
         cdef Py_ssize_t at = 0, alone = len(logprobs) // 2 if self.unconditional else -1
@@ -191,19 +199,58 @@ cdef class AnswerReader:
                                  shares[0 if kind == "noul" else index], expected, kind))
 
 
-def plain_texts(list tasks not None, str before not None, str after not None, cbool strips, Py_ssize_t most):
+def plain_texts(list tasks not None, str before not None, str after not None, cbool strips, Py_ssize_t most,
+                Py_ssize_t most_messages) -> list | None:
     """The text that the state of each task is encoded as, between ``before`` and ``after``; without white space at its
-    beginning where ``strips``. None where a state is not a text in ASCII of 1 to ``most`` characters: such a text
-    needs no check, with any ``truncation``."""
+    beginning where ``strips``. None where a state is neither a text in ASCII of 1 to ``most`` characters, nor up to
+    ``most_messages`` messages of such texts: these need no check, with any ``truncation``."""
     cdef list out = []
     cdef object state
     for task in tasks:
         state = task.state
-        if type(state) is not str or not PyUnicode_IS_ASCII(state) or len(<str>state) > most:
+        if type(state) is list or type(state) is tuple:
+            state = _transcript(state, most, most_messages)
+        elif type(state) is not str or not PyUnicode_IS_ASCII(state) or len(<str>state) > most:
             return None
-        if strips:
+        if state is not None and strips:
             state = state.lstrip()
         if not state:
             return None
         out.append(f"{before}{state}{after}" if before or after else state)
     return out
+
+
+cdef Py_ssize_t _MOST_ROLE = 64  # characters
+
+
+cdef str _transcript(messages, Py_ssize_t most, Py_ssize_t most_messages):
+    """Messages written out as "role: content" paragraphs. None where there is none or more than ``most_messages``, one
+    is not a dict of a role and a content in ASCII alone, or the contents have more than ``most`` characters."""
+    cdef list parts = []
+    cdef object role, content
+    if len(messages) > most_messages:
+        return None
+    for message in messages:
+        if type(message) is not dict or len(<dict>message) != 2:
+            return None
+        role, content = (<dict>message).get("role"), (<dict>message).get("content")
+        if type(role) is not str or type(content) is not str:
+            return None
+        if not PyUnicode_IS_ASCII(role) or not PyUnicode_IS_ASCII(content) or len(<str>role) > _MOST_ROLE:
+            return None
+        most -= len(<str>content)
+        if most < 0:
+            return None
+        parts.append(f"{role}: {content}")
+    return "\n\n".join(parts) if parts else None
+
+
+def names_of(questions not None) -> tuple:
+    """The names of a mapping of questions; a name that is not a string of 1 or more characters is a ``ValueError`` with
+    the name. Strings of a subclass are copied as plain strings."""
+    cdef list names = []
+    for name in questions:
+        if not isinstance(name, str) or not name:
+            raise ValueError(name)
+        names.append(name if type(name) is str else str.__str__(name))
+    return tuple(names)

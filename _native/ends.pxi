@@ -5,16 +5,29 @@ def traced(list requests) -> list:
     return [r for r in requests if (<Record?>r).timeline is not None]
 
 
-def end_all(list requests, list outcomes, dict live, double now):
-    """Says how long requests took that ended well: [(sink, requests, outcomes)] of their runs that have the same sink,
-    for ``claim``, and [(request, outcome)] of those that want more than that (a timeline, a deadline), left as they
-    are. Requests that are not in ``live`` have been told and are left out."""
-    return _end_rows(requests, outcomes, live, now)
+def end_all(list requests not None, list outcomes not None, dict live not None, double now, tell) -> list:
+    """Tells the ends of requests that ended well, and how long they took. ``tell(sink, requests, outcomes)`` is called
+    with each run of requests that have the same sink, after they were taken out of ``live``, which is the right to
+    tell their ends. Where it raises, these are in ``live`` again. [(request, outcome)] of those that are left: that
+    want more than that (a timeline, a deadline), or whose run has one that was told meanwhile. Requests that are not in
+    ``live`` have been told and are left out."""
+    cdef list runs, more, some, theirs
+    runs, more = _end_rows(requests, outcomes, live, now)
+    for sink, some, theirs in runs:
+        if not _claim(live, some):  # the watchdog told some of them meanwhile
+            more = [*zip(some, theirs), *more]
+            continue
+        try:
+            tell(sink, some, theirs)
+        except BaseException:
+            for request in some:
+                live[(<Record?>request).id] = request
+            raise
+    return more
 
 
-def claim(dict live not None, list requests not None) -> bool:
-    """Takes all of them out of ``live``, which is the right to tell their ends. False, and nothing done, where one of
-    them is not there. Needs no memory."""
+cdef bint _claim(dict live, list requests) except -1:
+    """Takes all of them out of ``live``. False, and nothing done, where one of them is not there. Needs no memory."""
     cdef Py_ssize_t i, n = len(requests)
     for i in range(n):
         if (<Record?>requests[i]).id not in live:
@@ -86,12 +99,19 @@ cdef class Ends:
 
     def put_all(self, list requests not None, list outcomes not None) -> None:
         """Of requests that ended well. The lists are kept; the caller changes them no more."""
+        self.add_all(requests, outcomes)
+
+    cdef int add_all(self, list requests, list outcomes) except -1:
         if self.requests is None and not self.found:
             self.requests, self.outcomes = requests, outcomes
-            return
+            return 0
         self.spread()
         for i in range(len(requests)):
             self.found[requests[i].id] = (outcomes[i], None)
+        return 0
+
+    cdef inline Py_ssize_t size(self):
+        return len(self.found) if self.requests is None else len(self.requests)
 
     cdef int spread(self) except -1:
         cdef list requests = self.requests, outcomes = self.outcomes
@@ -102,7 +122,7 @@ cdef class Ends:
         return 0
 
     def __len__(self) -> int:
-        return len(self.found) if self.requests is None else len(self.requests)
+        return self.size()
 
     def __getitem__(self, id):
         self.spread()
@@ -120,6 +140,48 @@ cdef class Ends:
                 return None
         self.spread()
         return outcomes
+
+
+cdef class Collector:
+    """Ends of a call's requests, for the thread that made the collector. ``expected``: how many there will be. With a
+    ``progress``, or while that thread waits (``done``), ``tell()`` hears that there are more: by a subclass, as is
+    ``wait_on()``, which returns when all have come."""
+
+    cdef readonly Ends ends
+    cdef public Py_ssize_t expected
+    cdef public object done
+    cdef readonly object progress
+    cdef readonly unsigned long owner  # the thread that made it
+
+    def __cinit__(self, progress=None):
+        self.ends, self.progress, self.owner = Ends(), progress, PyThread_get_thread_ident()
+
+    def deliver(self, request, outcome, error) -> None:
+        self.ends.put(request, outcome, error)
+        self.tell()
+
+    def deliver_all(self, list requests not None, list outcomes not None) -> None:
+        self.ends.add_all(requests, outcomes)
+        if self.done is not None or self.progress is not None:
+            self.tell()
+
+    def wait(self) -> None:
+        if self.progress is not None or self.ends.size() < self.expected:
+            self.wait_on()
+
+
+def records_in(list found not None) -> list:
+    """Those that are requests; the others are errors of tasks that were not admitted."""
+    return [one for one in found if isinstance(one, Record)]
+
+
+def error_in(list results not None) -> int:
+    """The place of the first error among them; -1: there is none."""
+    cdef Py_ssize_t i
+    for i in range(len(results)):
+        if isinstance(results[i], Exception):
+            return i
+    return -1
 
 
 def finish_each(list admitted not None, list calls not None, list outcomes not None, timed) -> list:

@@ -9,13 +9,16 @@ def plain(list requests, oneshot) -> bool:
     return True
 
 
-def admit_group(KvPool pool not None, requests, tuple limits, defer):
-    """The OneShot rows of a step, from ``requests`` in order until one does not fit: (rows, the rest of tokens,
-    rows and bytes). ``limits``: the fields of GroupLimits. ``defer(request, tokens)`` hears of one that is
-    to wait for a leader. The others hold their leases and are in state ``prefill`` now."""
-    cdef GroupLimits most
-    (most.tokens, most.rows, most.logits_bytes, most.logits_row_bytes, most.logits_chunk_rows, most.group_tokens,
-     most.allowance, most.defer_tokens, most.defer_steps, most.fold, most.retry, most.seen) = limits
+def admit_group(KvPool pool not None, requests, Ledger ledger not None, StepLimits limits not None, allowance,
+                cbool retry, cbool seen, list deferred not None) -> list:
+    """The OneShot rows of a step, from ``requests`` in order until one does not fit; ``ledger`` has the rest of the
+    step then. ``allowance``: beside running rows the group ends past so many tokens. ``seen``: other requests may need
+    at once the blocks that a row computes. ``deferred`` gets (request, tokens) of one that is to wait for a leader. The
+    others hold their leases and are in state ``prefill`` now."""
+    cdef GroupLimits most = limits.most
+    most.tokens, most.rows, most.logits_bytes = ledger.tokens, ledger.rows, ledger.logits_bytes
+    most.allowance = -1 if allowance is None else <int64_t>allowance
+    most.retry, most.seen = retry, seen
     cdef COneShotGroup* group = pool.group
     cdef list rows = []
     cdef Record r
@@ -42,7 +45,7 @@ def admit_group(KvPool pool not None, requests, tuple limits, defer):
         if verdict == Verdict.deferred:
             r.deferred += 1
             r.stats.deferred_ticks += 1
-            defer(r, lease.c.ahead * pool.c.block_size())
+            deferred.append((r, lease.c.ahead * pool.c.block_size()))
             continue
         _hold(r, lease)
         r.stats.cached_tokens = skip
@@ -51,7 +54,9 @@ def admit_group(KvPool pool not None, requests, tuple limits, defer):
         row.request, row.skip, row.publish = r, skip, publish
         rows.append(row)
     group.end()
-    return rows, group.left().tokens, group.left().rows, group.left().logits_bytes
+    ledger.tokens, ledger.rows = group.left().tokens, group.left().rows
+    ledger.logits_bytes = group.left().logits_bytes
+    return rows
 
 
 def folds_of(KvPool pool not None, list rows) -> list:
@@ -79,10 +84,10 @@ def folds_of(KvPool pool not None, list rows) -> list:
     return out
 
 
-def keep_all(KvPool pool not None, list rows, list folds, cbool seen, common) -> None:
+def keep_all(KvPool pool not None, list rows, list folds, cbool seen, common, estimates) -> None:
     """Blocks for the prefixes that the rows publish: folded ones their common part once, through the first member;
-    others their trunk. ``common(request, skip)``: how many tokens a peer that waits shares with one that finds no room;
-    for these blocks that were hit before are evicted, the coldest first."""
+    others their trunk. ``common(request, skip, estimates)``: how many tokens a peer that waits shares with one that
+    finds no room; for these blocks that were hit before are evicted, the coldest first."""
     cdef OneShotRow row
     cdef Record r
     cdef Result wrong
@@ -110,7 +115,7 @@ def keep_all(KvPool pool not None, list rows, list folds, cbool seen, common) ->
             pool.allocator.writer.leave()
         _check(wrong)
         if not room:
-            end = min(end, <int64_t>common(r, row.skip))
+            end = min(end, <int64_t>common(r, row.skip, estimates))
             pool.allocator.enter()
             try:
                 pool.group.keep(r.row, r.lease.c, row.skip, end, True, seen, &row.publish, &wrong)

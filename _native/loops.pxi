@@ -177,9 +177,9 @@ def tell_groups(list requests not None, list outcomes not None, again not None) 
             end += 1
         try:
             if end - at == n:
-                group.ends.put_all(requests, outcomes)
+                group.ends.add_all(requests, outcomes)
             else:
-                group.ends.put_all(requests[at:end], outcomes[at:end])
+                group.ends.add_all(requests[at:end], outcomes[at:end])
             group.count(end - at)
         except BaseException:
             if group.waited != Waited.pending:

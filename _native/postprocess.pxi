@@ -36,14 +36,17 @@ def end_with(Record r not None, token) -> tuple:
     return rule.kept(reason), reason
 
 
-def postprocess_group(KvPool pool not None, tuple rows, computed, row_ends, pair_ends, output, token_ids, bad,
-                 int64_t vocab_size, double forward_ms, int64_t batch_size):
+def postprocess_group(KvPool pool not None, plan, packed, result, bad_rows, int64_t vocab_size):
     """Ends the OneShot rows of a step that went well: publishes, gives leases back. (requests, their outcomes,
     [(request, token)] of those that failed: by numbers that are none, token None, or a token outside the vocabulary;
-    these are not ended). ``row_ends`` and ``pair_ends`` say where each row's part of ``output`` ends, None where it
-    has one row; ``token_ids``: the sampled tokens, or None."""
-    return _postprocess_rows(pool, rows, computed, row_ends, pair_ends, output, token_ids, bad, vocab_size, forward_ms,
-                        batch_size)
+    these are not ended). ``packed.row_ends`` and ``packed.pair_ends`` say where each row's part of its output ends,
+    None where it has one row. ``bad_rows``: of each output, those with numbers that are none."""
+    cdef tuple rows = plan.oneshot
+    cdef int64_t batch_size = len(rows) + len(plan.prefill) + len(plan.decode)
+    at = packed.outputs[0]
+    output = result.outputs[at]
+    return _postprocess_rows(pool, rows, packed.computed, packed.row_ends, packed.pair_ends, output,
+                             output.sampled_ids, bad_rows[at], vocab_size, <double>result.seconds * 1e3, batch_size)
 
 
 cdef int _check_ends(int64_t rows, cnp.ndarray computed, cnp.ndarray row_ends, cnp.ndarray pair_ends,

@@ -235,11 +235,12 @@ cdef class Places:
             raise
         self.left -= 1
 
-    def take_all(self, list requests not None) -> bool:
-        """``take`` of requests that all find room; False, and nothing taken, where they do not."""
+    def take_all(self, list requests not None, oneshot, int64_t most) -> bool:
+        """``take`` of requests that all find room; False, and nothing taken, where they do not, or where one of them is
+        to be checked by itself (``_all_fit``)."""
         cdef Py_ssize_t before = len(self.unposted)
         cdef bint charged = False
-        if self.left < len(requests):
+        if self.left < len(requests) or not _all_fit(requests, oneshot, most):
             return False
         try:
             self.unposted.extend(requests)  # first: nothing is charged where there is no memory for it

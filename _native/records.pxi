@@ -223,7 +223,7 @@ def begin_requests(type kind not None, list admitted not None, list calls not No
     return out
 
 
-def all_fit(list requests not None, oneshot, int64_t most) -> bool:
+cdef bint _all_fit(list requests, oneshot, int64_t most) except -1:
     """Whether all are requests of class ``oneshot`` without a deadline, of at most ``most`` tokens each."""
     cdef Record r
     for one in requests:

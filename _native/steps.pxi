@@ -62,6 +62,9 @@ cdef class CostFit:
 
     def observe(self, double tokens, double keys, double rows, double seconds) -> None:
         """A measured step. Values that cannot be a time (zero, not a number) are ignored."""
+        self.note(tokens, keys, rows, seconds)
+
+    cdef void note(self, double tokens, double keys, double rows, double seconds):
         cdef FourDoubles x
         (&x[0])[0], (&x[1])[0], (&x[2])[0], (&x[3])[0] = 1.0, tokens, keys, rows
         self.c.observe(x, seconds)
@@ -157,28 +160,37 @@ cdef class StepCounts:
     def __cinit__(self, *args, **fields):
         self.steps = {"oneshot": 0, "mixed": 0, "decode": 0}
 
-    def count_step(self, str kind, int64_t prefill, int64_t decode, tuple rows, tuple folds, result) -> None:
-        """A step of ``prefill`` and ``decode`` tokens with these OneShot rows and folds."""
-        self.count(kind, prefill, decode, rows, folds, result)
-
-    cdef int count(self, str kind, int64_t prefill, int64_t decode, tuple rows, tuple folds, result) except -1:
+    def count_step(self, plan, int64_t tokens, result, Pacer pacer not None, CostFit fit not None) -> None:
+        """A step of ``tokens`` tokens: its rows are counted, its seconds go to the pacer and the cost model."""
         cdef OneShotRow row
-        cdef int64_t peak = result.peak_bytes
+        cdef tuple oneshot = plan.oneshot, prompts = plan.prefill, running = plan.decode
+        cdef int64_t prefill = 0, decode = len(running), peak = result.peak_bytes
+        cdef int64_t rows = result.lm_head_rows
+        cdef double seconds = result.seconds
+        cdef str kind = "mixed"
+        if not prompts and bool(oneshot) != bool(decode):
+            kind = "oneshot" if oneshot else "decode"
         self.steps[kind] = self.steps[kind] + 1
-        self.prefill_tokens += prefill
-        self.decode_tokens += decode
-        for row in rows:
+        for row in oneshot:
             self.prefix_hit_tokens += row.skip
-        for fold in folds:
+        for prompt in prompts:
+            prefill += <int64_t>prompt.count
+            request = prompt.request
+            if not request.stats.chunks and not request.output:
+                self.prefix_hit_tokens += <int64_t>prompt.start
+        for fold in plan.folds:
             self.folded_tokens += <int64_t>fold.tokens * (len(fold.members) - 1)
-        self.lm_head_rows += <int64_t>result.lm_head_rows
+        self.prefill_tokens += tokens - decode
+        self.decode_tokens += decode
+        self.lm_head_rows += rows
         if result.eager:
             self.eager_steps += 1
         else:
             self.graph_replays += 1
         self.peak_activation_bytes = max(self.peak_activation_bytes, peak)
-        self.forward_seconds += <double>result.seconds
-        return 0
+        self.forward_seconds += seconds
+        pacer.add(decode, tokens - prefill - decode, prefill, seconds)
+        fit.note(tokens, result.attended_tokens, rows, seconds)
 
     def counted(self) -> dict:
         return {"steps": dict(self.steps), "prefill_tokens": self.prefill_tokens, "decode_tokens": self.decode_tokens,
@@ -186,3 +198,36 @@ cdef class StepCounts:
                 "lm_head_rows": self.lm_head_rows, "eager_steps": self.eager_steps,
                 "graph_replays": self.graph_replays, "peak_activation_bytes": self.peak_activation_bytes,
                 "forward_seconds": self.forward_seconds}
+
+
+def check_outputs(tuple readouts not None, result) -> list:
+    """Of each output of a step its rows (items, for pooled ones) with a number that is not finite: those that the
+    executor lists, and those that it missed. ``ValueError`` where outputs and readouts do not belong together."""
+    cdef list found = []
+    cdef Py_ssize_t i, n = len(readouts)
+    cdef object readout, output, listed, missed
+    cdef tuple outputs = tuple(result.outputs), bad_rows = tuple(result.bad_rows)
+    if len(outputs) != n or len(bad_rows) != n:
+        raise ValueError(f"the executor returned {len(outputs)} outputs, the batch has {n}")
+    for i in range(n):
+        readout, output = readouts[i], outputs[i]
+        if not readout.answers(output):
+            raise ValueError(f"the executor answered {type(readout).__name__} of {len(readout.rows)} rows with a "
+                             f"{type(output).__name__} of another kind or shape")
+        listed = _rows_listed(bad_rows[i], readout)
+        missed = readout.not_finite(output)
+        found.append(frozenset([*missed.tolist(), *listed]) if len(missed) or listed else _NO_ROWS)
+    return found
+
+
+cdef frozenset _NO_ROWS = frozenset()
+
+
+cdef list _rows_listed(bad, readout):
+    """The bad rows that an executor names, checked."""
+    if cnp.PyArray_Check(bad) and cnp.PyArray_NDIM(<cnp.ndarray>bad) == 1 and _len(<cnp.ndarray>bad) == 0:
+        return []
+    rows = np.asarray(bad)
+    if rows.size and (rows.min() < 0 or rows.max() >= readout.items):
+        raise ValueError("the executor names bad rows that the batch does not have")
+    return rows.tolist()

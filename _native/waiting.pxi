@@ -140,7 +140,17 @@ cdef class Waiting:
         self.tokens = self.logits_rows = 0
         return True
 
-    def fits(self, int64_t tokens, int64_t rows, int64_t logits_bytes, int64_t row_bytes) -> bool:
-        """Whether all requests fit one batch of so much, without counting on the cache."""
+    cdef bint holds(self, int64_t tokens, int64_t rows, int64_t logits_bytes, int64_t row_bytes) except -1:
         return (self.tokens <= tokens and len(self.arrivals) <= rows and len(self.groups) <= 1
                 and self.logits_rows * row_bytes <= logits_bytes)
+
+    def fits(self, int64_t tokens, int64_t rows, int64_t logits_bytes, int64_t row_bytes) -> bool:
+        """Whether all requests fit one batch of so much, without counting on the cache."""
+        return self.holds(tokens, rows, logits_bytes, row_bytes)
+
+    def all_of(self, Ledger ledger not None, StepLimits limits not None):
+        """All requests in order of arrival, where they fit what the step and its group still have; else None."""
+        cdef int64_t tokens = min(ledger.tokens, limits.most.group_tokens)
+        if not self.holds(tokens, ledger.rows, ledger.logits_bytes, limits.most.logits_row_bytes):
+            return None
+        return list(self.arrivals.values())

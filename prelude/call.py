@@ -42,6 +42,11 @@ def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> tup
     return calls, [call.timeline for call in calls if call.timeline is not None]
 
 
+def mark_all(timelines: list[Timeline], name: str) -> None:
+    for timeline in timelines:
+        timeline.mark(name)
+
+
 PLAIN = Call(NO_OPTIONS, math.inf, None)  # of all calls without options
 
 

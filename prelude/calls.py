@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prelude._native.core import Ends, finish_each
+from prelude._native.core import Ends, error_in, finish_each
 from prelude.admission.messages import rough_size
 from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.snapshot import prompt_fields
@@ -24,11 +24,6 @@ JOB_CHARS, JOB_TASKS = 1 << 16, 64  # of one job of a preparing thread
 PART_TASKS = 512
 TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
 TASK_CHARS, QUESTION_CHARS, LABEL_CHARS = 64, 32, 32  # the cost of preparing one beside its text
-
-
-def requests_in(found: list[Request | Exception]) -> list[Request]:
-    """Those that were admitted; the list itself where all of them were."""
-    return [one for one in found if isinstance(one, Request)]
 
 
 def finish_all(
@@ -51,9 +46,9 @@ def finish_all(
 def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:
     """``results``; or the first error among them is raised, with the place of its task where there are several."""
     if not return_exceptions:
-        for at, result in enumerate(results):
-            if isinstance(result, Exception):
-                raise result if len(results) == 1 else name_task(result, at)
+        at = error_in(results)
+        if at >= 0:
+            raise results[at] if len(results) == 1 else name_task(results[at], at)
     return results
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prelude._native.core import choice_confidence, score_confidence
+
 
 def of(kind: str, probabilities: Sequence[float]) -> float | None:
     """Of an answer's kind; ``None`` of a "noul", whose probability says it all."""
@@ -24,16 +26,9 @@ def of(kind: str, probabilities: Sequence[float]) -> float | None:
 
 def of_choice(probabilities: Sequence[float]) -> float:
     """``probabilities`` sum to 1."""
-    n = len(probabilities)
-    return 1.0 if n < 2 else min(1.0, max(0.0, (max(probabilities) - 1 / n) / (1 - 1 / n)))
+    return choice_confidence(list(probabilities))
 
 
 def of_score(probabilities: Sequence[float]) -> float:
     """``probabilities`` of the levels in order, which sum to 1."""
-    n = len(probabilities)
-    if n < 2:
-        return 1.0
-    mode = max(range(n), key=probabilities.__getitem__)
-    distance = sum([share * abs(level - mode) for level, share in enumerate(probabilities)])
-    spread = sum([abs(level - (n - 1) / 2) for level in range(n)]) / n
-    return min(1.0, max(0.0, 1 - distance / spread))
+    return score_confidence(list(probabilities))

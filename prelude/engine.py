@@ -24,7 +24,7 @@ from prelude.base import Health, not_loaded
 from prelude.bulk.bar import RowBar, Told, length
 from prelude.bulk.mapping import checked, map_rows_async
 from prelude.bulk.windows import WINDOW_ROWS, Mapped
-from prelude.call import Call, Options, make_calls
+from prelude.call import Call, Options, make_calls, mark_all
 from prelude.calls import (
     INLINE_CHARS,
     PART_TASKS,
@@ -229,8 +229,8 @@ class AsyncEngine(AsyncVerbs):
         engine = self.engine
         outbox = self._outbox(get_running_loop(), engine)
         calls, timelines = make_calls(len(tasks), options, keywords)
-        for timeline in timelines:
-            timeline.mark("prompt")
+        if timelines:
+            mark_all(timelines, "prompt")
         tasks, size = owned(engine.preparer, tasks)
         group = Group(outbox.loop, tasks, calls, timelines, progress or None)
         try:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from prelude._native.core import records_in
 from prelude.base import EngineBase
 from prelude.bulk.bar import RowBar, Told, length
 from prelude.bulk.mapping import checked, map_rows
 from prelude.bulk.windows import WINDOW_ROWS, Mapped
-from prelude.call import Options, make_calls
-from prelude.calls import finish_all, first_error, requests_in, task_list
+from prelude.call import Options, make_calls, mark_all
+from prelude.calls import finish_all, first_error, task_list
 from prelude.compound import drive
 from prelude.config import EngineConfig
 from prelude.options import RequestOptions
@@ -142,25 +143,25 @@ class Engine(Verbs, EngineBase):
         self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress | None = None
     ) -> list[Any]:
         """``run_many`` with errors as results."""
-        core = self._core
-        calls, timelines = make_calls(len(tasks), options, keywords)
-        for timeline in timelines:
-            timeline.mark("prompt")
+        core, count = self._core, len(tasks)
+        calls, timelines = make_calls(count, options, keywords)
+        if timelines:
+            mark_all(timelines, "prompt")
         sink = BlockingSink(progress)
-        with core.reserve(len(tasks)) as places:
+        with core.reserve(count) as places:
             room = places.left
-            for timeline in timelines:
-                timeline.mark("accept")
-            admitted = self._preparer.prepare_all(tasks if room == len(tasks) else tasks[:room])
-            if room < len(tasks):
+            if timelines:
+                mark_all(timelines, "accept")
+            admitted = self._preparer.prepare_all(tasks if room == count else tasks[:room])
+            if room < count:
                 admitted.extend([core.inbox.full() for _ in calls[room:]])
-            for timeline in timelines:
-                timeline.mark("tokenise")
+            if timelines:
+                mark_all(timelines, "tokenise")
             requests = core.requests(admitted, calls, sink, places, watching)
-            live = requests_in(requests)
+            live = records_in(requests)
             sink.expected = len(live)
             if progress is not None:
-                progress.advance(len(tasks) - len(live))
+                progress.advance(count - len(live))
             if live:
                 try:
                     core.run_inline(live, places)

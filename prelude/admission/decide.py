@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prelude._native.core import AnswerReader, Maker, PromptMould, join_ids, plain_texts
+from prelude._native.core import AnswerReader, Maker, PromptMould, join_ids, names_of, plain_texts
 from prelude.admission import validation
 from prelude.admission.context import (
     AdmissionContext,
@@ -17,7 +17,7 @@ from prelude.admission.context import (
     salt_of,
 )
 from prelude.admission.decision import Decision, StateFrame, assembled, decision_of
-from prelude.admission.messages import check_messages, content_text, shorten_messages
+from prelude.admission.messages import MAX_VALUES, check_messages, content_text, shorten_messages
 from prelude.admission.prepared import Admitted, make_tree, shape_of
 from prelude.admission.prompts import beginning, is_messages, kept, shorten
 from prelude.admission.questions import Places, QuestionPlan, cut_notes, cut_question, question_too_long
@@ -31,6 +31,7 @@ from prelude.tasks import Decide
 
 _make_answer = Maker(Answer)
 INT32_MAX = (1 << 31) - 1  # of ids that the tokenizer made
+MAX_PLAIN = MAX_VALUES // 3  # messages of a role and a content, each of which counts as three values
 
 
 def prepare_decides(
@@ -38,12 +39,15 @@ def prepare_decides(
 ) -> list[Admitted | Exception]:
     """Prepares tasks that differ in their state alone. The error of one state stands in its place; an error of all
     tasks is raised."""
-    questions, names = named(tasks[0].questions)
-    decision = decision_of(ctx, scope, tasks[0], questions)
-    mould = mould_of(ctx, decision, tasks[0], names)
-    frame = decision.frame
+    task = tasks[0]
+    questions, names = named(task.questions)
+    decision = decision_of(ctx, scope, task, questions)
+    frame, mode = decision.frame, task.cache
+    known = decision.moulds.get(mode) if type(mode) is str else None
+    mould, reader = mould_of(ctx, decision, task) if known is None else known
     contents: list[tuple[Any, int]] | None = None
-    texts = plain_texts(tasks, frame.before, frame.after, frame.strips, ctx.max_chars)
+    most = ctx.max_chars
+    texts = plain_texts(tasks, frame.before, frame.after, frame.strips, most, min(ctx.max_length, MAX_PLAIN))
     if texts is None:
         contents, texts = _contents(ctx, tasks, frame)
     ids: list[Any] = scope.encode_all(texts) if texts else []
@@ -51,11 +55,11 @@ def prepare_decides(
     made: list[Any] = [None] * len(ids)
     whole = False
     if mould is not None:
-        made, whole = mould.make(ids, INT32_MAX, ms)
+        made, whole = mould.make(ids, INT32_MAX, ms, reader if names is None else reader.named(names))
     if whole and len(made) == len(tasks):
         return made
     if contents is None:
-        contents = [(task.state, 0) for task in tasks]
+        contents, _ = _contents(ctx, tasks, frame)
     return _one_by_one(ctx, tasks, decision, names, contents, iter(zip(ids, made)), ms)
 
 
@@ -130,43 +134,38 @@ def _admit_fitted(
     return admitted(ctx, scope, task, tree, decision.readout, finish, truncated=cut, first=len(state))
 
 
-def mould_of(
-    ctx: AdmissionContext, decision: Decision, task: Decide, names: tuple[str, ...] | None
-) -> PromptMould | None:
-    """The shared parts of a decision's requests; ``None`` where each state has a tree of its own, or the questions
-    were cut. Kept where the questions have no names, which are not part of the decision."""
-    mode = task.cache
-    known = decision.moulds.get(mode) if names is None and type(mode) is str else None
-    if known is None:
-        require_lm_head(ctx, task)
-        cache = cache_of(ctx, task)
-        if decision.norm == "unconditional" or decision.dropped:
-            return None
-        known = PromptMould(
+def mould_of(ctx: AdmissionContext, decision: Decision, task: Decide) -> tuple[PromptMould | None, AnswerReader]:
+    """The shared parts of a decision's requests, and the reader of its answers; both are kept. No mould where each
+    state has a tree of its own, or the questions were cut."""
+    require_lm_head(ctx, task)
+    cache = cache_of(ctx, task)
+    mould, reader = None, reader_of(decision, None)
+    if decision.norm != "unconditional" and not decision.dropped:
+        mould = PromptMould(
             (make_tree, make_prepared, make_admitted),
             shape_of,
             decision.frame.head,
             decision.frame.foot,
             (decision.tail, decision.positions, decision.starts, decision.parents),
             (decision.readout, 0, None, cache, salt_of(task)),
-            (reader_of(decision, names),),
+            (reader,),
             back=0,
             least=decision.least,
             most=decision.room(ctx),
         )
-        if names is None:
-            decision.moulds[mode] = known
-    return known
+    decision.moulds[str(task.cache)] = mould, reader
+    return mould, reader
 
 
 def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
     """The questions as a list, and the names of a mapping's. The names reach neither the model nor a cache."""
     if type(questions) is list or type(questions) is tuple or not isinstance(questions, Mapping):
         return questions, None
-    for name in questions:
-        if not isinstance(name, str) or not name:
-            raise InvalidRequest(f"the name {shown(name)} is not a string of 1 or more characters", field="questions")
-    return tuple(questions.values()), tuple([str.__str__(name) for name in questions])
+    try:
+        return tuple(questions.values()), names_of(questions)
+    except ValueError as error:
+        said = f"the name {shown(error.args[0])} is not a string of 1 or more characters"
+        raise InvalidRequest(said, field="questions") from None
 
 
 def reader_of(decision: Decision, names: tuple[str, ...] | None) -> AnswerReader:

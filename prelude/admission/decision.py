@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import PromptMould, grow_tree, join_ids
+from prelude._native.core import AnswerReader, PromptMould, grow_tree, join_ids
 from prelude.admission import validation
 from prelude.admission.chat import PLAIN, Frame
 from prelude.admission.context import AdmissionContext
@@ -119,7 +119,7 @@ class Decision:
     nbytes: int
     places: tuple[Places, ...] = ()  # of each question: where its labels, as the caller listed them, are in the plan
     dropped: int = 0  # characters that were cut of the questions' texts before tokenising
-    moulds: dict[str, PromptMould] = field(default_factory=dict)  # by the task's cache mode
+    moulds: dict[str, tuple[PromptMould | None, AnswerReader]] = field(default_factory=dict)  # by cache mode
 
     def room(self, ctx: AdmissionContext) -> int:
         """Tokens that a state may have."""

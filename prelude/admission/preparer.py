@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from prelude._native.core import Alike
+from prelude._native.core import Alike, runs_of
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
 from prelude.admission.context import AdmissionContext, each_alone, make_context
@@ -39,6 +39,7 @@ _NOTHING_MORE = Notes()
 _ALIKE = {kind: Alike(kind) for kind in (Decide, Generate)}
 _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
+PrepareDecides: TypeAlias = Callable[[AdmissionContext, TokenizationScope, list[Any]], list[Admitted | Exception]]
 Prepare: TypeAlias = Callable[[AdmissionContext, TokenizationScope, Any], Admitted | tuple[Admitted, Notes]]
 
 
@@ -81,6 +82,11 @@ class Preparer:
         options: OptionSettings | None = None,
     ) -> None:
         self._template_process = template_process
+        self._prepare_decides: PrepareDecides = prepare_decides
+        if options is not None:
+            self._prepare_decides = lambda ctx, _, tasks: each_alone(ctx, partial(prepare_marked, options), tasks)
+        elif limits.masked_lm:
+            self._prepare_decides = lambda ctx, _, tasks: each_alone(ctx, prepare_masked, tasks)
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
         self._context = make_context(
@@ -163,14 +169,9 @@ class Preparer:
     def prepare_all(self, tasks: Iterable[Any]) -> list[Admitted | Exception]:
         """``prepare`` of each; an error stands in the place of its result. Neighbours that differ in their prompt
         alone are prepared together."""
-        given = tasks if type(tasks) is list else list(tasks)
         found: list[Admitted | Exception] = []
-        at = 0
-        while at < len(given):
-            alike = _ALIKE.get(type(given[at]))
-            end = at + 1 if alike is None else alike.end(given, at)
-            found += self._prepare_run(given[at:end])
-            at = end
+        for run in runs_of(tasks if type(tasks) is list else list(tasks), _ALIKE):
+            found += self._prepare_run(run)
         return found
 
     def _prepare_run(self, tasks: list[Any]) -> list[Admitted | Exception]:
@@ -178,12 +179,8 @@ class Preparer:
         ctx, task = self._context, tasks[0]
         scope = TokenizationScope(ctx.encoder, ctx.config.default_cache, task)
         try:
-            if isinstance(task, Decide) and ctx.options is not None:
-                return each_alone(ctx, partial(prepare_marked, ctx.options), tasks)
-            if isinstance(task, Decide) and ctx.limits.masked_lm:
-                return each_alone(ctx, prepare_masked, tasks)
             if isinstance(task, Decide):
-                return prepare_decides(ctx, scope, tasks)
+                return self._prepare_decides(ctx, scope, tasks)
             if isinstance(task, Generate):
                 return prepare_generates(ctx, tasks)
             return [self._prepare_alone(scope, task)[0]]

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import Tally, ids_below
+from prelude._native.core import Tally, ids_below, scope_of
 from prelude.admission.memo import Memo
 from prelude.batch import I32
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
@@ -146,17 +146,9 @@ class TokenizationScope:
         holds for trusted text of a template or recipe that the task brings (``brings_text``); the engine's own is
         shared."""
         self.encoder = encoder
-        salt, cache = getattr(task, "salt", None), getattr(task, "cache", None)  # not checked yet: any objects
-        self.salt = salt if isinstance(salt, str) else None
-        own = isinstance(cache, str) and cache != "auto"  # "auto" stands for the engine's default
-        never = (cache if own else default_cache) == "never"
-        self.alone = never  # nothing is kept, for this tenant either
-        self.remember = not never and self.salt is None
-        self.brings_text = not self.remember and (
-            getattr(task, "template", None) is not None or getattr(task, "recipe", None) is not None
-        )
-        self.calls = 0
-        self.seconds = 0.0
+        self.calls, self.seconds = 0, 0.0
+        # ``alone``: nothing is kept, for this tenant either
+        self.salt, self.alone, self.remember, self.brings_text = scope_of(task, default_cache)
 
     def key_of(self, text: str) -> TextKey:
         """Of trusted text that the task brought: only requests with the same salt find it."""

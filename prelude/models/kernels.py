@@ -64,13 +64,15 @@ def thread_ids(threads: int) -> list[int]:
     return cpu.thread_ids(threads)
 
 
+_HALF = {torch.float32: False, torch.bfloat16: True}
+
+
 def is_half(x: Tensor) -> bool:
     """Whether ``x`` is bfloat16; else it is float32, or ``TypeError``."""
-    if x.dtype == torch.float32:
-        return False
-    if x.dtype == torch.bfloat16:
-        return True
-    raise TypeError(f"the CPU kernels take float32 and bfloat16, not {x.dtype}")
+    half = _HALF.get(x.dtype)
+    if half is None:
+        raise TypeError(f"the CPU kernels take float32 and bfloat16, not {x.dtype}")
+    return half
 
 
 def address(x: Tensor | None) -> int:
@@ -81,14 +83,17 @@ def rms_norm(x: Tensor, eps: float, gain: Tensor | None, dtype: torch.dtype, out
     """RMSNorm over the rows of float32 ``x`` [T, width]. ``gain`` [width] is None where the next weight has it
     inside. ``out`` [T or more, width] of ``dtype`` takes the result; its first T rows are returned. The
     values of a row lie side by side."""
-    rows, width = x.shape
-    out = torch.empty(rows, width, dtype=dtype) if out is None else out[:rows]
-    if out.shape != x.shape or x.dtype != torch.float32 or out.dtype != dtype:
+    size = x.shape
+    rows, width = size
+    if out is None:
+        out = torch.empty(rows, width, dtype=dtype)
+    elif out.shape != size:
+        out = out[:rows]
+    half = _HALF.get(dtype)
+    if half is None or out.shape != size or x.dtype != torch.float32 or out.dtype != dtype:
         raise ValueError(f"RMSNorm of {x.dtype} {list(x.shape)} into {out.dtype} {list(out.shape)}")
-    half, threads = is_half(out), torch.get_num_threads()
-    cpu.norm_rows(
-        x.data_ptr(), x.stride(0), address(gain), out.data_ptr(), out.stride(0), half, rows, width, eps, threads
-    )
+    gains, threads = 0 if gain is None else gain.data_ptr(), torch.get_num_threads()
+    cpu.norm_rows(x.data_ptr(), x.stride(0), gains, out.data_ptr(), out.stride(0), half, rows, width, eps, threads)
     return out
 
 
@@ -126,14 +131,14 @@ def rotate(heads: Tensor, gain: Tensor | None, eps: float, table: Tensor, positi
     """Norm per head and rotary embedding, in place: ``heads`` [T, heads, D] with the two halves of each head
     interleaved and heads side by side, ``gain`` [heads, D] float32 or None for models without that norm,
     ``table`` [positions, D / 2] complex64, ``positions`` [T] int64, each below the table's length."""
-    rows, count, width = heads.shape
-    if heads.stride(1) != width or heads.stride(2) != 1:
+    (rows, count, width), (stride, of_heads, step) = heads.shape, heads.stride()
+    if of_heads != width or step != 1:
         raise ValueError(f"heads of a token are not side by side: strides {heads.stride()}")
-    if positions.size(0) != rows or not positions.is_contiguous() or table.shape[1] * 2 != width:
+    if positions.shape[0] != rows or not positions.is_contiguous() or table.shape[1] * 2 != width:
         raise ValueError(
             f"{len(positions)} positions, a rope table of {table.shape[1]} pairs, heads {list(heads.shape)}"
         )
-    at, stride, threads = heads.data_ptr(), heads.stride(0), torch.get_num_threads()
+    at, threads = heads.data_ptr(), torch.get_num_threads()
     cpu.rotate_rows(
         at,
         stride,
@@ -151,29 +156,43 @@ def rotate(heads: Tensor, gain: Tensor | None, eps: float, table: Tensor, positi
     )
 
 
-def matmul(x: Tensor, weight: Tensor, out: Tensor, adds: bool = False) -> None:
-    """``out = x @ weight.T`` for the few rows of ``x`` [T, in], or ``out += ...``; ``weight`` [out, in] without gaps.
-    ``out`` [T, out] is float32 or, where nothing is added to it, bfloat16."""
-    rows, width = x.shape
-    outputs = weight.shape[0]
-    if x.dtype != weight.dtype or weight.shape[1] != width or out.shape != (rows, outputs):
-        raise ValueError(f"{x.dtype} {list(x.shape)} by {weight.dtype} {list(weight.shape)} into {list(out.shape)}")
-    if x.stride(1) != 1 or out.stride(1) != 1 or not weight.is_contiguous():
-        raise ValueError(f"values of a row are not side by side: strides {x.stride()}, {out.stride()}")
-    cpu.matmul_rows(
-        x.data_ptr(),
-        x.stride(0),
-        weight.data_ptr(),
-        out.data_ptr(),
-        out.stride(0),
-        rows,
-        width,
-        outputs,
-        is_half(x),
-        is_half(out),
-        adds,
-        torch.get_num_threads(),
-    )
+class Product:
+    """Products of few rows with one weight [out, in] without gaps, of which address and sizes are asked once."""
+
+    __slots__ = ("_address", "_dtype", "_half", "_inputs", "_outputs", "_weight")
+
+    def __init__(self, weight: Tensor) -> None:
+        self._outputs, self._inputs = weight.shape
+        if not weight.is_contiguous():
+            raise ValueError(f"a weight with gaps: strides {weight.stride()}")
+        self._weight = weight  # its memory stays where it is while this object lives
+        self._address, self._dtype, self._half = weight.data_ptr(), weight.dtype, is_half(weight)
+
+    def __call__(self, x: Tensor, out: Tensor, adds: bool = False) -> None:
+        """``out = x @ weight.T`` for the few rows of ``x`` [T, in], or ``out += ...``. ``out`` [T, out] is float32
+        or, where nothing is added to it, bfloat16."""
+        rows, width = x.shape
+        (stride, step), (out_stride, out_step), half_out = x.stride(), out.stride(), _HALF.get(out.dtype)
+        outputs = self._outputs
+        if width != self._inputs or x.dtype != self._dtype or out.shape != (rows, outputs) or half_out is None:
+            shape = [outputs, self._inputs]
+            raise ValueError(f"{x.dtype} {list(x.shape)} by {self._dtype} {shape} into {out.dtype} {list(out.shape)}")
+        if step != 1 or out_step != 1:
+            raise ValueError(f"values of a row are not side by side: strides {x.stride()}, {out.stride()}")
+        cpu.matmul_rows(
+            x.data_ptr(),
+            stride,
+            self._address,
+            out.data_ptr(),
+            out_stride,
+            rows,
+            width,
+            outputs,
+            self._half,
+            half_out,
+            adds,
+            torch.get_num_threads(),
+        )
 
 
 def activate(x: Tensor, inner: int, kind: Activation, gated: bool) -> Tensor:
@@ -189,16 +208,18 @@ def activate(x: Tensor, inner: int, kind: Activation, gated: bool) -> Tensor:
 def write_pool(k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor, tokens: Tensor | None) -> None:
     """K and V [T, kv_heads, D] of ``tokens`` (all of them for None) into ``slots`` of the pool's [S, kv_heads, D].
     Indices are int64 and contiguous; slots are distinct."""
-    values = pool_k.shape[1] * pool_k.shape[2]
-    half, threads = is_half(pool_k), torch.get_num_threads()
+    (places, heads, width), dtype, count = pool_k.shape, pool_k.dtype, k.shape[0]
+    values, shape, half, threads = heads * width, (count, heads, width), is_half(pool_k), torch.get_num_threads()
     for x in (k, v):
-        if x.dtype != pool_k.dtype or x.shape[1:] != pool_k.shape[1:] or x.stride()[1:] != (x.shape[2], 1):
-            raise ValueError(f"{x.dtype} {list(x.shape)} of strides {x.stride()} into {pool_k.dtype} {values} a slot")
+        if x.dtype != dtype or x.shape != shape or x.stride()[1:] != (width, 1):
+            raise ValueError(
+                f"{x.dtype} {list(x.shape)} of strides {x.stride()}, with {count} keys, into {dtype} {values} a slot"
+            )
     if not (pool_k.is_contiguous() and pool_v.is_contiguous()) or pool_v.shape != pool_k.shape:
         raise ValueError("a pool with gaps, or two of different sizes")
-    rows = slots.size(0) if tokens is None else tokens.size(0)
-    if slots.size(0) != rows or k.size(0) != v.size(0):
-        raise ValueError(f"{rows} rows of {len(k)} keys and {len(v)} values for {len(slots)} slots")
+    rows = slots.shape[0]
+    if tokens is not None and tokens.shape[0] != rows:
+        raise ValueError(f"{tokens.shape[0]} rows of {count} keys and values for {rows} slots")
     cpu.write_pool_rows(
         k.data_ptr(),
         k.stride(0),
@@ -207,9 +228,9 @@ def write_pool(k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tens
         pool_k.data_ptr(),
         pool_v.data_ptr(),
         values,
-        k.size(0),
-        pool_k.size(0),
-        address(tokens),
+        count,
+        places,
+        0 if tokens is None else tokens.data_ptr(),
         slots.data_ptr(),
         rows,
         half,

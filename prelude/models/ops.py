@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prelude.models.kernels import Product, layer_norm, rms_norm, wide
 from prelude.models.kernels import activate as native_activate
-from prelude.models.kernels import layer_norm, matmul, rms_norm, wide
 from prelude.models.spec import NormKind
 
 FEW_ROWS = 16
@@ -34,7 +34,7 @@ class Linear:
     product becomes a sum of products of ``STEADY_WIDTH`` inner values.
     """
 
-    __slots__ = ("_few", "_inner", "_min_rows", "bias", "transposed", "weight")
+    __slots__ = ("_few", "_inner", "_min_rows", "_of_few", "bias", "transposed", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -55,6 +55,7 @@ class Linear:
         # torch makes one output by a product of a matrix and a vector, which it cuts by the number of rows.
         always = outputs == 1 and rows > 1
         self._few = 0 if not native else MANY_ROWS if always else FEW_ROWS if rows == 1 and wide() else 0
+        self._of_few = Product(self.weight) if self._few else None  # the product of so few rows
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.into(x, torch.empty(x.shape[0], self.weight.shape[0], dtype=self.weight.dtype))
@@ -62,8 +63,8 @@ class Linear:
     def into(self, x: Tensor, out: Tensor) -> Tensor:
         """``self(x)`` in the memory of ``out``, which is returned."""
         rows = x.shape[0]
-        if rows <= self._few:
-            matmul(x, self.weight, out)
+        if rows <= self._few and self._of_few is not None:
+            self._of_few(x, out)
         elif rows < self.min_rows:
             padded = out.new_empty(self.min_rows, out.shape[1])
             out.copy_(self._matmul(F.pad(x, (0, 0, 0, self.min_rows - rows)), padded)[:rows])
@@ -76,8 +77,8 @@ class Linear:
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """``residual += self(x)``, in place."""
         rows = residual.shape[0]
-        if rows <= self._few:
-            matmul(x, self.weight, residual, adds=True)
+        if rows <= self._few and self._of_few is not None:
+            self._of_few(x, residual, True)
             if self.bias is not None:
                 residual.add_(self.bias)
             return

@@ -182,9 +182,11 @@ class Transformer:
 
     def _chunks(self, tokens: int) -> list[slice]:
         """Runs of at most ``token_chunk`` tokens, of about one length."""
-        runs = max(1, -(-tokens // self.token_chunk))
-        step = max(1, -(-tokens // runs))
-        return [slice(at, min(at + step, tokens)) for at in range(0, max(tokens, 1), step)]
+        if tokens <= self.token_chunk:
+            return [slice(0, tokens)]
+        runs = -(-tokens // self.token_chunk)
+        step = -(-tokens // runs)
+        return [slice(at, min(at + step, tokens)) for at in range(0, tokens, step)]
 
     def _project(
         self,
@@ -237,10 +239,10 @@ class Transformer:
         if gain is not None:
             gain = gain[first:last]
         for chunk in self._chunks(x.size(0)):
-            linear.into(self._input(layer, layer.mixer_norm, x[chunk], workspace), out[chunk])
+            linear.into(self._input(layer, layer.mixer_norm, _part(x, chunk), workspace), _part(out, chunk))
             if rope is not None:
                 turning = found[chunk, gates : gates + last - first]
-                rotate(turning, gain, eps, rope_tables[rope], positions[chunk])
+                rotate(turning, gain, eps, rope_tables[rope], _part(positions, chunk))
         return found
 
     def _input(self, layer: LayerWeights, norm: RowNorm | None, x: Tensor, workspace: _Workspace) -> Tensor:
@@ -253,8 +255,8 @@ class Transformer:
         """Everything behind attention, added to ``x`` in place."""
         mlp, norm_first = layer.spec.mlp, layer.spec.norm_first
         for chunk in self._chunks(x.size(0)):
-            part = x[chunk]
-            _add(part, layer.out, attended[chunk], layer.mixer_after)
+            part = _part(x, chunk)
+            _add(part, layer.out, _part(attended, chunk), layer.mixer_after)
             if not norm_first and layer.mixer_norm is not None:
                 layer.mixer_norm(part, torch.float32, part)
             read = self._input(layer, layer.mlp_norm, part, workspace)
@@ -276,6 +278,11 @@ class _Workspace:
         self.normed = torch.empty(longest, spec.hidden, dtype=dtype)
         self.up = torch.empty(longest, inner, dtype=dtype)
         self.made = torch.empty(tokens, room_of(spec))
+
+
+def _part(x: Tensor, rows: slice) -> Tensor:
+    """Those rows of ``x``, which is no new view where they are all of them."""
+    return x if rows.start == 0 and rows.stop == x.shape[0] else x[rows]
 
 
 def _enter(layer: LayerWeights, x: Tensor, types: Tensor | None) -> None:

@@ -124,13 +124,13 @@ class LogprobRows(Readout, RequestReadout):
         return found, bad_rows(finite)
 
     def answers(self, output: object) -> bool:
-        rows, pairs = len(self.rows), len(self.targets)
-        return (
-            isinstance(output, LogprobOutput)
-            and shape(output.logprobs) == (pairs,)
-            and (not self.ranks or shape(output.ranks) == (pairs,))
-            and (not self.top or (shape(output.top_ids)[:1] == (rows,) and shape(output.top_logprobs)[:1] == (rows,)))
-        )
+        pairs = self.targets.shape
+        if not isinstance(output, LogprobOutput) or getattr(output.logprobs, "shape", ()) != pairs:
+            return False
+        if self.ranks and shape(output.ranks) != pairs:
+            return False
+        rows = self.rows.shape
+        return not self.top or (shape(output.top_ids)[:1] == rows and shape(output.top_logprobs)[:1] == rows)
 
     def not_finite(self, output: LogprobOutput) -> I32:
         return self.target_rows[np.isnan(output.logprobs)] if any_nan(output.logprobs) else _NONE

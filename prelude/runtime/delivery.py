@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from prelude._native.core import Ends, Group, Outlet, tell_groups
+from prelude._native.core import Collector, Group, Outlet, tell_groups
 from prelude.admission.prepared import Outcome
 from prelude.batch import SampleOutput
 from prelude.progress import Progress
@@ -32,43 +32,28 @@ class EndSink:
         return False
 
 
-class BlockingSink(EndSink):
+class BlockingSink(EndSink, Collector):
     """Collects the ends of a group of requests, by request id; ``wait`` returns when all have ended. ``progress``
     hears of them in the thread that made the sink and waits."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
-        self.ends = Ends()
-        self.expected = 0
-        self._done: threading.Event | None = None  # made by a thread that has to wait
-        self._progress = progress
-        self._owner = threading.get_ident()
-        self._said = 0
+    _said = 0
 
-    def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
-        self.ends.put(request, outcome, error)
-        self._tell()
+    def tell(self) -> None:
+        if self.progress is not None and threading.get_ident() == self.owner:
+            self._report(self.progress)
+        if self.done is not None and (self.progress is not None or len(self.ends) >= self.expected):
+            self.done.set()
 
-    def deliver_all(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        self.ends.put_all(requests, outcomes)
-        if self._done is not None or self._progress is not None:
-            self._tell()
-
-    def _tell(self) -> None:
-        if self._progress is not None and threading.get_ident() == self._owner:
-            self._report(self._progress)
-        if self._done is not None and (self._progress is not None or len(self.ends) >= self.expected):
-            self._done.set()
-
-    def wait(self) -> None:
+    def wait_on(self) -> None:
         if len(self.ends) < self.expected:
-            self._done = threading.Event()
+            self.done = threading.Event()
             while len(self.ends) < self.expected:  # the last end may have come before it was there to be set
-                self._done.wait()
-                self._done.clear()
-                if self._progress is not None:
-                    self._report(self._progress)
-        if self._progress is not None:
-            self._report(self._progress)
+                self.done.wait()
+                self.done.clear()
+                if self.progress is not None:
+                    self._report(self.progress)
+        if self.progress is not None:
+            self._report(self.progress)
 
     def _report(self, progress: Progress) -> None:
         count = len(self.ends)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prelude._native.core import all_fit, begin_requests
+from prelude._native.core import begin_requests
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Prepared
 from prelude.errors import DeadlineExceeded, RequestTooLarge
@@ -34,14 +34,18 @@ class Entry:
         limits: ExecutorLimits,
         check_process: Callable[[], None],
     ) -> None:
-        self.force_class: ExecutionClass | None = None  # for tests: the other path must give the same numbers
         self._inbox = inbox
         self._lifecycle = lifecycle
         self._events = events
-        self._budgets = budgets
         self._pool = pool
         self._limits = limits
         self._check_process = check_process
+        self._classes = (ExecutionClass.ONESHOT, ExecutionClass.DECODE)  # of at most one new token, and of more
+        self._most_oneshot = budgets.step_tokens - budgets.running  # tokens of a OneShot request, beside running rows
+
+    def force_class(self, kind: ExecutionClass) -> None:
+        """For tests: requests have this class whatever they ask for, and the same numbers."""
+        self._classes = (kind, kind)
 
     def reserve(self, count: int) -> Places:
         """Places in the queue, before anything is tokenised; use it in a ``with`` block around ``request`` and
@@ -101,7 +105,7 @@ class Entry:
             outbox,
             time.perf_counter(),
         )
-        if all_fit(found, ExecutionClass.ONESHOT, self._most_oneshot) and places.take_all(found):
+        if places.take_all(found, ExecutionClass.ONESHOT, self._most_oneshot):
             return found
         return [self._placed(one, places) if isinstance(one, Request) else one for one in found]
 
@@ -121,18 +125,6 @@ class Entry:
                 f"the deadline of {request.options.deadline:g} s passed before the request was queued"
             )
         places.take(request)
-
-    @property
-    def _classes(self) -> tuple[ExecutionClass, ExecutionClass]:
-        """Of requests for at most one token, and for more."""
-        if self.force_class is not None:
-            return self.force_class, self.force_class
-        return ExecutionClass.ONESHOT, ExecutionClass.DECODE
-
-    @property
-    def _most_oneshot(self) -> int:
-        """Tokens that a OneShot request may have: a step's, beside running rows."""
-        return self._budgets.step_tokens - self._budgets.running
 
     def _check_fits(self, request: Request) -> None:
         tree = request.prepared.tree

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from prelude._native.core import claim, end_all, plain
+from prelude._native.core import end_all, plain
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
@@ -24,7 +24,7 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.postprocess import finish
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.recovery import failure_of
-from prelude.scheduling.request import Request, State
+from prelude.scheduling.request import Request, Sink, State
 
 
 class Lifecycle:
@@ -80,9 +80,21 @@ class Lifecycle:
 
     def take_in(self) -> None:
         """The inbox into the queues; then requests end that were cancelled, have expired, or whose loop is closed."""
-        self._enter(self._inbox.take())
-        for loop in self._sinks.remove_closed() if self._sinks.loops else ():
-            self._cancels.extend(request for request in self._queues if request.outbox is loop)
+        came = self._inbox.take()
+        if plain(came, ExecutionClass.ONESHOT):
+            self._stats.requests["oneshot"] += len(came)
+            self._queues.add_all(came)
+        else:
+            for request in came:
+                self._enter(request)
+        if self._sinks.loops:
+            for loop in self._sinks.remove_closed():
+                self._cancels.extend(request for request in self._queues if request.outbox is loop)
+        if self._cancels or self.expiring or self.aborting:
+            self._end_pending()
+
+    def _end_pending(self) -> None:
+        """Those that were cancelled or have expired; all that wait or run, where the engine is being closed."""
         while self._cancels:
             self.end(self._cancels.popleft(), RequestCancelled("cancelled"))
         now = self.clock() if self.expiring else 0.0
@@ -93,15 +105,7 @@ class Lifecycle:
             for request in list(self._queues):
                 self.end(request, EngineClosed("the engine was closed"))
 
-    def _enter(self, came: list[Request]) -> None:
-        if plain(came, ExecutionClass.ONESHOT):
-            self._stats.requests["oneshot"] += len(came)
-            self._queues.add_all(came)
-            return
-        for request in came:
-            self._enter_one(request)
-
-    def _enter_one(self, request: Request) -> None:
+    def _enter(self, request: Request) -> None:
         self._stats.requests[request.execution_class.value] += 1
         if request.cancelled:
             request.move(State.FINISHED)
@@ -199,24 +203,22 @@ class Lifecycle:
 
     def ended_well(self, requests: list[Request], outcomes: list[Outcome]) -> None:
         """``ended`` of the OneShot requests that a step ended without an error."""
-        runs, more = end_all(requests, outcomes, self.live, time.perf_counter())
-        for sink, some, theirs in runs:
-            if not claim(self.live, some):  # the watchdog told some of them meanwhile
-                more = [*zip(some, theirs), *more]
-                continue
-            counted = 0
-            try:
-                self._stats.finished += len(some)  # an integer takes memory as well
-                counted = len(some)
-                if self._events.heard:
-                    self._events.emit_finished(some)
-                self._sinks.deliver_all(sink, some, theirs)
-            except BaseException:  # no memory: their ends are told by the next step
-                self.live.update({request.id: request for request in some})
-                self._stats.finished -= counted
-                raise
+        more = end_all(requests, outcomes, self.live, time.perf_counter(), self._tell_all)
         for request, outcome in more:
             self.ended(request, outcome, None)
+
+    def _tell_all(self, sink: Sink, requests: list[Request], outcomes: list[Outcome]) -> None:
+        """Raises where there is no memory: the ends are told by the next step."""
+        counted = 0
+        try:
+            self._stats.finished += len(requests)  # an integer takes memory as well
+            counted = len(requests)
+            if self._events.heard:
+                self._events.emit_finished(requests)
+            self._sinks.deliver_all(sink, requests, outcomes)
+        except BaseException:
+            self._stats.finished -= counted
+            raise
 
 
 def _expired(request: Request) -> DeadlineExceeded:

@@ -10,8 +10,6 @@ from typing import Any
 
 from prelude._native.core import StepCounts
 from prelude.admission.classes import ExecutionClass
-from prelude.batch import StepResult
-from prelude.scheduling.plan import Plan
 
 
 @dataclass(slots=True)
@@ -58,14 +56,6 @@ class EngineStats(StepCounts):
     slots_free: int = 0  # for states of a recurrent model
     slots_used: int = 0
     prefix_states: int = 0  # cached prefixes that have a state
-
-    def count(self, plan: Plan, tokens: int, result: StepResult) -> None:
-        """``tokens``: of the step's batch."""
-        decode = len(plan.decode)
-        self.count_step(plan.kind, tokens - decode, decode, plan.oneshot, plan.folds, result)
-        for row in plan.prefill:
-            if not row.request.stats.chunks and not row.request.output:
-                self.prefix_hit_tokens += row.start
 
     def numbers(self) -> dict[str, Any]:
         return {**asdict(self), **self.counted()}

@@ -69,6 +69,7 @@ class Stepper:
         self._pacer = pacer
         self._cost = cost
         self._overlap = steps.overlap
+        self._block_size, self._recurrent = pool.block_size, pool.num_state_slots > 0
         self._vocab_size = executor.limits().vocab_size
         self._unsent: Plan | None = None  # it could not be submitted, and those before it are being postprocessed
         self._withdrawn = False
@@ -177,7 +178,7 @@ class Stepper:
         if self._events.heard or traced(fresh):
             self._scheduled(fresh, began)
         try:
-            packed = pack(plan, self._pool.block_size, self._pool.num_state_slots > 0)
+            packed = pack(plan, self._block_size, self._recurrent)
             entered = time.perf_counter() if self._overlap else 0.0
             handle = self.executor.submit(packed.batch)
         except BaseException as error:
@@ -263,8 +264,9 @@ class Stepper:
         if valid is plan or not valid.empty:  # else it shows nothing that the step before has not shown
             self._failures.in_a_row = 0
         tokens = packed.batch.num_tokens
-        self._stats.count(plan, tokens, result)
-        self.measure(plan, tokens, result)
+        self._stats.count_step(plan, tokens, result, self._pacer, self._cost.fit)
+        if self._events.heard:
+            self._tell_step(plan, tokens, result)
         first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else []
         ended = self._lifecycle.ended_well
         postprocess(plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, ended, step.void)
@@ -272,22 +274,17 @@ class Stepper:
             if request.output:
                 self._events.emit("first_token", request.options.request_id)
 
-    def measure(self, plan: Plan, tokens: int, result: StepResult) -> None:
-        """A step's time goes to the pacer, the cost model and listeners."""
-        prefill, decode = sum([row.count for row in plan.prefill]) if plan.prefill else 0, len(plan.decode)
-        oneshot = tokens - prefill - decode
-        self._pacer.measured(decode, oneshot, prefill, result.seconds)
-        self._cost.fit.observe(tokens, result.attended_tokens, result.lm_head_rows, result.seconds)
-        if self._events.heard:
-            self._events.emit(
-                "step",
-                kind=plan.kind,
-                seconds=result.seconds,
-                decode_rows=decode,
-                prefill_tokens=prefill,
-                oneshot_rows=len(plan.oneshot),
-                oneshot_tokens=oneshot,
-            )
+    def _tell_step(self, plan: Plan, tokens: int, result: StepResult) -> None:
+        prefill, decode = sum([row.count for row in plan.prefill]), len(plan.decode)
+        self._events.emit(
+            "step",
+            kind=plan.kind,
+            seconds=result.seconds,
+            decode_rows=decode,
+            prefill_tokens=prefill,
+            oneshot_rows=len(plan.oneshot),
+            oneshot_tokens=tokens - prefill - decode,
+        )
 
 
 _NONE: frozenset[int] = frozenset()

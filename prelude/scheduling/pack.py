@@ -21,9 +21,8 @@ from prelude.batch import (
     Readout,
     SampleRows,
 )
-from prelude.readouts.base import Joined
 from prelude.readouts.sampling import sample_rows, sampled_rows
-from prelude.scheduling.plan import OneShotRow, Plan, PrefillRow
+from prelude.scheduling.plan import Plan, PrefillRow
 from prelude.scheduling.request import Request
 from prelude.scheduling.states import with_states
 
@@ -63,14 +62,6 @@ _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)  # for requests that warm the pre
 _make_slices, _make_oneshot = Maker(PromptSlices), Maker(OneShotBatch)
 
 
-def join_readouts(rows: Sequence[OneShotRow], tokens: I32, ends: I32) -> Joined:
-    """Readouts of one key as one. ``tokens``: those of the batch that the rows read; ``ends``: where
-    the tokens of each row end."""
-    readouts = readouts_of(rows, _NOTHING)
-    joined: Joined = readouts[0].join(readouts, tokens, ends)
-    return joined
-
-
 # ------------------------------------------------------------------ Decode
 
 
@@ -108,16 +99,17 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
         rows, readout = DecodeRows(*pack_running(plan.decode, block_size)), _decode_readout(plan.decode)
         batch = DecodeBatch(rows, readout, _state_slots(plan.decode)) if recurrent else DecodeBatch(rows, readout)
         return Packed(batch, decode=plan.decode)
-    folds = [(fold.members, fold.tokens) for fold in plan.folds] if plan.folds else []
+    oneshot = plan.oneshot
     chunks = [_prefill_row(row) for row in plan.prefill] if plan.prefill else []
-    arrays, offsets, tokens, ends, computed, states = pack_step(plan.oneshot, folds, chunks, block_size, recurrent)
+    arrays, offsets, tokens, ends, computed, states = pack_step(oneshot, plan.folds, chunks, block_size, recurrent)
     slices = _make_slices(*arrays)
     if recurrent:
         slices = with_states(slices, states, list(zip(offsets.tolist(), plan.prefill)), block_size)
     readouts: list[Readout] = []
     row_ends = pair_ends = None
-    if plan.oneshot:
-        joined, row_ends, pair_ends = join_readouts(plan.oneshot, tokens, ends)
+    if oneshot:
+        of_rows = readouts_of(oneshot, _NOTHING)  # of one key: they are joined to one
+        joined, row_ends, pair_ends = of_rows[0].join(of_rows, tokens, ends)
         if not (plan.prefill or plan.decode):
             packed: Packed = _make_packed(
                 _make_oneshot(slices, joined), (), (), (0, 0, 0), computed, row_ends, pair_ends

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from prelude._native.core import OneShotRow as OneShotRow
 from prelude._native.core import requests_of
 from prelude.scheduling.request import Request, State
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(NamedTuple):
     """``members`` (indices of OneShot rows with the same ``skip``) share the next ``tokens`` tokens: these are
     computed once, from the first member, which also publishes for all. Where members read some of these, all read the
     same place."""

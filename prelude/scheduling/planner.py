@@ -14,17 +14,17 @@ them fail by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain
 
 import numpy as np
 
-from prelude._native.core import Maker, admit_group, folds_of, keep_all
+from prelude._native.core import Maker, admit_group, folds_of, keep_all, requests_of
 from prelude.batch import I32
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lease import KvPool, Lease
-from prelude.scheduling.ledger import LOGITS_BYTES, Ledger, Need
+from prelude.scheduling.ledger import LOGITS_BYTES, Ledger, StepLimits
 from prelude.scheduling.pacing import Pacer
 from prelude.scheduling.plan import Deferral, Fold, OneShotRow, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
@@ -49,10 +49,21 @@ class Budgets:
     defer_tokens: int = 64  # a shorter one is computed again rather than waited for
     group_tokens: int = 1 << 31  # most tokens of the OneShot requests after the first one of a step
     overlap: bool = False  # the next step is planned before this one is postprocessed
+    limits: StepLimits = field(init=False, repr=False, compare=False)  # those of the fields that native code reads
 
-    def ledger(self, limit: int | None = None) -> Ledger:
-        rows = self.step_requests if limit is None else min(limit, self.step_requests)
-        return Ledger(self.step_tokens, rows, self.logits_bytes)
+    def __post_init__(self) -> None:
+        limits = StepLimits(
+            step_tokens=self.step_tokens,
+            step_requests=self.step_requests,
+            logits_bytes=self.logits_bytes,
+            logits_row_bytes=self.vocab_size * LOGITS_BYTES,
+            logits_chunk_rows=self.logits_chunk_rows,
+            group_tokens=self.group_tokens,
+            defer_tokens=self.defer_tokens,
+            defer_steps=self.defer_steps,
+            fold=self.fold,
+        )
+        object.__setattr__(self, "limits", limits)
 
 
 def plan_step(
@@ -66,7 +77,7 @@ def plan_step(
 ) -> Plan:
     """``limit``: only rows of failed steps, so many at most. ``in_flight``: another step is not postprocessed; rows
     that it draws a token for go on from there, and no row is preempted beside it."""
-    ledger = budgets.ledger(limit)
+    ledger = budgets.limits.ledger(limit)
     retry = limit is not None
     pool.begin_plan()
     queues.look_again()
@@ -141,9 +152,6 @@ def _deferral(request: Request, tokens: int) -> Deferral:
 # ------------------------------------------------------------------ decode rows
 
 
-_TOKEN = Need(1)
-
-
 def _plan_decode(
     queues: Queues, pool: KvPool, ledger: Ledger, retry: bool, in_flight: bool
 ) -> tuple[list[Request] | None, list[Request]]:
@@ -170,9 +178,9 @@ def _plan_decode(
                 break
             if victim in planned:
                 planned.remove(victim)
-                ledger.give_back(_TOKEN)
+                ledger.give_back(1)
         else:
-            if ledger.take(_TOKEN):
+            if ledger.take(1):
                 planned.append(request)
     for request in planned:
         request.staged_len = request.num_known + request.ahead
@@ -295,11 +303,11 @@ def _start(
 def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list[PrefillRow], retry: bool) -> int:
     """Up to ``left`` tokens of a prompt; how many they are. 0: no room."""
     count = min(left, request.num_known - request.cached_len)
-    if count <= 0 or not ledger.fits(Need(count)):
+    if count <= 0 or not ledger.fits(count):
         return 0
     if not _grow_to(pool, request.held, request.cached_len + count):
         return 0
-    ledger.take(Need(count))
+    ledger.take(count)
     request.staged_len = request.cached_len + count
     rows.append(PrefillRow(request, request.cached_len, count))
     if request.cache != "never" and not retry:
@@ -330,49 +338,32 @@ def _plan_oneshot(
     waiting = len(queues.oneshot.arrivals)
     if not waiting or allowance == 0:
         return (), ()
-
-    def defer(request: Request, tokens: int) -> None:
-        deferred.append(_deferral(request, tokens))
-
-    row_bytes = budgets.vocab_size * LOGITS_BYTES
-    limits = (
-        ledger.tokens,
-        ledger.rows,
-        ledger.logits_bytes,
-        row_bytes,
-        budgets.logits_chunk_rows,
-        budgets.group_tokens,
-        -1 if allowance is None else allowance,
-        budgets.defer_tokens,
-        budgets.defer_steps,
-        budgets.fold,
-        retry,
-        not retry and (budgets.overlap or waiting > 1),
-    )
-    group = _one_group(queues, budgets, ledger, allowance, retry)
-    rows, *left = admit_group(pool, group, limits, defer)
-    ledger.tokens, ledger.rows, ledger.logits_bytes = left
-    queues.take_oneshot([row.request for row in rows])
+    limits = budgets.limits
+    group: Iterable[Request] | None = None
+    if allowance is None and not retry:  # where all waiting requests may share a batch and fit, the order is free
+        group = queues.oneshot.all_of(ledger, limits)
+    if group is None:
+        group = _one_group(queues, retry)
+    left: list[tuple[Request, int]] = []
+    urgent = not retry and (budgets.overlap or waiting > 1)
+    rows = admit_group(pool, group, ledger, limits, allowance, retry, urgent, left)
+    if left:
+        deferred += [_deferral(request, tokens) for request, tokens in left]
+    queues.take_oneshot(requests_of(rows))
     folds = folds_of(pool, rows) if len(rows) > 1 else []
     # A promise costs a few microseconds a row: only where another request may find it before it is kept.
-    seen = (budgets.overlap or bool(queues.decode.arrivals)) and not retry
+    seen = not retry and (budgets.overlap or bool(queues.decode.arrivals))
     # The planned requests wait no more: a peer is one that does.
-    keep_all(pool, rows, folds, seen, lambda request, skip: _common(request, skip, queues.estimates))
+    keep_all(pool, rows, folds, seen, _common, queues.estimates)
     return tuple(rows), tuple([Fold(members, tokens) for members, tokens in folds]) if folds else ()
 
 
-def _one_group(
-    queues: Queues, budgets: Budgets, ledger: Ledger, allowance: int | None, retry: bool
-) -> Iterable[Request]:
-    """The requests that may share a batch, the first one first. Where all waiting requests may and fit, the order is
-    free."""
+def _one_group(queues: Queues, retry: bool) -> Iterable[Request]:
+    """The requests that may share a batch, the first one first."""
     queue = queues.oneshot
     if retry:
         suspects = [request for request in queue if request.failures]
         return (request for request in suspects if request.key == suspects[0].key)
-    most = min(ledger.tokens, budgets.group_tokens)
-    if allowance is None and queue.fits(most, ledger.rows, ledger.logits_bytes, budgets.vocab_size * LOGITS_BYTES):
-        return list(queue.arrivals.values())
     return queue.in_order(queues.served, one_group=True)
 
 

@@ -49,12 +49,14 @@ def postprocess(
     """``bad_rows``: of each output, what ``check_result`` returned. ``ended`` is called once, with the OneShot
     requests that ended well; for others their own ``ending`` is called. ``void``: ids of Decode requests whose rows
     mean nothing, since the step they go on from failed."""
-    batch_size = len(plan.oneshot) + len(plan.prefill) + len(plan.decode)
     if plan.oneshot:
-        _postprocess_oneshot(plan, packed, result, bad_rows, queues, pool, vocab_size, batch_size, ended)
+        requests, outcomes, failed = postprocess_group(pool, plan, packed, result, bad_rows, vocab_size)
+        ended(requests, outcomes)
+        if failed:
+            finish_bad(failed, queues, pool, vocab_size)
     if not plan.prefill and not plan.decode:
         return
-    forward_ms = result.seconds * 1e3
+    batch_size, forward_ms = len(plan.oneshot) + len(plan.prefill) + len(plan.decode), result.seconds * 1e3
     for row in plan.prefill:
         request = row.request
         if not lives(request, void):
@@ -74,35 +76,6 @@ def postprocess(
 
 def _not_finite() -> ExecutionError:
     return ExecutionError("the model produced a value that is not finite (NaN or infinity) for this request")
-
-
-def _postprocess_oneshot(
-    plan: Plan,
-    packed: Packed,
-    result: StepResult,
-    bad_rows: Sequence[frozenset[int]],
-    queues: Queues,
-    pool: KvPool,
-    vocab_size: int,
-    batch_size: int,
-    ended: Ended,
-) -> None:
-    output, bad = result.outputs[packed.outputs[0]], bad_rows[packed.outputs[0]]
-    requests, outcomes, failed = postprocess_group(
-        pool,
-        plan.oneshot,
-        packed.computed,
-        packed.row_ends,
-        packed.pair_ends,
-        output,
-        output.sampled_ids,
-        bad,
-        vocab_size,
-        result.seconds * 1e3,
-        batch_size,
-    )
-    ended(requests, outcomes)
-    finish_bad(failed, queues, pool, vocab_size)
 
 
 def finish_bad(failed: list[tuple[Request, int | None]], queues: Queues, pool: KvPool, vocab_size: int) -> None:

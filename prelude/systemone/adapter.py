@@ -7,16 +7,18 @@ questions share a step changes no answer in deterministic mode, and the last bit
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import fields
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from prelude._native.core import Maker
 from prelude.compound import Steps, adrive, drive
 from prelude.engine import AsyncEngine, Engine
 from prelude.errors import ConfigError, InvalidRequest, RequestTooLarge, shown
 from prelude.options import RequestOptions
 from prelude.results import Answers
-from prelude.systemone.answers import answer_body, usage_of
+from prelude.systemone.answers import answer_bodies, usage_of
 from prelude.systemone.errors import SystemOneError, fault, located
 from prelude.systemone.openai import openai_body, parse_openai, relocated
 from prelude.systemone.request import Known, Parsed, parse
@@ -25,6 +27,8 @@ from prelude.verbs import DecideKeywords, RequestKeywords, split_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_make_decide = Maker(Decide)
 
 # What is to be run together next; what came of it, errors as values; and the body at the end.
 Work: TypeAlias = Generator[list[Decide], list[Any], dict[str, Any]]
@@ -49,7 +53,9 @@ class SystemOne:
         if not isinstance(engine, Engine | AsyncEngine):
             raise ConfigError(f"{shown(engine)} is not an Engine or an AsyncEngine")
         self._engine = engine
-        self._own, options = split_options(decide, Decide)
+        own, options = split_options(decide, Decide)
+        model = Decide("", (), **own)
+        self._more = tuple([getattr(model, field.name) for field in fields(Decide)][2:])  # after state and questions
         if options is not None:
             raise ConfigError("options of one request are given with the request: answer(request, priority=...)")
         self._name = name
@@ -109,17 +115,16 @@ class SystemOne:
         parsed = parse(request, self._known)
         self._check_model(request.get("model"))
         parts = yield from self._answered(parsed)
-        answers = [answer for part in parts for answer in part]
-        body = {
+        answers = parts[0] if len(parts) == 1 else [answer for part in parts for answer in part]
+        usage, truncated = usage_of(parts)
+        body: dict[str, Any] = {
             "model": self.name,
-            "answers": {
-                name: answer_body(question, answer)
-                for name, question, answer in zip(parsed.names, parsed.raw, answers)
-            },
-            "usage": usage_of(parts),
+            "answers": answer_bodies(parsed.names, parsed.raw, answers),
+            "usage": usage,
         }
-        truncated = sum(part.stats.truncated_tokens for part in parts)
-        return {**body, "x_truncated_tokens": truncated} if truncated else body
+        if truncated:
+            body["x_truncated_tokens"] = truncated
+        return body
 
     def _openai(self, request: Any) -> Work:
         parsed, asked = parse_openai(request)
@@ -145,7 +150,7 @@ class SystemOne:
         waiting: list[tuple[int, Sequence[Question]]] = [(0, parsed.questions)]
         done: dict[int, Answers] = {}
         while waiting:
-            results = yield [Decide(parsed.state, part, **self._own) for _, part in waiting]
+            results = yield [_make_decide(parsed.state, part, *self._more) for _, part in waiting]
             smaller: list[tuple[int, Sequence[Question]]] = []
             for (first, part), result in zip(waiting, results):
                 if isinstance(result, RequestTooLarge) and len(part) > 1 and result.field in ("state", "questions"):
@@ -158,7 +163,7 @@ class SystemOne:
                 else:
                     done[first] = result
             waiting = smaller
-        return [done[first] for first in sorted(done)]
+        return list(done.values()) if len(done) == 1 else [done[first] for first in sorted(done)]
 
     # -------------------------------------------------------------- running
 

@@ -177,7 +177,7 @@ def label_of(value: str | bool) -> str:
 
 def openai_body(model: str, questions: Sequence[Mapping[str, Any]], parts: Sequence[Answers]) -> dict[str, Any]:
     answers = [answer for part in parts for answer in part]
-    usage = usage_of(parts)
+    usage, _ = usage_of(parts)
     return {
         "model": model,
         "answers": [_answer(question, answer) for question, answer in zip(questions, answers)],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prelude._native.core import Maker
 from prelude.admission.memo import Memo
 from prelude.admission.structured import Owned, is_conversation, text_of
 from prelude.errors import InvalidRequest, shown
@@ -29,6 +30,9 @@ class Parsed:
     names: tuple[str, ...]
     questions: tuple[Question, ...]
     raw: tuple[dict[str, Any], ...]
+
+
+_make_parsed = Maker(Parsed)
 
 
 class Checker:
@@ -99,7 +103,9 @@ def parse(body: Any, known: Known | None = None) -> Parsed:
         key = known.key(body.get("questions"))
         found = known.get(key)
         if found is not None and isinstance(body.get("state"), str) and not body.get("assets"):
-            return Parsed(body["state"], tuple(body["questions"]), found, tuple(body["questions"].values()))
+            asked = body["questions"]
+            same: Parsed = _make_parsed(body["state"], tuple(asked), found, tuple(asked.values()))
+            return same
     check = Checker()
     check.missing(body, "state", "questions")
     if "state" in body:

@@ -54,7 +54,7 @@ def test_same_bits_through_either_class_and_either_path(make_engine: Make) -> No
     direct = [engine.run(Generate(p, params)) for p in prompts]
     queued = asyncio.run(AsyncEngine(engine).run_many([Generate(p, params) for p in prompts]))
     forced = make_engine(deterministic=True)
-    forced._core.entry.force_class = ExecutionClass.DECODE
+    forced._core.entry.force_class(ExecutionClass.DECODE)
     decoded = [forced.run(Generate(p, params)) for p in prompts]
     assert {r.stats.execution_class for r in direct + queued} == {"oneshot"}
     assert {r.stats.execution_class for r in decoded} == {"decode"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from prelude.batch import OneShotBatch
-from prelude.models.kernels import activate, layer_norm, matmul, rms_norm, rotate, wide, write_pool
+from prelude.models.kernels import Product, activate, layer_norm, rms_norm, rotate, wide, write_pool
 from prelude.models.ops import FEW_ROWS, Linear, RotaryTable
 from prelude.models.weights import interleave
 from tests.checkpoints import save_model
@@ -167,7 +167,7 @@ def test_few_rows_and_many_have_the_same_products(dtype: torch.dtype) -> None:
 
 def test_a_product_refuses_what_it_would_misread() -> None:
     weight, x, out = torch.randn(6, 4), torch.randn(3, 4), torch.empty(3, 6)
-    matmul(x, weight, out)
+    Product(weight)(x, out)
     assert torch.allclose(out, x @ weight.t(), atol=1e-5)
     for wrong in (
         (x.bfloat16(), weight, out),
@@ -176,10 +176,11 @@ def test_a_product_refuses_what_it_would_misread() -> None:
         (x, torch.randn(4, 6).t(), out),
         (x, weight, torch.empty(6, 3).t()),
     ):
+        rows, matrix, into = wrong
         with pytest.raises(ValueError):
-            matmul(*wrong)
+            Product(matrix)(rows, into)
     with pytest.raises(ValueError, match="float32"):
-        matmul(x, weight, out.bfloat16(), adds=True)
+        Product(weight)(x, out.bfloat16(), adds=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

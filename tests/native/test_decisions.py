@@ -12,13 +12,16 @@ import pytest
 from prelude._native.core import AccountBook, AnswerReader, LabelPaths, Maker, Waiting, plain_texts
 
 from prelude import Engine
+from prelude.admission.decide import transcript
 from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.snapshot import snapshot
 from prelude.admission.structured import Owned
 from prelude.calls import LABEL_CHARS, QUESTION_CHARS, text_size
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import Answer
+from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.accounts import Accounts
+from prelude.scheduling.request import Request
 from prelude.tasks import Choice, Decide, Noul, Score
 from tests.native.test_ends import requests
 
@@ -118,7 +121,7 @@ def test_questions_that_hold_more_are_looked_at_one_by_one(questions: Any) -> No
 
 def test_only_plain_ascii_states_skip_their_checks() -> None:
     def texts(*states: Any, before: str = "<", after: str = ">", strips: bool = False) -> Any:
-        return plain_texts([SimpleNamespace(state=state) for state in states], before, after, strips, 8)
+        return plain_texts([SimpleNamespace(state=state) for state in states], before, after, strips, 8, 2)
 
     assert texts("one", "two") == ["<one>", "<two>"] and texts("one", before="", after="") == ["one"]
     assert texts("  one", strips=True) == ["<one>"]
@@ -168,13 +171,45 @@ def test_an_account_book_needs_a_way_to_open_accounts() -> None:
         AccountBook().join(NO_OPTIONS)
 
 
+def test_messages_of_plain_texts_are_written_out_and_others_are_not() -> None:
+    """Others are checked in Python: they may be refused, cut, or hold objects."""
+
+    def texts(*messages: Any, most: int = 100, count: int = 3) -> list[str] | None:
+        return plain_texts([SimpleNamespace(state=list(messages))], "", "", True, most, count)
+
+    one, two = {"role": "user", "content": " Hello."}, {"content": "", "role": " assistant"}
+    assert texts(one) == [transcript([one])] == ["user:  Hello."]
+    assert texts(two, one, two) == [transcript([two, one, two]).lstrip()]
+    assert texts(one, most=7) == [transcript([one])]
+    refused: tuple[Any, ...] = (
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": ["parts"]},
+        {"role": "user", "content": "é"},
+        {"role": "é", "content": "x"},
+        {"role": "u" * 65, "content": "x"},
+        {"role": "user", "content": "x", "name": "Ann"},
+        {"role": 1, "content": "x"},
+        Owned({"role": "user", "content": "x"}),
+        "user: x",
+    )
+    assert not any(texts(one, wrong) for wrong in refused)
+    assert texts() is None and texts(one, most=6) is None and texts(one, one, count=1) is None
+    assert texts(one, one, most=13) is None, "the contents are counted together"
+
+
 def test_a_request_alone_leaves_no_reference_cycle(decider: Engine) -> None:
     decider.decide("a state", [Noul("Is it?")])
     gc.collect()
     gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         for _ in range(20):
             decider.decide("a state", [Noul("Is it?")])
-        assert gc.collect() < 20
+        gc.collect()
+        left = [one for one in gc.garbage if isinstance(one, Request | BlockingSink)]
+        assert not left, "engines of other tests may be among the garbage"
     finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
         gc.enable()

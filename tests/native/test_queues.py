@@ -47,7 +47,7 @@ def test_places_and_tokens_are_exact_and_given_back_once() -> None:
         assert places.left == 3 and inbox.rejected == {"queued_requests": 2}
         one, two, three = request(4), request(4), request(4)
         places.take(one)
-        assert not places.take_all([two, three]) and inbox.tokens == 4, "both or none"
+        assert not places.take_all([two, three], one.execution_class, 100) and inbox.tokens == 4, "both or none"
         places.take(two)
         with pytest.raises(QueueFull, match="8 tokens are waiting and the request brings 4; the limit is 10"):
             places.take(three)

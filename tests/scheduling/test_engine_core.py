@@ -394,7 +394,7 @@ def test_one_token_is_the_same_through_either_class_and_path() -> None:
     [oneshot] = run(make_core(), [chat(tokens, 1)])
     assert oneshot.stats.execution_class == "oneshot"
     forced = make_core()
-    forced.entry.force_class = ExecutionClass.DECODE
+    forced.entry.force_class(ExecutionClass.DECODE)
     [decode] = run(forced, [chat(tokens, 1)])
     assert decode.stats.execution_class == "decode"
     assert oneshot.token_ids == decode.token_ids == tuple(toy.generate(tokens.tolist(), 1))
