@@ -34,6 +34,7 @@ COMMANDS = {
     "clients": "host.clients",
     "tiny": "host.tiny",
     "instructions": "host.instructions",
+    "opcodes": "host.opcodes",
     "shared_cpu": "shared_cpu",
     "serving": "serving.service",
     "gpu": "gpu.device",

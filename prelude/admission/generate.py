@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import PromptMould, ids_below
+from prelude._native.core import Maker, PromptMould, ids_below
 from prelude.admission import validation
 from prelude.admission.context import (
     AdmissionContext,
@@ -36,6 +36,7 @@ from prelude.tasks import CacheMode, Generate, SamplingParams
 
 MAX_TOKENS = (1 << 31) - 1
 _NO_BRANCHES: I32 = np.zeros(2, dtype=np.int32)
+_make_completion = Maker(Completion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,4 +262,5 @@ def complete(ctx: AdmissionContext, sampling: Sampling, outcome: Outcome) -> Com
         stats.detok_ms += (time.perf_counter() - started) * 1e3
     stats.finish_reason = reason
     kept = None if sampling.logprobs is None else logprobs or ()
-    return Completion(text, tuple(ids), reason, stats, logprobs=kept)
+    made: Completion = _make_completion(text, tuple(ids), reason, stats, None, kept)
+    return made

@@ -28,11 +28,19 @@ for _shared in (ROOT, _COUNT, _WHOLE, _NO_ROWS):
     _shared.setflags(write=False)
 
 
-def shape_of(n: int) -> tuple[I32, I32]:
-    """Positions and starts of a prompt of ``n`` tokens without branches; read-only views for all but very long
-    ones."""
-    positions = _COUNT[:n] if n <= len(_COUNT) else np.arange(n, dtype=np.int32)
-    return positions, _WHOLE[n] if n < len(_WHOLE) else np.array([0, n], dtype=np.int32)
+class _Shapes(dict[int, tuple[I32, I32]]):
+    """Those of short prompts are kept."""
+
+    def __missing__(self, n: int) -> tuple[I32, I32]:
+        positions = _COUNT[:n] if n <= len(_COUNT) else np.arange(n, dtype=np.int32)
+        if n >= len(_WHOLE):
+            return positions, np.array([0, n], dtype=np.int32)
+        found = self[n] = positions, _WHOLE[n]
+        return found
+
+
+shape_of: Callable[[int], tuple[I32, I32]] = _Shapes().__getitem__
+"""Positions and starts of a prompt of ``n`` tokens without branches; read-only views for all but very long ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,23 +82,25 @@ def plan_step(
     pool.begin_plan()
     queues.look_again()
     deferred: list[Deferral] = []
-    decode: list[Request] = []
-    preempted: list[Request] = []
+    decode: list[Request] | tuple[()] = ()
+    prefill: list[PrefillRow] | tuple[()] = ()
+    preempted: list[Request] | tuple[()] = ()
     if queues.running:
         planned, preempted = _plan_decode(queues, pool, ledger, retry, in_flight)
         if planned is None:
             return Plan(postprocess_first=True)
         decode = planned
     allowance = pacer.allowance(len(decode)) if pacer and not retry else None
-    if _oneshot_first(queues):
-        rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
+    prompts = bool(queues.running or queues.decode.arrivals)  # of Decode requests, that may get a chunk
+    if prompts and not _oneshot_first(queues):
         prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry, deferred)
-    else:
+        prompts = False
+    rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
+    if prompts:
         prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry, deferred)
-        rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
-    if not (rows or prefill or decode or preempted or retry or in_flight) and len(queues.running) > 1:
+    if len(queues.running) > 1 and not (rows or prefill or decode or preempted or retry or in_flight):
         # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
-        preempted.append(queues.running[-1])
+        preempted = [queues.running[-1]]
         preempt(queues.running[-1], queues, pool)
     queues.served += budgets.step_tokens - ledger.tokens
     plan: Plan = _make_plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted), tuple(deferred), False)
@@ -110,8 +112,6 @@ def _oneshot_first(queues: Queues) -> bool:
     Within its class another may go first; between classes age decides, so neither starves the other."""
     if not queues.oneshot.arrivals:
         return False
-    if not queues.running and not queues.decode.arrivals:
-        return True
     prompts = [r for r in queues.running if _has_prompt_left(r)]
     first = queues.oneshot.oldest()
     return (not queues.decode or first <= queues.decode.oldest()) and all(first <= _rank(r) for r in prompts)
@@ -214,8 +214,6 @@ def _plan_prefill(
 ) -> list[PrefillRow]:
     """Chunks of prompts under way, oldest first, then of those that wait, in their policy's order. Beside running
     rows a step prefills ``chunk_tokens`` at most, so that the rows' next token is never far away."""
-    if not queues.running and not queues.decode.arrivals:
-        return []
     rows: list[PrefillRow] = []
     policy = queues.decode.policy
     chunked = beside_rows and not policy.whole_prompts

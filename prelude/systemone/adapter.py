@@ -151,6 +151,8 @@ class SystemOne:
         done: dict[int, Answers] = {}
         while waiting:
             results = yield [_make_decide(parsed.state, part, *self._more) for _, part in waiting]
+            if len(results) == 1 and isinstance(results[0], Answers) and not done:
+                return results
             smaller: list[tuple[int, Sequence[Question]]] = []
             for (first, part), result in zip(waiting, results):
                 if isinstance(result, RequestTooLarge) and len(part) > 1 and result.field in ("state", "questions"):
@@ -163,7 +165,7 @@ class SystemOne:
                 else:
                     done[first] = result
             waiting = smaller
-        return list(done.values()) if len(done) == 1 else [done[first] for first in sorted(done)]
+        return [done[first] for first in sorted(done)]
 
     # -------------------------------------------------------------- running
 

@@ -8,8 +8,7 @@ from tests.mutations.edit import edit
 
 POSTPROCESS_PY = "prelude/scheduling/postprocess.py"
 POSTPROCESS = "_native/postprocess.pxi"
-LEDGER = "prelude/scheduling/ledger.py"
-PACING = "prelude/scheduling/pacing.py"
+LEDGER = "_native/ledger.pxi"
 ORDERS = "prelude/scheduling/policies/orders.py"
 LAYERS = "prelude/scheduling/policies/layers.py"
 QUEUES = "prelude/scheduling/queues.py"
@@ -164,19 +163,19 @@ EDITS = (
     edit(
         "a_need_is_half_taken",
         "A7 F10",
-        (LEDGER, "        self.tokens -= need.tokens\n", "        self.tokens -= need.tokens // 2\n"),
+        (LEDGER, "        self.tokens -= tokens\n", "        self.tokens -= tokens // 2\n"),
     ),
-    edit("rows_of_a_step_are_not_counted", "A13", (LEDGER, "        self.rows -= need.rows\n", "")),
+    edit("rows_of_a_step_are_not_counted", "A13", (LEDGER, "        self.rows -= 1\n", "")),
     edit(
         "decisions_leave_no_debt",
         "69 F18",
-        (PACING, "        self._credit -= longer * oneshot_tokens / tokens\n", ""),
+        (LEDGER, "        self.credit -= longer * oneshot / tokens\n", ""),
     ),
     edit(
         "decisions_earn_nothing",
         "69 F18",
-        (PACING, "        self._earn(alone)\n        self._credit", "        self._credit"),
-        (PACING, "            self._earn(self._alone[bucket])\n", ""),
+        (LEDGER, "        self.earn(alone)\n        self.credit", "        self.credit"),
+        (LEDGER, "            self.earn(self.alone[bucket])\n", ""),
     ),
     edit(
         "shortest_is_longest",
