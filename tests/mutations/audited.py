@@ -200,7 +200,7 @@ EDITS = (
         "53",
         (
             PLANNER,
-            "        preempted.append(queues.running[-1])\n        preempt(queues.running[-1], queues, pool)\n"
+            "        preempted = [queues.running[-1]]\n        preempt(queues.running[-1], queues, pool)\n"
             "    queues.served",
             "        pass\n    queues.served",
         ),

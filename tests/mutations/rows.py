@@ -180,8 +180,8 @@ EDITS = (
         "G18",
         (
             DECIDE,
-            "    return tuple(questions.values()), tuple([str.__str__(name) for name in questions])\n",
-            "    return tuple(questions.values()), tuple([str.__str__(name) for name in questions][::-1])\n",
+            "        return tuple(questions.values()), names_of(questions)\n",
+            "        return tuple(questions.values()), names_of(questions)[::-1]\n",
         ),
     ),
     edit(
