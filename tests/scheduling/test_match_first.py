@@ -29,6 +29,21 @@ def behind(shared: np.ndarray, own: int, seed: int) -> np.ndarray:
 
 @pytest.mark.feature("A24")
 @pytest.mark.feature("B2")
+def test_a_text_is_charged_for_the_tokens_that_the_cache_does_not_have() -> None:
+    """A prompt of 27 tokens, of which 24 are cached: a step of eight tokens has room for what is left of it."""
+    core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=8, running=1, chunk=64)
+    sink = ById()
+    post(core, chat(SHARED, 2, cache="always"), sink)
+    run_steps(core)
+    request = post(core, chat(behind(SHARED, 3, 5), 4), sink)
+    core.step()
+    assert core.executor.batches[-1].num_tokens == 3 and request.cached_len == 27
+    run_steps(core)
+    assert list(sink.ends[request.id][0].token_ids) == toy.generate(behind(SHARED, 3, 5).tolist(), 4)
+
+
+@pytest.mark.feature("A24")
+@pytest.mark.feature("B2")
 def test_the_trace_of_a_plan_has_each_match_before_its_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the planner asks of the pool, in order: a match takes no block, and what is taken after it is the rest."""
     core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=256, running=4)
