@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 60.0  # seconds
+PATIENCE = 150.0  # seconds; importing torch alone takes 80 on two processors with a load of 25
 _LOOK = 0.002
 
 

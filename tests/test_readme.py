@@ -42,7 +42,7 @@ def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
                 assert process.stdout is not None
                 assert process.stdout.readline(), process.communicate()[1]
                 process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=PATIENCE)
+            _, errors = process.communicate(timeout=3 * PATIENCE)
         finally:
             process.kill()
     assert process.returncode == 0, errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from prelude.execution.pending import PendingTokens, num_sampled
 from prelude.execution.threaded import ThreadedExecutor
 from tests.execution.helpers import Model, all_logprobs, decode_rows, ends, prompts, random_ids, run, sampling, slices
 from tests.execution.helpers import Segment as Part
+from tests.patience import PATIENCE
 from tests.toy import ToyExecutor
 
 
@@ -24,14 +24,15 @@ def last_token(seed: int) -> OneShotBatch:
 
 
 class Slow(ToyExecutor):
-    """Takes a while, and writes down which thread ran what."""
+    """Runs when ``go`` is set, and writes down which thread ran what."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ran: list[tuple[Any, int]] = []
+        self.go = threading.Event()
 
     def wait(self, handle: Any) -> Any:
-        time.sleep(0.01)
+        assert self.go.wait(PATIENCE)
         self.ran.append((handle, threading.get_ident()))
         return super().wait(handle)
 
@@ -42,7 +43,8 @@ def test_steps_run_in_order_in_one_thread_while_the_caller_goes_on() -> None:
     executor = ThreadedExecutor(inner)
     batches = [last_token(i) for i in range(5)]
     steps = [executor.submit(batch) for batch in batches]
-    assert len(inner.ran) < 5, "nobody waited"
+    assert not inner.ran, "nobody waited"
+    inner.go.set()
     found = [executor.wait(step) for step in reversed(steps)]
     assert [batch for batch, _ in inner.ran] == batches
     assert len({thread for _, thread in inner.ran} - {threading.get_ident()}) == 1
@@ -72,6 +74,7 @@ def test_closing_runs_what_was_submitted_and_refuses_the_rest() -> None:
     inner = Slow()
     executor = ThreadedExecutor(inner)
     steps = [executor.submit(last_token(i)) for i in range(3)]
+    inner.go.set()
     executor.close()
     executor.close()
     assert len(inner.ran) == 3 and all(executor.wait(step).outputs for step in steps)

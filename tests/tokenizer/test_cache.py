@@ -64,7 +64,7 @@ for name in (tables, "key"):
     _cache._caches.clear()
     print(len(Tokenizer.from_file({str(file)!r}, cache={str(folder)!r}).encode("Hello there").ids))
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     whole = len(Tokenizer.from_file(file, cache=False).encode("Hello there").ids)
     assert ran.stdout.split() == [str(whole)] * 2, ran.stderr
 

@@ -19,13 +19,14 @@ import pytest
 from prelude.tokenizer import BackendUnavailable, ChatTemplateError, Tokenizer, TokenizerError, TokenizerFileError
 
 from prelude.errors import PreludeError
+from tests.patience import PATIENCE
 from tests.tokenizer.small_files import VOCAB, WORD, file, unigram
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("regex")
 
 
-def apart(code: str, *arguments: str, seconds: float = 60) -> str:
+def apart(code: str, *arguments: str, seconds: float = 2 * PATIENCE) -> str:
     """The output of ``code``, run in a process of its own over ``arguments`` (``sys.argv[1:]``)."""
     command = [sys.executable, "-X", "faulthandler", "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
