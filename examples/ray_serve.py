@@ -7,8 +7,6 @@ The router sends texts that begin alike to one replica. A full queue is 503, a d
 request 400.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from typing import Any
@@ -23,7 +21,7 @@ from prelude import Choice, Decide
 from prelude.errors import DeadlineExceeded, InvalidRequest
 from prelude.ray import deployment
 
-web = FastAPI()
+web = FastAPI()  # it reads the annotations of `ask`: as objects, since Ray pickles the class
 
 
 class Asked(BaseModel):
