@@ -40,6 +40,7 @@ COMMANDS = {
     "gpu": "gpu.device",
     "gpu_first": "gpu.first",
     "gpu_count": "gpu.count",
+    "gpu_host": "gpu.host",
     "gpu_stage": "gpu.stages",
     "tokenizer": "tokenizer.encode",
     "tokenizer_load": "tokenizer.loading",

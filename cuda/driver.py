@@ -93,6 +93,11 @@ class Driver:
         torch.cuda.set_device(ordinal)
         torch.cuda.init()  # type: ignore[no-untyped-call]  # makes the primary context current in this thread
         torch.empty(1, device="cuda")
+        self._connect()
+
+    def _connect(self) -> None:
+        """Takes the context that is current, and the raw entries that cuda-python has no quick way to."""
+        driver = self._driver
         self._context = _checked(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
         # The raw entry: a ctypes call lets go of the GIL, which cuda.bindings need not.
         address, _ = _checked(driver.cuGetProcAddress(b"cuGraphLaunch", 12000, 0), "cuGraphLaunch")

@@ -1,0 +1,161 @@
+"""What the CUDA executor costs the host, over a null device: submit to launch, and completion to result.
+
+    python -m bench gpu_host [--repeats 2000] [--json FILE] [--before FILE]
+
+One OneShot root of 128 tokens (greedy; its tokens' probabilities; in turn with other lengths of its bucket), roots of
+a batch, decode steps of 1, 4, 16 and 64 rows. ``submit`` is timed until the graph's launch and until it returns, and
+``wait`` of a step that is done. Medians over ``--repeats`` calls; opcodes are those of Python, counted in one call.
+See ``null.py`` for what is not counted. ``--before``: the JSON of an earlier commit, shown beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import Report, add_outputs, machine_facts, three
+from bench.gpu.batches import draw, forest, greedy, i32, labels
+from prelude.batch import DecodeBatch, DecodeRows, ForwardBatch, OneShotBatch, SampleRows
+
+AIMS = {"submit to launch": 30.0, "completion to result": 10.0, "decode": 40.0}
+"""Microseconds of one OneShot root of a known shape, and of a decode step of up to 64 rows."""
+
+
+def root(count: int, seed: int = 0, read: Callable[[list[int]], Any] = greedy) -> OneShotBatch:
+    return OneShotBatch(forest([(draw(seed, count), -1)]), read([count - 1]))
+
+
+def roots(count: int, tokens: int) -> OneShotBatch:
+    slices = forest([(draw(i, tokens), -1) for i in range(count)])
+    return OneShotBatch(slices, greedy([tokens * (i + 1) - 1 for i in range(count)]))
+
+
+def decoding(rows: int, context: int, sampled: bool = False) -> DecodeBatch:
+    blocks = -(-(context + 1) // 16)
+    tables = np.arange(rows * blocks, dtype=np.int32)
+    slots = tables[blocks - 1 :: blocks] * 16 + context % 16
+    read = greedy(range(rows))
+    if sampled:
+        same = np.ones(rows, np.float32)
+        read = SampleRows(
+            read.rows, 0.7 * same, i32([20] * rows), 0.95 * same, 0 * same, np.arange(rows, dtype=np.uint64), read.steps
+        )
+    return DecodeBatch(
+        DecodeRows(
+            draw(1, rows), i32([context] * rows), i32(slots), i32([context] * rows), i32(np.arange(rows + 1) * blocks),
+            tables,
+        ),
+        read,
+    )  # fmt: skip
+
+
+def loads() -> dict[str, list[ForwardBatch]]:
+    """Steps by name; a load's steps are run in turn."""
+    return {
+        "one root of 128": [root(128, i) for i in range(8)],
+        "one root of 97 to 128": [root(97 + i) for i in range(32)],
+        "one root of 128, labels": [root(128, i, lambda rows: labels(rows, [5, 6, 7])) for i in range(8)],
+        "16 roots of 32": [roots(16, 32)],
+        "decode, 1 row": [decoding(1, 200 + i) for i in range(24)],
+        "decode, 4 rows": [decoding(4, 200 + i) for i in range(24)],
+        "decode, 16 rows": [decoding(16, 200 + i) for i in range(24)],
+        "decode, 64 rows": [decoding(64, 200 + i) for i in range(24)],
+        "decode, 64 rows, sampled": [decoding(64, 200 + i, True) for i in range(24)],
+    }
+
+
+def opcodes(work: Callable[[], Any]) -> int:
+    """Python opcodes of one call."""
+    count = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def measured(executor: Any, stub: Any, steps: list[ForwardBatch], repeats: int) -> dict[str, list[float]]:
+    """Microseconds of each call by measure."""
+    found: dict[str, list[float]] = {"launch": [], "submit": [], "result": []}
+    for _ in range(2):
+        for step in steps:
+            executor.wait(executor.submit(step))
+    clock = time.perf_counter_ns  # CLOCK_MONOTONIC, as the stub's
+    for at in range(repeats):
+        batch = steps[at % len(steps)]
+        began = clock()
+        handle = executor.submit(batch)
+        ended = clock()
+        found["launch"].append((stub.stub_launched_ns() - began) / 1e3)
+        found["submit"].append((ended - began) / 1e3)
+        began = clock()
+        executor.wait(handle)
+        found["result"].append((clock() - began) / 1e3)
+    return found
+
+
+def processor_time(executor: Any, steps: list[ForwardBatch], repeats: int) -> float:
+    """Microseconds of processor time a step, submitted and waited for."""
+    began = time.thread_time_ns()
+    for at in range(repeats):
+        executor.wait(executor.submit(steps[at % len(steps)]))
+    return (time.thread_time_ns() - began) / 1e3 / repeats
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=2000)
+    parser.add_argument("--before", type=Path, help="the JSON of an earlier run, shown beside")
+    add_outputs(parser, plot=False)
+    options = parser.parse_args()
+    from bench.gpu import null
+
+    stub = null.load()
+    executor = null.executor()
+    null.answer(executor, stub)
+    before = {} if options.before is None else rows_of(json.loads(options.before.read_text()))
+    report = Report("Host time of the CUDA executor over a null device", facts=machine_facts())
+    for name, steps in loads().items():
+        plans = executor.calls.plans  # type: ignore[union-attr]
+        found = measured(executor, stub, steps, options.repeats)
+        steps_run = options.repeats + 2 * len(steps)
+        planned = (executor.calls.plans - plans) / steps_run  # type: ignore[union-attr]
+        aim = AIMS["decode"] if name.startswith("decode") else AIMS["submit to launch"]
+        for measure, key, reach in (
+            ("submit to launch", "launch", aim),
+            ("submit", "submit", None),
+            ("completion to result", "result", AIMS["completion to result"]),
+        ):
+            low, middle, high = np.percentile(found[key], [5, 50, 95]).tolist()
+            report.add(name, measure, (middle, low, high), "us", "" if reach is None else f"{reach:g}")
+        costs = [processor_time(executor, steps, options.repeats // 4) for _ in range(5)]
+        report.add(name, "processor time", three(costs), "us")
+        count = opcodes(lambda steps=steps: executor.wait(executor.submit(steps[0])))  # type: ignore[misc]
+        report.add(name, "opcodes", (count, count, count), "")
+        report.add(name, "plans a step", (planned, planned, planned), "")
+    report.finish(options)
+    for key, value in before.items():
+        print(f"before: {key}: {value:.4g}")
+
+
+def rows_of(kept: dict[str, Any]) -> dict[str, float]:
+    return {f"{row['load']}, {row['measure']}": row["value"] for row in kept["rows"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""A null device: the CUDA executor over a libcuda whose calls do nothing (``stub_libcuda.c``).
+
+The executor, its driver layer and cuda-python run as they are. Not there, and so not counted: the driver's own time,
+FlashInfer's plans, torch's context managers of a GPU, and the device. "Device" memory is host memory. A launched
+graph ends at once: its step's word of completion is written by the stub.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from prelude.cuda import kernels, weights
+from prelude.cuda.device import CudaDevice, CudaGraph
+from prelude.cuda.driver import Driver
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy
+from torch import Tensor
+
+from bench.gpu.models import RandomSource, qwen3
+
+SOURCE = Path(__file__).with_name("stub_libcuda.c")
+SMALL = qwen3(64, 2, 16, 128, head_dim=16, vocab=4096, positions=4096)
+"""Heads and vocabulary of a small model: the host's work does not depend on them."""
+
+
+def build(folder: Path) -> Path:
+    """The stub, compiled. ``FileNotFoundError`` where there is no C compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc").split()[-1]) or shutil.which("gcc")
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    made = folder / "libcuda.so.1"
+    flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([compiler, *flags, "-o", str(made), str(SOURCE), "-ldl"], check=True, capture_output=True)
+    return made
+
+
+def load(folder: Path | None = None) -> Any:
+    """The stub as this process's libcuda, for good. Before cuda-python has looked for another one."""
+    with tempfile.TemporaryDirectory() as own:
+        stub = ctypes.CDLL(str(build(folder or Path(own))), mode=ctypes.RTLD_GLOBAL)
+    for name, result, arguments in (
+        ("stub_calls", ctypes.c_uint64, [ctypes.c_char_p]),
+        ("stub_fail", None, [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]),
+        ("stub_complaint", ctypes.c_char_p, []),
+        ("stub_memory", None, [ctypes.c_void_p, ctypes.c_size_t]),
+        ("stub_reply", None, [ctypes.c_void_p, ctypes.c_void_p]),
+        ("stub_launched_ns", ctypes.c_int64, []),
+        ("stub_context", ctypes.c_uint64, []),
+        ("stub_last_launch", None, [ctypes.c_void_p]),
+        ("stub_parameter", ctypes.c_uint64, [ctypes.c_int, ctypes.c_int]),
+    ):
+        function = getattr(stub, name)
+        function.restype, function.argtypes = result, arguments
+    stub.stub_context()
+    return stub
+
+
+class NullDriver(Driver):
+    """The driver layer without torch's part of it."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._connect()
+
+    def capability(self) -> tuple[int, int]:
+        return 9, 0
+
+
+class Recorded:
+    """In the place of torch's graph."""
+
+    def raw_cuda_graph(self) -> int:
+        return 77
+
+
+class NullDevice(CudaDevice):
+    """The real device, with host memory and without torch's streams."""
+
+    def __init__(self) -> None:
+        self.driver = NullDriver()
+        self.element = torch.bfloat16
+        self.deterministic = False
+        self.handle = self.driver.stream()
+        self._dependent = True
+        self._functions = {}
+        self._modules = {name: self.driver.load(b"cubin") for name in kernels.FILES}
+        self.matmul_search = None
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        self.driver.make_current()
+        with torch.inference_mode():
+            yield
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
+        pass
+
+    def capture(self, work: Callable[[], None]) -> CudaGraph:
+        work()
+        return CudaGraph(self.driver, self.handle, Recorded())  # type: ignore[arg-type]
+
+
+class NullCalls:
+    """FlashInfer's calls, without it. ``plans`` counts those that would be made."""
+
+    def __init__(self) -> None:
+        self.plans = 0
+
+    def ragged(self, buffers: Any, *, causal: bool) -> Any:
+        return NullCall(self)
+
+    def paged(self, buffers: Any, page_size: int) -> Any:
+        return NullCall(self)
+
+    def decode(self, buffers: Any, page_size: int) -> Any:
+        return NullCall(self)
+
+    def merge(self, *tensors: Any) -> None:
+        pass
+
+
+class NullCall:
+    def __init__(self, calls: NullCalls) -> None:
+        self.calls = calls
+        self.planned: bytes | None = None
+
+    def plan(self, lengths: bytes, arrays: Any) -> None:
+        if lengths != self.planned:
+            self.calls.plans += 1
+            self.planned = lengths
+
+    def run(self, *tensors: Any) -> None:
+        pass
+
+
+def executor() -> CudaExecutor:
+    device = NullDevice()
+    with device.scope():
+        loaded = weights.load(device, RandomSource(SMALL, "cpu", torch.bfloat16), SMALL.spec, 4096)
+    policy = GraphPolicy(after=1)
+    return CudaExecutor(
+        SMALL, loaded, device, num_blocks=4096, step_tokens=4096, step_rows=64, calls=NullCalls(), policy=policy
+    )
+
+
+def answer(executor: CudaExecutor, stub: Any) -> None:
+    """Makes every launched graph end its step at once."""
