@@ -4,11 +4,18 @@ The demands of its wrappers, and how they are met here:
 
 - The first plan of a wrapper in graph mode fixes the most rows it will ever have: the caller plans a full bucket
   first.
-- Split-KV is off in prefill: it costs a merge kernel a layer, and in graph mode it would always be on.
+- Split-KV costs a merge kernel a layer, and in graph mode it would always be on. It is off but where one block a row
+  would leave the device idle: decode rows with many keys, and few rows behind a long cached prefix.
 - ``plan`` writes a pinned buffer of the wrapper and copies it asynchronously; a second plan before that copy ran
   would change the first. ``_Guard`` waits for the copy.
-- Index arrays live in the step's staging area, which the wrapper holds as its own buffers: the packed copy has filled
-  them before the plan runs, and a plan that is still valid needs no call at all.
+- Index arrays live in the step's staging area, which the wrapper holds as its own buffers.
+- A recorded call's integer workspace lies in the staging area too. All that ``plan`` leaves on the device is the
+  content of that workspace, the kernels' other arguments being fixed in graph mode. So the bytes that a plan wrote
+  into the pinned buffer are kept for each content of the lengths (``levels.py``), and go in with the packed copy of
+  every step: known lengths need no call of FlashInfer's. ``_used`` reads from the plan's own vector how many bytes
+  these are.
+- FA3 serves prompts of 256 tokens and more where it is built (compute capability 9): a shorter one leaves most of its
+  128-row tiles empty.
 - indptrs are given as pinned host arrays (it reads them on the host), pages as device arrays (a host copy would
   wait).
 
@@ -18,9 +25,12 @@ Log-sum-exps are FlashInfer's, in base 2.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from prelude.cuda.device import CudaDevice, Mark
 from torch import Tensor
@@ -30,16 +40,24 @@ HEAD_DIMS = (64, 128, 256)
 _CUDA_CORE_GROUPS = (1, 2, 3)
 """Query heads per KV head up to which decode on CUDA cores streams as fast as tensor cores."""
 _FLOAT_WORKSPACE = 256 << 20
-_INT_WORKSPACE = 2 << 20
-_INT_WORKSPACE_EAGER = 8 << 20
+VERSION = "0.7.2.post1"
+"""The release that this file was read against."""
+
+
+_NO_BYTES: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
 
 class LevelCall(Protocol):
     """One attention call of a step: planned from host arrays, run once a layer."""
 
-    def plan(self, lengths: bytes, arrays: dict[str, Tensor]) -> None:
-        """``arrays``: qo, kv, indptr and last as pinned views, pages on the device, all of them sent already;
-        ``lengths`` is all that the plan depends on, so that an equal one may be kept."""
+    def plan(self, arrays: dict[str, Tensor]) -> npt.NDArray[np.uint8]:
+        """``arrays``: qo, kv, indptr and last as pinned views, pages on the device. Returns what the plan puts into
+        the workspace; the memory is the call's, until the next plan."""
+        ...
+
+    def bind(self, workspace: Tensor) -> None:
+        """Where a recorded call's plans lie on the device: as many bytes as its plans have. Before the plan that the
+        recording is made with."""
         ...
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None: ...
@@ -47,13 +65,19 @@ class LevelCall(Protocol):
 
 class Calls(Protocol):
     """The call that a backend makes. With ``buffers``, device arrays of one size, the call can be recorded: they are
-    where it reads from. Without, every plan brings arrays of its own."""
+    where it reads from. Without, every plan brings arrays of its own. ``long``: queries are long (``LONG_QUERY``);
+    ``split``: keys are split among blocks."""
 
-    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool) -> LevelCall: ...
+    @property
+    def fa3(self) -> bool:
+        """Whether long queries have a kernel of their own."""
+        ...
 
-    def paged(self, buffers: dict[str, Tensor] | None, page_size: int) -> LevelCall: ...
+    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool, long: bool = False) -> LevelCall: ...
 
-    def decode(self, buffers: dict[str, Tensor] | None, page_size: int) -> LevelCall: ...
+    def paged(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = False) -> LevelCall: ...
+
+    def decode(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = True) -> LevelCall: ...
 
     def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None: ...
 
@@ -83,7 +107,8 @@ class _Guard:
 class FlashInferCalls:
     """Plans and runs for one model's heads in bfloat16."""
 
-    def __init__(self, device: CudaDevice, heads: int, kv_heads: int, head_dim: int, prefill: str = "fa2") -> None:
+    def __init__(self, device: CudaDevice, heads: int, kv_heads: int, head_dim: int, prefill: str = "auto") -> None:
+        """``prefill``: "auto", or "fa2" or "fa3" for all queries."""
         import flashinfer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         self.flashinfer = flashinfer
@@ -97,18 +122,23 @@ class FlashInferCalls:
         self.workspace = device.zeros((_FLOAT_WORKSPACE,), torch.uint8)
         self.types = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
 
-    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool) -> LevelCall:
+    @property
+    def fa3(self) -> bool:
+        return self.prefill == "auto" and self.device.capability[0] == 9
+
+    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool, long: bool = False) -> LevelCall:
+        backend = self.prefill if self.prefill != "auto" else "fa3" if long and self.fa3 else "fa2"
         wrapper = self.flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
             self.workspace,
             "NHD",
             use_cuda_graph=buffers is not None,
             qo_indptr_buf=buffers["qo"] if buffers else None,
             kv_indptr_buf=buffers["kv"] if buffers else None,
-            backend=self.prefill,
+            backend=backend,
         )
         return _Ragged(self, wrapper, buffers is not None, causal)
 
-    def paged(self, buffers: dict[str, Tensor] | None, page_size: int) -> LevelCall:
+    def paged(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = False) -> LevelCall:
         wrapper = self.flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             self.workspace,
             "NHD",
@@ -119,45 +149,59 @@ class FlashInferCalls:
             paged_kv_last_page_len_buf=buffers["last"] if buffers else None,
             backend="fa2",
         )
-        return _Paged(self, wrapper, buffers is not None, page_size)
+        return _Paged(self, wrapper, buffers is not None, page_size, split)
 
-    def decode(self, buffers: dict[str, Tensor] | None, page_size: int) -> LevelCall:
+    def decode(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = True) -> LevelCall:
+        """Without ``split`` by tensor cores, whatever the heads: the other kernel always splits in graph mode."""
         wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self.workspace,
             "NHD",
             use_cuda_graph=buffers is not None,
-            use_tensor_cores=self.tensor_cores,
+            use_tensor_cores=self.tensor_cores or not split,
             paged_kv_indptr_buffer=buffers["indptr"] if buffers else None,
             paged_kv_indices_buffer=buffers["pages"] if buffers else None,
             paged_kv_last_page_len_buffer=buffers["last"] if buffers else None,
+            backend="fa2",
         )
-        return _Decode(self, wrapper, buffers is not None, page_size)
+        return _Decode(self, wrapper, buffers is not None, page_size, split)
 
     def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
         self.flashinfer.merge_state_in_place(out, lse, other, other_lse)
 
 
+def _used(plan: Sequence[int]) -> int:
+    """Bytes of the integer workspace that a plan in graph mode fills. ``plan`` is FlashInfer's vector of numbers
+    (``PrefillPlanInfo``, ``PrefillPlanSM90Info``, ``DecodePlanInfo`` of its ``scheduler.cuh``); the array that is
+    allocated last ends the workspace."""
+    if len(plan) == 15:  # FA2: the mask of valid blocks, a byte each
+        return int(plan[12] + plan[0])
+    if len(plan) == 9:  # FA3: the requests, as many as the tiles that stand first
+        return int(plan[7] + plan[1] - plan[0])
+    if len(plan) == 10:  # decode on CUDA cores: the mask where keys are split, else the size of a part
+        return int(plan[6] + plan[0] if plan[9] else plan[7] + 4)
+    raise RuntimeError(f"FlashInfer's plan has {len(plan)} numbers; this code was read against {VERSION}")
+
+
 class _Call:
-    """The shared part of the three kinds: the cached plan and its guard."""
+    """The shared part of the three kinds."""
 
     def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool) -> None:
         self.calls = calls
         self.wrapper = wrapper
         self.graph = graph
         self.guard = _Guard(calls.device)
-        self.planned: bytes | None = None
-        size = _INT_WORKSPACE if graph else _INT_WORKSPACE_EAGER
-        wrapper.reset_workspace_buffer(calls.workspace, calls.device.empty((size,), torch.uint8))
 
-    def plan(self, lengths: bytes, arrays: dict[str, Tensor]) -> None:
-        if lengths == self.planned:
-            return
+    def bind(self, workspace: Tensor) -> None:
+        self.wrapper.reset_workspace_buffer(self.calls.workspace, workspace)
+
+    def plan(self, arrays: dict[str, Tensor]) -> npt.NDArray[np.uint8]:
         self.guard.before()
-        self.planned = None
         self._plan(arrays)
-        if self.graph:  # otherwise the wrapper holds on to this step's arrays
-            self.planned = lengths
         self.guard.after()
+        if not self.graph:
+            return _NO_BYTES
+        planned: npt.NDArray[np.uint8] = self.wrapper._pin_memory_int_workspace_buffer.numpy()
+        return planned[: _used(self.wrapper._plan_info)]
 
     def _plan(self, arrays: dict[str, Tensor]) -> None:
         raise NotImplementedError
@@ -188,9 +232,10 @@ class _Ragged(_Call):
 class _OverPages(_Call):
     """K and V are [pages, page_size, kv_heads, D]."""
 
-    def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool, page_size: int) -> None:
+    def __init__(self, calls: FlashInferCalls, wrapper: Any, graph: bool, page_size: int, split: bool) -> None:
         super().__init__(calls, wrapper, graph)
         self.page_size = page_size
+        self.split = split
 
     def _paged(self, arrays: dict[str, Tensor]) -> tuple[Any, ...]:
         """The arguments of both wrappers, in their order."""
@@ -205,7 +250,7 @@ class _Paged(_OverPages):
             arrays["qo"],
             *self._paged(arrays),
             causal=False,
-            disable_split_kv=True,
+            disable_split_kv=not self.split,
             **self.calls.types,
         )
 
@@ -215,7 +260,7 @@ class _Paged(_OverPages):
 
 class _Decode(_OverPages):
     def _plan(self, arrays: dict[str, Tensor]) -> None:
-        self.wrapper.plan(*self._paged(arrays), **self.calls.types)
+        self.wrapper.plan(*self._paged(arrays), disable_split_kv=not self.split, **self.calls.types)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
         self.wrapper.run(q, (k, v), out=out)

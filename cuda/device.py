@@ -20,6 +20,7 @@ from prelude.cuda.own_matmul import OwnMatmuls
 
 if TYPE_CHECKING:
     import torch
+    from prelude.cuda.staging import Area
     from torch import Tensor
 
 FIXED_ROWS = 256
@@ -51,6 +52,11 @@ class Device(Protocol):
     own_matmuls: OwnMatmuls | None
     """None: all products are the library's."""
 
+    @property
+    def processors(self) -> int:
+        """Multiprocessors."""
+        ...
+
     def scope(self) -> AbstractContextManager[None]:
         """Entered by every thread around its calls."""
         ...
@@ -61,6 +67,10 @@ class Device(Protocol):
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Host memory that copies may run from and to behind the host's back."""
+        ...
+
+    def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Pinned memory that kernels may also write, at the address that the host has for it."""
         ...
 
     def copy(self, source: Tensor, target: Tensor) -> None:
@@ -75,8 +85,22 @@ class Device(Protocol):
 
     def mark(self) -> Mark: ...
 
-    def capture(self, work: Callable[[], None]) -> Graph:
-        """``work`` only enqueues, on fixed addresses. It is run to warm up, then recorded."""
+    def replay(self, graph: Any, area: Area, nbytes: int, target: Tensor) -> None:
+        """The first ``nbytes`` of a host area to ``target``, then the graph. Needs no ``scope``."""
+        ...
+
+    def await_word(self, word: int, number: int) -> None:
+        """Until ``publish`` has written ``number``, or a later one, to the address ``word``. Needs no ``scope``.
+        Raises what the device failed with."""
+        ...
+
+    def capture(self, work: Callable[[], None], *, search: bool = True) -> Graph:
+        """``work`` only enqueues, on fixed addresses. It is run to warm up, then recorded. ``search``: its matmuls'
+        algorithms are searched first, where they are not known."""
+        ...
+
+    def search(self, work: Callable[[], object]) -> None:
+        """Runs ``work``, and searches the algorithms of its matmuls first."""
         ...
 
     def memory(self) -> tuple[int, int]:
@@ -96,7 +120,7 @@ class CudaMark:
 
     def __del__(self) -> None:
         with suppress(Exception):  # the interpreter may be going down
-            self._driver.destroy_event(self.event)
+            self._driver.give_back(self.event)
 
     def wait(self) -> None:
         self._driver.wait(self.event)
@@ -116,15 +140,15 @@ class CudaGraph:
         self._driver = driver
         self._stream = stream
         self._recorded: torch.cuda.CUDAGraph | None = recorded
-        self._executable = driver.instantiate(int(recorded.raw_cuda_graph()))
-        driver.upload(self._executable, stream)
+        self.executable = driver.instantiate(int(recorded.raw_cuda_graph()))
+        driver.upload(self.executable, stream)
 
     def launch(self) -> None:
-        self._driver.replay(self._executable, self._stream)
+        self._driver.launch_graph(self.executable, self._stream)
 
     def close(self) -> None:
         if self._recorded is not None:
-            self._driver.destroy_graph(self._executable)
+            self._driver.destroy_graph(self.executable)
             self._recorded = None
 
 
@@ -153,7 +177,8 @@ class CudaDevice:
         self.handle = self.driver.stream()
         self.stream = torch.cuda.ExternalStream(self.handle)  # type: ignore[no-untyped-call]
         self.device = torch.device("cuda", ordinal)
-        major, minor = self.driver.capability()
+        self.capability = major, minor = self.driver.capability()
+        self.processors = self.driver.processors()
         self._dependent = pdl and major >= 9
         self._clusters = major >= 9
         self._functions: dict[tuple[str, int, tuple[str, ...]], int] = {}
@@ -183,7 +208,7 @@ class CudaDevice:
             return None  # torch's own way is always there
         name = torch.cuda.get_device_name(self.ordinal)
         room = [self.empty((size,), torch.uint8) for size in (matmul_search.WORKSPACE, matmul_search.SPOIL)]
-        return MatmulSearch(library, self.handle, name, room[0], room[1], self.mark)
+        return MatmulSearch(library, self.handle, name, room[0], room[1], self.mark, free=lambda: self.memory()[0])
 
     def _make_own_matmuls(self) -> OwnMatmuls | None:
         search = self.matmul_search
@@ -228,6 +253,12 @@ class CudaDevice:
         import torch
 
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        found = self.pinned(shape, dtype)
+        if self.driver.mapped(found.data_ptr()) != found.data_ptr():
+            raise CudaError("pinned memory has another address on the device than on the host")
+        return found
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         if source.nbytes:
@@ -329,10 +360,16 @@ class CudaDevice:
     def mark(self) -> CudaMark:
         return CudaMark(self.driver, self.handle)
 
-    def capture(self, work: Callable[[], None]) -> CudaGraph:
+    def replay(self, graph: CudaGraph, area: Area, nbytes: int, target: Tensor) -> None:
+        self.driver.replay(target.data_ptr(), area.address, nbytes, graph.executable, self.handle)
+
+    def await_word(self, word: int, number: int) -> None:
+        self.driver.wait_for(word, number, self.handle)
+
+    def capture(self, work: Callable[[], None], *, search: bool = True) -> CudaGraph:
         import torch
 
-        self._search(True)
+        self._search(search)
         try:
             for _ in range(_WARM_UPS):  # lazy loading and library workspaces, outside the recording
                 work()
@@ -347,11 +384,19 @@ class CudaDevice:
             work()
         return CudaGraph(self.driver, self.handle, recorded)
 
+    def search(self, work: Callable[[], object]) -> None:
+        self._search(True)
+        try:
+            work()
+        finally:
+            self._search(False)
+
     def memory(self) -> tuple[int, int]:
         return self.driver.memory()
 
     def close(self) -> None:
         self.driver.synchronize(self.handle)
+        self.driver.destroy_events()
 
 
 def _tile(rows: Tensor, at: int) -> Tensor:

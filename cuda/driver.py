@@ -9,16 +9,21 @@ cuda.bindings returns ``(error, *results)`` and never raises for an error code; 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
+from prelude._native.gpu import DriverCalls
+
 from prelude.errors import DeviceUnavailable
 
 MIN_CAPABILITY = (8, 0)
 """bfloat16 tensor cores."""
+
+
+_SPIN_NS = 3_000_000
+"""How long a thread that waits for a step looks again at once. A longer step is not held up by the sleeps between."""
 
 
 class CudaError(RuntimeError):
@@ -99,9 +104,10 @@ class Driver:
         """Takes the context that is current, and the raw entries that cuda-python has no quick way to."""
         driver = self._driver
         self._context = _checked(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
-        # The raw entry: a ctypes call lets go of the GIL, which cuda.bindings need not.
-        address, _ = _checked(driver.cuGetProcAddress(b"cuGraphLaunch", 12000, 0), "cuGraphLaunch")
-        self._graph_launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(int(address))
+        names = ("cuCtxSetCurrent", "cuMemcpyAsync", "cuGraphLaunch", "cuStreamQuery")
+        found = [_checked(driver.cuGetProcAddress(name.encode(), 12000, 0), name)[0] for name in names]
+        self.calls = DriverCalls(int(self._context), *(int(address) for address in found))
+        self._events: list[int] = []
 
     def make_current(self) -> None:
         """For the calling thread. torch does it lazily, in calls of its own; the driver's calls need it done."""
@@ -117,7 +123,8 @@ class Driver:
         _checked(self._driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
 
     def event(self) -> int:
-        return int(_checked(self._driver.cuEventCreate(0), "cuEventCreate"))
+        """One that was given back, or a new one."""
+        return self._events.pop() if self._events else int(_checked(self._driver.cuEventCreate(0), "cuEventCreate"))
 
     def record(self, event: int, stream: int) -> None:
         _checked(self._driver.cuEventRecord(event, stream), "cuEventRecord")
@@ -135,8 +142,13 @@ class Driver:
     def milliseconds(self, first: int, last: int) -> float:
         return float(_checked(self._driver.cuEventElapsedTime(first, last), "cuEventElapsedTime"))
 
-    def destroy_event(self, event: int) -> None:
-        self._driver.cuEventDestroy(event)
+    def give_back(self, event: int) -> None:
+        """For another ``event()``; making one costs microseconds."""
+        self._events.append(event)
+
+    def destroy_events(self) -> None:
+        while self._events:
+            self._driver.cuEventDestroy(self._events.pop())
 
     # ------------------------------------------------------------------ memory
 
@@ -208,11 +220,26 @@ class Driver:
     def upload(self, executable: int, stream: int) -> None:
         _checked(self._driver.cuGraphUpload(executable, stream), "cuGraphUpload")
 
-    def replay(self, executable: int, stream: int) -> None:
-        """Launches without the GIL."""
-        code = self._graph_launch(executable, stream)
+    def launch_graph(self, executable: int, stream: int) -> None:
+        _checked(self._driver.cuGraphLaunch(executable, stream), "cuGraphLaunch")
+
+    def replay(self, target: int, source: int, nbytes: int, executable: int, stream: int) -> None:
+        """A copy in, then a graph, from any thread."""
+        code = self.calls.replay(target, source, nbytes, executable, stream)
         if code:
-            _checked((self._driver.CUresult(code),), "cuGraphLaunch")
+            _checked((self._driver.CUresult(code),), "a step's copy and its graph")
+
+    def wait_for(self, word: int, number: int, stream: int) -> None:
+        """Until the word at an address has come to ``number``; from any thread, without the GIL."""
+        code = self.calls.wait(word, number, stream, _SPIN_NS)
+        if code < 0:
+            raise CudaError("the step on the device: its stream ended and its results did not come")
+        if code:
+            _checked((self._driver.CUresult(code),), "the step on the device")
+
+    def mapped(self, host: int) -> int:
+        """The device's address of pinned memory."""
+        return int(_checked(self._driver.cuMemHostGetDevicePointer(host, 0), "cuMemHostGetDevicePointer"))
 
     def destroy_graph(self, executable: int) -> None:
         self._driver.cuGraphExecDestroy(executable)
@@ -221,3 +248,9 @@ class Driver:
         import torch
 
         return torch.cuda.get_device_capability()
+
+    def processors(self) -> int:
+        """Multiprocessors."""
+        import torch
+
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)

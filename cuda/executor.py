@@ -1,11 +1,11 @@
 """The CUDA executor: the same batches and results as the CPU one, which is its specification.
 
-    submit   lay out ─ write arrays ─ one copy in ─ plan attention ─ replay a graph, or run eagerly ─ one copy out
-    wait     until the mark behind the copy out is done; then numpy arrays
+    submit   lay out ─ write arrays ─ plan attention ─ one copy in ─ replay a graph, or run eagerly ─ publish
+    wait     until the last kernel has written the step's number behind its results; then numpy arrays
 
-``submit`` never waits for the device: a second step may be submitted, and its arrays packed, while the first one
-runs. A decode row may name a token that is not on the host yet: id -1 - j is the j-th token that the last sampling
-step drew.
+A plain step of a recorded shape goes by ``lane.py``, which packs it natively; all others are packed here. ``submit``
+never waits for the device: a second step may be submitted, and its arrays packed, while the first one runs. A decode
+row may name a token that is not on the host yet: id -1 - j is the j-th token that the last sampling step drew.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from prelude.cuda import kernels
 from prelude.cuda.attention import Calls
-from prelude.cuda.device import Device, Mark
+from prelude.cuda.device import Device
 from prelude.cuda.forward import Forward, Inputs
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
+from prelude.cuda.lane import Lane
 from prelude.cuda.layout import StepLayout, lay_out
 from prelude.cuda.levels import KeysAttention, LevelsAttention, ReusedCalls, StepAttention
-from prelude.cuda.readout_operation import ReadoutContext
-from prelude.cuda.shapes import Shape, Writer, power_bucket
-from prelude.cuda.staging import Area, Fields, Staging
-from prelude.cuda.step_readouts import StepReadouts, recorded_readout
+from prelude.cuda.readout_operation import ReadoutContext, RecordedReadout
+from prelude.cuda.recorder import Recorder
+from prelude.cuda.shapes import Choices, Shape, Writer, power_bucket
+from prelude.cuda.staging import HEADER, Area, Fields, Staging, Ticket
+from prelude.cuda.step_readouts import StepReadouts, blank_readout, recorded_readout
+from prelude.cuda.submitted import Failed, Read, StepClock, SubmittedStep
 from prelude.cuda.weights import DeviceWeights
 from prelude.cuda.workspace import Workspace
 from torch import Tensor
 
-from prelude.batch import ForwardBatch, StepResult
+from prelude.batch import I32, ForwardBatch, Output, Readout, StepResult
 from prelude.errors import EngineClosed
 from prelude.execution.executor import ExecutorLimits
 from prelude.execution.pending import num_sampled
@@ -42,30 +46,8 @@ log = logging.getLogger("prelude.cuda")
 _HOST_AREAS = 3
 """Host areas in turn: a step that runs, one that is packed, one whose results are read."""
 _STAGING = 4 << 20
-
-
-@dataclass(slots=True)
-class SubmittedStep:
-    """A submitted step. It holds its host areas: their allocator does not know of copies under way."""
-
-    layout: StepLayout
-    readouts: StepReadouts
-    outputs: Fields
-    sent: Area
-    area: Area
-    began: Mark
-    ended: Mark
-    replayed: bool
-    host_seconds: float
-    result: StepResult | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A step that could not be submitted."""
-
-    error: Exception
+_PUBLISHED = 256 << 10
+"""Bytes of results that a kernel writes to the host; more are copied."""
 
 
 class CudaExecutor:
@@ -94,13 +76,16 @@ class CudaExecutor:
         self.calls = None if device.deterministic else calls
         self.cut_last_layer = cut_last_layer
         self.graphs = Graphs(policy or GraphPolicy())
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         step_rows = power_bucket(step_rows)  # as sampled rows are rounded up
-        self._sampled_rows = step_rows
-        self._num_pending = 0
+        self.step_rows = step_rows
+        self.num_pending = 0
         self._closed = False
         self._in_flight: deque[SubmittedStep] = deque()
         self._lock = threading.Lock()  # of the list of submitted steps; submitting itself is one thread's affair
+        self._clock = StepClock()
+        kv_heads = config.spec.attention.kv_heads
+        self.choices = Choices.of(self.calls is not None and self.calls.fa3, device.processors, kv_heads)
         self._eager_calls = None if self.calls is None else ReusedCalls(self.calls)
         with device.scope():
             vocab = 0 if weights.lm_head is None else weights.lm_head.shape[0]
@@ -114,13 +99,17 @@ class CudaExecutor:
             )
             self.pool = self._make_pool()
             self.staging = Staging.of(device, _STAGING, _STAGING, _HOST_AREAS)
-        self._pending_tokens = self.staging.output_area[: 4 * step_rows].view(torch.int32)
+            self._results = self.staging.results.view(torch.int32)
+        self.pending_tokens = self.staging.output_area[: 4 * step_rows].view(torch.int32)
         self._context = ReadoutContext(device, config.spec, weights, self.work, logits_chunk_rows)
-        self._forward = Forward(device, config.spec, weights, self.work, self.pool)
+        self.forward = Forward(device, config.spec, weights, self.work, self.pool)
+        self._work_bytes = self.work.nbytes
+        self.recorder = Recorder(self)
+        self._lane = Lane(self) if self.calls is not None else None
 
     def _make_pool(self) -> Tensor:
         """[layers, 2, slots, kv_heads, D]; one block more than ``limits()`` states: padding reads and writes it."""
-        spec, slots = self.config.spec, (self._num_blocks + 1) * self.block_size
+        spec, slots = self.config.spec, (self.num_blocks + 1) * self.block_size
         shape = (len(spec.layers), 2, slots, spec.attention.kv_heads, spec.attention.head_dim)
         return self.device.zeros(shape, self.device.element)
 
@@ -129,9 +118,9 @@ class CudaExecutor:
         if len(self.graphs):
             raise RuntimeError("the pool cannot move once graphs have been recorded")
         with self.device.scope():
-            self._num_blocks = num_blocks
-            self.pool = self._forward.pool = self.device.zeros((0,), self.device.element)
-            self.pool = self._forward.pool = self._make_pool()
+            self.num_blocks = num_blocks
+            self.pool = self.forward.pool = self.device.zeros((0,), self.device.element)
+            self.pool = self.forward.pool = self._make_pool()
 
     def limits(self) -> ExecutorLimits:
         config, score = self.config, self.weights.score
@@ -142,7 +131,7 @@ class CudaExecutor:
             hidden_size=config.hidden_size,
             num_labels=0 if score is None else score.shape[0],
             block_size=self.block_size,
-            num_blocks=self._num_blocks,
+            num_blocks=self.num_blocks,
             kv_bytes_per_token=config.spec.kv_bytes_per_token(element.itemsize),
             logits_chunk_rows=self._context.chunk_rows,
             weight_bytes=self.weights.nbytes,
@@ -158,6 +147,10 @@ class CudaExecutor:
         if self._closed:
             raise EngineClosed("the executor is closed")
         try:
+            if self._lane is not None:
+                step = self._lane.submit(batch, began)
+                if step is not None:
+                    return step
             with self.device.scope():
                 layout = lay_out(batch, self.block_size, cut=self.cut_last_layer)
                 self._check(layout)
@@ -165,7 +158,7 @@ class CudaExecutor:
         except TypeError:
             raise
         except Exception as error:  # a failure of the step is raised in ``wait``
-            self._num_pending = num_sampled(batch) or self._num_pending  # the next step may name these tokens
+            self.num_pending = num_sampled(batch) or self.num_pending  # the next step may name these tokens
             return Failed(error)
 
     def wait(self, handle: SubmittedStep | Failed) -> StepResult:
@@ -189,57 +182,74 @@ class CudaExecutor:
 
     def _check(self, layout: StepLayout) -> None:
         """Refuses reads and writes out of bounds: on the device they would end the context."""
-        if layout.rows > self.step_tokens + self._sampled_rows:
+        if layout.rows > self.step_tokens + self.step_rows:
             raise ValueError(
-                f"the step has {layout.rows} rows; there is room for {self.step_tokens + self._sampled_rows}"
+                f"the step has {layout.rows} rows; there is room for {self.step_tokens + self.step_rows}"
             )
         if not layout.rows:
             return
         ids = layout.token_ids
-        if ids.max() >= self.config.vocab_size or ids.min() < -self._num_pending:
+        if ids.max() >= self.config.vocab_size or ids.min() < -self.num_pending:
             raise ValueError(
                 f"token ids run from {ids.min()} to {ids.max()}; the vocabulary has {self.config.vocab_size} tokens, "
-                f"the step before drew {self._num_pending}"
+                f"the step before drew {self.num_pending}"
             )
         positions, table = layout.positions, self.weights.rope_table.shape[0]
         if positions.max() >= table or positions.min() < 0:
             raise IndexError(f"position {positions.max()} is past the model's last, {table - 1}")
-        slots = self._num_blocks * self.block_size
+        slots = self.num_blocks * self.block_size
         if layout.slots.max() >= slots or layout.slots.min() < -1:
             raise IndexError(f"slot {layout.slots.max()} is past the pool's last, {slots - 1}")
         body = layout.body
         for level in (*body.more, *(() if body.decode is None else (body.decode,))):
-            if level.pool and len(level.pages) and not 0 <= level.pages.min() <= level.pages.max() < self._num_blocks:
-                raise IndexError(f"block {level.pages.max()} is past the pool's last, {self._num_blocks - 1}")
+            if level.pool and len(level.pages) and not 0 <= level.pages.min() <= level.pages.max() < self.num_blocks:
+                raise IndexError(f"block {level.pages.max()} is past the pool's last, {self.num_blocks - 1}")
 
     def _submit(self, layout: StepLayout, began: float) -> SubmittedStep:
         program, readouts = self._program(layout)
-        area, device_area = self._input_area(program.inputs.nbytes)
-        writer = Writer(program.shape, program.inputs, self._num_blocks, self.block_size)
-        writer.write(area.bytes.numpy(), layout)
+        nbytes = program.inputs.nbytes
+        area, device_area = self._input_area(nbytes)
+        area.busy = None
+        writer = Writer(program.shape, program.inputs, self.num_blocks, self.block_size)
+        writer.write(area.array, layout)
         readouts.write(program.inputs, area.bytes, [writer.read_index(r.at, layout) for r in layout.reads])
-        self.device.copy(area.bytes[: program.inputs.nbytes], device_area[: program.inputs.nbytes])
-        attention = program.attention or self._eager_attention(program, device_area)
-        attention.plan(area.bytes)
-        out_area = self._output_area(program.outputs.nbytes)
-        first = self.device.mark()
-        if program.graph is not None:
-            program.graph.launch()
-            self.graphs.replays += 1
-        else:
-            self._run(program, device_area, attention)
-            self.graphs.eager += 1
-        if program.graph is None or program.shape.readout is None:
-            hidden = self.work.read_x[: program.shape.read]
-            readouts.enqueue(program.inputs, device_area, program.outputs, out_area, hidden)
-        host = self._fetch(program.outputs.nbytes, out_area)
-        area.busy = last = self.device.mark()
-        self._num_pending = readouts.draws or self._num_pending
-        seconds = time.perf_counter() - began
-        step = SubmittedStep(
-            layout, readouts, program.outputs, area, host, first, last, program.graph is not None, seconds
-        )
+        ended, out_area = self.next_output(program.outputs.nbytes)
+        program.inputs.array(area.bytes, "ticket").view(np.uint32)[:] = ended.number, ended.area.index
+        try:
+            if program.graph is not None and program.attention is not None:
+                program.attention.plan(area)
+                self.device.replay(program.graph, area, nbytes, self.staging.input_area)
+                self.graphs.replays += 1
+                self.graphs.touch(program)
+            else:
+                self.device.copy(area.bytes[:nbytes], device_area[:nbytes])
+                attention = self.eager_attention(program, device_area)
+                attention.plan(area)
+                self._run(program, device_area, attention)
+            if program.graph is None or program.shape.readout is None:
+                hidden = self.work.read_x[: program.shape.read]
+                readouts.enqueue(program.inputs, device_area, program.outputs, out_area, hidden)
+                self.publish(program, device_area, out_area, ended.area)
+        except Exception:
+            area.busy = self.device.mark()  # copies of it may be under way
+            self.staging.give_back(ended.area)
+            raise
+        self.num_pending = readouts.draws or self.num_pending
+
+        def read(results: Area) -> tuple[tuple[Output, ...], tuple[I32, ...]]:
+            return readouts.results(program.outputs, results.bytes[HEADER:])
+
+        return self.enter(read, readouts.lm_head_rows, layout.attended, area, ended, program.graph is not None, began)
+
+    def enter(
+        self, read: Read, lm_head_rows: int, attended: int, area: Area, ended: Ticket, replayed: bool, began: float
+    ) -> SubmittedStep:
+        """Notes a step that was launched."""
+        area.busy = ended
+        now = time.perf_counter()
         with self._lock:
+            follows = bool(self._in_flight) and not self._in_flight[-1].ended.done()
+            step = SubmittedStep(read, lm_head_rows, attended, area, ended, replayed, follows, now, now - began)
             self._in_flight.append(step)
         return step
 
@@ -248,70 +258,65 @@ class CudaExecutor:
         eagerly. A lone readout of a simple kind is part of the graph. Other readouts are enqueued after the graph;
         their arrays follow the arrays of the body in the same copy."""
         keys = 0 if self.calls is not None else max(1, len(layout.key_lists(self.block_size).keys))
-        exact = Shape.exact(layout, keys)
+        exact = Shape.exact(layout, keys, self.choices)
         asked = [read.readout for read in layout.reads]
         recorded = recorded_readout(asked[0], self._context.chunk_rows) if len(asked) == 1 else None
-        readouts = StepReadouts.of(asked, self._context, recorded, self._sampled_rows)
         shape = exact.bucket(recorded)
-        if recorded is not None:
-            program = self._recorded(shape, readouts)
-            if program is not None:
+        program = self.recorder.find(shape)
+        readouts = StepReadouts.of(asked, self._context, recorded if program else None, self.step_rows)
+        outputs = program.outputs if program and recorded is not None else readouts.output_fields()
+        reason = None
+        if program is not None:
+            if recorded is not None:
                 return program, readouts
-            readouts = StepReadouts.of(asked, self._context, None, self._sampled_rows)
-        inputs, outputs = Fields([*shape.sizes(), *readouts.inputs()]), readouts.output_fields()
-        if recorded is None and inputs.nbytes <= _STAGING:
-            body = self._recorded(shape, StepReadouts.of([], self._context, None, self._sampled_rows))
-            if body is not None:
-                return Program(shape, inputs, outputs, body.attention, body.graph), readouts
+            inputs = program.inputs.extended(readouts.inputs())
+            if inputs.nbytes <= _STAGING:
+                return Program(shape, inputs, outputs, program.attention, program.graph), readouts
+            reason = "arrays larger than the standing areas"
+        self.graphs.ran_eagerly(shape, reason)
         return Program(exact, Fields([*exact.sizes(), *readouts.inputs()]), outputs), readouts
 
-    def _recorded(self, bucket: Shape, readouts: StepReadouts) -> Program | None:
-        try:
-            return self.graphs.find(bucket, lambda shape: self._record(shape, readouts))
-        except (RuntimeError, ValueError) as error:
-            log.warning("a step of %d rows could not be recorded and stays eager: %s", bucket.rows, error)
-            self.graphs.refuse(bucket)
-            return None
+    def readouts_of(self, recorded: RecordedReadout | None, readout: Readout | None = None) -> StepReadouts:
+        """The operations of a recorded readout: of ``readout``, or of a blank one."""
+        if recorded is None:
+            return StepReadouts.of([], self._context, None, self.step_rows)
+        return StepReadouts.of([readout or blank_readout(recorded)], self._context, recorded, self.step_rows)
 
-    def _record(self, shape: Shape, readouts: StepReadouts) -> Program:
-        """Records a program on an idle step. The pending tokens are restored: the next step may name them."""
-        device, staging = self.device, self.staging
-        program = Program(shape, Fields([*shape.sizes(), *readouts.inputs()]), readouts.output_fields())
-        if max(program.inputs.nbytes, program.outputs.nbytes) > _STAGING:
-            raise ValueError("its arrays do not fit the standing areas")
-        attention = self._attention(program, staging.input_area, self.calls, record=True)
-        area = staging.inputs.take()
-        Writer(shape, program.inputs, self._num_blocks, self.block_size).write_idle(area.bytes.numpy())
-        device.copy(area.bytes[: program.inputs.nbytes], staging.input_area[: program.inputs.nbytes])
-        attention.plan(area.bytes)
-        area.busy = device.mark()
-        kept = device.empty(tuple(self._pending_tokens.shape), torch.int32)
-        device.copy(self._pending_tokens, kept)
-
-        def work() -> None:
-            hidden = self._run(program, staging.input_area, attention)
-            if shape.readout is not None:
-                readouts.enqueue(program.inputs, staging.input_area, program.outputs, staging.output_area, hidden)
-
-        program.graph = device.capture(work)
-        device.copy(kept, self._pending_tokens)
-        program.attention = attention
-        return program
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that meet the vocabulary at a time."""
+        return self._context.chunk_rows
 
     def _run(self, program: Program, area: Tensor, attention: StepAttention) -> Tensor:
-        return self._forward.run(program.shape, Inputs.of(program.inputs, area, self._pending_tokens), attention)
+        return self.forward.run(program.shape, Inputs.of(program.inputs, area, self.pending_tokens), attention)
 
-    def _eager_attention(self, program: Program, area: Tensor) -> StepAttention:
-        if self._eager_calls is not None:
-            self._eager_calls.begin()
-        return self._attention(program, area, self._eager_calls, record=False)
-
-    def _attention(self, program: Program, area: Tensor, calls: Calls | None, record: bool) -> StepAttention:
-        if calls is None:
+    def eager_attention(self, program: Program, area: Tensor) -> StepAttention:
+        if self.calls is None or self._eager_calls is None:
             return KeysAttention(
                 self.device, program.shape, program.inputs, area, self.config.spec.attention.kv_heads
             )
-        return LevelsAttention(calls, program.shape, program.inputs, area, self.work, record)
+        self._eager_calls.begin()
+        return LevelsAttention(self._eager_calls, program.shape, program.inputs, area, self.work, False)
+
+    # ------------------------------------------------------------------ recording
+
+    def warm_up(self) -> int:
+        """Records the shapes of lone prompts and of decode steps, and searches matmuls for them; how many."""
+        return self.recorder.warm_up()
+
+    def idle(self) -> bool:
+        """Records one shape that steps wanted. The engine calls it when nothing waits. Whether more are wanted."""
+        return not self._closed and self.recorder.idle()
+
+    @property
+    def wants_idle(self) -> bool:
+        """Whether ``idle`` has a shape to record."""
+        return not self._closed and self.graphs.next_wanted() is not None
+
+    @property
+    def eager_reasons(self) -> dict[str, int]:
+        """How many steps ran eagerly, by reason."""
+        return dict(self.graphs.reasons)
 
     # ------------------------------------------------------------------ areas
 
@@ -319,23 +324,37 @@ class CudaExecutor:
         """The standing areas, or some for this step alone where they are too small."""
         if nbytes <= _STAGING:
             return self.staging.inputs.take(), self.staging.input_area
-        return Area(self.device.pinned((nbytes,), torch.uint8)), self.device.empty((nbytes,), torch.uint8)
+        return Area.of(self.device.pinned((nbytes,), torch.uint8)), self.device.empty((nbytes,), torch.uint8)
 
-    def _output_area(self, nbytes: int) -> Tensor:
-        if nbytes <= _STAGING:
-            return self.staging.output_area
-        return self.device.empty((nbytes,), torch.uint8)
-
-    def _fetch(self, nbytes: int, out_area: Tensor) -> Area:
-        if out_area is not self.staging.output_area:
-            self.device.copy(out_area[: self._pending_tokens.nbytes], self._pending_tokens.view(torch.uint8))
-            area = Area(self.device.pinned((nbytes,), torch.uint8))
-        else:
+    def next_output(self, nbytes: int) -> tuple[Ticket, Tensor]:
+        """The next step's ticket with the host area of its results, and their device area."""
+        staging = self.staging
+        number = staging.next_number()
+        if nbytes > _STAGING:
+            area = Area.of(self.device.mapped((HEADER + nbytes,), torch.uint8))
+            return Ticket(self.device, area, number), self.device.empty((nbytes,), torch.uint8)
+        if len(self._in_flight) >= _HOST_AREAS:
             while (oldest := self._overdue()) is not None:  # its results lie where these go
                 self._finish(oldest)
-            area = self.staging.outputs.take()
-        self.device.copy(out_area[:nbytes], area.bytes[:nbytes])
-        return area
+        return Ticket(self.device, staging.outputs.take(), number), staging.output_area
+
+    def publish(self, program: Program, device_area: Tensor, out_area: Tensor, own: Area | None) -> None:
+        """Enqueues the end of a step. ``own``: the area of a step that is not recorded; a recorded one finds it by
+        the index in its ticket. Large results go by the copy engine, in front of the number."""
+        nbytes = program.outputs.nbytes
+        results, areas = self._results, _HOST_AREAS
+        if out_area is not self.staging.output_area:
+            if own is None:
+                raise ValueError("results that do not fit the standing area need one of their own")
+            tokens = self.pending_tokens.view(torch.uint8)
+            self.device.copy(out_area[: tokens.nbytes], tokens)  # the next step may name them
+            results, areas = own.bytes.view(torch.int32), 1
+        count = nbytes // 4
+        if nbytes > _PUBLISHED and own is not None:
+            self.device.copy(out_area[:nbytes], own.bytes[HEADER : HEADER + nbytes])
+            count = 0
+        ticket = program.inputs.on(device_area, "ticket")
+        kernels.publish(self.device, out_area[: 4 * count].view(torch.int32), ticket, areas, results)
 
     def _overdue(self) -> SubmittedStep | None:
         with self._lock:
@@ -346,20 +365,23 @@ class CudaExecutor:
     def _finish(self, step: SubmittedStep) -> StepResult:
         with step.lock:
             if step.result is None:
-                with self.device.scope():  # any thread may wait
-                    step.ended.wait()
-                    seconds = step.ended.seconds_since(step.began)
-                outputs, bad_rows = step.readouts.results(step.outputs, step.area.bytes)
+                step.ended.wait()
+                area = step.ended.area
+                seconds = self._clock.seconds(step)
+                outputs, bad_rows = step.read(area)
                 step.result = StepResult(
                     outputs,
                     bad_rows,
-                    seconds=seconds,
-                    lm_head_rows=step.readouts.lm_head_rows,
-                    attended_tokens=step.layout.attended,
-                    peak_bytes=self.work.nbytes,
-                    eager=not step.replayed,
-                    extra={"host_seconds": step.host_seconds},
+                    seconds,
+                    step.lm_head_rows,
+                    step.attended,
+                    self._work_bytes,
+                    not step.replayed,
+                    {"host_seconds": step.host_seconds},
                 )
                 with self._lock:
-                    self._in_flight = deque(other for other in self._in_flight if other is not step)
+                    if self._in_flight and self._in_flight[0] is step:
+                        self._in_flight.popleft()
+                    else:
+                        self._in_flight = deque(other for other in self._in_flight if other is not step)
             return step.result

@@ -1,13 +1,16 @@
-"""Which steps are replayed: programs by shape, recorded when a shape comes back, forgotten when it does not.
+"""Which steps are replayed: programs by shape, recorded ahead of the steps that they serve, and forgotten at last.
 
 A ``Program`` is a shape with its places and its attention; with a graph it can be launched in one call, without one
-it is run operation by operation. Recording costs some tens of milliseconds, so a shape is recorded at its second
-sighting (``after``), and never where a step is so large that launches do not show (``max_rows``).
+it is run operation by operation. Recording takes some tens of milliseconds, so it is no part of a request's path: a
+shape without a program is *wanted* from its ``after``-th sighting on, its steps run eagerly, and the engine records
+what is wanted when it has nothing else to do (``CudaExecutor.idle``), or before it serves (``warm_up``). Why a step
+ran eagerly is counted by reason.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import logging
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,28 +19,33 @@ from prelude.cuda.levels import StepAttention
 from prelude.cuda.shapes import Shape
 from prelude.cuda.staging import Fields
 
+log = logging.getLogger("prelude.cuda")
+
 
 @dataclass(frozen=True, slots=True)
 class GraphPolicy:
     enabled: bool = True
     max_rows: int = 2048
     """From about 2,000 tokens on the device is busy longer than the host needs to launch."""
-    max_graphs: int = 96
-    after: int = 2
+    max_graphs: int = 256
+    after: int = 1
+    at_once: bool = False
+    """Record in the step that wants it: for runs without an engine, which is never idle there."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Program:
     shape: Shape
     inputs: Fields
     outputs: Fields
     attention: StepAttention | None = None  # eager: made when it is known where the arrays go
     graph: Graph | None = None
+    used: int = 0  # when it was used last, as a count of uses
 
 
 class Graphs:
-    """The table. ``replays``, ``eager`` and ``captures`` count steps; ``failures`` shapes that could not be
-    recorded."""
+    """The table. ``replays`` and ``eager`` count steps, ``captures`` recordings, ``failures`` shapes that could not
+    be recorded, ``reasons`` the eager steps by their reason."""
 
     def __init__(self, policy: GraphPolicy) -> None:
         self.policy = policy
@@ -45,46 +53,90 @@ class Graphs:
         self.eager = 0
         self.captures = 0
         self.failures = 0
-        self._programs: OrderedDict[Shape, Program] = OrderedDict()
-        self._sightings: OrderedDict[Shape, int] = OrderedDict()
-        self._refused: set[Shape] = set()
+        self.reasons: Counter[str] = Counter()
+        self._programs: dict[Shape, Program] = {}
+        self._wanted: OrderedDict[Shape, int] = OrderedDict()
+        self._refused: dict[Shape, str] = {}
+        self._uses = 0
 
-    def find(self, shape: Shape, record: Callable[[Shape], Program]) -> Program | None:
-        """The program to replay for a bucketed ``shape``; ``record`` makes it when its time has come."""
-        if not self.policy.enabled or not 0 < shape.rows <= self.policy.max_rows or shape in self._refused:
+    def find(self, shape: Shape) -> Program | None:
+        """The program that serves a bucketed ``shape``; without one the shape is wanted."""
+        if self.never(shape) is not None:
             return None
         program = self._programs.get(shape)
         if program is not None:
-            self._programs.move_to_end(shape)
+            self.touch(program)
             return program
-        if not self._due(shape):
+        seen = self._wanted.pop(shape, 0) + 1
+        self._wanted[shape] = seen
+        while len(self._wanted) > 8 * self.policy.max_graphs:
+            self._wanted.popitem(last=False)
+        return None
+
+    def touch(self, program: Program) -> None:
+        self._uses += 1
+        program.used = self._uses
+
+    def wants(self, shape: Shape) -> bool:
+        return self._wanted.get(shape, 0) >= self.policy.after and self.never(shape) is None
+
+    def next_wanted(self) -> Shape | None:
+        """The shape that was wanted last among those that are due."""
+        return next((shape for shape in reversed(self._wanted) if self.wants(shape)), None)
+
+    def record(self, shape: Shape, make: Callable[[Shape], Program]) -> Program | None:
+        """Makes the program of ``shape``; where that fails, the shape is refused from then on."""
+        self._wanted.pop(shape, None)
+        try:
+            program = make(shape)
+        except (RuntimeError, ValueError) as error:
+            self.failures += 1
+            self._refused[shape] = type(error).__name__
+            log.warning("a step of %d rows could not be recorded and stays eager: %s", shape.rows, error)
             return None
-        program = record(shape)
         self.captures += 1
+        self.touch(program)
         self._programs[shape] = program
         while len(self._programs) > self.policy.max_graphs:
-            _, oldest = self._programs.popitem(last=False)
-            if oldest.graph is not None:
-                oldest.graph.close()
+            oldest = min(self._programs.values(), key=lambda kept: kept.used)
+            del self._programs[oldest.shape]
+            self._close(oldest)
         return program
 
-    def refuse(self, shape: Shape) -> None:
-        """``shape`` could not be recorded; its steps stay eager."""
-        self.failures += 1
-        self._refused.add(shape)
+    def ran_eagerly(self, shape: Shape, fields: str | None = None) -> None:
+        """Counts an eager step of bucketed ``shape``; each reason is logged the first time. ``fields``: a reason that
+        is not the shape's own."""
+        reason = fields or self.never(shape) or "not recorded yet"
+        self.eager += 1
+        self.reasons[reason] += 1
+        if self.reasons[reason] == 1:
+            log.info("a step of %d rows runs eagerly: %s", shape.rows, reason)
 
-    def _due(self, shape: Shape) -> bool:
-        seen = self._sightings.pop(shape, 0) + 1
-        self._sightings[shape] = seen
-        while len(self._sightings) > 8 * self.policy.max_graphs:
-            self._sightings.popitem(last=False)
-        return seen >= self.policy.after
+    def never(self, shape: Shape) -> str | None:
+        """Why no graph will ever serve ``shape``."""
+        if not self.policy.enabled:
+            return "graphs are off"
+        if shape.rows > self.policy.max_rows:
+            return f"more than {self.policy.max_rows} rows"
+        if not shape.rows:
+            return "no rows"
+        refused = self._refused.get(shape)
+        return None if refused is None else f"could not be recorded: {refused}"
+
+    @staticmethod
+    def _close(program: Program) -> None:
+        graph, program.graph = program.graph, None  # whoever holds on to the program sees that it is over
+        if graph is not None:
+            graph.close()
+
+    def __contains__(self, shape: Shape) -> bool:
+        return shape in self._programs
 
     def __len__(self) -> int:
         return len(self._programs)
 
     def close(self) -> None:
         for program in self._programs.values():
-            if program.graph is not None:
-                program.graph.close()
+            self._close(program)
         self._programs.clear()
+        self._wanted.clear()

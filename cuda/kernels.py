@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prelude.cuda.device import Device
 
 Argument: TypeAlias = "Tensor | int | float | None"
-FILES = ("norms", "heads", "attend", "logits", "sample")
+FILES = ("norms", "heads", "attend", "logits", "sample", "publish")
 _TYPES = {"i32": torch.int32, "f32": torch.float32, "f64": torch.float64}
 
 
@@ -157,6 +157,13 @@ SAMPLE = _kernel(
 )
 _SAMPLE_BYTES = 21632  # of ``Block`` in sample.cu
 _SAMPLE_SHARED = 96 << 10  # every GPU that is served has so much
+PUBLISH = _kernel(
+    "publish",
+    "publish",
+    256,
+    "i32 int i32 int int i32",
+    lambda n, source, count, ticket, stride, areas, host: (count, 2, areas * stride),
+)
 ALL = (
     EMBED_NORM,
     RMS_NORM,
@@ -172,6 +179,7 @@ ALL = (
     TOP,
     EDIT,
     SAMPLE,
+    PUBLISH,
 )
 
 
@@ -238,6 +246,12 @@ def silu_gate(device: Device, gate_up: Tensor, out: Tensor) -> None:
     inner = out.shape[1]
     per_block = SILU_GATE.block * 4
     device.launch(SILU_GATE, (out.shape[0], -(-inner // per_block)), (gate_up, inner, out))
+
+
+def publish(device: Device, source: Tensor, ticket: Tensor, areas: int, host: Tensor) -> None:
+    """``source`` into one of the ``areas`` of equal size that ``host`` has, behind its header, and then the number of
+    ``ticket``, all int32."""
+    device.launch(PUBLISH, (1,), (source, source.shape[0], ticket, host.shape[0] // areas, areas, host))
 
 
 def labels(device: Device, normed: Tensor, head: Tensor, rows: Tensor, targets: Tensor, out: Tensor) -> None:

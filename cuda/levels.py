@@ -6,23 +6,30 @@ in a cut last layer the read prompt rows, then decode rows. Buffers for partial 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from prelude.cuda import kernels
 from prelude.cuda.attention import Calls, LevelCall
 from prelude.cuda.device import Device
-from prelude.cuda.shapes import Shape
-from prelude.cuda.staging import Fields
+from prelude.cuda.shapes import Shape, key_range
+from prelude.cuda.staging import Area, Fields
 from torch import Tensor
 
 if TYPE_CHECKING:
     from prelude.cuda.workspace import Workspace
 
 
+_KEPT_PLANS = 1024
+"""Of one recorded shape. A plan has some kilobytes."""
+
+
 class StepAttention(Protocol):
-    def plan(self, host: Tensor) -> None:
-        """Before the step is launched; ``host`` is the area its arrays have been sent from."""
+    def plan(self, area: Area) -> None:
+        """Before the step's arrays are sent from ``area`` (recorded), or behind that (eager)."""
         ...
 
     def run(
@@ -49,14 +56,18 @@ class ReusedCalls:
             made.append(make())
         return made[at]
 
-    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool) -> LevelCall:
-        return self._next(("ragged", causal), lambda: self.calls.ragged(None, causal=causal))
+    @property
+    def fa3(self) -> bool:
+        return self.calls.fa3
 
-    def paged(self, buffers: dict[str, Tensor] | None, page_size: int) -> LevelCall:
-        return self._next(("paged", page_size), lambda: self.calls.paged(None, page_size))
+    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool, long: bool = False) -> LevelCall:
+        return self._next(("ragged", causal, long), lambda: self.calls.ragged(None, causal=causal, long=long))
 
-    def decode(self, buffers: dict[str, Tensor] | None, page_size: int) -> LevelCall:
-        return self._next(("decode", page_size), lambda: self.calls.decode(None, page_size))
+    def paged(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = False) -> LevelCall:
+        return self._next(("paged", page_size, split), lambda: self.calls.paged(None, page_size, split))
+
+    def decode(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = True) -> LevelCall:
+        return self._next(("decode", page_size, split), lambda: self.calls.decode(None, page_size, split))
 
     def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
         self.calls.merge(out, lse, other, other_lse)
@@ -76,7 +87,7 @@ class KeysAttention:
         self.body = lists("")
         self.read = lists("read_") if shape.cut else self.body
 
-    def plan(self, host: Tensor) -> None:
+    def plan(self, area: Area) -> None:
         pass
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pool: tuple[Tensor, Tensor], out: Tensor, *, last: bool) -> None:
@@ -107,15 +118,28 @@ class LevelsAttention:
                 return found | {name: fields.on(area, f"{level}.{name}") for name in names}
 
             if shape.own:
-                self.own[last] = calls.ragged(buffers(f"own{suffix}", "own", "kv"), causal=not last)
+                lists = buffers(f"own{suffix}", "own", "kv")
+                self.own[last] = calls.ragged(lists, causal=not last, long=shape.long_query and not last)
             self.more[last] = [
-                calls.paged(buffers(f"{i}{suffix}", str(i), "indptr", "pages", "last"), level.page_size)
+                calls.paged(
+                    buffers(f"{i}{suffix}", str(i), "indptr", "pages", "last"),
+                    level.page_size,
+                    level.split,
+                )
                 for i, level in enumerate(shape.more)
             ]
         if shape.decoding:
-            self.decode = calls.decode(buffers(None, "decode", "indptr", "pages", "last"), work.block_size)
+            lists = buffers(None, "decode", "indptr", "pages", "last")
+            self.decode = calls.decode(lists, work.block_size, shape.decode_split)
 
-    def plan(self, host: Tensor) -> None:
+    def plan(self, area: Area) -> None:
+        for call, given in self.planned(area):
+            call.plan(given)
+
+    def planned(self, area: Area) -> Iterator[tuple[LevelCall, dict[str, Tensor]]]:
+        """Every call with the arrays that its plan is made of."""
+        host = area.bytes
+
         def arrays(qo: str | None, level: str, *names: str) -> dict[str, Tensor]:
             found = {} if qo is None else {"qo": self.fields.on(host, qo)}
             found |= {name: self.fields.on(host, f"{level}.{name}") for name in names}
@@ -124,17 +148,12 @@ class LevelsAttention:
             return found
 
         for last, own in self.own.items():
-            qo = "own.last.qo" if last else "own.qo"
-            given = arrays(qo, "own", "kv")
-            own.plan(_bytes(given, "qo", "kv"), given)
+            yield own, arrays("own.last.qo" if last else "own.qo", "own", "kv")
         for last, calls in self.more.items():
             for i, call in enumerate(calls):
-                given = arrays(f"{i}.last.qo" if last else f"{i}.qo", str(i), "indptr", "last")
-                call.plan(_bytes(given, "qo", "indptr", "last"), given)
+                yield call, arrays(f"{i}.last.qo" if last else f"{i}.qo", str(i), "indptr", "last")
         if self.decode is not None:
-            given = arrays(None, "decode", "indptr", "last")
-            # Where keys are cut follows from the pages; how full the last one is, from the staged array.
-            self.decode.plan(_bytes(given, "indptr"), given)
+            yield self.decode, arrays(None, "decode", "indptr", "last")
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, pool: tuple[Tensor, Tensor], out: Tensor, *, last: bool) -> None:
         last = last and self.shape.cut
@@ -160,5 +179,65 @@ class LevelsAttention:
             self.calls.merge(out, lse, part, part_lse)
 
 
-def _bytes(arrays: dict[str, Tensor], *names: str) -> bytes:
-    return b"".join(arrays[name].numpy().tobytes() for name in names)
+class RecordedLevels(LevelsAttention):
+    """Calls that read fixed places and belong to a graph. Their plans are the field ``plans`` of the packed copy; one
+    is kept for each content of the arrays that plans depend on."""
+
+    def __init__(
+        self, calls: Calls, shape: Shape, fields: Fields, area: Tensor, work: Workspace, device: Device
+    ) -> None:
+        super().__init__(calls, shape, fields, area, work, record=True)
+        self.device = device
+        self.key = key_range(fields, [name for name, _ in shape.lengths()])
+        self.place = fields.places.get("plans")
+        self._kept: OrderedDict[bytes, npt.NDArray[np.uint8]] = OrderedDict()
+        self._parts: list[tuple[int, int]] = []  # where each call's plan lies in the field
+
+    def sizes(self, area: Area) -> list[int]:
+        """Bytes of each call's plan, by planning ``area``: the first plan fixes the most rows there will be."""
+        return [len(call.plan(given)) for call, given in self.planned(area)]
+
+    def bind(self, sizes: list[int]) -> None:
+        """Puts the calls' workspaces into the field ``plans``, which has room for ``plan_room(sizes)``."""
+        at = 0
+        places = self.fields.on(self.area, "plans")
+        for size, call in zip(sizes, self._calls()):
+            call.bind(places[at : at + size])
+            self._parts.append((at, size))
+            at += plan_room([size])
+
+    def _calls(self) -> Iterator[LevelCall]:
+        yield from self.own.values()
+        for calls in self.more.values():
+            yield from calls
+        if self.decode is not None:
+            yield self.decode
+
+    def plan(self, area: Area) -> None:
+        place = self.place
+        if place is None:
+            return
+        array = area.array
+        key = array[self.key[0] : self.key[1]].tobytes()
+        plans = self._kept.get(key)
+        if plans is None:
+            plans = self._make(area)
+            self._kept[key] = plans
+            while len(self._kept) > _KEPT_PLANS:
+                self._kept.popitem(last=False)
+        array[place.offset : place.end] = plans
+
+    def _make(self, area: Area) -> npt.NDArray[np.uint8]:
+        made = np.zeros(0 if self.place is None else self.place.count, np.uint8)
+        with self.device.scope():
+            for (at, size), (call, given) in zip(self._parts, self.planned(area)):
+                planned = call.plan(given)
+                if len(planned) != size:
+                    raise RuntimeError(f"a plan has {len(planned)} bytes; the recorded one had {size}")
+                made[at : at + size] = planned
+        return made
+
+
+def plan_room(sizes: list[int]) -> int:
+    """Bytes of plans that stand one behind the other, each aligned to 16."""
+    return sum(-(-size // 16) * 16 for size in sizes)

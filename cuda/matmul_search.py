@@ -2,8 +2,13 @@
 
 cuBLAS chooses by a model of its own, which for the few rows of a captured step is often far from the best. ``search``
 times every algorithm that cuBLASLt suggests for a shape, on the weight itself and with a cold cache, against torch's
-own way, and keeps the fastest whose numbers are right. It runs before a shape is recorded. What was found lies in
-``$PRELUDE_CACHE/cuda/matmuls-*.json``, named by GPU and library, and is checked before it is used.
+own way, and keeps the fastest whose numbers are right; the best are timed a second time, more often. It runs when the
+engine is warmed up, never for a request. What was found lies in ``$PRELUDE_CACHE/cuda/matmuls-*.json``, named by GPU
+and library, and is checked before it is used. Rows that were not searched take the algorithm of the next searched
+number of rows, where the library accepts it for them.
+
+A search takes at most ``ROOM`` bytes, and half of the memory that is free: numbers are compared a slice of columns
+at a time. A search that fails leaves its matmul to torch, and says so once.
 
     {"128x4096x1024:1024,4096:bf16": {"algorithm": "<128 hex digits>", "workspace": 0, "us": ..., "torch_us": ...}}
 
@@ -14,17 +19,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import statistics
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prelude.cuda.compiler import cache_dir
 from prelude.cuda.cublaslt import ALIGNMENT, Algorithm, Matmul
 from prelude.cuda.driver import CudaError
+from prelude.cuda.shapes import power_bucket, token_bucket
+
+log = logging.getLogger("prelude.cuda")
 
 if TYPE_CHECKING:
     from prelude.cuda.device import Mark
@@ -34,7 +44,14 @@ WORKSPACE = 32 << 20
 """Bytes an algorithm may ask for."""
 SPOIL = 128 << 20
 """Bytes written between two timed runs, so that the weight comes from memory, as it does in a step."""
-_RUNS = 5
+ROOM = 512 << 20
+"""Bytes that a search may take for its operands and for what it compares them with."""
+LARGE_ROWS = (4096, 8192)
+"""Rows of steps that run eagerly, which stand for all above 2,048."""
+_SLICE = 32 << 20
+"""Bytes of a slice of columns that is compared, in float32."""
+_MOST_CHOSEN = 8192
+_RUNS, _MORE_RUNS, _BEST = 5, 20, 5
 _TOLERANCE = 2e-2
 """Of the largest value: bfloat16 rounds at 4e-3, and split sums round more than once."""
 
@@ -66,7 +83,9 @@ class MatmulSearch:
         spoil: Tensor,
         mark: Callable[[], Mark],
         folder: Path | None = None,
+        free: Callable[[], int] = lambda: 1 << 40,
     ) -> None:
+        """``free``: bytes of device memory that are free."""
         self._library = library
         self._stream = stream
         self._workspace = workspace
@@ -76,6 +95,8 @@ class MatmulSearch:
         self.path = (folder or cache_dir()) / f"matmuls-{safe}-{library.version}.json"
         self._kept: dict[str, dict[str, Any]] = _read(self.path)
         self._chosen: dict[Matmul, Algorithm | None] = {}
+        self._free = free
+        self.failed: dict[str, str] = {}  # why a matmul was not searched, in this process
 
     def run(self, x: Tensor, weight: Tensor, out: Tensor, add: bool) -> bool:
         """Enqueues ``out (+)= x @ weight.T`` by the chosen algorithm; False where there is none."""
@@ -93,32 +114,56 @@ class MatmulSearch:
     ) -> None:
         """Choose for this shape, unless that is done. ``otherwise(x, out)``: torch's way."""
         matmul = matmul_of(x, weight, out, add)
-        if matmul is None or matmul.key in self._kept:
+        if matmul is None or matmul.key in self._kept or matmul.key in self.failed:
             return
+        try:
+            room = min(ROOM, self._free() // 2)
+            needed = _bytes_of(x) + _bytes_of(out) + 3 * min(_SLICE, out.shape[0] * out.shape[1] * 4)
+            if needed > room:
+                raise MemoryError(f"it needs {needed:,} bytes, {room:,} may be taken")
+            self._kept[matmul.key] = self._search(matmul, x, weight, out, otherwise)
+        except (RuntimeError, MemoryError) as error:  # torch's own way is always there
+            self.failed[matmul.key] = f"{type(error).__name__}: {error}"
+            log.warning("no algorithm was searched for matmul %s: %s", matmul.key, self.failed[matmul.key])
+            return
+        self._chosen.clear()
+        self._write()
+
+    def _search(
+        self,
+        matmul: Matmul,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        otherwise: Callable[[Tensor, Tensor], None],
+    ) -> dict[str, Any]:
         # Numbers of our own: while a shape is recorded, its buffers hold anything. Strides as in the step.
         some = _like(x).normal_()
         scratch = _like(out)
-        right = some.float() @ weight.float().t()
+
+        def work(algorithm: Algorithm) -> Callable[[], None]:
+            return lambda: self._run(matmul, algorithm, some, weight, scratch)
+
+        def torchs() -> None:
+            otherwise(some, scratch)
+
+        right = [
+            algorithm
+            for algorithm in self._library.candidates(matmul, self._workspace.nbytes)
+            if algorithm.workspace <= self._workspace.nbytes
+            and _right(work(algorithm), scratch, some, weight, matmul.add)
+        ]
+        first = sorted(right, key=lambda algorithm: self.seconds(work(algorithm), _RUNS))
+        baseline = seconds = self.seconds(torchs, _MORE_RUNS)
         best: Algorithm | None = None
-        seconds = baseline = self.seconds(lambda: otherwise(some, scratch))
-        for algorithm in self._library.candidates(matmul, self._workspace.nbytes):
-            if algorithm.workspace > self._workspace.nbytes:
-                continue
-
-            def work(algorithm: Algorithm = algorithm) -> None:
-                self._run(matmul, algorithm, some, weight, scratch)
-
-            if not _right(work, scratch, right, add):
-                continue
-            taken = self.seconds(work)
+        for algorithm in first[:_BEST]:
+            taken = self.seconds(work(algorithm), _MORE_RUNS)
             if taken < seconds:
                 best, seconds = algorithm, taken
         entry: dict[str, Any] = {"algorithm": None, "workspace": 0}
         if best is not None:
             entry = {"algorithm": best.data.hex(), "workspace": best.workspace}
-        self._kept[matmul.key] = entry | {"us": seconds * 1e6, "torch_us": baseline * 1e6}
-        self._chosen.pop(matmul, None)
-        self._write()
+        return entry | {"us": seconds * 1e6, "torch_us": baseline * 1e6}
 
     # ------------------------------------------------------------------ one matmul
 
@@ -133,11 +178,11 @@ class MatmulSearch:
             self._stream,
         )
 
-    def seconds(self, work: Callable[[], None]) -> float:
+    def seconds(self, work: Callable[[], None], runs: int = _RUNS) -> float:
         """Median seconds on the device, from a cold cache."""
         taken = []
         work()
-        for _ in range(_RUNS):
+        for _ in range(runs):
             self._spoil.zero_()
             begin = self._mark()
             work()
@@ -151,13 +196,20 @@ class MatmulSearch:
     def _choice(self, matmul: Matmul) -> Algorithm | None:
         if matmul in self._chosen:
             return self._chosen[matmul]
-        entry = self._kept.get(matmul.key)
         found = None
-        if entry is not None and entry["algorithm"] is not None:
-            found = Algorithm(bytes.fromhex(entry["algorithm"]), entry["workspace"])
-            if found.workspace > self._workspace.nbytes or not self._library.accepts(matmul, found):
-                found = None
-                del self._kept[matmul.key]  # to be searched again
+        for key in _keys(matmul):
+            entry = self._kept.get(key)
+            if entry is None:
+                continue
+            if entry["algorithm"] is not None:
+                found = Algorithm(bytes.fromhex(entry["algorithm"]), entry["workspace"])
+                if found.workspace > self._workspace.nbytes or not self._library.accepts(matmul, found):
+                    found = None
+                    if key == matmul.key:
+                        del self._kept[key]  # to be searched again
+            break
+        if len(self._chosen) >= _MOST_CHOSEN:
+            self._chosen.clear()
         self._chosen[matmul] = found
         return found
 
@@ -175,17 +227,37 @@ def _like(rows: Tensor) -> Tensor:
     return rows.new_empty((rows.shape[0], rows.stride(0)))[:, : rows.shape[1]]
 
 
-def _right(work: Callable[[], None], out: Tensor, right: Tensor, add: bool) -> bool:
-    """Whether ``work`` puts ``right`` into ``out``, or adds it to ``out``."""
+def _bytes_of(rows: Tensor) -> int:
+    return rows.shape[0] * rows.stride(0) * rows.itemsize
+
+
+def _right(work: Callable[[], None], out: Tensor, x: Tensor, weight: Tensor, add: bool) -> bool:
+    """Whether ``work`` puts ``x @ weight.T`` into ``out``, or adds it to ``out``."""
     before = 1.0 if add else float("nan")
     out.fill_(before)
     try:
         work()
     except CudaError:
         return False
-    wanted = right + before if add else right
-    error = (out.float() - wanted).abs().max()
-    return bool(error <= _TOLERANCE * wanted.abs().max())  # a NaN is not
+    columns = max(1, _SLICE // (4 * out.shape[0]))
+    for start in range(0, out.shape[1], columns):
+        part = out[:, start : start + columns].float()
+        wanted = (x @ weight[start : start + columns].t()).float()
+        if add:
+            wanted += before
+        limit = _TOLERANCE * wanted.abs().max()
+        if not bool((part - wanted).abs().max() <= limit):  # a NaN is not
+            return False
+    return True
+
+
+def _keys(matmul: Matmul) -> list[str]:
+    """Keys of the choices that may serve: its own, then those of the rows that are searched in its place."""
+    rows = matmul.rows
+    near = [token_bucket(rows), power_bucket(rows)]
+    if rows > token_bucket(LARGE_ROWS[0] // 2):
+        near = [min(LARGE_ROWS, key=lambda searched: abs(searched - rows))]
+    return [matmul.key, *(replace(matmul, rows=other).key for other in near)]
 
 
 def matmul_of(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> Matmul | None:

@@ -1,6 +1,6 @@
 """The shape of a step: how many of each thing there are room for. A captured graph serves every step of its shape.
 
-Sizes are rounded up to buckets, finer than 3 % from 512 tokens on; the unused part is padding:
+Sizes are rounded up to buckets; the unused part is padding:
 
     tokens      id 0, position 0, written nowhere; they stand in no attention request
     decode      rows whose table is the scratch block and that write there, nowhere else
@@ -10,29 +10,36 @@ Sizes are rounded up to buckets, finer than 3 % from 512 tokens on; the unused p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from prelude.cuda.layout import Levels, Paged, Ragged, StepLayout
-from prelude.cuda.staging import Fields
 
 from prelude.batch import I32
 
 if TYPE_CHECKING:
     from prelude.cuda.readout_operation import RecordedReadout
+    from prelude.cuda.staging import Fields
 
-FINE = 32
-"""Buckets per doubling from ``FINE * LEAST`` tokens on: padding is at most 1/32 and half of that on average."""
-LEAST = 8
+SHORT, SHORT_STEP, STEP = 256, 32, 64
+"""Tokens in steps of 32 to 256, then of 64; from 4,096 on at most 1/32 is padding. Few enough shapes to record them
+all before a request comes. To 256 tokens a step takes its time to read the weights, whatever its rows."""
+LONG_QUERY = 256
+"""Tokens of a prompt from which on attention is FA3's, where there is one."""
+SPLIT_KEYS = 512
+"""Keys up to which one block reads all of a decode row's: joining parts costs a kernel a layer."""
+SPLIT_ROWS = 64
+"""Rows below which the keys of a cached prefix are split among blocks."""
 
 
 def token_bucket(count: int) -> int:
     """The least bucket that holds ``count`` tokens; 0 for none."""
     if count <= 0:
         return 0
-    step = LEAST
-    while step * FINE * 2 <= count:
+    step = SHORT_STEP if count <= SHORT else STEP
+    while step * 64 <= count:
         step *= 2
     return -(-count // step) * step
 
@@ -45,11 +52,27 @@ def power_bucket(count: int, least: int = 1) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """When attention takes which of its ways. ``long_query``: see ``LONG_QUERY``; a number above every length where
+    there is no FA3. ``whole_rows``: decode rows that fill the device, so that splitting their keys gains nothing."""
+
+    long_query: int = 1 << 30
+    split_keys: int = SPLIT_KEYS
+    whole_rows: int = 1 << 30
+
+    @classmethod
+    def of(cls, fa3: bool, processors: int, kv_heads: int) -> Choices:
+        """``processors``: multiprocessors of the device, each of which runs two blocks at a time."""
+        return cls(LONG_QUERY if fa3 else 1 << 30, SPLIT_KEYS, max(1, -(-2 * processors // kv_heads)))
+
+
+@dataclass(frozen=True, slots=True)
 class PagedShape:
     requests: int
     entries: int  # pages in all
     page_size: int
     pool: bool
+    split: bool = False  # keys are split among blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +89,8 @@ class Shape:
     cut: bool  # the last layer has queries for the read rows only
     keys: int
     readout: RecordedReadout | None  # recorded in the graph; None: readouts run after it
+    long_query: bool = False  # the own level is FA3's
+    decode_split: bool = False  # keys of decode rows are split among blocks
 
     @property
     def rows(self) -> int:
@@ -76,22 +101,26 @@ class Shape:
         return self.read_prompts + self.read_decoding
 
     @classmethod
-    def exact(cls, layout: StepLayout, keys: int = 0) -> Shape:
-        body = layout.body
+    def exact(cls, layout: StepLayout, keys: int = 0, choices: Choices | None = None) -> Shape:
+        body, choices = layout.body, choices or Choices()
         levels = keys == 0
+        own = body.own if levels else None
+        decode = body.decode if levels else None
         return cls(
             prompts=layout.prompts,
-            own=body.own.requests if levels and body.own is not None else 0,
-            more=tuple(PagedShape(m.requests, len(m.pages), m.page_size, m.pool) for m in body.more)
-            if levels
-            else (),
+            own=0 if own is None else own.requests,
+            more=tuple(paged_shape(m, layout.prompts) for m in body.more) if levels else (),
             decoding=layout.decoding,
-            decode_entries=len(body.decode.pages) if levels and body.decode is not None else 0,
+            decode_entries=0 if decode is None else len(decode.pages),
             read_prompts=layout.read_prompts,
             read_decoding=len(layout.read) - layout.read_prompts,
             cut=layout.last is not None,
             keys=keys,
             readout=None,
+            long_query=own is not None and int(np.diff(own.qo).max(initial=0)) >= choices.long_query,
+            decode_split=decode is not None
+            and layout.decoding < choices.whole_rows
+            and most_keys(decode) > choices.split_keys,
         )
 
     def bucket(self, readout: RecordedReadout | None) -> Shape:
@@ -100,7 +129,7 @@ class Shape:
         prompts = token_bucket(self.prompts)
         own = min(power_bucket(self.own), prompts)
         more = tuple(
-            PagedShape(min(power_bucket(m.requests), prompts), power_bucket(m.entries, 64), m.page_size, m.pool)
+            replace(m, requests=min(power_bucket(m.requests), prompts), entries=power_bucket(m.entries, 64))
             for m in self.more
         )
         read_prompts, spare = power_bucket(self.read_prompts), power_bucket(self.decoding) - self.decoding
@@ -122,6 +151,7 @@ class Shape:
     def sizes(self) -> list[tuple[str, int, str]]:
         """The arrays that go to the device, in the order of the packed copy."""
         found = [
+            ("ticket", 2, "i32"),  # the step's number and the index of its output area
             ("ids", self.rows, "i32"),
             ("positions", self.rows, "i32"),
             ("slots", self.rows, "i32"),
@@ -131,19 +161,50 @@ class Shape:
         if self.keys:
             found += [("keys", self.keys, "i32"), ("first", self.rows, "i32"), ("count", self.rows, "i32")]
             found += [("read_first", self.read, "i32"), ("read_count", self.read, "i32")]
-        if self.own:
-            found += [("own.qo", self.own + 1, "i32"), ("own.kv", self.own + 1, "i32")]
-            if self.cut:
-                found.append(("own.last.qo", self.own + 1, "i32"))
+        found += [(name, count, "i32") for name, count in self.lengths()]
         for i, level in enumerate(self.more):
-            found += [(f"{i}.qo", level.requests + 1, "i32"), (f"{i}.indptr", level.requests + 1, "i32")]
-            found += [(f"{i}.last", level.requests, "i32"), (f"{i}.pages", level.entries, "i32")]
-            if self.cut:
-                found.append((f"{i}.last.qo", level.requests + 1, "i32"))
+            if not level.split:
+                found += [(f"{i}.indptr", level.requests + 1, "i32"), (f"{i}.last", level.requests, "i32")]
+            found.append((f"{i}.pages", level.entries, "i32"))
         if self.decode_entries:
-            found += [("decode.indptr", self.decoding + 1, "i32"), ("decode.last", self.decoding, "i32")]
-            found.append(("decode.pages", self.decode_entries, "i32"))
+            if not self.decode_split:
+                found.append(("decode.indptr", self.decoding + 1, "i32"))
+            found += [("decode.last", self.decoding, "i32"), ("decode.pages", self.decode_entries, "i32")]
         return found
+
+    def lengths(self) -> list[tuple[str, int]]:
+        """The arrays that attention plans depend on, which stand side by side: a plan is kept for each content. A
+        plan whose keys are not split depends on the queries alone, and in decode each row is one query."""
+        found: list[tuple[str, int]] = []
+        if self.own:
+            found += [("own.qo", self.own + 1), ("own.kv", self.own + 1)]
+            if self.cut:
+                found.append(("own.last.qo", self.own + 1))
+        for i, level in enumerate(self.more):
+            found.append((f"{i}.qo", level.requests + 1))
+            if level.split:
+                found += [(f"{i}.indptr", level.requests + 1), (f"{i}.last", level.requests)]
+            if self.cut:
+                found.append((f"{i}.last.qo", level.requests + 1))
+        if self.decode_entries and self.decode_split:
+            found.append(("decode.indptr", self.decoding + 1))
+        return found
+
+
+def most_keys(level: Paged) -> int:
+    """Of one request."""
+    pages = np.diff(level.indptr)
+    return int(((pages - 1) * level.page_size + level.last)[pages > 0].max(initial=0))
+
+
+def paged_shape(level: Paged, rows: int) -> PagedShape:
+    split = level.pool and rows < SPLIT_ROWS and most_keys(level) > SPLIT_KEYS
+    return PagedShape(level.requests, len(level.pages), level.page_size, level.pool, split)
+
+
+def key_range(fields: Fields, names: Sequence[str]) -> tuple[int, int]:
+    """The bytes of arrays that stand side by side."""
+    return (fields.places[names[0]].offset, fields.places[names[-1]].end) if names else (0, 0)
 
 
 def _fill(target: np.ndarray, values: np.ndarray, rest: int) -> None:
@@ -181,6 +242,8 @@ class Writer:
         if shape.keys:
             self._write_keys(area, layout)
             return
+        first, end = key_range(self.fields, [name for name, _ in shape.lengths()])
+        area[first:end] = 0  # between the arrays too: they are compared as one run of bytes
         if layout.body.own is not None:
             self._write_own(area, layout.body.own, layout.last)
         for i, level in enumerate(layout.body.more):

@@ -1,10 +1,12 @@
 """Fixed places for a step's small arrays: one packed copy in, one packed copy out.
 
-    host (pinned, a ring)    [ ids | positions | slots | rows | indptrs ... ]  ──one copy──▶  device area
-    device results           [ tokens | logprobs | finite ... ]                ──one copy──▶  host (pinned, a ring)
+    host (pinned, a ring)    [ ticket | ids | positions | slots | rows | indptrs | plans ... ]  ──one copy──▶  device
+    device results           [ tokens | logprobs | finite ... ]  ──a kernel──▶  host (mapped, a ring): word | results
 
-``Fields`` says where in an area each array lies; graphs bake the device addresses in. A host area is taken from the
-ring only when the mark behind its last use is done, so the host never overwrites memory that a copy has yet to read.
+``Fields`` says where in an area each array lies; graphs bake the device addresses in. Every step has a number, its
+*ticket*: the last kernel of a step (``publish``) writes its results into a host area and then the number into the
+word in front of them, which the host polls. A host area is taken from its ring only when its last use is over, so
+the host never overwrites memory that a copy has yet to read.
 """
 
 from __future__ import annotations
@@ -17,15 +19,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from prelude._native.gpu import reached
 from prelude.cuda.device import Device, Mark
 from torch import Tensor
 
 _ALIGN = 16
-_TORCH = {"i32": torch.int32, "f32": torch.float32, "f64": torch.float64}
+HEADER = 16
+"""Bytes in front of a step's results: its ticket (uint32), four unused ones, the device's clock in nanoseconds
+(uint64)."""
+_TORCH = {"i32": torch.int32, "f32": torch.float32, "f64": torch.float64, "u8": torch.uint8}
 _NUMPY: dict[str, np.dtype[Any]] = {
     "i32": np.dtype(np.int32),
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
+    "u8": np.dtype(np.uint8),
 }
 
 
@@ -52,6 +59,15 @@ class Fields:
             at = -(-place.end // _ALIGN) * _ALIGN
         self.nbytes = at
 
+    def extended(self, sizes: Iterable[tuple[str, int, str]]) -> Fields:
+        """These places, and more arrays behind them."""
+        more = Fields(sizes)
+        for name, place in more.places.items():
+            more.places[name] = Field(place.offset + self.nbytes, place.count, place.kind)
+        more.places = self.places | more.places
+        more.nbytes += self.nbytes
+        return more
+
     def __contains__(self, name: str) -> bool:
         return name in self.places
 
@@ -69,24 +85,52 @@ class Fields:
         return found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Area:
-    """One host area of a ring."""
+    """One host area, which stays where it is."""
 
     bytes: Tensor
-    busy: Mark | None = None
+    array: npt.NDArray[np.uint8]  # the same memory
+    address: int
+    index: int = 0  # in its ring
+    busy: Mark | Ticket | None = None
+
+    @classmethod
+    def of(cls, memory: Tensor, index: int = 0) -> Area:
+        return cls(memory, memory.numpy(), memory.data_ptr(), index)
+
+
+class Ticket:
+    """The end of a step as the host sees it: the word of its output area has come to its number."""
+
+    __slots__ = ("area", "device", "number")
+
+    def __init__(self, device: Device, area: Area, number: int) -> None:
+        self.device = device
+        self.area = area
+        self.number = number
+
+    def done(self) -> bool:
+        return reached(self.area.address, self.number)
+
+    def wait(self) -> None:
+        self.device.await_word(self.area.address, self.number)
 
 
 @dataclass(slots=True)
 class Ring:
-    """Pinned areas used in turn. ``take`` waits for the oldest use if it has to."""
+    """Areas used in turn. ``take`` waits for the oldest use if it has to."""
 
     areas: deque[Area]
     waits: int = 0
 
     @classmethod
     def of(cls, device: Device, nbytes: int, depth: int) -> Ring:
-        return cls(deque(Area(device.pinned((nbytes,), torch.uint8)) for _ in range(depth)))
+        return cls.over(device.pinned((nbytes,), torch.uint8) for _ in range(depth))
+
+    @classmethod
+    def over(cls, areas: Iterable[Tensor]) -> Ring:
+        return cls(deque(Area.of(memory, index) for index, memory in enumerate(areas)))
 
     def take(self) -> Area:
         area = self.areas[0]
@@ -101,19 +145,36 @@ class Ring:
 
 @dataclass(slots=True)
 class Staging:
-    """The two rings and their device areas. Code that copies out of a host area sets its ``busy`` to a mark behind
-    the copy."""
+    """The two rings and their device areas. Code that copies out of an input area sets its ``busy`` to the step's
+    ticket. ``results`` is the memory of all output areas, one behind the other, each with its header."""
 
     inputs: Ring
     input_area: Tensor
     outputs: Ring
     output_area: Tensor
+    results: Tensor
+    stride: int  # bytes of an output area with its header
+    number: int = 0  # of the last ticket
 
     @classmethod
     def of(cls, device: Device, input_bytes: int, output_bytes: int, depth: int = 3) -> Staging:
+        stride = HEADER + output_bytes
+        results = device.mapped((depth * stride,), torch.uint8)
         return cls(
             Ring.of(device, input_bytes, depth),
             device.zeros((input_bytes,), torch.uint8),
-            Ring.of(device, output_bytes, depth),
+            Ring.over(results[i * stride : (i + 1) * stride] for i in range(depth)),
             device.zeros((output_bytes,), torch.uint8),
+            results,
+            stride,
         )
+
+    def give_back(self, area: Area) -> None:
+        """The output area that was taken last: its step came to nothing."""
+        if self.outputs.areas[-1] is area:
+            self.outputs.areas.rotate(1)
+
+    def next_number(self) -> int:
+        """Of a step, a uint32 that wraps around. The first is 1: areas that were not used have 0."""
+        self.number = (self.number + 1) & 0xFFFF_FFFF
+        return self.number

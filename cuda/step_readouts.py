@@ -49,6 +49,16 @@ def recorded_readout(readout: Readout, chunk_rows: int) -> RecordedReadout | Non
     return served(readout).recorded(readout, rows) if 0 < rows <= chunk_rows else None
 
 
+def blank_readout(recorded: RecordedReadout) -> Readout:
+    """A readout of the kind and sizes of a recorded one."""
+    rows, pairs = np.zeros(recorded.rows, np.int32), np.zeros(recorded.pairs, np.int32)
+    if recorded.kind in ("greedy", "sample"):
+        ones = np.ones(recorded.rows, np.float32)
+        temperature = ones if recorded.kind == "sample" else 0 * ones
+        return SampleRows(rows, temperature, rows, ones, 0 * ones, np.zeros(recorded.rows, np.uint64), rows)
+    return LogprobRows(rows, pairs, pairs, raw=recorded.kind == "labels")
+
+
 def operation_of(
     readout: Readout, context: ReadoutContext, recorded: RecordedReadout | None, tokens_at: int = 0
 ) -> ReadoutOperation:

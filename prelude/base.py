@@ -224,8 +224,9 @@ class EngineBase(ModelProperties):
 
     def warmup(self, *, freeze_gc: bool = False) -> None:
         """Runs one small request of each kind that the model can do, so that the first caller finds everything
-        touched. ``freeze_gc`` then takes what is alive now out of the garbage collector's sight: for a process that
-        is about to serve."""
+        touched. On a GPU it first records the steps of lone prompts and of chats, which takes seconds. ``freeze_gc``
+        then takes what is alive now out of the garbage collector's sight: for a process that is about to serve."""
+        self._core.warm_up()
         self._run_each(_warm_tasks())
         if freeze_gc:
             gc.collect()

@@ -56,7 +56,7 @@ _GAUGES = {
     "prefix_states": "cached prefixes with a recurrent state",
     "peak_activation_bytes": "most activation bytes of one step",
 }
-_LABELLED = {"requests": "execution_class", "rejected": "reason", "steps": "kind"}
+_LABELLED = {"requests": "execution_class", "rejected": "reason", "steps": "kind", "eager_reasons": "reason"}
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 

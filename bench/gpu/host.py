@@ -45,12 +45,18 @@ def decoding(rows: int, context: int, sampled: bool = False) -> DecodeBatch:
     if sampled:
         same = np.ones(rows, np.float32)
         read = SampleRows(
-            read.rows, 0.7 * same, i32([20] * rows), 0.95 * same, 0 * same, np.arange(rows, dtype=np.uint64), read.steps
+            read.rows,
+            0.7 * same,
+            i32([20] * rows),
+            0.95 * same,
+            0 * same,
+            np.arange(rows, dtype=np.uint64),
+            read.steps,
         )
     return DecodeBatch(
         DecodeRows(
-            draw(1, rows), i32([context] * rows), i32(slots), i32([context] * rows), i32(np.arange(rows + 1) * blocks),
-            tables,
+            draw(1, rows), i32([context] * rows), i32(slots), i32([context] * rows), i32(np.arange(rows + 1) *
+            blocks), tables,
         ),
         read,
     )  # fmt: skip

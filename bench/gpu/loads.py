@@ -87,10 +87,10 @@ class Bench:
         deterministic: bool = False,
         tune: bool = True,
         pdl: bool = True,
-        prefill: str = "fa2",
+        prefill: str = "auto",
         **options: Any,
     ) -> CudaExecutor:
-        """``pdl``: programmatic dependent launch. ``prefill``: FlashInfer's backend of ragged prefill."""
+        """``pdl``: programmatic dependent launch. ``prefill``: FlashInfer's backend of ragged prefill, or "auto"."""
         from prelude.cuda.device import CudaDevice
 
         config = MODELS[name]
@@ -111,7 +111,7 @@ class Bench:
             device,
             logits_chunk_rows=256,
             calls=calls,
-            policy=GraphPolicy(enabled=graphs, after=1),
+            policy=GraphPolicy(enabled=graphs, at_once=True),
             **{**settings, **options},
         )
         self._open.append(executor)

@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from prelude.cuda import kernels, weights
 from prelude.cuda.device import CudaDevice, CudaGraph
 from prelude.cuda.driver import Driver
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
+from prelude.cuda.staging import HEADER
 from torch import Tensor
 
 from bench.gpu.models import RandomSource, qwen3
@@ -52,11 +54,18 @@ def load(folder: Path | None = None) -> Any:
         ("stub_fail", None, [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]),
         ("stub_complaint", ctypes.c_char_p, []),
         ("stub_memory", None, [ctypes.c_void_p, ctypes.c_size_t]),
-        ("stub_reply", None, [ctypes.c_void_p, ctypes.c_void_p]),
+        ("stub_reply", None, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]),
         ("stub_launched_ns", ctypes.c_int64, []),
         ("stub_context", ctypes.c_uint64, []),
         ("stub_last_launch", None, [ctypes.c_void_p]),
         ("stub_parameter", ctypes.c_uint64, [ctypes.c_int, ctypes.c_int]),
+    ):
+        function = getattr(stub, name)
+        function.restype, function.argtypes = result, arguments
+    for name, result, arguments in (
+        ("stub_live", ctypes.c_int, [ctypes.c_int]),
+        ("stub_forget", None, []),
+        ("stub_busy", None, [ctypes.c_int]),
     ):
         function = getattr(stub, name)
         function.restype, function.argtypes = result, arguments
@@ -92,7 +101,9 @@ class NullDevice(CudaDevice):
         self.element = torch.bfloat16
         self.deterministic = False
         self.handle = self.driver.stream()
-        self._dependent = True
+        self.capability, self.processors = (9, 0), 132
+        self._dependent = self._clusters = True
+        self.own_matmuls = None
         self._functions = {}
         self._modules = {name: self.driver.load(b"cubin") for name in kernels.FILES}
         self.matmul_search = None
@@ -103,6 +114,9 @@ class NullDevice(CudaDevice):
         with torch.inference_mode():
             yield
 
+    def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self.zeros(shape, dtype)
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
 
@@ -112,27 +126,32 @@ class NullDevice(CudaDevice):
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
+    def search(self, work: Callable[[], object]) -> None:
+        work()
+
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         pass
 
-    def capture(self, work: Callable[[], None]) -> CudaGraph:
+    def capture(self, work: Callable[[], None], *, search: bool = True) -> CudaGraph:
         work()
         return CudaGraph(self.driver, self.handle, Recorded())  # type: ignore[arg-type]
 
 
 class NullCalls:
-    """FlashInfer's calls, without it. ``plans`` counts those that would be made."""
+    """FlashInfer's calls, without it. ``plans`` counts those that are made."""
+
+    fa3 = True
 
     def __init__(self) -> None:
         self.plans = 0
 
-    def ragged(self, buffers: Any, *, causal: bool) -> Any:
+    def ragged(self, buffers: Any, *, causal: bool, long: bool = False) -> Any:
         return NullCall(self)
 
-    def paged(self, buffers: Any, page_size: int) -> Any:
+    def paged(self, buffers: Any, page_size: int, split: bool = False) -> Any:
         return NullCall(self)
 
-    def decode(self, buffers: Any, page_size: int) -> Any:
+    def decode(self, buffers: Any, page_size: int, split: bool = True) -> Any:
         return NullCall(self)
 
     def merge(self, *tensors: Any) -> None:
@@ -140,28 +159,36 @@ class NullCalls:
 
 
 class NullCall:
+    """Its plan has about as many bytes as one of FlashInfer's."""
+
     def __init__(self, calls: NullCalls) -> None:
         self.calls = calls
-        self.planned: bytes | None = None
+        self.made = np.zeros(4096, np.uint8)
 
-    def plan(self, lengths: bytes, arrays: Any) -> None:
-        if lengths != self.planned:
-            self.calls.plans += 1
-            self.planned = lengths
+    def bind(self, workspace: Tensor) -> None:
+        pass
+
+    def plan(self, arrays: Any) -> np.ndarray:
+        self.calls.plans += 1
+        return self.made
 
     def run(self, *tensors: Any) -> None:
         pass
 
 
-def executor() -> CudaExecutor:
+def executor(policy: GraphPolicy | None = None) -> CudaExecutor:
     device = NullDevice()
     with device.scope():
         loaded = weights.load(device, RandomSource(SMALL, "cpu", torch.bfloat16), SMALL.spec, 4096)
-    policy = GraphPolicy(after=1)
+    policy = policy or GraphPolicy(at_once=True)
     return CudaExecutor(
         SMALL, loaded, device, num_blocks=4096, step_tokens=4096, step_rows=64, calls=NullCalls(), policy=policy
     )
 
 
 def answer(executor: CudaExecutor, stub: Any) -> None:
-    """Makes every launched graph end its step at once."""
+    """Makes every launched graph end its step at once. Its results are those of the area's last step: zeros."""
+    staging = executor.staging
+    stub.stub_reply(staging.results.data_ptr(), staging.stride, staging.input_area.data_ptr())
+    for area in staging.outputs.areas:
+        area.array[HEADER:] = 1  # rows that are finite

@@ -27,9 +27,10 @@ static uint64_t next_handle = 1;
 static uint64_t current;
 static struct { uintptr_t first, end; } memory[4096];
 static int num_memory, checks = 1;
-static struct { uint32_t* word; const uint32_t* value; } reply;  // written by a launched graph
+static volatile int busy;  // streams are at work
+static struct { char* areas; size_t stride; const uint32_t* ticket; } reply;  // a launched graph publishes at once
 static int64_t launched_ns;
-static struct { unsigned grid[3], block[3], shared, attributes, dependent; uint64_t stream, function; void** params; } last;
+static struct { unsigned grid[3], block[3], shared, attributes, dependent, cluster; uint64_t stream, function; void** params; } last;
 
 static Entry* entry(const char* name) {
   for (int i = 0; i < num_entries; ++i)
@@ -75,13 +76,16 @@ PUBLIC void stub_fail(const char* name, uint64_t nth, CUresult code) {
   found->code = code;
 }
 PUBLIC const char* stub_complaint(void) { return complaint; }
-PUBLIC void stub_forget(void) { complaint[0] = 0; num_memory = 0; reply.word = 0; }
+PUBLIC void stub_forget(void) { complaint[0] = 0; num_memory = busy = 0; reply.areas = 0; }
+PUBLIC void stub_busy(int on) { busy = on; }
 PUBLIC void stub_checks(int on) { checks = on; }
 PUBLIC void stub_memory(uintptr_t first, size_t bytes) {
   memory[num_memory].first = first;
   memory[num_memory++].end = first + bytes;
 }
-PUBLIC void stub_reply(uint32_t* word, const uint32_t* value) { reply.word = word; reply.value = value; }
+PUBLIC void stub_reply(char* areas, size_t stride, const uint32_t* ticket) {
+  reply.areas = areas; reply.stride = stride; reply.ticket = ticket;
+}
 PUBLIC int64_t stub_launched_ns(void) { return launched_ns; }
 PUBLIC int stub_live(int kind) {
   int count = 0;
@@ -90,7 +94,7 @@ PUBLIC int stub_live(int kind) {
 }
 PUBLIC void stub_last_launch(uint64_t* out) {
   for (int i = 0; i < 3; ++i) { out[i] = last.grid[i]; out[3 + i] = last.block[i]; }
-  out[6] = last.shared; out[7] = last.stream; out[8] = last.function; out[9] = last.dependent;
+  out[6] = last.shared; out[7] = last.stream; out[8] = last.function; out[9] = last.dependent; out[10] = last.cluster;
 }
 PUBLIC uint64_t stub_parameter(int index, int bytes) {  // of the last launch: kept by the caller until the next one
   uint64_t value = 0;
@@ -121,7 +125,7 @@ PUBLIC CUresult cuStreamSynchronize(uint64_t stream) {
   ENTER(1) NEED(is(stream, STREAM), INVALID_HANDLE, "no such stream") return OK;
 }
 PUBLIC CUresult cuStreamQuery(uint64_t stream) {
-  ENTER(1) NEED(is(stream, STREAM), INVALID_HANDLE, "no such stream") return OK;
+  ENTER(1) NEED(is(stream, STREAM), INVALID_HANDLE, "no such stream") return busy ? NOT_READY : OK;
 }
 PUBLIC CUresult cuEventCreate(uint64_t* event, unsigned flags) {
   ENTER(1)
@@ -201,9 +205,10 @@ PUBLIC CUresult cuLaunchKernelEx(const LaunchConfig* c, uint64_t function, void*
            c->grid[2] <= 65535, INVALID_VALUE, "the grid")
   NEED(c->shared <= 227 << 10, INVALID_VALUE, "shared memory")
   NEED(params && !extra, INVALID_VALUE, "parameters")
-  last.dependent = 0;
+  last.dependent = last.cluster = 0;
   for (unsigned i = 0; i < c->num_attributes; ++i)
-    if (c->attributes[i].id == 6) last.dependent = c->attributes[i].value.serial;
+    if (c->attributes[i].id == 4) last.cluster = c->attributes[i].value.serial;
+    else if (c->attributes[i].id == 6) last.dependent = c->attributes[i].value.serial;
   memcpy(last.grid, c->grid, sizeof last.grid);
   memcpy(last.block, c->block, sizeof last.block);
   last.shared = c->shared; last.stream = c->stream; last.function = function; last.params = params;
@@ -227,7 +232,7 @@ PUBLIC CUresult cuGraphLaunch(uint64_t exec, uint64_t stream) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   launched_ns = now.tv_sec * 1000000000ll + now.tv_nsec;
-  if (reply.word) *reply.word = *reply.value;
+  if (reply.areas) *(uint32_t*)(reply.areas + reply.ticket[1] * reply.stride) = reply.ticket[0];
   return OK;
 }
 PUBLIC CUresult cuGraphExecDestroy(uint64_t exec) {

@@ -46,6 +46,7 @@ from prelude.scheduling.request import Request
 log = logging.getLogger("prelude.engine")
 
 _CLOSE_LOOKS = 0.05
+_WARM_UP_SECONDS = 0.001  # between two looks whether a step is under way
 _EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for a step under way
 
 
@@ -161,6 +162,7 @@ class EngineCore(Forkable):
         """Nothing can be submitted any more (the engine was garbage-collected): requests under way end, then the
         threads do. Takes no lock."""
         if not self.forked:
+            self.loop.idle.stop()
             self.inbox.close()
             self.loop.wake_if_started()
             if self.loop.thread is None and self.watchdog is not None:  # else the engine thread stops it when it ends
@@ -179,8 +181,22 @@ class EngineCore(Forkable):
                 pass
         finally:
             wanted = lock.release()
-            if wanted or self.stepper.busy or self.inbox.closed:
-                self.loop.wake()  # work of others, or the rest after an interrupt
+            if wanted or self.stepper.busy or self.inbox.closed or self.loop.idle.wanted:
+                self.loop.wake()  # work of others, or the rest after an interrupt, or the executor's own
+
+    def warm_up(self) -> None:
+        """The executor's own preparations, where it has any, between two steps."""
+        prepare = getattr(self.executor, "warm_up", None)
+        if prepare is None or self.closed or self.forked:
+            return
+        self.check_may_wait()
+        while not self.loop.lock.try_acquire():
+            time.sleep(_WARM_UP_SECONDS)
+        try:
+            prepare()
+        finally:
+            if self.loop.lock.release() or self.stepper.busy:
+                self.loop.wake()  # work of others
 
     def check_may_wait(self) -> None:
         """``ExecutionError`` where this thread is in the middle of a step: it would wait for itself."""
@@ -209,6 +225,7 @@ class EngineCore(Forkable):
         nothing."""
         if self.forked or self.stopped.is_set():
             return
+        self.loop.idle.stop()
         self.lifecycle.aborting = self.lifecycle.aborting or not drain
         self.inbox.close()
         self.loop.wake()

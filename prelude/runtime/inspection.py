@@ -15,6 +15,7 @@ def snapshot(core: EngineCore) -> dict[str, Any]:
     leases = [lease for lease in (request.lease for request in live) if lease is not None]
     allocator = core.pool.allocator
     stats.rejected = core.inbox.rejected
+    stats.eager_reasons = getattr(core.executor, "eager_reasons", {})
     stats.queued_requests, stats.queued_tokens = core.inbox.requests, core.inbox.tokens
     stats.running_requests = len(core.queues.running)
     stats.live_futures = len(live)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from prelude._native.core import StepLock, WakeEvent
+from prelude.runtime.idle import IdleWork
 from prelude.runtime.stepper import Stepper
 
 _NO_MEMORY_SECONDS = 0.01  # before the engine thread tries again
@@ -25,6 +26,7 @@ class StepLoop:
         self.thread: threading.Thread | None = None
         self._stepper = stepper
         self._close_when_idle = close_when_idle
+        self.idle = IdleWork(stepper.executor)
         self._wake = WakeEvent()
 
     def wake(self) -> None:
@@ -62,8 +64,13 @@ class StepLoop:
     def _step_until_idle(self) -> bool:
         """Steps until nothing is left to do, and releases the lock. Whether the engine is closed then."""
         try:
-            while self._stepper.step() and self._stepper.has_work:
+            stepper = self._stepper
+            while (stepper.step() and stepper.has_work) or self._idle_work():
                 pass
             return self._close_when_idle()
         finally:
             self.lock.release()
+
+    def _idle_work(self) -> bool:
+        """A piece of the executor's own work, where no step is due. Whether to look for both again."""
+        return self.idle.wanted and (self._stepper.has_work or self.idle.do() or self._stepper.has_work)

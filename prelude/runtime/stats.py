@@ -31,6 +31,7 @@ class EngineStats(StepCounts):
     expired: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     failed_steps: int = 0
+    eager_reasons: dict[str, int] = field(default_factory=dict)  # why steps found no recorded graph, on a GPU
     discarded_rows: int = 0  # decode rows that were run before it was known that their request had ended
     replays: int = 0  # rows that ran again after a failed step
     hangs: int = 0  # steps that passed the watchdog's limit

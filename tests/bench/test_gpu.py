@@ -48,7 +48,7 @@ def executor(source: RandomSource, positions: int = 1024, graphs: bool = True) -
         loaded = weights.load(device, source, config.spec, positions)
     heads = config.spec.attention
     calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
-    policy = GraphPolicy(enabled=graphs, after=1)
+    policy = GraphPolicy(enabled=graphs, at_once=True)
     return CudaExecutor(
         config, loaded, device, num_blocks=80, step_tokens=positions + 256, calls=calls, policy=policy
     )

@@ -37,7 +37,7 @@ def executor(self: loads.Bench, name: str, *, graphs: bool = True, **options: An
         loaded = weights.load(device, RandomSource(SMALL, "cpu", torch.bfloat16), SMALL.spec, 4096)
     heads = SMALL.spec.attention
     calls = SimulatedCalls(device, heads.heads, heads.kv_heads, heads.head_dim)
-    policy = GraphPolicy(enabled=graphs, after=1)
+    policy = GraphPolicy(enabled=graphs, at_once=True)
     made = CudaExecutor(SMALL, loaded, device, num_blocks=300, step_tokens=4352, calls=calls, policy=policy)
     self._open.append(made)
     return made

@@ -25,9 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from prelude._native.gpu import reached
 from prelude.cuda.device import FIXED_ROWS, _tile
 from prelude.cuda.kernels import Argument, Kernel, check
 from prelude.cuda.own_matmul import OwnMatmuls
+from prelude.cuda.staging import Area
 from torch import Tensor
 
 from tests.cuda import twins
@@ -46,6 +48,7 @@ class Allocation:
     address: int
     nbytes: int
     pinned: bool
+    mapped: bool  # pinned, and kernels may reach it too
     recorded: bool  # taken while a graph was recorded, so kept by its pool
     memory: weakref.ref[np.ndarray]
 
@@ -119,6 +122,7 @@ class SimulatedDevice:
         self.own_matmuls: OwnMatmuls | None = None
         self.deterministic = deterministic
         self.total = memory
+        self.processors = 132
         self.calls: list[str] = []
         self.queue: list[Callable[[], None]] = []
         self.executed = 0
@@ -134,7 +138,9 @@ class SimulatedDevice:
 
     # ------------------------------------------------------------------ memory
 
-    def _allocate(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool, fill: int) -> Tensor:
+    def _allocate(
+        self, shape: Sequence[int], dtype: torch.dtype, pinned: bool, fill: int, mapped: bool = False
+    ) -> Tensor:
         count = int(np.prod(shape)) * dtype.itemsize
         if not pinned and count > self.memory()[0]:
             raise torch.cuda.OutOfMemoryError(f"{count:,} bytes, {self.memory()[0]:,} are free")
@@ -144,7 +150,7 @@ class SimulatedDevice:
         memory = room[start : start + max(count, 1)]
         address = memory.ctypes.data
         allocation = Allocation(
-            next(self._numbers), address, len(memory), pinned, self.recording is not None, weakref.ref(memory)
+            next(self._numbers), address, len(memory), pinned, mapped, self.recording is not None, weakref.ref(memory)
         )
         self.live[address] = allocation
         weakref.finalize(memory, self._gone, address, allocation)
@@ -165,6 +171,9 @@ class SimulatedDevice:
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self._allocate(shape, dtype, True, 0)
 
+    def mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._allocate(shape, dtype, True, 0, mapped=True)
+
     def memory(self) -> tuple[int, int]:
         used = sum(a.nbytes for a in self.live.values() if not a.pinned)
         return self.total - used, self.total
@@ -174,7 +183,9 @@ class SimulatedDevice:
         base = tensor.untyped_storage().data_ptr()
         allocation = self.live.get(base)
         assert allocation is not None, "memory that is neither the device's nor pinned"
-        assert host is None or allocation.pinned == host, "host memory where the device's is needed, or the other way"
+        assert host is None or allocation.pinned == host or allocation.mapped, (
+            "host memory where the device's is needed, or the other way"
+        )
         kept = None
         if self.recording is None and not allocation.pinned:
             kept = allocation.memory()
@@ -201,10 +212,24 @@ class SimulatedDevice:
         assert self.recording is None, "an event in a recording"
         return SimulatedMark(self, len(self.queue))
 
+    def replay(self, graph: SimulatedGraph, area: Area, nbytes: int, target: Tensor) -> None:
+        self.copy(area.bytes[:nbytes], target[:nbytes])
+        graph.launch()
+
+    def search(self, work: Callable[[], object]) -> None:
+        self.calls.append("search")
+        work()
+
+    def await_word(self, word: int, number: int) -> None:
+        with self.scope():
+            while not reached(word, number):
+                assert self.executed < len(self.queue), "the stream ended without the step's number"
+                self.run_to(self.executed + 1)
+
     def close(self) -> None:
         self.run_to(len(self.queue))
 
-    def capture(self, work: Callable[[], None]) -> SimulatedGraph:
+    def capture(self, work: Callable[[], None], *, search: bool = True) -> SimulatedGraph:
         for _ in range(2):
             work()
         self.run_to(len(self.queue))
@@ -269,21 +294,28 @@ def _nothing() -> None:
 
 
 class SimulatedCalls:
-    def __init__(self, device: SimulatedDevice, heads: int, kv_heads: int, head_dim: int) -> None:
+    """``fa3``: there is a kernel for long queries."""
+
+    def __init__(self, device: SimulatedDevice, heads: int, kv_heads: int, head_dim: int, fa3: bool = True) -> None:
         self.device = device
         self.heads = heads
         self.kv_heads = kv_heads
         self.head_dim = head_dim
+        self.fa3 = fa3
         self.plans = 0
+        self.made: list[tuple[str, bool]] = []  # kinds of calls, and whether they are long or split
 
-    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool) -> Any:
-        return SimulatedCall(self, buffers, "ragged", causal, 1)
+    def ragged(self, buffers: dict[str, Tensor] | None, *, causal: bool, long: bool = False) -> Any:
+        self.made.append(("ragged", long))
+        return SimulatedCall(self, buffers, "ragged", causal, 1, ("qo", "kv") if long else ("qo",))
 
-    def paged(self, buffers: dict[str, Tensor] | None, page_size: int) -> Any:
-        return SimulatedCall(self, buffers, "paged", False, page_size)
+    def paged(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = False) -> Any:
+        self.made.append(("paged", split))
+        return SimulatedCall(self, buffers, "paged", False, page_size, ("qo", "indptr", "last") if split else ("qo",))
 
-    def decode(self, buffers: dict[str, Tensor] | None, page_size: int) -> Any:
-        return SimulatedCall(self, buffers, "decode", False, page_size)
+    def decode(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = True) -> Any:
+        self.made.append(("decode", split))
+        return SimulatedCall(self, buffers, "decode", False, page_size, ("indptr",) if split else ())
 
     def merge(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
         assert lse.dtype == other_lse.dtype == torch.float32
@@ -301,30 +333,39 @@ class SimulatedCalls:
 
 
 class SimulatedCall:
-    """In graph mode the arrays are read where the call was made to read them, when it runs; and the plan that was
-    last made for them must be theirs."""
+    """In graph mode the arrays are read where the call was made to read them, when it runs; and the plan that lies in
+    its workspace then must be theirs: it holds the arrays that it ``depends`` on."""
 
     def __init__(
-        self, calls: SimulatedCalls, buffers: dict[str, Tensor] | None, kind: str, causal: bool, page_size: int
+        self,
+        calls: SimulatedCalls,
+        buffers: dict[str, Tensor] | None,
+        kind: str,
+        causal: bool,
+        page_size: int,
+        depends: tuple[str, ...],
     ) -> None:
         self.calls = calls
         self.kind = kind
         self.causal = causal
         self.page_size = page_size
+        self.depends = depends
         self.graph = buffers is not None
-        self.planned: bytes | None = None
         self.rows = 0
         self.most_rows: int | None = None
         self.state: dict[str, np.ndarray] = {}  # what has been planned, once the stream is there
+        self.workspace: Pointer | None = None
         self.buffers = {} if buffers is None else {n: (calls.device.pointer(t), len(t)) for n, t in buffers.items()}
 
-    def plan(self, lengths: bytes, arrays: dict[str, Tensor]) -> None:
+    def bind(self, workspace: Tensor) -> None:
+        assert self.graph and workspace.data_ptr() % 16 == 0
+        self.workspace = self.calls.device.pointer(workspace)
+        self.room = len(workspace)
+
+    def plan(self, arrays: dict[str, Tensor]) -> np.ndarray:
         device = self.calls.device
         assert device.recording is None, "a plan in a recording"
-        if self.graph and lengths == self.planned:
-            return
         self.calls.plans += 1
-        self.planned = lengths
         first = arrays["indptr"] if self.kind == "decode" else arrays["qo"]
         self.rows = len(first) - 1 if self.kind == "decode" else int(first[-1])
         if self.graph:
@@ -334,12 +375,27 @@ class SimulatedCall:
             assert self.rows <= self.most_rows, "more rows than the first plan had"
             for name, (_, count) in self.buffers.items():
                 assert name == "pages" or len(arrays[name]) == count, f"{name} is not of the fixed size"
+            return self._planned(arrays)
         places = {n: (device.pointer(t, host=n != "pages"), len(t)) for n, t in arrays.items()}
 
         def run() -> None:
             self.state = {n: p.at(count).numpy().copy() for n, (p, count) in places.items()}
 
         device.enqueue("plan", run)
+        return np.zeros(0, np.uint8)
+
+    def _planned(self, arrays: dict[str, Tensor]) -> np.ndarray:
+        parts = [np.int32([self.kind == "decode"])] + [arrays[name].numpy() for name in self.depends]
+        plan = np.concatenate(parts).view(np.uint8).copy()
+        if self.workspace is not None:
+            assert len(plan) == self.room
+            workspace = self.workspace
+
+            def run() -> None:
+                workspace.at(len(plan)).copy_(torch.from_numpy(plan))
+
+            self.calls.device.enqueue("plan", run)
+        return plan
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
         device = self.calls.device
@@ -360,11 +416,11 @@ class SimulatedCall:
     def _arrays(self) -> dict[str, np.ndarray]:
         if not self.graph:
             return self.state
+        assert self.workspace is not None
         found = {n: p.at(count).numpy() for n, (p, count) in self.buffers.items()}
-        names = ("indptr",) if self.kind == "decode" else ("qo", "kv", "indptr", "last")
-        for name in names:
-            if name in found:
-                assert np.array_equal(found[name], self.state[name]), f"{name} is not what the plan was made for"
+        planned = self.workspace.at(self.room).numpy().view(np.int32)[1:]
+        wanted = np.concatenate([np.zeros(0, np.int32), *(found[name] for name in self.depends)])
+        assert np.array_equal(planned, wanted), f"{self.depends} are not what the plan was made for"
         return found
 
     def _compute(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:

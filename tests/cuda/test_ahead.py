@@ -138,7 +138,7 @@ def test_texts_are_the_cpu_executors_with_steps_in_flight_and_without(
     prepared = requests(["greedy", "drawn", "logprobs", "early", "drawn", "greedy", "logprobs", "drawn"] * 2)
     _, expected = play(model.executor(num_blocks=BLOCKS), prepared, False)
     for overlap in (True, False):
-        executor = Spied(on_device(model, policy=GraphPolicy(enabled=graphs, after=1)))
+        executor = Spied(on_device(model, policy=GraphPolicy(enabled=graphs, at_once=True)))
         core, texts = play(executor, prepared, overlap)
         same_texts(texts, expected)
         assert (sum(executor.ahead) > len(executor.ahead) * 0.8) == overlap

@@ -1,164 +1,246 @@
-"""The driver's own calls: cuda-python's types, with its functions replaced by ones that note what they are given."""
+"""The driver layer and the real device's host side, through cuda-python, over a libcuda made for these tests
+(``bench/gpu/stub_libcuda.c``): it checks handles, contexts, bounds and launches, and fails on demand."""
 
 from __future__ import annotations
 
-import ctypes
+import gc
+from collections.abc import Iterator
+from threading import Timer
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from prelude.cuda.device import CudaDevice, CudaGraph, CudaMark
-from prelude.cuda.driver import CudaError, Driver
-from prelude.cuda.kernels import SILU_GATE, sample
+from prelude.cuda import kernels
+from prelude.cuda.device import CudaGraph, CudaMark
+from prelude.cuda.driver import CudaError
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy
+from prelude.cuda.kernels import SILU_GATE
+from prelude.cuda.staging import Area
+
+from bench.gpu import null
+from prelude.batch import DecodeBatch, OneShotBatch
+from tests.cuda.plans import random_batch
+from tests.execution.helpers import decode_rows, i32, prompts, sampling
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 
-_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+ILLEGAL_ADDRESS, LAUNCH_FAILED, OUT_OF_MEMORY, INVALID_VALUE = 700, 719, 2, 1
+EVENT, EXEC = 3, 6
 
 
-class Recording:
-    """``answers`` by name; what is not there answers success and one handle."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.answers: dict[str, tuple[Any, ...]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cu"):
-            return getattr(bindings, name)  # types and enumerations are the real ones
-        assert hasattr(bindings, name), f"cuda-python has no {name}"
-
-        def call(*args: Any) -> tuple[Any, ...]:
-            self.calls.append((name, args))
-            return self.answers.get(name, (bindings.CUresult.CUDA_SUCCESS, len(self.calls)))
-
-        return call
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.calls]
+@pytest.fixture(scope="module")
+def stub_library() -> Any:
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        pytest.skip("a real libcuda is loaded")
+    try:
+        return null.load()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
-def recorded() -> tuple[Driver, Recording]:
-    driver, recording = Driver.__new__(Driver), Recording()
-    driver._driver = recording
-
-    def launch(executable: int, stream: int) -> int:
-        recording.calls.append(("cuGraphLaunch", (executable, stream)))
-        return int(recording.answers.get("cuGraphLaunch", (0,))[0])
-
-    driver._graph_launch = _LAUNCH(launch)
-    return driver, recording
+def stub(stub_library: Any) -> Iterator[Any]:
+    stub_library.stub_forget()
+    yield stub_library
+    assert stub_library.stub_complaint() == b""
 
 
-class Captured:
-    """Stands for torch's graph, which must live as long as what was made of it."""
-
-    def raw_cuda_graph(self) -> int:
-        return 77
+@pytest.fixture
+def device(stub: Any) -> null.NullDevice:
+    return null.NullDevice()
 
 
-def test_a_graph_is_instantiated_uploaded_once_launched_and_given_back(recorded: tuple[Driver, Recording]) -> None:
-    driver, recording = recorded
-    captured: Any = Captured()
-    recording.answers["cuGraphInstantiate"] = (bindings.CUresult.CUDA_SUCCESS, 5)
-    graph = CudaGraph(driver, 9, captured)
+def complaint(stub: Any) -> str:
+    said = stub.stub_complaint().decode()
+    stub.stub_forget()
+    return str(said)
+
+
+def test_a_graph_is_instantiated_uploaded_once_launched_and_given_back(stub: Any, device: null.NullDevice) -> None:
+    recorded: Any = null.Recorded()
+    before = {name: stub.stub_calls(name) for name in (b"cuGraphInstantiate", b"cuGraphUpload", b"cuGraphLaunch")}
+    alive = stub.stub_live(EXEC)
+    graph = CudaGraph(device.driver, device.handle, recorded)
     graph.launch()
     graph.launch()
-    assert graph._recorded is captured
+    assert graph._recorded is recorded and stub.stub_live(EXEC) == alive + 1
     graph.close()
     graph.close()
-    assert graph._recorded is None
-    assert recording.calls == [
-        ("cuGraphInstantiate", (77, 0)),
-        ("cuGraphUpload", (5, 9)),
-        ("cuGraphLaunch", (5, 9)),
-        ("cuGraphLaunch", (5, 9)),
-        ("cuGraphExecDestroy", (5,)),
-    ]
+    assert graph._recorded is None and stub.stub_live(EXEC) == alive
+    counts = [stub.stub_calls(name) - count for name, count in before.items()]
+    assert counts == [1, 1, 2]
+    with pytest.raises(CudaError, match="cuGraphLaunch"):
+        graph.launch()
+    assert complaint(stub) == "cuGraphLaunch: no such graph or stream"
 
 
-def test_codes_become_errors_that_name_the_call(recorded: tuple[Driver, Recording]) -> None:
-    driver, recording = recorded
-    codes = bindings.CUresult
-    recording.answers |= {
-        "cuGraphUpload": (codes.CUDA_ERROR_INVALID_VALUE,),
-        "cuGraphLaunch": (int(codes.CUDA_ERROR_ILLEGAL_ADDRESS),),
-        "cuModuleLoadData": (codes.CUDA_ERROR_OUT_OF_MEMORY, None),
-        "cuEventQuery": (codes.CUDA_ERROR_NOT_READY,),
-    }
+def test_codes_become_errors_that_name_the_call(stub: Any, device: null.NullDevice) -> None:
+    driver = device.driver
+    stub.stub_fail(b"cuGraphUpload", 1, INVALID_VALUE)
     with pytest.raises(CudaError, match="cuGraphUpload: CUDA_ERROR_INVALID_VALUE"):
         driver.upload(1, 2)
-    with pytest.raises(CudaError, match="cuGraphLaunch: CUDA_ERROR_ILLEGAL_ADDRESS"):
-        driver.replay(1, 2)
+    stub.stub_fail(b"cuModuleLoadData", 1, OUT_OF_MEMORY)
     with pytest.raises(torch.cuda.OutOfMemoryError, match="loading a kernel"):
-        driver.load(b"")
-    assert not driver.done(3)
-    recording.answers["cuEventQuery"] = (codes.CUDA_ERROR_LAUNCH_FAILED,)
+        driver.load(b"cubin")
+    mark = device.mark()
+    stub.stub_fail(b"cuEventQuery", 1, 600)
+    assert not mark.done() and mark.done()
+    stub.stub_fail(b"cuEventQuery", 1, LAUNCH_FAILED)
     with pytest.raises(CudaError, match="the step on the device: CUDA_ERROR_LAUNCH_FAILED"):
-        driver.done(3)
+        mark.done()
 
 
-def test_a_mark_is_recorded_waited_for_and_destroyed(recorded: tuple[Driver, Recording]) -> None:
-    driver, recording = recorded
-    mark = CudaMark(driver, 9)
-    event = mark.event
-    mark.wait()
-    del mark
-    assert recording.calls == [
-        ("cuEventCreate", (0,)),
-        ("cuEventRecord", (event, 9)),
-        ("cuEventSynchronize", (event,)),
-        ("cuEventDestroy", (event,)),
-    ]
+def test_marks_use_events_again_and_they_are_destroyed_at_the_end(stub: Any, device: null.NullDevice) -> None:
+    alive, made = stub.stub_live(EVENT), stub.stub_calls(b"cuEventCreate")
+    for _ in range(5):
+        first, last = device.mark(), device.mark()
+        last.wait()
+        assert last.done() and last.seconds_since(first) == pytest.approx(1e-3)
+        del first, last
+        gc.collect()
+    assert stub.stub_calls(b"cuEventCreate") == made + 2
+    assert isinstance(device.mark(), CudaMark)
+    device.close()
+    assert stub.stub_live(EVENT) <= alive
 
 
 @pytest.mark.parametrize("dependent", [True, False])
 def test_a_kernel_is_launched_with_its_grid_arguments_and_dependence(
-    recorded: tuple[Driver, Recording], dependent: bool
+    stub: Any, device: null.NullDevice, dependent: bool
 ) -> None:
-    driver, recording = recorded
-    device = CudaDevice.__new__(CudaDevice)
-    device.driver, device.element, device.handle = driver, torch.bfloat16, 9
-    device._dependent, device._functions, device._modules = dependent, {}, {"heads": 3}
+    device._dependent = dependent
     gate_up, out = (torch.zeros(2, width, dtype=torch.bfloat16) for width in (16, 8))
+    functions, launches = stub.stub_calls(b"cuModuleGetFunction"), stub.stub_calls(b"cuLaunchKernelEx")
     for _ in range(2):
         device.launch(SILU_GATE, (2, 1), (gate_up, 8, out))
     device.launch(SILU_GATE, (0, 1), (gate_up, 8, out))  # nothing to do
-    assert recording.names == ["cuModuleGetFunction", "cuLaunchKernelEx", "cuLaunchKernelEx"]
-    config, function, (values, types), extra = recording.calls[-1][1]
-    assert (function, extra) == (1, 0)
-    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (2, 1, 1)
-    assert (config.blockDimX, config.sharedMemBytes, int(config.hStream)) == (SILU_GATE.block, 0, 9)
-    assert values == (gate_up.data_ptr(), 8, out.data_ptr())
-    assert types == (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-    assert config.numAttrs == int(dependent)
-    if dependent:
-        serial = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        assert config.attrs[0].id == serial and config.attrs[0].value.programmaticStreamSerializationAllowed == 1
+    assert stub.stub_calls(b"cuModuleGetFunction") == functions + 1
+    assert stub.stub_calls(b"cuLaunchKernelEx") == launches + 2
+    seen = np.zeros(11, np.uint64)
+    stub.stub_last_launch(seen.ctypes.data)
+    assert seen[:6].tolist() == [2, 1, 1, SILU_GATE.block, 1, 1]
+    assert (seen[6], seen[7], bool(seen[9])) == (0, device.handle, dependent)
 
 
 @pytest.mark.parametrize("clusters", [True, False])
-def test_clusters_are_asked_for_where_there_are_some(recorded: tuple[Driver, Recording], clusters: bool) -> None:
-    driver, recording = recorded
-    device = CudaDevice.__new__(CudaDevice)
-    device.driver, device.element, device.handle = driver, torch.bfloat16, 9
-    device._dependent, device._clusters, device._functions, device._modules = True, clusters, {}, {"sample": 3}
+def test_clusters_are_asked_for_where_there_are_some(stub: Any, device: null.NullDevice, clusters: bool) -> None:
+    device._clusters = clusters
     logits, numbers = torch.zeros(3, 101), torch.zeros(3, dtype=torch.float64)
     settings = [torch.ones(3), torch.ones(3, dtype=torch.int32), torch.ones(3), torch.ones(3), numbers]
     finite, tokens = (torch.ones(3, dtype=torch.int32) for _ in range(2))
-    sample(device, logits, settings, finite, tokens)
-    config = recording.calls[-1][1][0]
-    assert config.gridDimX == 3 * (8 if clusters else 1) and config.sharedMemBytes >= 4 * 101 // 8
-    sizes = [a.value.clusterDim for a in config.attrs if a.id.name.endswith("CLUSTER_DIMENSION")]
-    assert [(s.x, s.y, s.z) for s in sizes] == ([(8, 1, 1)] if clusters else [])
+    kernels.sample(device, logits, settings, finite, tokens)
+    seen = np.zeros(11, np.uint64)
+    stub.stub_last_launch(seen.ctypes.data)
+    assert seen[0] == 3 * (8 if clusters else 1) and seen[6] >= 4 * 101 // 8
+    assert seen[10] == (8 if clusters else 0)
 
 
-def test_more_than_48_kib_of_shared_memory_is_asked_for(recorded: tuple[Driver, Recording]) -> None:
-    driver, recording = recorded
-    driver.function(3, "attend", 48 << 10)
-    assert recording.names == ["cuModuleGetFunction"]
-    driver.function(3, "attend", 64 << 10)
-    assert recording.names[1:] == ["cuModuleGetFunction", "cuFuncSetAttribute"]
-    assert recording.calls[-1][1][2] == 64 << 10
+def test_more_than_48_kib_of_shared_memory_is_asked_for(stub: Any, device: null.NullDevice) -> None:
+    asked = stub.stub_calls(b"cuFuncSetAttribute")
+    module = device._modules["attend"]
+    device.driver.function(module, "attend", 48 << 10)
+    assert stub.stub_calls(b"cuFuncSetAttribute") == asked
+    device.driver.function(module, "attend", 64 << 10)
+    assert stub.stub_calls(b"cuFuncSetAttribute") == asked + 1
+
+
+# ------------------------------------------------------------------ the executor over the stub
+
+
+@pytest.fixture
+def executor(stub: Any) -> Iterator[CudaExecutor]:
+    made = null.executor()
+    null.answer(made, stub)
+    yield made
+    made.close()
+
+
+def greedy(length: int) -> OneShotBatch:
+    return OneShotBatch(prompts(i32(range(length))), sampling([length - 1]))
+
+
+def test_a_known_step_is_one_copy_and_one_launch(stub: Any, executor: CudaExecutor) -> None:
+    for length in (100, 128):
+        executor.wait(executor.submit(greedy(length)))
+    names = (b"cuMemcpyAsync", b"cuGraphLaunch", b"cuLaunchKernelEx", b"cuEventRecord", b"cuEventCreate")
+    before = [stub.stub_calls(name) for name in names]
+    result = executor.wait(executor.submit(greedy(128)))
+    assert not result.eager
+    assert [stub.stub_calls(name) - count for name, count in zip(names, before)] == [1, 1, 0, 0, 0]
+    staging = executor.staging
+    copied = staging.input_area[: 4 * 130].view(torch.int32)
+    assert copied[0] == staging.number, "the packed copy arrived"
+
+
+def test_launches_of_random_steps_are_inside_a_devices_limits(stub: Any) -> None:
+    """Every kernel of eager and of recorded steps: grids, blocks, shared memory, handles, copies inside the areas."""
+    for recorded in (False, True):
+        made = null.executor(GraphPolicy(enabled=recorded, at_once=True))
+        null.answer(made, stub)
+        rng = np.random.default_rng(7)
+        launches = stub.stub_calls(b"cuLaunchKernelEx")
+        for _ in range(25):
+            handle: Any = made.submit(random_batch(rng, 4096))
+            assert not hasattr(handle, "error"), getattr(handle, "error", None)
+            if not handle.replayed or handle.ended.area.array[:4].view(np.uint32)[0] != handle.ended.number:
+                handle.ended.area.array[:4].view(np.uint32)[0] = handle.ended.number  # the kernel that the stub lacks
+            made.wait(handle)
+        made.close()
+        assert stub.stub_calls(b"cuLaunchKernelEx") > launches + 300
+        assert stub.stub_complaint() == b""
+
+
+def test_a_launch_that_fails_fails_its_step_and_no_other(stub: Any, executor: CudaExecutor) -> None:
+    executor.wait(executor.submit(greedy(50)))
+    for name, code, error in (
+        (b"cuGraphLaunch", ILLEGAL_ADDRESS, CudaError),
+        (b"cuMemcpyAsync", OUT_OF_MEMORY, torch.cuda.OutOfMemoryError),
+    ):
+        stub.stub_fail(name, 1, code)
+        handle = executor.submit(greedy(50))
+        with pytest.raises(error, match="a step's copy and its graph"):
+            executor.wait(handle)
+        assert not executor.wait(executor.submit(greedy(50))).eager
+    tickets = [executor.submit(greedy(50)) for _ in range(3)]
+    assert [executor.wait(ticket).eager for ticket in tickets] == [False] * 3
+
+
+def test_a_stream_that_fails_or_ends_without_results_ends_the_wait(stub: Any, executor: CudaExecutor) -> None:
+    executor.wait(executor.submit(greedy(50)))
+    stub.stub_reply(None, 0, None)  # the kernel that writes the number never runs
+    with pytest.raises(CudaError, match="its stream ended and its results did not come"):
+        executor.wait(executor.submit(greedy(50)))
+    stub.stub_fail(b"cuStreamQuery", 1, ILLEGAL_ADDRESS)
+    with pytest.raises(CudaError, match="the step on the device: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        executor.wait(executor.submit(greedy(50)))
+
+
+def test_a_wait_goes_on_while_the_device_is_at_work(stub: Any, executor: CudaExecutor) -> None:
+    executor.wait(executor.submit(greedy(50)))
+    stub.stub_reply(None, 0, None)
+    handle: Any = executor.submit(greedy(50))
+    stub.stub_busy(1)
+    word = handle.ended.area.array[:4].view(np.uint32)
+    timer = Timer(0.01, lambda: word.__setitem__(0, handle.ended.number))
+    timer.start()
+    assert not executor.wait(handle).eager
+    timer.join()
+
+
+def test_decode_steps_of_known_shapes_need_no_plan(stub: Any, executor: CudaExecutor) -> None:
+    calls: Any = executor.calls
+    planned = []
+    for length in range(100, 150):
+        rows = decode_rows([1, 2], [length, length + 7], [list(range(12)), list(range(12, 24))])
+        executor.wait(executor.submit(DecodeBatch(rows, sampling([0, 1]))))
+        planned.append(calls.plans)
+    assert len(set(planned)) == 1
+
+
+def test_pinned_memory_has_one_address(stub: Any, device: null.NullDevice) -> None:
+    memory = np.zeros(64, np.uint8)
+    assert device.driver.mapped(memory.ctypes.data) == memory.ctypes.data
+    assert kernels.PUBLISH.extents(1, None, 5, None, 9, 3, None) == (5, 2, 27)
+    assert Area.of(torch.from_numpy(memory)).address == memory.ctypes.data

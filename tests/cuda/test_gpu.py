@@ -80,7 +80,7 @@ def on_gpu(wide: Model) -> Iterator[Callable[..., CudaExecutor]]:
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_batches_in_float32(wide: Model, on_gpu: Callable[..., CudaExecutor], graphs: bool, seed: int) -> None:
-    executor = on_gpu(torch.float32, policy=GraphPolicy(enabled=graphs, after=1))
+    executor = on_gpu(torch.float32, policy=GraphPolicy(enabled=graphs, at_once=True))
     reference, rng = wide.executor(num_blocks=BLOCKS), np.random.default_rng(seed)
     for _ in range(40):
         batch = random_batch(rng, VOCAB)
@@ -99,7 +99,7 @@ def test_flashinfer_against_key_lists_and_float32(
     wide: Model, on_gpu: Callable[..., CudaExecutor], graphs: bool
 ) -> None:
     """Hidden states of every row, through levels and through key lists, both in bfloat16, against float32."""
-    levels = on_gpu(torch.bfloat16, policy=GraphPolicy(enabled=graphs, after=1))
+    levels = on_gpu(torch.bfloat16, policy=GraphPolicy(enabled=graphs, at_once=True))
     keys = on_gpu(torch.bfloat16, calls=None, policy=GraphPolicy(enabled=False))
     reference, rng = wide.executor(num_blocks=BLOCKS), np.random.default_rng(3)
     assert levels.calls is not None and keys.calls is None
@@ -117,7 +117,7 @@ def test_flashinfer_against_key_lists_and_float32(
 @pytest.mark.feature("H10")
 def test_replayed_decode_is_eager_decode(on_gpu: Callable[..., CudaExecutor]) -> None:
     """Every size up to 9, so that every bucket has padding; slots that are not written keep what they had."""
-    replayed = on_gpu(torch.bfloat16, policy=GraphPolicy(after=1))
+    replayed = on_gpu(torch.bfloat16, policy=GraphPolicy(at_once=True))
     eager = on_gpu(torch.bfloat16, policy=GraphPolicy(enabled=False))
     order = np.random.default_rng(0).permutation(BLOCKS)
     tables = [order[i * 6 : i * 6 + 6].tolist() for i in range(9)]
@@ -146,7 +146,7 @@ def test_bits_in_any_company(on_gpu: Callable[..., CudaExecutor], element: torch
 
 @pytest.mark.feature("H13")
 def test_fed_on_the_device(wide: Model, on_gpu: Callable[..., CudaExecutor]) -> None:
-    executor, reference = on_gpu(torch.float32, policy=GraphPolicy(after=1)), wide.executor(num_blocks=BLOCKS)
+    executor, reference = on_gpu(torch.float32, policy=GraphPolicy(at_once=True)), wide.executor(num_blocks=BLOCKS)
     s = slices([Segment(random_ids(0, 20), write=[4, 5, 6])])
     fill = MixedBatch(s, (sampling(ends(s)),), decode_rows([], [], [[]]), None)
     tickets = [executor.submit(fill)]
@@ -166,7 +166,7 @@ def test_the_engine_keeps_decode_steps_in_flight(wide: Model, on_gpu: Callable[.
     prepared = requests(["greedy", "drawn", "logprobs", "early", "drawn", "penalised"] * 2)
     _, expected = play(wide.executor(num_blocks=BLOCKS), prepared, False)
     for overlap in (True, False):
-        core, texts = play(on_gpu(torch.float32, policy=GraphPolicy(after=1)), prepared, overlap)
+        core, texts = play(on_gpu(torch.float32, policy=GraphPolicy(at_once=True)), prepared, overlap)
         same_texts(texts, expected)
         assert core.stats.graph_replays > 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,17 @@ import pytest
 import torch
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy, Graphs, Program
+from prelude.cuda.lane import Lane
 from prelude.cuda.shapes import Shape
 
-from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows
+from prelude import EngineConfig
+from prelude.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch, PooledRows
+from prelude.runtime.assembly import make_core
+from prelude.runtime.core import EngineCore
+from prelude.runtime.inspection import snapshot
 from tests.cuda.plans import BLOCKS, random_edits
 from tests.cuda.test_parity import same
+from tests.engine.test_faults import ById
 from tests.execution.helpers import (
     BLOCK,
     VOCAB,
@@ -30,8 +37,9 @@ from tests.execution.helpers import (
     sampling,
     slices,
 )
+from tests.scheduling.test_engine_core import chat
 
-ONCE = GraphPolicy(after=1)
+ONCE = GraphPolicy(at_once=True)
 
 
 def last_token(*ids: np.ndarray) -> OneShotBatch:
@@ -40,9 +48,10 @@ def last_token(*ids: np.ndarray) -> OneShotBatch:
 
 
 @pytest.mark.feature("A29")
-def test_a_shape_is_recorded_at_its_second_sighting_and_replayed_from_then_on(
+def test_a_shape_is_recorded_when_the_engine_is_idle_and_replayed_from_then_on(
     model: Model, on_device: Callable[..., CudaExecutor]
 ) -> None:
+    """Never on a request's path: steps of a shape run eagerly until then, and say why."""
     executor, reference = on_device(model, policy=GraphPolicy()), model.executor()
     eager = []
     for n in (60, 57, 61, 58):  # one bucket
@@ -50,14 +59,53 @@ def test_a_shape_is_recorded_at_its_second_sighting_and_replayed_from_then_on(
         result = run(executor, batch)  # type: ignore[arg-type]
         eager.append(result.eager)
         same(result, run(reference, batch), 1e-4)
-    assert eager == [True, False, False, False]
+        if n == 57:
+            assert executor.graphs.captures == 0 and not executor.idle()
+    assert eager == [True, True, False, False]
     graphs = executor.graphs
-    assert (graphs.eager, graphs.replays, graphs.captures, graphs.failures) == (1, 3, 1, 0)
+    assert (graphs.eager, graphs.replays, graphs.captures, graphs.failures) == (2, 2, 1, 0)
+    assert executor.eager_reasons == {"not recorded yet": 2} and not executor.idle()
+
+
+@pytest.mark.feature("A29")
+def test_the_engine_records_what_was_wanted_when_nothing_waits(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    executor = on_device(model, policy=GraphPolicy(), num_blocks=64)
+    core = make_core(EngineCore, executor, EngineConfig(max_length=256, max_step_tokens=512))
+    for seed in range(2):
+        core.run_inline([core.request(chat(random_ids(seed, 20), 3), ById())])
+        for _ in range(500):  # the engine thread, behind the caller
+            if executor.graphs.captures == 2:
+                break
+            time.sleep(0.01)
+        assert executor.graphs.captures == 2 and not executor.wants_idle
+    assert (executor.graphs.eager, executor.graphs.replays) == (3, 3)
+    assert snapshot(core)["eager_reasons"] == {"not recorded yet": 3}
+    core.close()
+
+
+@pytest.mark.feature("A29")
+def test_warming_up_records_lone_prompts_and_decode_steps(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    executor, reference = on_device(model, policy=GraphPolicy()), model.executor(num_blocks=BLOCKS)
+    count = executor.warm_up()
+    assert count == executor.graphs.captures == len(executor.graphs) > 60
+    s = prompts(random_ids(0, 200))
+    asked = LogprobRows(ends(s), np.zeros(2, np.int32), np.int32([5, 9]))
+    rows = decode_rows([5, 6, 7], [0, 3, 20], [[1], [2], [3, 4]])
+    steps = [last_token(random_ids(1, 99)), OneShotBatch(s, asked), DecodeBatch(rows, sampling(range(3)))]
+    for batch in steps:
+        result = run(executor, batch)  # type: ignore[arg-type]
+        assert not result.eager
+        same(result, run(reference, batch), 1e-4)
+    assert executor.graphs.captures == count and not executor.eager_reasons
 
 
 @pytest.mark.feature("A29")
 def test_what_fits_no_graph_runs_eagerly_and_is_counted(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
-    executor, reference = on_device(model, policy=GraphPolicy(after=1, max_rows=64)), model.executor()
+    executor, reference = on_device(model, policy=GraphPolicy(at_once=True, max_rows=64)), model.executor()
     large, small = last_token(random_ids(1, 300)), last_token(random_ids(2, 40))
     for batch, eager in ((large, True), (small, False), (large, True), (small, False)):
         result = run(executor, batch)  # type: ignore[arg-type]
@@ -122,31 +170,40 @@ def test_a_batch_of_5_replays_the_bucket_of_8(model: Model, on_device: Callable[
         assert torch.allclose(*kept, rtol=0, atol=1e-5)
 
 
-def test_replays_need_no_plan_while_lengths_stay(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
-    executor = on_device(model, policy=ONCE)
+def test_a_plan_is_made_once_for_each_length_of_a_bucket(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    executor, reference = on_device(model, policy=ONCE), model.executor()
     run(executor, last_token(random_ids(0, 60)))  # type: ignore[arg-type]
     calls: Any = executor.calls
     planned = calls.plans
-    for seed in range(3):
-        run(executor, last_token(random_ids(seed, 60)))  # type: ignore[arg-type]
-    assert calls.plans == planned
-    run(executor, last_token(random_ids(0, 59)))  # type: ignore[arg-type]
-    assert calls.plans == planned + 2, "the body's and the cut last layer's"
+    for length in (60, 59, 45, 60):
+        run(executor, last_token(random_ids(length, length)))  # type: ignore[arg-type]
+    assert calls.plans == planned + 4, "the body's and the cut last layer's, for two lengths"
     enqueued = len(executor.device.calls)
-    run(executor, last_token(random_ids(1, 59)))  # type: ignore[arg-type]
-    assert executor.device.calls[enqueued:] == ["copy", "graph", "copy"]
+    for seed, length in enumerate((45, 59, 60, 45)):
+        batch = last_token(random_ids(seed, length))
+        same(run(executor, batch), run(reference, batch), 1e-4)  # type: ignore[arg-type]
+    assert executor.device.calls[enqueued:] == ["copy", "graph"] * 4, "one copy in, one graph, no copy out"
+    assert calls.plans == planned + 4
 
 
-def test_decode_is_planned_when_a_page_is_begun(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_decode_is_planned_again_only_where_keys_are_split(
+    model: Model, on_device: Callable[..., CudaExecutor], split: bool
+) -> None:
     executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
+    if split:
+        executor.choices = replace(executor.choices, split_keys=0)
+        executor._lane = Lane(executor)
     table, calls, planned = [3, 1, 2], executor.calls, []
-    for length in range(30):
+    for length in range(40):
         rows = decode_rows([length], [length], [table])
         batch = DecodeBatch(rows, sampling([0]))
         before = calls.plans  # type: ignore[union-attr]
         same(run(executor, batch), run(reference, batch), 1e-4)  # type: ignore[arg-type]
         planned.append(calls.plans > before)  # type: ignore[union-attr]
-    assert np.flatnonzero(planned).tolist() == [0, 16]
+    assert np.flatnonzero(planned).tolist() == ([0, 16, 32] if split else [0])
 
 
 @pytest.mark.feature("H13")
@@ -171,7 +228,7 @@ def test_a_shape_that_cannot_be_recorded_stays_eager(
 ) -> None:
     executor, reference = on_device(model, policy=ONCE), model.executor()
 
-    def refuse(work: Callable[[], None]) -> Any:
+    def refuse(work: Callable[[], None], **options: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     executor.device.capture = refuse  # type: ignore[method-assign]
@@ -179,6 +236,7 @@ def test_a_shape_that_cannot_be_recorded_stays_eager(
     for _ in range(3):
         same(run(executor, batch), run(reference, batch), 1e-4)  # type: ignore[arg-type]
     assert (executor.graphs.failures, executor.graphs.eager) == (1, 3)
+    assert executor.eager_reasons == {"could not be recorded: RuntimeError": 3}
     assert sum("could not be recorded" in record.message for record in caplog.records) == 1
 
 
@@ -194,7 +252,7 @@ def test_the_least_recently_used_graph_goes(model: Model, on_device: Callable[..
         def close(self) -> None:
             closed.append(self.rows)
 
-    graphs = Graphs(GraphPolicy(after=1, max_graphs=2))
+    graphs = Graphs(GraphPolicy(max_graphs=2))
 
     def shape(rows: int) -> Shape:
         return Shape(rows, 1, (), 0, 0, 1, 0, False, 0, None)
@@ -203,7 +261,7 @@ def test_the_least_recently_used_graph_goes(model: Model, on_device: Callable[..
         return Program(wanted, None, None, None, Fake(wanted.rows))  # type: ignore[arg-type]
 
     for rows in (8, 16, 8, 24):
-        graphs.find(shape(rows), record)
+        _ = graphs.find(shape(rows)) or graphs.record(shape(rows), record)
     assert closed == [16] and len(graphs) == 2 and graphs.captures == 3
     graphs.close()
     assert sorted(closed) == [8, 16, 24]

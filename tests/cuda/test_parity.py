@@ -52,7 +52,7 @@ def same_pools(ours: CudaExecutor, theirs: Any, tolerance: float) -> None:
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 def test_random_batches(variant: Model, on_device: Callable[..., CudaExecutor], levels: bool, graphs: bool) -> None:
     """Forests with hits, folds, chunks, published blocks and decode rows over scattered blocks; every readout."""
-    policy = GraphPolicy(enabled=graphs, after=1)
+    policy = GraphPolicy(enabled=graphs, at_once=True)
     executor = on_device(variant, levels=levels, policy=policy, logits_chunk_rows=16)
     reference = variant.executor(num_blocks=BLOCKS)
     rng = np.random.default_rng(7)

@@ -277,3 +277,12 @@ def product(
         out.strided((rows, outputs), (out_stride, 1)).copy_(sums)
         if mode == HEADS:
             qk_rope(rows, out, *heads)
+
+
+def publish(n: int, source: Any, count: int, ticket: Any, stride: int, areas: int, host: Any) -> None:
+    number, index = ticket.at(2).tolist()
+    if not 0 <= index < areas or count > stride - 4:
+        return
+    area = host.at(areas * stride)[index * stride : (index + 1) * stride]
+    area[4 : 4 + count] = source.at(count)
+    area[0] = number

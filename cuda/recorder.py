@@ -1,0 +1,183 @@
+"""Recording shapes: in a step that wants it at once, when the engine is idle, and before it serves.
+
+Recording runs the step twice and captures it, on arrays of padding. Matmul algorithms are searched only by
+``warm_up`` and in steps that record at once: a search takes half a second and more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prelude.cuda.forward import Inputs
+from prelude.cuda.graphs import Program
+from prelude.cuda.levels import KeysAttention, RecordedLevels, StepAttention, plan_room
+from prelude.cuda.matmul_search import LARGE_ROWS
+from prelude.cuda.readout_operation import RecordedReadout
+from prelude.cuda.shapes import Shape, Writer, power_bucket, token_bucket
+from prelude.cuda.staging import Area, Fields
+from prelude.cuda.step_readouts import StepReadouts
+
+if TYPE_CHECKING:
+    from prelude.cuda.executor import CudaExecutor
+
+log = logging.getLogger("prelude.cuda")
+
+WARM_TOKENS = 512
+"""Lone prompts up to so many tokens are recorded by ``warm_up``."""
+WARM_ROWS = 64
+"""Decode steps up to so many rows."""
+WARM_KEYS = 256
+"""Keys of each of their rows."""
+WARM_PAIRS = (2, 4)
+"""(row, label) pairs of a lone prompt's readout."""
+
+
+class Recorder:
+    """Makes the programs of one executor."""
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self.executor = executor
+
+    def find(self, shape: Shape) -> Program | None:
+        """The program that serves ``shape``, recorded now where the policy wants that."""
+        graphs = self.executor.graphs
+        program = graphs.find(shape)
+        if program is None and graphs.policy.at_once and graphs.wants(shape):
+            with self.executor.device.scope():
+                program = graphs.record(shape, self._searched)
+        return program
+
+    def idle(self) -> bool:
+        """Records one wanted shape. Whether more are wanted."""
+        graphs = self.executor.graphs
+        shape = graphs.next_wanted()
+        if shape is None:
+            return False
+        with self.executor.device.scope():
+            graphs.record(shape, self._record)
+        return graphs.next_wanted() is not None
+
+    def warm_up(self) -> int:
+        """Records the shapes that every engine meets, the shortest first; how many there are now."""
+        executor = self.executor
+        graphs, began = executor.graphs, time.perf_counter()
+        with executor.device.scope():
+            for shape in self._expected():
+                if len(graphs) >= graphs.policy.max_graphs:
+                    break
+                if shape not in graphs and graphs.never(shape) is None:
+                    graphs.record(shape, self._searched)
+            for rows in LARGE_ROWS:
+                if rows <= executor.step_tokens:
+                    self._search_rows(rows)
+        log.info("%d shapes recorded in %.1f s", len(graphs), time.perf_counter() - began)
+        return len(graphs)
+
+    def _search_rows(self, rows: int) -> None:
+        """Searches the matmuls of steps of so many tokens, which run eagerly, on one of padding."""
+        executor = self.executor
+        device, staging = executor.device, executor.staging
+        keys = 0 if executor.calls is not None else rows
+        shape = Shape(rows, 1 if not keys else 0, (), 0, 0, 1, 0, False, keys, None)
+        program = Program(shape, Fields(shape.sizes()), Fields([]))
+        area = staging.inputs.take()
+        try:
+            self._write_idle(shape, program.inputs, area)
+            device.copy(area.bytes[: program.inputs.nbytes], staging.input_area[: program.inputs.nbytes])
+            attention = executor.eager_attention(program, staging.input_area)
+            attention.plan(area)
+            arrays = Inputs.of(program.inputs, staging.input_area, executor.pending_tokens)
+            device.search(lambda: executor.forward.run(shape, arrays, attention))
+        finally:
+            area.busy = device.mark()
+
+    def _expected(self) -> Iterator[Shape]:
+        executor = self.executor
+        if executor.calls is None:
+            return  # key lists: their number is part of a shape
+        readouts: list[RecordedReadout | None] = [None]
+        if executor.weights.lm_head is not None:
+            readouts = [RecordedReadout("greedy", 1, 0)]
+            readouts += [RecordedReadout(kind, 1, n) for n in WARM_PAIRS for kind in ("logprobs", "labels")]
+        longest = min(WARM_TOKENS, executor.step_tokens, executor.graphs.policy.max_rows)
+        for tokens in sorted({token_bucket(n) for n in range(1, longest + 1)}):
+            long = tokens >= executor.choices.long_query
+            for readout in readouts:
+                yield Shape(tokens, 1, (), 0, 0, 1, 0, executor.cut_last_layer, 0, readout, long)
+        if executor.weights.lm_head is None:
+            return
+        rows = 1
+        while rows <= min(WARM_ROWS, executor.step_rows):
+            for keys in (WARM_KEYS // 2, WARM_KEYS):
+                entries = power_bucket(rows * -(-keys // executor.block_size), 64)
+                yield Shape(0, 0, (), rows, entries, 0, rows, False, 0, RecordedReadout("greedy", rows, 0))
+            rows *= 2
+
+    # ------------------------------------------------------------------ one shape
+
+    def _searched(self, shape: Shape) -> Program:
+        return self._record(shape, search=True)
+
+    def _record(self, shape: Shape, search: bool = False) -> Program:
+        """Records a program on an idle step. The pending tokens are restored: the next step may name them."""
+        executor = self.executor
+        device, staging, pending = executor.device, executor.staging, executor.pending_tokens
+        readouts = executor.readouts_of(shape.readout)
+        area = staging.inputs.take()
+        try:
+            program, attention = self._planned(shape, readouts, area)
+            inputs = program.inputs
+            # The ticket of no area: nothing is published.
+            inputs.array(area.bytes, "ticket")[:] = 0, -1
+            device.copy(area.bytes[: inputs.nbytes], staging.input_area[: inputs.nbytes])
+        finally:
+            area.busy = device.mark()
+        kept = device.empty(tuple(pending.shape), pending.dtype)
+        device.copy(pending, kept)
+
+        def work() -> None:
+            arrays = Inputs.of(inputs, staging.input_area, pending)
+            hidden = executor.forward.run(shape, arrays, attention)
+            if shape.readout is not None:
+                readouts.enqueue(inputs, staging.input_area, program.outputs, staging.output_area, hidden)
+                executor.publish(program, staging.input_area, staging.output_area, None)
+
+        program.graph = device.capture(work, search=search)
+        device.copy(kept, pending)
+        program.attention = attention
+        return program
+
+    def _planned(self, shape: Shape, readouts: StepReadouts, area: Area) -> tuple[Program, StepAttention]:
+        """The places of a shape, with room for its attention's plans, and its attention, planned for an idle step
+        that is written to ``area``."""
+        executor, staging = self.executor, self.executor.staging
+        outputs = readouts.output_fields()
+        fields = Fields([*shape.sizes(), *readouts.inputs()])
+        self._write_idle(shape, fields, area)
+        calls = executor.calls
+        if calls is None:
+            heads = executor.config.spec.attention.kv_heads
+            attention: StepAttention = KeysAttention(executor.device, shape, fields, staging.input_area, heads)
+            return Program(shape, fields, outputs), attention
+
+        def levels(fields: Fields) -> RecordedLevels:
+            return RecordedLevels(calls, shape, fields, staging.input_area, executor.work, executor.device)
+
+        sizes = levels(fields).sizes(area)
+        if plan_room(sizes):
+            fields = fields.extended([("plans", plan_room(sizes), "u8")])
+        self._write_idle(shape, fields, area)
+        recorded = levels(fields)
+        if plan_room(sizes):
+            recorded.bind(sizes)
+            recorded.plan(area)
+        return Program(shape, fields, outputs), recorded
+
+    def _write_idle(self, shape: Shape, fields: Fields, area: Area) -> None:
+        executor = self.executor
+        if fields.nbytes > len(area.array):
+            raise ValueError("its arrays do not fit the standing areas")
+        Writer(shape, fields, executor.num_blocks, executor.block_size).write_idle(area.array)

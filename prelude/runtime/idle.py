@@ -1,0 +1,35 @@
+"""What an executor does for itself while no request waits, such as recording graphs. Most executors do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prelude.execution.executor import Executor
+from prelude.runtime.sinks import log_failure
+
+
+class IdleWork:
+    """An executor may have ``idle()``, which does one piece and says whether more is left, and ``wants_idle``."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._idle: Callable[[], bool] | None = getattr(executor, "idle", None)
+
+    @property
+    def wanted(self) -> bool:
+        return self._idle is not None and bool(self._executor.wants_idle)  # type: ignore[attr-defined]
+
+    def stop(self) -> None:
+        """The engine closes: nothing more is done."""
+        self._idle = None
+
+    def do(self) -> bool:
+        """One piece; the caller holds the step lock. Whether more is left."""
+        if self._idle is None:
+            return False
+        try:
+            return self._idle()
+        except Exception as error:  # no request's: the executor goes on without it
+            self._idle = None
+            log_failure("the executor's own work between steps failed", error)
+            return False

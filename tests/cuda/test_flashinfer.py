@@ -1,0 +1,177 @@
+"""FlashInfer's own sources against ``attention.py``: names and order of what is passed, and what is read of its
+plans. Nothing of it is imported: it needs a GPU build of torch. ``PRELUDE_FLASHINFER`` names a wheel or an unpacked
+one, where the package is not installed."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import zipfile
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from prelude.cuda import attention
+from prelude.cuda.attention import VERSION, _used
+
+ROOT = Path(__file__).resolve().parents[2]
+WRAPPERS = {
+    "BatchPrefillWithRaggedKVCacheWrapper": "prefill.py",
+    "BatchPrefillWithPagedKVCacheWrapper": "prefill.py",
+    "BatchDecodeWithPagedKVCacheWrapper": "decode.py",
+}
+
+
+@cache
+def sources() -> dict[str, str]:
+    """The files that the tests read, by name. Skips where there are none."""
+    wanted = ("prefill.py", "decode.py", "cascade.py", "data/include/flashinfer/attention/scheduler.cuh")
+    given = os.environ.get("PRELUDE_FLASHINFER")
+    if given and zipfile.is_zipfile(given):
+        with zipfile.ZipFile(given) as wheel:
+            return {name: wheel.read(f"flashinfer/{name}").decode() for name in wanted}
+    folder = Path(given) if given else None
+    if folder is None:
+        found = importlib.util.find_spec("flashinfer")
+        if found is None or found.origin is None:
+            pytest.skip("flashinfer is not installed, and PRELUDE_FLASHINFER names no wheel of it")
+        if metadata.version("flashinfer-python") != VERSION:
+            pytest.skip(f"flashinfer is {metadata.version('flashinfer-python')}, not {VERSION}")
+        folder = Path(found.origin).parent
+    return {name: (folder / name).read_text() for name in wanted if (folder / name).is_file()}
+
+
+def function(file: str, name: str, of: str | None = None) -> ast.FunctionDef:
+    """The last definition: those before it are overloads."""
+    tree = ast.parse(sources()[file])
+    body = tree.body
+    if of is not None:
+        body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == of)
+    return [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name][-1]
+
+
+def parameters(node: ast.FunctionDef) -> list[str]:
+    return [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+
+
+def calls_of(method: str) -> list[ast.Call]:
+    """The calls of ``wrapper.method`` or of a wrapper's class in attention.py."""
+    tree = ast.parse(Path(attention.__file__).read_text())
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
+    ]
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_constructors_take_what_is_passed(name: str) -> None:
+    takes = parameters(function(WRAPPERS[name], "__init__", name))
+    (call,) = calls_of(name)
+    assert {keyword.arg for keyword in call.keywords} <= set(takes)
+    assert takes[1:3] == ["float_workspace_buffer", "kv_layout"] and len(call.args) == 2
+
+
+def test_plans_take_what_is_passed_in_this_order() -> None:
+    ragged = parameters(function("prefill.py", "plan", "BatchPrefillWithRaggedKVCacheWrapper"))
+    assert ragged[1:6] == ["qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim_qk"]
+    paged = parameters(function("prefill.py", "plan", "BatchPrefillWithPagedKVCacheWrapper"))
+    tables = ["paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"]
+    heads = ["num_qo_heads", "num_kv_heads", "head_dim_qk", "page_size"]
+    assert paged[1:9] == ["qo_indptr", *tables, *heads]
+    decode = parameters(function("decode.py", "plan", "BatchDecodeWithPagedKVCacheWrapper"))
+    assert decode[1:8] == ["indptr", "indices", "last_page_len", *heads[:2], "head_dim", "page_size"]
+    named = {"disable_split_kv", "q_data_type", "kv_data_type"}
+    assert named | {"causal"} <= set(ragged) and named | {"causal"} <= set(paged)
+    legacy = re.search(r"_BATCH_DECODE_PLAN_LEGACY_POS_ARGS = \((.*?)\)", sources()["decode.py"], re.S)
+    assert legacy is not None and named <= set(re.findall(r'"(\w+)"', legacy[1])), "decode's plan takes them by name"
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_runs_take_what_is_passed(name: str) -> None:
+    takes = parameters(function(WRAPPERS[name], "run", name))
+    assert {"out", "lse", "return_lse"} <= set(takes)
+    assert takes[1:4] == ["q", "k", "v"] if "Ragged" in name else takes[1:3] == ["q", "paged_kv_cache"]
+    reset = parameters(function(WRAPPERS[name], "reset_workspace_buffer", name))
+    assert reset[1:] == ["float_workspace_buffer", "int_workspace_buffer"]
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_is_read_of_a_wrapper_is_there(name: str) -> None:
+    """The pinned buffer that a plan fills and its vector of numbers: both are private to FlashInfer."""
+    text = sources()[WRAPPERS[name]]
+    body = text[text.index(f"class {name}") :]
+    for attribute in ("self._pin_memory_int_workspace_buffer", "self._int_workspace_buffer", "self._plan_info ="):
+        assert attribute in body
+
+
+def test_the_merge_is_there() -> None:
+    assert parameters(function("cascade.py", "merge_state_in_place"))[:4] == ["v", "s", "v_other", "s_other"]
+
+
+# ------------------------------------------------------------------ plans
+
+
+def vector(struct: str) -> list[str]:
+    """The numbers of a plan's vector, in order."""
+    text = sources()["data/include/flashinfer/attention/scheduler.cuh"]
+    body = text[text.index(f"struct {struct} {{") :]
+    found = re.search(r"ToVector\(\) const \{\s*return \{(.*?)\};", body, re.S)
+    assert found is not None
+    return [name.strip() for name in found[1].split(",")]
+
+
+def last_allocated(function: str) -> list[str]:
+    """What a plan allocates of the integer workspace, in order."""
+    text = sources()["data/include/flashinfer/attention/scheduler.cuh"]
+    start = text.index(f"inline cudaError_t {function}(")
+    end = text.index("\ntemplate", start)
+    return re.findall(r"plan_info\.(\w+)\s*=\s*int_allocator\.aligned_alloc_offset", text[start:end])
+
+
+def test_plans_end_where_they_are_read_to_end() -> None:
+    prefill, hopper, decode = vector("PrefillPlanInfo"), vector("PrefillPlanSM90Info"), vector("DecodePlanInfo")
+    assert (prefill[0], prefill[12], len(prefill)) == ("padded_batch_size", "block_valid_mask_offset", 15)
+    assert last_allocated("PrefillPlanImpl")[-1] == "block_valid_mask_offset"
+    assert (hopper[0], hopper[1], hopper[7]) == ("qo_tile_indices_offset", "qo_indptr_offset", "batch_indices_offset")
+    assert len(hopper) == 9 and last_allocated("PrefillSM90Plan")[-1] == "batch_indices_offset"
+    assert last_allocated("PrefillSM90Plan")[:2] == hopper[:2], "as many tiles as requests"
+    assert (decode[0], decode[6], decode[7]) == (
+        "padded_batch_size",
+        "block_valid_mask_offset",
+        "kv_chunk_size_ptr_offset",
+    )
+    assert (decode[9], len(decode)) == ("split_kv", 10)
+    assert last_allocated("DecodePlanImpl")[-2:] == ["kv_chunk_size_ptr_offset", "block_valid_mask_offset"]
+
+
+def test_without_splitting_a_plan_does_not_depend_on_the_keys() -> None:
+    """So a plan is kept for the lengths of the queries alone, and in decode for all steps."""
+    text = sources()["data/include/flashinfer/attention/scheduler.cuh"]
+    body = text[text.index("inline auto PrefillSplitQOKVIndptr(") : text.index("struct PrefillPlanInfo")]
+    assert "num_chunks_kv = disable_split_kv ? 1 : ceil_div(kv_len, kv_chunk_size)" in " ".join(body.split())
+    assert re.search(r"if \(disable_split_kv\) \{\s*kv_chunk_size = std::numeric_limits<int64_t>::max\(\);", body)
+    mask = text[text.index("inline cudaError_t PrefillPlanImpl(") :]
+    assert re.search(r"if \(enable_cuda_graph\) \{\s*plan_info\.block_valid_mask_offset", mask), "without splits too"
+
+
+def test_the_release_is_pinned() -> None:
+    assert f'"flashinfer-python=={VERSION}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "plan, nbytes",
+    [
+        ([33, 128, 0, 64, 0, 144, 288, 0, 432, 444, 0, 0, 464, 1, 0], 497),
+        ([0, 64, 128, 192, 256, 320, 384, 448, 0], 512),
+        ([33, 0, 0, 0, 144, 288, 448, 424, 1, 1], 481),
+        ([16, 0, 0, 0, 64, 128, 0, 196, 1, 0], 200),
+    ],
+)
+def test_bytes_of_a_plan(plan: list[int], nbytes: int) -> None:
+    assert _used(plan) == nbytes
+    with pytest.raises(RuntimeError, match=f"this code was read against {VERSION}"):
+        _used([*plan, 0, 0, 0, 0, 0, 0, 0])

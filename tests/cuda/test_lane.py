@@ -1,0 +1,236 @@
+"""The host's lane for plain steps: the same shapes and bytes as the general path, and nothing else is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from prelude._native.gpu import StepPacker
+from prelude.cuda.executor import CudaExecutor
+from prelude.cuda.graphs import GraphPolicy, Program
+from prelude.cuda.lane import KnownStep, asked_of, shape_of
+from prelude.cuda.layout import lay_out
+from prelude.cuda.readout_operation import RecordedReadout
+from prelude.cuda.shapes import Choices, Shape, Writer, power_bucket, token_bucket
+from prelude.cuda.staging import Area, Fields
+from torch import from_numpy
+
+from prelude.batch import DecodeBatch, DecodeRows, LogprobRows, OneShotBatch, SampleRows
+from tests.cuda.plans import BLOCKS
+from tests.cuda.test_parity import same
+from tests.execution.helpers import (
+    BLOCK,
+    VOCAB,
+    Model,
+    Segment,
+    decode_rows,
+    ends,
+    i32,
+    prompts,
+    run,
+    sampling,
+    slices,
+)
+
+CHOICES = Choices(long_query=64, split_keys=40, whole_rows=6)
+LIMIT = 4096
+
+
+def packer(**changed: Any) -> StepPacker:
+    limits = {"block_size": BLOCK, "vocab": VOCAB, "positions": LIMIT, "rows": LIMIT, "cut": True}
+    limits |= {"long_query": CHOICES.long_query, "split_keys": CHOICES.split_keys, "whole_rows": CHOICES.whole_rows}
+    return StepPacker(**limits | changed)
+
+
+def drawn(rng: np.random.Generator, rows: np.ndarray) -> SampleRows:
+    n, sampled = len(rows), rng.random() < 0.5
+    f32 = np.float32
+    return SampleRows(
+        rows,
+        rng.uniform(0, 2, n).astype(f32) * f32(sampled),
+        i32(rng.integers(0, 30, n)),
+        rng.uniform(0, 1, n).astype(f32),
+        rng.uniform(0, 1, n).astype(f32),
+        rng.integers(0, 1 << 63, n).astype(np.uint64) * np.uint64(2),
+        i32(rng.integers(0, 1 << 30, n)),
+    )
+
+
+def plain_batch(rng: np.random.Generator) -> OneShotBatch | DecodeBatch:
+    if rng.random() < 0.4:
+        count = int(rng.integers(1, 9))
+        lengths = rng.integers(0, 5 * BLOCK, count).tolist()
+        spare = rng.integers(0, 3, count)
+        tables = [rng.integers(0, BLOCKS, n // BLOCK + 1 + int(s)).tolist() for n, s in zip(lengths, spare)]
+        rows = decode_rows(rng.integers(-3, VOCAB, count).tolist(), lengths, tables)
+        read = np.sort(rng.permutation(count)[: rng.integers(1, count + 1)])
+        return DecodeBatch(rows, drawn(rng, i32(read)))
+    segments = []
+    for _ in range(int(rng.integers(1, 7))):
+        length = int(rng.integers(0 if rng.random() < 0.2 else 1, 90))
+        ids = i32(rng.integers(0, VOCAB, length))
+        blocks = rng.permutation(BLOCKS)[: -(-length // BLOCK)].tolist()
+        segments.append(Segment(ids, write=blocks) if rng.random() < 0.3 and length else Segment(ids))
+    segments.append(Segment(i32(rng.integers(0, VOCAB, 3))))
+    s = slices(segments)
+    last = ends(s)
+    some = np.sort(rng.permutation(s.num_tokens)[: rng.integers(1, s.num_tokens + 1)])
+    rows = i32(last if rng.random() < 0.7 else some)
+    if rng.random() < 0.5:
+        return OneShotBatch(s, drawn(rng, rows))
+    pairs = int(rng.integers(0, 9))
+    target_rows = i32(np.sort(rng.integers(0, len(rows), pairs)))
+    targets = i32(rng.integers(0, VOCAB, pairs))
+    return OneShotBatch(s, LogprobRows(rows, target_rows, targets, raw=bool(rng.random() < 0.5)))
+
+
+def measured(step: StepPacker, batch: OneShotBatch | DecodeBatch, blocks: int = BLOCKS, pending: int = 3) -> Any:
+    prompts_of = batch.slices if isinstance(batch, OneShotBatch) else None
+    rows = batch.rows if isinstance(batch, DecodeBatch) else None
+    return step.measure(prompts_of, rows, batch.readout.rows, blocks, pending)
+
+
+def test_shapes_and_bytes_are_those_of_the_general_path(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor = on_device(model, step_rows=512, logits_chunk_rows=512)
+    rng, step = np.random.default_rng(5), packer()
+    kinds = set()
+    for _ in range(150):
+        batch = plain_batch(rng)
+        asked = asked_of(batch.readout)
+        assert asked is not None
+        key = measured(step, batch)
+        layout = lay_out(batch, BLOCK)
+        recorded = RecordedReadout(*asked)
+        shape = Shape.exact(layout, choices=CHOICES).bucket(recorded)
+        assert shape_of(key, asked) == shape and step.attended == layout.attended
+        kinds.add((type(batch).__name__, recorded.kind, shape.cut, shape.long_query, shape.decode_split))
+        readouts = executor.readouts_of(recorded, batch.readout)
+        program = Program(shape, Fields([*shape.sizes(), *readouts.inputs()]), readouts.output_fields())
+        known = KnownStep(program, BLOCKS, executor.chunk_rows, asked)
+        nbytes = program.inputs.nbytes
+        theirs, ours = np.zeros(nbytes, np.uint8), np.zeros(nbytes + 64, np.uint8)
+        writer = Writer(shape, program.inputs, BLOCKS, BLOCK)
+        writer.write(theirs, layout)
+        readouts.write(program.inputs, from_numpy(theirs), [writer.read_index(r.at, layout) for r in layout.reads])
+        ours[:] = 0xA5  # what another step left there; between the arrays it stays
+        step.fill(known.places, ours.ctypes.data)
+        assert known.write(step, ours.ctypes.data, batch.readout)
+        assert (ours[nbytes:] == 0xA5).all()
+        for name, place in program.inputs.places.items():
+            if name != "ticket":
+                assert np.array_equal(ours[place.offset : place.end], theirs[place.offset : place.end]), name
+        keys = [program.inputs.places[name] for name, _ in shape.lengths()]
+        if keys:
+            run_of_bytes = slice(keys[0].offset, keys[-1].end)
+            assert np.array_equal(ours[run_of_bytes], theirs[run_of_bytes]), "as one run of bytes"
+    assert len(kinds) >= 12
+
+
+def test_what_is_not_plain_or_not_sound_is_left_to_the_general_path() -> None:
+    step = packer()
+    s = prompts(i32(range(20)), i32(range(7)))
+    good = OneShotBatch(s, sampling(ends(s)))
+    assert measured(step, good) is not None
+    child = slices([Segment(i32(range(5))), Segment(i32(range(3)), 0)])
+    hit = slices([Segment(i32(range(5)), context=BLOCK, blocks=[1])])
+    outside = [
+        OneShotBatch(child, sampling(ends(child))),
+        OneShotBatch(hit, sampling(ends(hit))),
+        OneShotBatch(s, sampling([19, 19])),
+        OneShotBatch(s, sampling([26, 19])),
+        OneShotBatch(s, sampling([27])),
+        OneShotBatch(replace(s, token_ids=s.token_ids + np.int32(VOCAB)), sampling([3])),
+        OneShotBatch(replace(s, token_ids=s.token_ids - np.int32(1)), sampling([3])),
+        OneShotBatch(replace(s, positions=s.positions - np.int32(1)), sampling([3])),
+        OneShotBatch(replace(s, positions=s.positions + np.int32(LIMIT)), sampling([3])),
+        OneShotBatch(replace(s, starts=i32([0, 20, 28])), sampling([3])),
+        OneShotBatch(replace(s, starts=i32([0, 30, 27])), sampling([3])),
+        OneShotBatch(replace(s, starts=i32([0, 27])), sampling([3])),
+        OneShotBatch(replace(s, write_slots=i32([BLOCKS * BLOCK] * 27)), sampling([3])),
+        OneShotBatch(replace(s, write_slots=i32([-1] * 26)), sampling([3])),
+        OneShotBatch(replace(s, token_ids=s.token_ids.astype(np.int64)), sampling([3])),
+    ]
+    assert [measured(step, batch) for batch in outside] == [None] * len(outside)
+    assert measured(packer(rows=26), good) is None
+    rows = decode_rows([5, -1], [3, 20], [[1], [2, 4]])
+    assert measured(step, DecodeBatch(rows, sampling([0, 1]))) is not None
+    assert measured(step, DecodeBatch(rows, sampling([0, 1])), pending=0) is None
+    assert measured(step, DecodeBatch(rows, sampling([0, 1])), blocks=4) is None
+    wrong: list[DecodeRows] = [
+        replace(rows, context_lens=i32([3, 32])),
+        replace(rows, context_lens=i32([-1, 20])),
+        replace(rows, block_indptr=i32([0, 3, 1])),
+        replace(rows, block_indptr=i32([0, 1, 9])),
+        replace(rows, write_slots=i32([0, BLOCKS * BLOCK])),
+        replace(rows, token_ids=i32([VOCAB, 0])),
+        replace(rows, block_ids=i32([1, -2, 4])),
+    ]
+    assert [measured(step, DecodeBatch(r, sampling([0, 1]))) for r in wrong] == [None] * len(wrong)
+
+
+def test_buckets_are_those_of_python() -> None:
+    step = packer(rows=1 << 20, positions=1 << 20)
+    for count in [*range(1, 600), 1023, 1025, 2047, 2049, 4095, 4096, 4097, 8191, 8193, 70_000]:
+        ids = np.zeros(count, np.int32)
+        s = replace(prompts(i32([0])), token_ids=ids, positions=ids, starts=i32([0, count]))
+        key = measured(step, OneShotBatch(s, sampling([count - 1])))
+        assert key[0] == token_bucket(count) >= count
+        assert count < 4096 or key[0] <= count * (1 + 1 / 32)
+    assert [token_bucket(n) for n in (1, 32, 33, 256, 257, 2048)] == [32, 32, 64, 256, 320, 2048]
+    assert len({token_bucket(n) for n in range(1, 2049)}) == 36, "few enough to record them all"
+    assert [power_bucket(n) for n in (0, 1, 3, 64, 65)] == [0, 1, 4, 64, 128]
+
+
+def test_rows_that_are_not_finite_are_named(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
+    executor, reference = on_device(model, policy=GraphPolicy(at_once=True)), model.executor()
+    s = prompts(i32(range(30)), i32(range(40)), i32(range(20)))
+    asked = LogprobRows(ends(s), i32([0, 1, 2]), i32([5, 6, 7]))
+    for batch in (
+        OneShotBatch(s, sampling(ends(s))),
+        OneShotBatch(s, asked),
+        OneShotBatch(s, replace(asked, raw=True)),
+    ):
+        same(run(executor, batch), run(reference, batch), 1e-4)
+        executor.device.close()
+        with executor.device.scope():
+            weights = executor.weights.embeddings
+            kept = weights[25].clone()
+            weights[25] = float("nan")  # a token of the first two prompts
+            result = run(executor, batch)
+            weights[25] = kept
+        assert not result.eager and result.bad_rows[0].tolist() == [0, 1]
+    assert executor._lane is not None and len(executor._lane._known) == 3
+
+
+def test_a_step_of_the_lane_names_tokens_that_the_general_path_drew(
+    model: Model, on_device: Callable[..., CudaExecutor]
+) -> None:
+    executor, reference = on_device(model, policy=GraphPolicy(at_once=True)), model.executor(num_blocks=BLOCKS)
+    fill = slices([Segment(i32(range(20)), write=[4, 5]), Segment(i32(range(3)), 0)])
+    first = OneShotBatch(fill, sampling([19, 22]))
+    following = [DecodeBatch(decode_rows([-1], [20 + at], [[4, 5]]), sampling([0])) for at in range(4)]
+    tickets = [executor.submit(batch) for batch in (first, *following)]
+    ours = [int(executor.wait(t).outputs[0].token_ids[0]) for t in tickets]  # type: ignore[attr-defined]
+    theirs = [int(run(reference, first).outputs[0].token_ids[0])]
+    for at in range(4):
+        batch = DecodeBatch(decode_rows([theirs[-1]], [20 + at], [[4, 5]]), sampling([0]))
+        theirs.append(int(run(reference, batch).outputs[0].token_ids[0]))
+    assert ours == theirs and executor.graphs.replays >= 4
+
+
+@pytest.mark.parametrize("value", [1, 0x7FFF_FFFE, 0xFFFF_FFFD])
+def test_tickets_wrap_around(model: Model, on_device: Callable[..., CudaExecutor], value: int) -> None:
+    executor, reference = on_device(model, policy=GraphPolicy(at_once=True)), model.executor()
+    executor.staging.number = value
+    for area in executor.staging.outputs.areas:
+        area.array[:4].view(np.uint32)[0] = value
+    batch = OneShotBatch(prompts(i32(range(30))), sampling([29]))
+    for _ in range(5):
+        ticket: Any = executor.submit(batch)
+        assert not ticket.ended.done()
+        same(executor.wait(ticket), run(reference, batch), 1e-4)
+        assert ticket.ended.done()
+    assert Area.of(from_numpy(np.zeros(16, np.uint8))).busy is None
