@@ -43,7 +43,7 @@ def runs_of(list tasks not None, dict alike not None) -> list:
     while at < n:
         same = alike.get(type(tasks[at]))
         end = at + 1 if same is None else (<Alike?>same).find_end(tasks, at)
-        runs.append(tasks if end - at == n else tasks[at:end])
+        runs.append(tasks[at:end])  # a copy, since another thread may change the caller's list
         at = end
     return runs
 

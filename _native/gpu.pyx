@@ -137,6 +137,7 @@ cdef class StepPacker:
         ``(prompts, own, decoding, entries, read_prompts, read_decoding, cut, long_query, split)``; None for a step that
         is not plain. ``blocks`` of the pool; ``pending``: tokens that a row may name."""
         cdef cbool plain
+        self.held = ()  # the pointers below are of other arrays from here on
         self.limits.blocks, self.limits.pending = blocks, pending
         self.rows = _ints(rows, &self.reads)
         if self.rows == NULL:

@@ -51,6 +51,7 @@ cdef class Ledger:
 
 cdef double _WEIGHT = 0.2  # of a new measurement
 cdef int _SAVED_STEPS = 8  # an account holds at most the earnings of so many steps
+cdef double _MOST_TOKENS = 1e15  # of an allowance: a few fast steps make the time of a token nearly nothing
 cdef int _LOOK_AGAIN = 32  # steps until the rows' own pace is measured again
 
 
@@ -97,7 +98,7 @@ cdef class Pacer:
             return None
         if self.alone[_bits(rows)] < 0.0 or self.credit <= 0 or self.mixed >= _LOOK_AGAIN:
             return 0
-        return max(1, int(self.credit / self.token)) if self.token > 0 else None
+        return max(1, int(min(self.credit / self.token, _MOST_TOKENS))) if self.token > 0 else None
 
     def measured(self, int64_t rows, int64_t oneshot_tokens, int64_t prefill_tokens, double seconds) -> None:
         """The rows of a step: running rows, tokens of OneShot rows, tokens of Decode prompts."""

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Any, Generic, Protocol, TypeVar
 
 from prelude.bulk.windows import leading_text
-from prelude.tasks import Loglikelihood
+from prelude.tasks import Embed
 
 K = TypeVar("K")  # a replica's name
 
@@ -103,11 +103,11 @@ def report(kept: Iterable[Kept], engine: Prompts) -> list[int]:
     of its tokens. A text is tokenised once."""
     found: dict[int, None] = {}
     for one in kept:
-        if not isinstance(one.task, Loglikelihood) or isinstance(one.task.context, str):
+        if not isinstance(one.task, Embed) or isinstance(one.task.prompt, str):
             explained = engine.explain(one.task)
             ids = explained.token_ids[: explained.segments[0][1]]
-            one.task = Loglikelihood(ids, ids[-1:], salt=getattr(one.task, "salt", None))
-        share = engine.would_hit(one.task) / len(one.task.context)
+            one.task = Embed(ids, pooling="last", salt=getattr(one.task, "salt", None))  # of every kind of model
+        share = engine.would_hit(one.task) / len(one.task.prompt)
         found.update(dict.fromkeys(have for have, chars in zip(one.chain, LENGTHS) if chars <= share * one.chars))
     return list(found)
 

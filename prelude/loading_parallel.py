@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import weakref
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -78,12 +79,12 @@ class Ranks:
 
     def fitted(self, config: EngineConfig, positions: int) -> EngineConfig:
         """``config`` with the longest sequence that every rank has memory for."""
-        own = config.resolved_length(positions)
-        length = self.group.least(own)
-        if length == own:
-            return config
-        log.warning("max_length is lowered from %d to %d, which another rank has memory for", own, length)
-        return replace(config, max_length=length, max_step_tokens=length + config.max_running)
+        own, tokens = config.resolved_length(positions), config.resolved_step(positions)
+        length, step = self.group.least(own), self.group.least(tokens)
+        if length != own:
+            log.warning("max_length is lowered from %d to %d, which another rank has memory for", own, length)
+            return replace(config, max_length=length, max_step_tokens=min(step, length + config.max_running))
+        return config if step == tokens else replace(config, max_step_tokens=step)
 
     def executor(self, model: ModelConfig, weights: ModelWeights, *, num_blocks: int, **options: Any) -> RankExecutor:
         """After the ranks have agreed; with as many blocks as every rank has memory for."""
@@ -91,6 +92,7 @@ class Ranks:
         facts: dict[str, Any] = {name: options[name] for name in _SAME}
         facts["dtype"], facts["the type of the weights"] = str(precision.dtype), precision.weights
         facts["the version of prelude"] = prelude.__version__
+        facts["hang_seconds"] = self.group.limit
         facts["the checksum of the model"] = None if self._source is None else self._source.checksum()
         self.group.agree(facts)
         blocks = self.group.least(num_blocks)
@@ -103,7 +105,7 @@ class Ranks:
         lead = LeadExecutor(self._executor, self.group)
         self.group.loaded()
         self._opened = opened = ThreadedExecutor(lead, Pulse(lead.pulse_seconds, lead.pulse))
-        atexit.register(_close, weakref.ref(opened))
+        atexit.register(_close, weakref.ref(opened), os.getpid())
         return opened
 
     def serve(self) -> int:
@@ -122,10 +124,11 @@ class Ranks:
         return self._made
 
 
-def _close(opened: weakref.ref[ThreadedExecutor]) -> None:
-    """A program that ends without closing its engine: the other ranks end as if it had."""
+def _close(opened: weakref.ref[ThreadedExecutor], process: int) -> None:
+    """A program that ends without closing its engine: the other ranks end as if it had. ``process``: the one that
+    joined them; an operation of gloo does not return in a forked one."""
     executor = opened()
-    if executor is not None and executor.lost is None:
+    if executor is not None and executor.lost is None and os.getpid() == process:
         executor.close()
 
 

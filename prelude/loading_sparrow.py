@@ -35,6 +35,8 @@ def load_sparrow(
             f"{model}: computed on a CPU in float32; leave device={device!r}, dtype={dtype!r} and "
             f"quantization={config.quantization!r} at their defaults"
         )
+    if config.tensor_parallel > 1:
+        raise ConfigError(f"{model}: a model of this size is not divided; leave tensor_parallel at 1")
     found = read_sparrow(model)
     executor = SparrowExecutor(found)
     config.resolved_length(executor.limits().max_positions)

@@ -30,17 +30,17 @@ def fit(path: str, rounds: int) -> None:
         observed: list[tuple[float, float]] = []
         model = CostModel(memory=1 << 20)
         held_out = False
-        measure = core.stepper.measure
+        postprocess = core.stepper._postprocess
 
-        def watched(plan, tokens, result):  # type: ignore[no-untyped-def]
-            work = Work(tokens, result.attended_tokens, result.lm_head_rows)
+        def watched(step, result, bad_rows):  # type: ignore[no-untyped-def]
+            work = Work(step.packed.batch.num_tokens, result.attended_tokens, result.lm_head_rows)
             if held_out:
                 observed.append((model.predict(work), result.seconds))
             else:
                 model.observe(work, result.seconds)
-            measure(plan, tokens, result)
+            postprocess(step, result, bad_rows)
 
-        core.stepper.measure = watched  # type: ignore[method-assign]
+        core.stepper._postprocess = watched  # type: ignore[method-assign]
         for number in range(rounds):
             held_out = number >= rounds * 2 // 3
             rubric = text(rng, rng.choice([20, 150, 500]))

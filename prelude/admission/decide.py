@@ -153,7 +153,8 @@ def mould_of(ctx: AdmissionContext, decision: Decision, task: Decide) -> tuple[P
             least=decision.least,
             most=decision.room(ctx),
         )
-    decision.moulds[str(task.cache)] = mould, reader
+    if type(task.cache) is str:  # a class of the caller's may be equal to a mode and be written as another
+        decision.moulds[task.cache] = mould, reader
     return mould, reader
 
 
@@ -161,8 +162,9 @@ def named(questions: Any) -> tuple[Any, tuple[str, ...] | None]:
     """The questions as a list, and the names of a mapping's. The names reach neither the model nor a cache."""
     if type(questions) is list or type(questions) is tuple or not isinstance(questions, Mapping):
         return questions, None
+    asked, names = tuple(questions.values()), tuple(questions)  # the caller's own class: its errors are its own
     try:
-        return tuple(questions.values()), names_of(questions)
+        return asked, names_of(names)
     except ValueError as error:
         said = f"the name {shown(error.args[0])} is not a string of 1 or more characters"
         raise InvalidRequest(said, field="questions") from None

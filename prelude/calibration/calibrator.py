@@ -23,6 +23,7 @@ VERSION = 1
 MAX_BYTES = 1 << 24
 _LEAST = 1e-30  # the least probability whose logarithm is taken
 _LEAST_SHARE = 1e-9  # the least that the isotonic function gives: no label is excluded by a few hundred examples
+_ROUNDING = 1e-12  # of the sum of shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,10 @@ class PriorCorrection:
                 raise CalibrationError(
                     f"{name} {shown(shares)}: a number above 0 for each of {len(self.labels)} labels"
                 )
-            object.__setattr__(self, name, tuple(number / sum(numbers) for number in numbers))
+            total = sum(numbers)
+            if abs(total - 1) > _ROUNDING:  # shares that were divided before keep their bits, as those of a file do
+                numbers = [number / total for number in numbers]
+            object.__setattr__(self, name, tuple(numbers))
 
     @classmethod
     def of_answers(cls, answers: Sequence[Answer], target: Mapping[str, float] | None = None) -> PriorCorrection:

@@ -112,6 +112,8 @@ def _run(inner: Executor, steps: SimpleQueue[_Step | None], pulse: Pulse | None)
             step.error = error
         step.lock.release()
         del step  # a batch and its results are not kept until the next one comes
+    if pulse is not None:
+        inner.close()  # of an engine that was dropped and not closed: other processes wait for the end
 
 
 def _next(steps: SimpleQueue[_Step | None], pulse: Pulse) -> _Step | None:

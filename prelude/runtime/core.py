@@ -180,8 +180,9 @@ class EngineCore(Forkable):
             while self.step() and any_lives(self.live, requests):
                 pass
         finally:
+            idle = self.loop.idle.wanted  # under the lock: a step of another thread changes the list of shapes
             wanted = lock.release()
-            if wanted or self.stepper.busy or self.inbox.closed or self.loop.idle.wanted:
+            if wanted or self.stepper.busy or self.inbox.closed or idle:
                 self.loop.wake()  # work of others, or the rest after an interrupt, or the executor's own
 
     def warm_up(self) -> None:
@@ -193,7 +194,8 @@ class EngineCore(Forkable):
         while not self.loop.lock.try_acquire():
             time.sleep(_WARM_UP_SECONDS)
         try:
-            prepare()
+            if not self.closed:  # another thread may have closed the engine, and its executor, meanwhile
+                prepare()
         finally:
             if self.loop.lock.release() or self.stepper.busy:
                 self.loop.wake()  # work of others

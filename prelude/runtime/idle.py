@@ -25,10 +25,11 @@ class IdleWork:
 
     def do(self) -> bool:
         """One piece; the caller holds the step lock. Whether more is left."""
-        if self._idle is None:
+        idle = self._idle  # ``stop`` may come from another thread
+        if idle is None:
             return False
         try:
-            return self._idle()
+            return idle()
         except Exception as error:  # no request's: the executor goes on without it
             self._idle = None
             log_failure("the executor's own work between steps failed", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from prelude.cuda.layout import Levels, Paged, StepLayout, Tree, lay_out
-from prelude.cuda.shapes import FINE, LEAST, Shape, Writer, power_bucket, token_bucket
+from prelude.cuda.shapes import SHORT, SHORT_STEP, STEP, Shape, Writer, power_bucket, token_bucket
 from prelude.cuda.staging import Fields
 
 from prelude.batch import LogprobRows, MixedBatch, OneShotBatch, PromptSlices
@@ -154,9 +154,8 @@ def test_malformed_forests_are_refused() -> None:
 def test_buckets_hold_their_tokens_and_waste_little() -> None:
     for count in range(1, 20_000):
         bucket = token_bucket(count)
-        assert bucket >= count and bucket % LEAST == 0 and token_bucket(bucket) == bucket
-        if count >= FINE * LEAST:
-            assert bucket - count <= count / FINE
+        assert bucket >= count and bucket % SHORT_STEP == 0 and token_bucket(bucket) == bucket
+        assert bucket - count < (SHORT_STEP if count <= SHORT else max(STEP, count / 32))
     loads = np.random.default_rng(0).integers(512, 8192, 2000)
     padded = np.array([token_bucket(int(n)) for n in loads])
     assert (padded - loads).sum() / loads.sum() < 0.03

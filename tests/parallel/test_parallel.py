@@ -188,9 +188,10 @@ def test_a_program_under_torchrun(folder: Path, model: Path) -> None:
         "    print('wrote', list(text.token_ids))\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "one"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "one"]
+    command += ["--local-addr", "127.0.0.1"]  # else the host's full name is looked up
     here = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ran = subprocess.run(
         [*command, str(program), str(model)], capture_output=True, text=True, timeout=300, env=environment
     )
