@@ -46,8 +46,8 @@ def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
         core.Waiting({}, core.AccountBook()).add_all([record], 1, 0)
     with pytest.raises(AttributeError):
         core.keep_all(pool, [core.OneShotRow(record, 0)], [], False, lambda *_: 0, {})
-    limits = core.StepLimits(step_tokens=64, step_requests=4, logits_bytes=1 << 20, logits_row_bytes=400,
-                             logits_chunk_rows=8, group_tokens=64, defer_tokens=64, defer_steps=8, fold=True)  # fmt: skip
+    names = ["step_tokens", "step_requests", "logits_bytes", "logits_row_bytes", "logits_chunk_rows", "group_tokens"]
+    limits = core.StepLimits(**dict.fromkeys([*names, "defer_tokens", "defer_steps"], 64), fold=True)
     ledger = limits.ledger()
     with pytest.raises(AttributeError):
         core.admit_group(pool, [record], ledger, limits, None, False, False, [])
