@@ -125,7 +125,7 @@ class Graphs:
 
     @staticmethod
     def _close(program: Program) -> None:
-        graph, program.graph = program.graph, None  # whoever holds on to the program sees that it is over
+        graph, program.graph = program.graph, None  # other holders of the program see that it has no graph
         if graph is not None:
             graph.close()
 

@@ -18,6 +18,7 @@ namespace prelude::cpu::portable {
 // clang-format off: the order matters
 #include "prelude/cpu/lanes_portable.hpp"
 #include "prelude/cpu/body_rows.hpp"
+#include "random_values.hpp"
 // clang-format on
 }  // namespace prelude::cpu::portable
 
@@ -25,15 +26,6 @@ using namespace prelude::cpu;
 
 namespace {
 
-float uniform(Random& random) { return static_cast<float>(random.below(1 << 20)) / (1 << 19) - 1.0f; }
-
-std::vector<float> floats(Random& random, int64_t count, float scale = 1.0f) {
-  std::vector<float> x(static_cast<size_t>(count));
-  for (float& v : x) v = scale * uniform(random);
-  return x;
-}
-
-uint16_t to_bf16(float x) { return portable::as_bf16(x); }
 float from_bf16(uint16_t x) { return portable::as_float(x); }
 
 void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {

@@ -14,6 +14,7 @@
 #include "prelude/cpu/blocks.hpp"
 #include "prelude/cpu/packed_matmul.hpp"
 #include "prelude/cpu/targets.hpp"
+#include "random_values.hpp"
 
 using namespace prelude::cpu;
 
@@ -21,19 +22,6 @@ namespace {
 
 constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
 
-float uniform(Random& random) { return static_cast<float>(random.below(1 << 20)) / (1 << 19) - 1.0f; }
-
-std::vector<float> floats(Random& random, int64_t count, float scale = 1.0f) {
-  std::vector<float> x(static_cast<size_t>(count));
-  for (float& v : x) v = scale * uniform(random);
-  return x;
-}
-
-uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
 float from_bf16(uint16_t x) {
   float value;
   const uint32_t bits = static_cast<uint32_t>(x) << 16;

@@ -10,22 +10,11 @@
 
 #include "check.hpp"
 #include "prelude/cpu/recurrent.hpp"
+#include "random_values.hpp"
 
 using namespace prelude::cpu;
 
 namespace {
-
-float uniform(Random& random) { return static_cast<float>(random.below(1 << 20)) / (1 << 19) - 1.0f; }
-std::vector<float> floats(Random& random, int64_t count, float scale = 1.0f) {
-  std::vector<float> x(static_cast<size_t>(count));
-  for (float& v : x) v = scale * uniform(random);
-  return x;
-}
-uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
 
 void fork_threads(void (*fn)(void*), void* data, unsigned threads, unsigned) {
   std::vector<std::thread> others;

@@ -23,10 +23,11 @@ from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.config import ModelConfig
 from prelude.models.files import ModelDirectory, Where
 from prelude.models.gguf.directory import GgufDirectory
-from prelude.models.gguf.reader import BLOCK_TYPES, TYPES, GgufTensor
+from prelude.models.gguf.reader import BLOCK_TYPES, TYPES
 from prelude.models.gguf.weights import GgufWeights
+from prelude.models.mapped_file import TensorInfo
 from prelude.models.memory import available_memory, require_memory
-from prelude.models.safetensors_file import SafetensorsFile, TensorInfo
+from prelude.models.safetensors_file import SafetensorsFile
 from prelude.models.shards import WeightFiles, find_weight_files
 from prelude.models.spec import LM_HEAD, ModelSpec
 
@@ -63,7 +64,7 @@ class _Place:
     name: str
 
     @property
-    def info(self) -> TensorInfo | GgufTensor:
+    def info(self) -> TensorInfo:
         return self.file.tensors[self.name]
 
     @property
@@ -232,7 +233,7 @@ class Checkpoint:
         return place
 
 
-def _bytes_in(info: TensorInfo | GgufTensor, dtype: torch.dtype, keep: str) -> int:
+def _bytes_in(info: TensorInfo, dtype: torch.dtype, keep: str) -> int:
     if info.dtype in BLOCK_TYPES:
         return -(-math.prod(info.shape) // Q8_VALUES) * Q8_BYTES
     return info.nbytes if info.dtype == keep else math.prod(info.shape) * dtype.itemsize

@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import os
 import sys
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
     import torch
 
 Self = TypeVar("Self", bound="MappedFile")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies. ``begin`` and ``end`` are bytes from the start of a safetensors file's data, or from the
+    start of a GGUF file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    """The innermost dimension last."""
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
 
 
 class MappedFile:

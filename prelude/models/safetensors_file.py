@@ -13,13 +13,12 @@ can name the tensor and its value.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prelude.errors import CheckpointError, shown
 from prelude.models.files import LFS_ADVICE, LFS_POINTER
-from prelude.models.mapped_file import MappedFile
+from prelude.models.mapped_file import MappedFile, TensorInfo
 from prelude.models.strict_json import parse
 
 if TYPE_CHECKING:
@@ -49,20 +48,6 @@ DTYPES: dict[str, tuple[int, str]] = {
     "U64": (8, "uint64"),
     "F64": (8, "float64"),
 }
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Where one tensor lies: ``begin`` and ``end`` count from the start of the data."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.end - self.begin
 
 
 class SafetensorsFile(MappedFile):

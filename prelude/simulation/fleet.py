@@ -183,8 +183,8 @@ class Fleet:
         return replace(report, retried=self.retried)
 
     def _until_done(self) -> Iterator[Arrival]:
-        """Everything in order of time; where several things happen at once, failures first, then arrivals, then those
-        who go, then steps: a step sees whoever has come by then."""
+        """Everything in order of time; where several things happen at once, failures first, then arrivals, then
+        callers who go, then steps: a step sees all requests that have come by then."""
         while True:
             arrives = self._source.due()
             again = self._again[0][0] if self._again else math.inf

@@ -17,13 +17,12 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude.errors import CheckpointError, UnsupportedModel, shown
 from prelude.models.files import LFS_ADVICE, LFS_POINTER
-from prelude.models.mapped_file import MappedFile
+from prelude.models.mapped_file import MappedFile, TensorInfo
 
 if TYPE_CHECKING:
     import torch
@@ -67,26 +66,11 @@ BLOCK_TYPES = ("Q8_0", "Q4_K", "Q6_K")
 _TORCH = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-@dataclass(frozen=True)
-class GgufTensor:
-    """Where one tensor lies: ``begin`` and ``end`` count from the start of the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    """The innermost dimension last."""
-    begin: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.end - self.begin
-
-
 class GgufFile(MappedFile):
     """One open, validated file."""
 
     metadata: dict[str, Value]
-    tensors: dict[str, GgufTensor]
+    tensors: dict[str, TensorInfo]
 
     def _parse(self, size: int) -> None:
         first = self.read(min(size, 4))
@@ -121,7 +105,7 @@ class GgufFile(MappedFile):
         self.release_between(info.begin, info.end)
 
 
-def row_bytes(info: GgufTensor) -> int:
+def row_bytes(info: TensorInfo) -> int:
     """Bytes of the innermost dimension."""
     block, size = next((block, size) for name, block, size in TYPES.values() if name == info.dtype)
     return info.shape[-1] // block * size
@@ -272,8 +256,8 @@ class _Header:
             raise self.wrong(f"{where} begins at {offset:,}, no multiple of general.alignment = {self.alignment}")
         return name, dtype, tuple(reversed(sizes)), elements // block * size, offset
 
-    def placed(self, found: list[tuple[str, str, tuple[int, ...], int, int]], start: int) -> dict[str, GgufTensor]:
-        tensors: dict[str, GgufTensor] = {}
+    def placed(self, found: list[tuple[str, str, tuple[int, ...], int, int]], start: int) -> dict[str, TensorInfo]:
+        tensors: dict[str, TensorInfo] = {}
         for name, dtype, shape, nbytes, offset in found:
             if name in tensors:
                 raise self.wrong(f"tensor {shown(name)} is there twice")
@@ -283,7 +267,7 @@ class _Header:
                     f"tensor {shown(name)} ends at {begin + nbytes:,}, the file has {self.size:,} bytes: truncated, "
                     "or malformed"
                 )
-            tensors[name] = GgufTensor(dtype, shape, begin, begin + nbytes)
+            tensors[name] = TensorInfo(dtype, shape, begin, begin + nbytes)
         reached, before = start, ""
         for name, info in sorted(tensors.items(), key=lambda item: item[1].begin):
             if info.begin < reached:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from prelude.errors import CheckpointError, UnsupportedModel
 from prelude.models.gguf.config import architecture_of
 from prelude.models.gguf.names import counts_from_one, model_names, rotated_heads
-from prelude.models.gguf.reader import BLOCK_TYPES, GgufFile, GgufTensor
+from prelude.models.gguf.reader import BLOCK_TYPES, GgufFile
+from prelude.models.mapped_file import TensorInfo
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ class GgufWeights:
         except BaseException:
             self.file.close()
             raise
-        self.tensors: dict[str, GgufTensor] = {name: self.file.tensors[own] for name, own in self._names.items()}
+        self.tensors: dict[str, TensorInfo] = {name: self.file.tensors[own] for name, own in self._names.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
