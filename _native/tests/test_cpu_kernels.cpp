@@ -13,12 +13,12 @@
 #include "prelude/cpu/attention_plan.hpp"
 #include "prelude/cpu/matmul.hpp"
 #include "prelude/cpu/pool_rows.hpp"
+#include "random_values.hpp"
 
 namespace prelude::cpu::portable {
 // clang-format off: the order matters
 #include "prelude/cpu/lanes_portable.hpp"
 #include "prelude/cpu/body_rows.hpp"
-#include "random_values.hpp"
 // clang-format on
 }  // namespace prelude::cpu::portable
 
