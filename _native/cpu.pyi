@@ -191,8 +191,8 @@ def state_floats(shape: tuple[int, int, int, int]) -> int: ...
 
 @final
 class Sequences:
-    slots: int
-    def __init__(self, starts: Any, parents: Any, load: Any, store: Any, slots: int, kernel: int) -> None: ...
+    entries: int
+    def __init__(self, starts: Any, parents: Any, load: Any, store: Any, entries: int, kernel: int) -> None: ...
     def convolve(
         self,
         x: int,
@@ -203,10 +203,10 @@ class Sequences:
         weight: int,
         bias: int,
         windows: int,
-        slot_stride: int,
+        state_stride: int,
         channels: int,
         rows: int,
-        slots: int,
+        entries: int,
         half: bool,
         threads: int,
     ) -> None: ...
@@ -222,10 +222,10 @@ class Sequences:
         offset: int,
         windows: int,
         states: int,
-        slot_stride: int,
+        state_stride: int,
         shape: tuple[int, int, int, int],
         rows: int,
-        slots: int,
+        entries: int,
         half: bool,
         threads: int,
     ) -> None: ...

@@ -205,26 +205,26 @@ cdef extern from "prelude/packer.hpp" namespace "prelude" nogil:
 
 cdef extern from "prelude/kv_pool.hpp" namespace "prelude" nogil:
     cdef struct CKept "prelude::Lease::Kept":
-        int32_t slot, blocks
+        int32_t entry, blocks
 
     cdef cppclass CLease "prelude::Lease":
         cbool growable, released
-        int32_t node, promise, promised, borrowed, ahead, state_slot, state_from, base, branch, num_kept
+        int32_t node, promise, promised, borrowed, ahead, state_index, state_from, base, branch, num_kept
         CKept kept[2]
         vector[int32_t] shared, own
         int64_t num_blocks()
         void table(int32_t* out)
 
     cdef cppclass CKvPool "prelude::KvPool":
-        CKvPool(CPrefixTrie& trie, cbool caching, int32_t state_slots, int32_t prefix_slots) except +
+        CKvPool(CPrefixTrie& trie, cbool caching, int32_t running_states, int32_t prefix_states) except +
         cbool caching()
         int32_t block_size()
         int64_t live_leases()
         int64_t evictions()
-        int32_t num_state_slots()
-        int32_t free_state_slots()
+        int32_t num_running_states()
+        int32_t free_running_states()
         cbool keeps_states()
-        cbool take_state_slot(CLease&)
+        cbool take_running_state(CLease&)
         void keep_states(CLease&, int64_t, int64_t, int64_t, cbool)
         Result attach(const int32_t*, int64_t, uint64_t, int64_t, CLease*) except +
         Result take(CLease&, int64_t, cbool) except +

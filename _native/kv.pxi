@@ -7,9 +7,9 @@ cdef class Lease:
     them ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence
     order, the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that a
     leader is filling. A lease that is not ``growable`` is a OneShot row's: its own blocks are those that the step
-    publishes. ``state_slot``: where a recurrent model keeps the sequence's state; -1 where it keeps none.
-    ``state_from``: the slot of the state at the end of the first ``base`` blocks; -1 where there is none. ``kept``:
-    (slot, blocks) of states that the step being planned leaves behind so many blocks.
+    publishes. ``state_index``: where a recurrent model keeps the sequence's state; -1 where it keeps none.
+    ``state_from``: the entry of the state at the end of the first ``base`` blocks; -1 where there is none. ``kept``:
+    (entry, blocks) of states that the step being planned leaves behind so many blocks.
     """
 
     cdef CLease c
@@ -43,8 +43,8 @@ cdef class Lease:
         return self.c.ahead
 
     @property
-    def state_slot(self) -> int:
-        return self.c.state_slot
+    def state_index(self) -> int:
+        return self.c.state_index
 
     @property
     def state_from(self) -> int:
@@ -56,7 +56,7 @@ cdef class Lease:
 
     @property
     def kept(self) -> list:
-        return [(self.c.kept[k].slot, self.c.kept[k].blocks) for k in range(self.c.num_kept)]
+        return [(self.c.kept[k].entry, self.c.kept[k].blocks) for k in range(self.c.num_kept)]
 
     @property
     def num_shared(self) -> int:
@@ -86,8 +86,8 @@ cdef class Lease:
 
 
 cdef class KvPool:
-    """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``state_slots``: how
-    many sequences a recurrent model keeps a state of. ``prefix_slots``: of how many cached prefixes, in the slots
+    """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``running_states``: how
+    many sequences a recurrent model keeps a state of. ``prefix_states``: of how many cached prefixes, in the entries
     behind these; without any, such a pool does not cache."""
 
     cdef CKvPool* c  # owned; refers to memory that `trie` and `allocator` keep alive
@@ -97,12 +97,12 @@ cdef class KvPool:
     cdef readonly int64_t unkept  # OneShot prompts of which no block was kept, for want of room
 
     def __cinit__(self, int64_t num_blocks, int64_t block_size, *, cbool prefix_cache=True,
-                  int32_t state_slots=0, int32_t prefix_slots=0):
-        if state_slots < 0 or prefix_slots < 0:
-            raise ValueError("state_slots and prefix_slots must be >= 0")
+                  int32_t running_states=0, int32_t prefix_states=0):
+        if running_states < 0 or prefix_states < 0:
+            raise ValueError("running_states and prefix_states must be >= 0")
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.trie = PrefixTrie(self.allocator)
-        self.c = new CKvPool(self.trie.c[0], prefix_cache, state_slots, prefix_slots)
+        self.c = new CKvPool(self.trie.c[0], prefix_cache, running_states, prefix_states)
         self.group = new COneShotGroup(self.c[0])
 
     def __dealloc__(self):
@@ -131,12 +131,12 @@ cdef class KvPool:
         return self.c.evictions()
 
     @property
-    def num_state_slots(self) -> int:
-        return self.c.num_state_slots()
+    def num_running_states(self) -> int:
+        return self.c.num_running_states()
 
     @property
-    def free_state_slots(self) -> int:
-        return self.c.free_state_slots()
+    def free_running_states(self) -> int:
+        return self.c.free_running_states()
 
     @property
     def keeps_states(self) -> bool:
@@ -150,17 +150,17 @@ cdef class KvPool:
 
     def keep_states(self, Lease lease not None, int64_t start, int64_t stop, int64_t end,
                     *, cbool evict_used=False) -> None:
-        """Slots for the states that a step leaves behind, which computes tokens ``start`` to ``stop`` of the lease's
+        """Entries for the states that a step leaves behind, which computes tokens ``start`` to ``stop`` of the lease's
         prompt: at its branch, and behind the last full block of its first ``end`` tokens."""
         self.allocator.enter()
         self.c.keep_states(lease.c, start, stop, end, evict_used)
         self.allocator.writer.leave()
 
-    def take_state_slot(self, Lease lease not None) -> bool:
-        """A state slot for a Decode lease; False when all are taken."""
-        if not lease.c.growable or lease.c.state_slot >= 0 or lease.c.released:
-            raise RuntimeError("a lease that is released, OneShot, or has a state slot takes none")
-        return self.c.take_state_slot(lease.c)
+    def take_running_state(self, Lease lease not None) -> bool:
+        """A state entry for a Decode lease; False when all are taken."""
+        if not lease.c.growable or lease.c.state_index >= 0 or lease.c.released:
+            raise RuntimeError("a lease that is released, OneShot, or has a state entry takes none")
+        return self.c.take_running_state(lease.c)
 
     def begin_plan(self) -> None:
         """A new step: promises of earlier ones may be waited for, not borrowed."""
@@ -238,7 +238,7 @@ cdef class KvPool:
         _check(r)
 
     def release(self, Lease lease not None) -> None:
-        """The one place where held blocks, locks and state slots are given back."""
+        """The one place where held blocks, locks and state entries are given back."""
         self.take_back(lease)
 
     cdef int take_back(self, Lease lease) except -1:
@@ -255,7 +255,7 @@ cdef class KvPool:
 
     def audit(self, leases) -> None:
         """Conservation: free + used + cached == total, and no block is held that is not on ``leases``; where there are
-        state slots, each Decode lease has one of its own and OneShot leases have none."""
+        state entries, each Decode lease has one of its own and OneShot leases have none."""
         self.allocator.audit()
         self.trie.audit()
         if self.c.live_leases() != len(leases):
@@ -265,22 +265,22 @@ cdef class KvPool:
             held.update(lease.own, lease.shared.tolist())
         if len(held) != self.allocator.num_used:
             raise RuntimeError(f"{self.allocator.num_used} blocks are used, leases hold {len(held)}")
-        held_slots = [lease.state_slot for lease in leases if lease.state_slot >= 0]
-        if len(set(held_slots)) != len(held_slots) or self.free_state_slots + len(held_slots) != self.num_state_slots:
-            raise RuntimeError(f"{self.free_state_slots} of {self.num_state_slots} state slots are free, leases hold "
-                               f"{sorted(held_slots)}")
+        held_states = [lease.state_index for lease in leases if lease.state_index >= 0]
+        if len(set(held_states)) != len(held_states) or self.free_running_states + len(held_states) != self.num_running_states:
+            raise RuntimeError(f"{self.free_running_states} of {self.num_running_states} state entries are free, leases "
+                               f"hold {sorted(held_states)}")
         self.audit_states(leases)
-        if self.num_state_slots and any([lease.growable != (lease.state_slot >= 0) for lease in leases]):
-            raise RuntimeError("a Decode lease has no state slot, or a OneShot lease has one")
+        if self.num_running_states and any([lease.growable != (lease.state_index >= 0) for lease in leases]):
+            raise RuntimeError("a Decode lease has no state entry, or a OneShot lease has one")
 
     cdef int audit_states(self, leases) except -1:
-        """States of prefixes: each slot is free, kept at a node, or on a lease."""
+        """States of prefixes: each entry is free, kept at a node, or on a lease."""
         cdef PrefixStates* states = &self.trie.c.states()
         cdef const char* wrong = states.audit()
         if wrong != NULL:
             raise RuntimeError(wrong.decode())
-        cdef list taken = [slot for lease in leases for slot, _ in lease.kept]
+        cdef list taken = [entry for lease in leases for entry, _ in lease.kept]
         if len(set(taken)) != len(taken) or states.num_free() + states.num_kept() + len(taken) != states.size():
-            raise RuntimeError(f"{states.num_free()} of {states.size()} slots for prefixes are free, "
+            raise RuntimeError(f"{states.num_free()} of {states.size()} entries for prefixes are free, "
                                f"{states.num_kept()} are kept, leases have {sorted(taken)}")
         return 0

@@ -11,7 +11,7 @@ cdef extern from "prelude/cpu/recurrent_types.hpp" namespace "prelude::cpu" nogi
         float* windows
         int64_t x_stride
         int64_t out_stride
-        int64_t slot_stride
+        int64_t state_stride
         int64_t channels
         int64_t kernel
         Type type
@@ -37,7 +37,7 @@ cdef extern from "prelude/cpu/recurrent_types.hpp" namespace "prelude::cpu" nogi
         float* rows
         int64_t stride
         float* states
-        int64_t slot_stride
+        int64_t state_stride
         DeltaShape shape
 
     cdef struct GateArgs:
@@ -65,7 +65,7 @@ cdef extern from "prelude/cpu/recurrent.hpp" namespace "prelude::cpu" nogil:
         int64_t segment
 
     cdef cppclass SequencePlan:
-        SequenceCheck build(vector[int32_t], vector[int32_t], vector[int32_t], vector[int32_t], int64_t slots,
+        SequenceCheck build(vector[int32_t], vector[int32_t], vector[int32_t], vector[int32_t], int64_t entries,
                             int64_t kernel) except +
         int64_t rows()
         int64_t kernel()
@@ -103,33 +103,33 @@ cdef vector[int32_t] numbers(object values, str name) except *:
 
 cdef class Sequences:
     """The segments of a step, for all of its recurrent layers: ``starts`` [S + 1], ``parents``, ``load`` and ``store``
-    [S]; see ``Segments`` in recurrent_types.hpp. ``slots``: how many states the caller has memory for. ``kernel``:
-    inputs that a convolution reads for a token. ``ValueError`` where the segments are no forest or share a slot."""
+    [S]; see ``Segments`` in recurrent_types.hpp. ``entries``: how many states the caller has memory for. ``kernel``:
+    inputs that a convolution reads for a token. ``ValueError`` where the segments are no forest or share an entry."""
 
     cdef SequencePlan plan
-    cdef readonly int64_t slots
+    cdef readonly int64_t entries
 
-    def __cinit__(self, starts, parents, load, store, int64_t slots, int64_t kernel):
+    def __cinit__(self, starts, parents, load, store, int64_t entries, int64_t kernel):
         cdef SequenceCheck seen = self.plan.build(
             numbers(starts, "starts"), numbers(parents, "parents"), numbers(load, "load"), numbers(store, "store"),
-            slots, kernel)
+            entries, kernel)
         if seen.wrong != NULL:
             raise ValueError(f"segment {seen.segment}: {seen.wrong.decode()}")
-        self.slots = slots
+        self.entries = entries
 
-    cdef int expect(self, int64_t rows, int64_t slots) except -1:
-        if self.plan.rows() > rows or self.slots > slots:
-            raise ValueError(f"{rows} rows and {slots} slots for {self.plan.rows()} and {self.slots}")
+    cdef int expect(self, int64_t rows, int64_t entries) except -1:
+        if self.plan.rows() > rows or self.entries > entries:
+            raise ValueError(f"{rows} rows and {entries} entries for {self.plan.rows()} and {self.entries}")
         return 0
 
     def convolve(self, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride, uintptr_t factor,
-                 uintptr_t weight, uintptr_t bias, uintptr_t windows, int64_t slot_stride, int64_t channels,
-                 int64_t rows, int64_t slots, bint half, int threads) -> None:
+                 uintptr_t weight, uintptr_t bias, uintptr_t windows, int64_t state_stride, int64_t channels,
+                 int64_t rows, int64_t entries, bint half, int threads) -> None:
         """A convolution of ``channels`` values of each of the ``rows``, times the rows of ``factor`` where that is not
-        0; ``windows`` are those of ``slots`` slots. ``half``: rows are bfloat16."""
-        self.expect(rows, slots)
+        0; ``windows`` are those of ``entries`` entries. ``half``: rows are bfloat16."""
+        self.expect(rows, entries)
         cdef ConvolveArgs args
-        self.fill(args, x, x_stride, out, out_stride, weight, windows, slot_stride, channels, half)
+        self.fill(args, x, x_stride, out, out_stride, weight, windows, state_stride, channels, half)
         args.factor, args.bias = <const void*> factor, <const float*> bias
         args.out_type, args.silu = args.type, False
         cdef cbool done
@@ -138,32 +138,32 @@ cdef class Sequences:
         check(done)
 
     cdef void fill(self, ConvolveArgs& args, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride,
-                   uintptr_t weight, uintptr_t windows, int64_t slot_stride, int64_t channels, bint half):
+                   uintptr_t weight, uintptr_t windows, int64_t state_stride, int64_t channels, bint half):
         args.x, args.x_stride = <const void*> x, x_stride
         args.out, args.out_stride = <void*> out, out_stride
         args.factor = NULL
         args.bias = NULL
         args.weight, args.windows = <const float*> weight, <float*> windows
-        args.slot_stride, args.channels, args.kernel = slot_stride, channels, self.plan.kernel()
+        args.state_stride, args.channels, args.kernel = state_stride, channels, self.plan.kernel()
         args.type = Type.bf16 if half else Type.f32
 
     def delta(self, uintptr_t x, int64_t x_stride, uintptr_t gates, uintptr_t made, int64_t made_stride,
               uintptr_t weight, uintptr_t rate, uintptr_t offset, uintptr_t windows, uintptr_t states,
-              int64_t slot_stride, tuple shape, int64_t rows, int64_t slots, bint half, int threads) -> None:
+              int64_t state_stride, tuple shape, int64_t rows, int64_t entries, bint half, int threads) -> None:
         """The gated delta rule. ``x``: rows of queries, keys and values before their convolution; ``gates``: of them
         the first b. ``made``: float32 rows of at least ``DeltaShape.row()`` values; where the values stand in them
         the outputs stand afterwards."""
-        self.expect(rows, slots)
+        self.expect(rows, entries)
         cdef DeltaInputArgs args
         args.shape = delta_shape(shape)
         if made_stride < args.shape.row():
             raise ValueError(f"rows of {made_stride} values, {args.shape.row()} are needed")
-        self.fill(args.conv, x, x_stride, made, made_stride, weight, windows, slot_stride, args.shape.decays(), half)
+        self.fill(args.conv, x, x_stride, made, made_stride, weight, windows, state_stride, args.shape.decays(), half)
         args.conv.out_type, args.conv.silu = Type.f32, True
         args.gates, args.rate, args.offset = <const void*> gates, <const float*> rate, <const float*> offset
         cdef DeltaArgs rule
         rule.rows, rule.stride, rule.shape = <float*> made, made_stride, args.shape
-        rule.states, rule.slot_stride = <float*> states, slot_stride
+        rule.states, rule.state_stride = <float*> states, state_stride
         cdef cbool done
         with nogil:
             done = delta_inputs(kernels[0], self.plan, args, fork, threads) and delta(

@@ -175,7 +175,7 @@ class EngineBase(ModelProperties):
             "weight_bytes": limits.weight_bytes,
             "kv_bytes": block * limits.num_blocks,
             "kv_used_bytes": block * (limits.num_blocks - allocator.num_free),
-            "state_bytes": limits.slot_bytes * (limits.recurrent_slots + limits.prefix_slots),
+            "state_bytes": limits.bytes_per_state * (limits.running_states + limits.prefix_states),
         }
         step = limits.step_memory
         if step is not None:

@@ -20,16 +20,17 @@ A segment whose first position does not follow its parent's last is a *join*: it
 elder siblings with all that is below them, and to itself. Options that do not see each other, and an answer that
 sees all of them, are siblings with a join behind them.
 
-A model with recurrent layers keeps states of sequences in *state slots*: of each running sequence, and of prefixes. A
-decode row goes on from the state in its sequence's slot and leaves there that behind its token. A prompt segment with
-a parent goes on from the state at the parent's end, a root without context from the model's initial state, one with
-context from the slot ``state_from``; each leaves its state in the slot ``state_to``, where it has one. Several may go
-on from a prefix's state, which no row overwrites in the same step. Models without such layers have no state slots:
-the arrays are ``None``.
+A model with recurrent layers keeps states of running sequences and of prefixes in the entries of a pool. A *state
+index* is the number of an entry. A decode row reads the state of its sequence's entry and writes the state behind its
+token there. A prompt segment with a parent begins with the state at the parent's end. A root without context begins
+with the model's initial state. A root with context begins with the state of entry ``state_from``. A segment writes
+the state at its end to entry ``state_to``, where it has one. Several segments may begin with the state of one prefix,
+and no row overwrites that state in the same step. Models without such layers have no entries: the arrays are
+``None``.
 
 All integer arrays are C-contiguous int32 unless said otherwise; ``indptr`` arrays have one more entry than
-rows and start at 0. Slots are ``block * block_size + offset``; -1 is "not written". Arrays belong to the
-batch: executors read them and keep no reference after ``wait``.
+rows and start at 0. Slots are positions of the KV pool, ``block * block_size + offset``; -1 is "not written". Arrays
+belong to the batch: executors read them and keep no reference after ``wait``.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class PromptSlices:
     precede root segment s: a cached prefix, or the part of a chunked prompt that is already computed; 0 for
     segments with a parent. A segment may be empty (its whole text was cached); its children still see its
     context. ``write_slots[t]`` is where K and V of token t go, written in every layer before that layer reads
-    the pool; ``None`` when the step writes nothing. ``state_from[s]`` and ``state_to[s]`` are state slots, -1 for
+    the pool; ``None`` when the step writes nothing. ``state_from[s]`` and ``state_to[s]`` are state indices, -1 for
     none; ``None`` where no segment has one.
     """
 
@@ -128,7 +129,7 @@ class DecodeRows:
 class DecodeBatch:
     rows: DecodeRows
     readout: SampleRows
-    state_slots: I32 | None = None  # [B], the state slot of each row
+    state_indices: I32 | None = None  # [B], the state index of each row
 
     @property
     def num_tokens(self) -> int:
@@ -147,7 +148,7 @@ class MixedBatch:
     readouts: tuple[Readout, ...]
     decode: DecodeRows
     decode_readout: SampleRows | None
-    decode_state_slots: I32 | None = None  # [B]
+    decode_state_indices: I32 | None = None  # [B]
 
     @property
     def prefill_tokens(self) -> int:

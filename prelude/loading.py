@@ -219,7 +219,7 @@ def _cpu_executor(
     from prelude.models.memory import (
         available_memory,
         default_prefixes,
-        default_slots,
+        default_running_states,
         give_back_freed,
         require_memory,
     )
@@ -240,14 +240,18 @@ def _cpu_executor(
         weights = weight_bytes(source, model.spec, precision.dtype, precision.packing)
         require_memory(weights, f"{directory}: loading the weights on cpu", available)
         per_block = model.spec.kv_bytes_per_token(precision.dtype.itemsize) * config.block_size
-        slots, slot_bytes = config.max_running, state_bytes(model.spec)
-        if available is not None and slot_bytes:
-            slots = default_slots(max(0, available - weights), slot_bytes, running=config.max_running)
+        running, bytes_per_state = config.max_running, state_bytes(model.spec)
+        if available is not None and bytes_per_state:
+            running = default_running_states(max(0, available - weights), bytes_per_state, running=config.max_running)
         prefixes = 0
-        if slot_bytes and config.prefix_cache:
+        if bytes_per_state and config.prefix_cache:
             left = None if available is None else max(0, available - weights)
-            prefixes = default_prefixes(left, slot_bytes) if config.prefix_states is None else config.prefix_states
-        plan = MemoryPlan(config, model.spec, available, weights + (slots + prefixes) * slot_bytes, host, per_block)
+            prefixes = (
+                default_prefixes(left, bytes_per_state) if config.prefix_states is None else config.prefix_states
+            )
+        plan = MemoryPlan(
+            config, model.spec, available, weights + (running + prefixes) * bytes_per_state, host, per_block
+        )
         step = StepMemory.of_shapes(model.spec, precision.dtype.itemsize, chunk_rows, config.max_top)
         if not plan.is_close(step):
             plan = replace(plan, config=plan.fitted(step))
@@ -259,7 +263,7 @@ def _cpu_executor(
                 of: ModelConfig,
                 held: ModelWeights,
                 blocks: int,
-                slots: int,
+                running: int,
                 prefixes: int,
                 kind: Callable[..., CpuExecutor] = CpuExecutor,
             ) -> CpuExecutor:
@@ -273,8 +277,8 @@ def _cpu_executor(
                     logits_chunk_rows=chunk_rows,
                     attention=config.attention,
                     quantization=config.quantization,
-                    recurrent_slots=slots,
-                    prefix_slots=prefixes,
+                    running_states=running,
+                    prefix_states=prefixes,
                     step_memory=step,
                 )
 
@@ -287,7 +291,7 @@ def _cpu_executor(
             if ranks is not None:
                 plan = replace(plan, config=ranks.fitted(plan.config, model.max_positions))
                 kind = ranks.executor
-            made = executor(model, loaded, plan.blocks(step), slots, prefixes, kind)
+            made = executor(model, loaded, plan.blocks(step), running, prefixes, kind)
         except (MemoryError, RuntimeError) as failure:
             if not isinstance(failure, MemoryError) and "allocate memory" not in str(failure):  # torch's allocator
                 raise

@@ -51,8 +51,8 @@ _GAUGES = {
     "blocks_used": "KV blocks that requests hold",
     "blocks_cached": "KV blocks of the prefix cache",
     "blocks_locked": "cached KV blocks that requests read now",
-    "slots_free": "free slots for recurrent states",
-    "slots_used": "recurrent states that requests hold",
+    "states_free": "free slots for recurrent states",
+    "states_used": "recurrent states that requests hold",
     "prefix_states": "cached prefixes with a recurrent state",
     "peak_activation_bytes": "most activation bytes of one step",
 }

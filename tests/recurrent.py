@@ -3,11 +3,11 @@
     h = g(x) h + (1 - g(x)) W x        for each layer, in float64, one token after another
     x = x + h
 
-What a layer keeps of a sequence is its h, in the slot that the batch names. A slot that nobody began holds NaN, and
-so does one whose step failed: whoever goes on from either is found out at once, and whoever goes on from another's
-has other numbers.
+A layer keeps a sequence's h in the entry that the batch names. An entry that no sequence began holds NaN, and so does
+one whose step failed: a row that goes on from either fails at once, and a row that goes on from another's entry has
+other numbers.
 
-``prefixes`` slots behind those of sequences hold the states of cached prefixes.
+``prefixes`` entries behind those of sequences hold the states of cached prefixes.
 """
 
 from __future__ import annotations
@@ -83,29 +83,31 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class RecurrentToy(toy.ToyExecutor):
-    def __init__(self, slots: int = 4, prefixes: int = 0, **sizes: Any) -> None:
+    def __init__(self, entries: int = 4, prefixes: int = 0, **sizes: Any) -> None:
         super().__init__(**sizes)
-        self.slots, self.prefixes = slots, prefixes
-        self.states = np.full((slots + prefixes, _LAYERS, _WIDTH), np.nan)
-        self._decode_state_slots: list[int] = []
+        self.entries, self.prefixes = entries, prefixes
+        self.states = np.full((entries + prefixes, _LAYERS, _WIDTH), np.nan)
+        self._decode_state_indices: list[int] = []
 
     def limits(self) -> ExecutorLimits:
         bytes_ = 8 * _LAYERS * _WIDTH
-        return replace(super().limits(), recurrent_slots=self.slots, prefix_slots=self.prefixes, slot_bytes=bytes_)
+        return replace(
+            super().limits(), running_states=self.entries, prefix_states=self.prefixes, bytes_per_state=bytes_
+        )
 
     def wait(self, handle: Any) -> StepResult:
         if isinstance(handle, MixedBatch):
-            self._decode_state_slots = handle.decode_state_slots.tolist()
+            self._decode_state_indices = handle.decode_state_indices.tolist()
         elif isinstance(handle, DecodeBatch):
-            self._decode_state_slots = handle.state_slots.tolist()
+            self._decode_state_indices = handle.state_indices.tolist()
         return super().wait(handle)
 
     def lose(self, batch: Any) -> None:
         super().lose(batch)
-        written = [getattr(batch, name, None) for name in ("state_slots", "decode_state_slots")]
-        for slots in [*written, getattr(getattr(batch, "slices", None), "state_to", None)]:
-            if slots is not None:
-                self.states[slots[slots >= 0]] = np.nan
+        written = [getattr(batch, name, None) for name in ("state_indices", "decode_state_indices")]
+        for entries in [*written, getattr(getattr(batch, "slices", None), "state_to", None)]:
+            if entries is not None:
+                self.states[entries[entries >= 0]] = np.nan
 
     def _prompts(self, slices: PromptSlices) -> list[Any]:
         """The logits after each token."""
@@ -114,11 +116,11 @@ class RecurrentToy(toy.ToyExecutor):
         none = [-1] * slices.num_segments
         loads = none if slices.state_from is None else slices.state_from.tolist()
         stores = none if slices.state_to is None else slices.state_to.tolist()
-        taken = [slot for slot in stores if slot >= 0]
-        assert len(set(taken)) == len(taken), "two states in one slot"
-        prefixes = [slot for slot in loads if slot >= self.slots]
+        taken = [entry for entry in stores if entry >= 0]
+        assert len(set(taken)) == len(taken), "two states in one entry"
+        prefixes = [entry for entry in loads if entry >= self.entries]
         assert not set(prefixes) & set(taken), "a prefix's state is overwritten while it is read"
-        for s, (load, slot) in enumerate(zip(loads, stores)):
+        for s, (load, entry) in enumerate(zip(loads, stores)):
             parent = int(slices.parents[s])
             state = ends[parent].copy() if parent >= 0 else begin()
             assert load < 0 or parent < 0, "a parent and a state of its own"
@@ -127,13 +129,13 @@ class RecurrentToy(toy.ToyExecutor):
             for token in slices.token_ids[slices.starts[s] : slices.starts[s + 1]].tolist():
                 found.append(advance(state, token))
             ends.append(state)
-            if slot >= 0:
-                self.states[slot] = state
+            if entry >= 0:
+                self.states[entry] = state
         return found
 
     def _rows(self, rows: DecodeRows) -> list[Any]:
         tokens = self._pending_tokens.resolve(rows.token_ids.astype(np.int64)).tolist()
-        return [advance(self.states[slot], token) for slot, token in zip(self._decode_state_slots, tokens)]
+        return [advance(self.states[entry], token) for entry, token in zip(self._decode_state_indices, tokens)]
 
     def _read(self, readout: Readout, sequences: list[Any]) -> Output:
         logits = np.array([sequences[row] for row in readout.rows.tolist()]).reshape(-1, toy.VOCAB)

@@ -129,9 +129,9 @@ def service_core(
     pool = Pool(
         limits.num_blocks,
         limits.block_size,
-        prefix_cache=cache and (limits.prefix_slots > 0 or not limits.slot_bytes),
-        state_slots=limits.recurrent_slots,
-        prefix_slots=limits.prefix_slots,
+        prefix_cache=cache and (limits.prefix_states > 0 or not limits.bytes_per_state),
+        running_states=limits.running_states,
+        prefix_states=limits.prefix_states,
     )
     budgets = Budgets(
         step_tokens,

@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "BACKGROUND.md").read_text(encoding="utf-8")
 WORDS = (
     "token, tokenizer, prompt, completion, logits, sampler, request, batch, prefill, decode, KV cache, scheduler, "
     "block, page, prefix cache, tensor parallelism, CUDA graph, MIL, JCT, TTFT, TPOT, E2E, RPM, OneShot, Mixed, "
-    "leader, peer, refresh, recurrent slot"
+    "leader, peer, refresh, state index"
 )
 
 

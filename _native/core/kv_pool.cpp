@@ -19,7 +19,7 @@ Result KvPool::attach(const int32_t* tokens, int64_t n, uint64_t salt, int64_t m
     return r;
   }
   lease->base = static_cast<int32_t>(lease->shared.size()), lease->branch = match.blocks;
-  if (node != kNoNode) states_->pin(lease->state_from = states_->slot_of(trie_.index_of(node)));
+  if (node != kNoNode) states_->pin(lease->state_from = states_->state_at(trie_.index_of(node)));
   return r;
 }
 
@@ -34,10 +34,10 @@ Result KvPool::take(Lease& lease, int64_t n, bool spare_protected) {
   return taken;
 }
 
-bool KvPool::take_state_slot(Lease& lease) {
-  if (free_state_slots_.empty()) return false;
-  lease.state_slot = free_state_slots_.back();
-  free_state_slots_.pop_back();
+bool KvPool::take_running_state(Lease& lease) {
+  if (free_running_states_.empty()) return false;
+  lease.state_index = free_running_states_.back();
+  free_running_states_.pop_back();
   return true;
 }
 
@@ -47,8 +47,8 @@ void KvPool::keep_states(Lease& lease, int64_t from, int64_t to, int64_t end, bo
   const auto last = static_cast<int32_t>(end / size_);
   const auto keep = [&](int32_t blocks, bool spare_used) {
     if (blocks * int64_t{size_} <= from || blocks * int64_t{size_} > to || blocks > lease.num_blocks()) return;
-    const int32_t slot = states_->take(spare_used);
-    if (slot >= 0) lease.kept[static_cast<size_t>(lease.num_kept++)] = {slot, blocks};
+    const int32_t entry = states_->take(spare_used);
+    if (entry >= 0) lease.kept[static_cast<size_t>(lease.num_kept++)] = {entry, blocks};
   };
   if (lease.branch > lease.base && lease.branch < last) keep(lease.branch, false);
   if (last > lease.base) keep(last, !evict_used && last != lease.branch);
@@ -56,12 +56,12 @@ void KvPool::keep_states(Lease& lease, int64_t from, int64_t to, int64_t end, bo
 
 void KvPool::give_states(Lease& lease, NodeId node, bool promoted) noexcept {
   for (int32_t k = 0; k < lease.num_kept; ++k) {
-    const auto [slot, blocks] = lease.kept[static_cast<size_t>(k)];
+    const auto [entry, blocks] = lease.kept[static_cast<size_t>(k)];
     const int32_t at = trie_.at_depth(node, blocks);
     if (at == kNil) {
-      states_->put_back(slot);
+      states_->put_back(entry);
     } else {
-      states_->give(slot, at, promoted || blocks == lease.branch);
+      states_->give(entry, at, promoted || blocks == lease.branch);
     }
   }
   lease.num_kept = 0;
@@ -141,7 +141,7 @@ Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t 
 Result KvPool::release(Lease& lease) noexcept {
   lease.released = true;
   --live_;
-  if (lease.state_slot >= 0) free_state_slots_.push_back(lease.state_slot), lease.state_slot = -1;
+  if (lease.state_index >= 0) free_running_states_.push_back(lease.state_index), lease.state_index = -1;
   if (lease.state_from >= 0) states_->unpin(lease.state_from), lease.state_from = -1;
   drop_kept(lease);
   Result r;

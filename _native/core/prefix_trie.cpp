@@ -107,7 +107,7 @@ int32_t PrefixTrie::would_hit(const int32_t* tokens, int64_t n, uint64_t salt) c
       return with_states ? last_state : static_cast<int32_t>(b);
     }
     parent = found, parent_generation = generation;
-    if (with_states && states_.slot_of(found) != PrefixStates::kNone) last_state = static_cast<int32_t>(b) + 1;
+    if (with_states && states_.state_at(found) != PrefixStates::kNone) last_state = static_cast<int32_t>(b) + 1;
   }
   return with_states ? last_state : static_cast<int32_t>(blocks);
 }

@@ -29,7 +29,7 @@ struct Layer {
   std::vector<float> weight, rate, offset;
   int64_t stride() const { return shape.row(); }  // queries, keys, values, b, a: as many as a row has
   int64_t windows() const { return (kernel - 1) * shape.decays(); }
-  int64_t slot() const { return windows() + state_floats(shape); }
+  int64_t entry() const { return windows() + state_floats(shape); }
 };
 
 Layer make_layer(Random& random, DeltaShape shape, int64_t kernel) {
@@ -41,16 +41,17 @@ Layer make_layer(Random& random, DeltaShape shape, int64_t kernel) {
 
 // Runs a step; the outputs are where the values were. Rows [tokens][stride].
 std::vector<float> run(const Kernels& kernels, const Layer& layer, const SequencePlan& plan,
-                       const std::vector<float>& x, std::vector<float>& slots, Fork fork = nullptr, int threads = 1) {
+                       const std::vector<float>& x, std::vector<float>& entries, Fork fork = nullptr,
+                       int threads = 1) {
   const int64_t stride = layer.stride();
   std::vector<float> made(static_cast<size_t>(plan.rows() * stride), -7.0f);
-  const ConvolveArgs conv{x.data(),  made.data(), nullptr,      layer.weight.data(),  nullptr,      slots.data(),
-                          stride,    stride,      layer.slot(), layer.shape.decays(), layer.kernel, Type::f32,
+  const ConvolveArgs conv{x.data(),  made.data(), nullptr,       layer.weight.data(),  nullptr,      entries.data(),
+                          stride,    stride,      layer.entry(), layer.shape.decays(), layer.kernel, Type::f32,
                           Type::f32, true};
   const DeltaInputArgs inputs{conv, x.data() + layer.shape.decays(), layer.rate.data(), layer.offset.data(),
                               layer.shape};
   CHECK(delta_inputs(kernels, plan, inputs, fork, threads));
-  const DeltaArgs rule{made.data(), stride, slots.data() + layer.windows(), layer.slot(), layer.shape};
+  const DeltaArgs rule{made.data(), stride, entries.data() + layer.windows(), layer.entry(), layer.shape};
   CHECK(delta(kernels, plan, rule, fork, threads));
   return made;
 }
@@ -122,28 +123,28 @@ void check_delta(const Kernels& kernels) {
       const Layer layer = make_layer(random, shape, kernel);
       const int64_t tokens = 23;
       const auto x = floats(random, tokens * layer.stride(), 2.0f);
-      std::vector<float> slots(static_cast<size_t>(3 * layer.slot()), nan);
+      std::vector<float> entries(static_cast<size_t>(3 * layer.entry()), nan);
       SequencePlan whole;
       CHECK(whole.build({0, 23}, {-1}, {-1}, {2}, 3, kernel).wrong == nullptr);
-      const auto made = run(kernels, layer, whole, x, slots);
+      const auto made = run(kernels, layer, whole, x, entries);
       const auto exact = reference(layer, x, tokens);
       for (int64_t t = 0; t < tokens; ++t)
         for (int64_t d = 0; d < shape.values(); ++d)
           worst = std::max(worst, std::fabs(made[t * layer.stride() + 2 * shape.keys() + d] -
                                             exact[static_cast<size_t>(t * shape.values() + d)]));
-      // Cut anywhere, and token by token behind the cut, in a slot that held something else.
+      // Cut anywhere, and token by token behind the cut, in an entry that held something else.
       for (const int64_t cut : {1, 2, 5, 22}) {
         SequencePlan head, tail, next;
         CHECK(head.build({0, static_cast<int32_t>(cut)}, {-1}, {-1}, {0}, 3, kernel).wrong == nullptr);
-        CHECK(same_rows(layer, run(kernels, layer, head, part(layer, x, 0, cut), slots), 0, made, 0, cut));
+        CHECK(same_rows(layer, run(kernels, layer, head, part(layer, x, 0, cut), entries), 0, made, 0, cut));
         CHECK(tail.build({0, static_cast<int32_t>(tokens - cut)}, {-1}, {0}, {1}, 3, kernel).wrong == nullptr);
-        const auto rest = run(kernels, layer, tail, part(layer, x, cut, tokens), slots, fork_threads, 3);
+        const auto rest = run(kernels, layer, tail, part(layer, x, cut, tokens), entries, fork_threads, 3);
         CHECK(same_rows(layer, rest, 0, made, cut, tokens - cut));
-        CHECK(std::memcmp(slots.data() + layer.slot(), slots.data() + 2 * layer.slot(),
-                          sizeof(float) * static_cast<size_t>(layer.slot())) == 0);
+        CHECK(std::memcmp(entries.data() + layer.entry(), entries.data() + 2 * layer.entry(),
+                          sizeof(float) * static_cast<size_t>(layer.entry())) == 0);
         CHECK(next.build({0, 1}, {-1}, {0}, {0}, 3, kernel).wrong == nullptr);
         for (int64_t t = cut; t < tokens; ++t)
-          CHECK(same_rows(layer, run(kernels, layer, next, part(layer, x, t, t + 1), slots), 0, made, t, 1));
+          CHECK(same_rows(layer, run(kernels, layer, next, part(layer, x, t, t + 1), entries), 0, made, t, 1));
       }
     }
   std::printf("%s: the gated delta rule is off by at most %.1e\n", kernels.name, worst);
@@ -154,7 +155,7 @@ void check_delta(const Kernels& kernels) {
 void check_forest(const Kernels& kernels) {
   Random random{5};
   const Layer layer = make_layer(random, {2, 4, 12, 18}, 4);
-  std::vector<float> slots(static_cast<size_t>(4 * layer.slot()), std::nanf(""));
+  std::vector<float> entries(static_cast<size_t>(4 * layer.entry()), std::nanf(""));
   const auto x = floats(random, 40 * layer.stride(), 2.0f);
   struct Piece {
     std::vector<int64_t> path;  // rows of x
@@ -166,13 +167,13 @@ void check_forest(const Kernels& kernels) {
     return rows;
   };
   // 0: 9 tokens; 1 below 0: 1 token; 2: another tree; 3 below 1: 5 tokens; 4 below 0: nothing; 5 below 4: 6; 6: a row
-  // that goes on from slot 3.
+  // that goes on from entry 3.
   const std::vector<Piece> pieces{{range(0, 9), -1}, {range(9, 10), 0},  {range(10, 17), -1}, {range(17, 22), 1},
                                   {{}, 0},           {range(22, 28), 4}, {range(39, 40), -1}};
   SequencePlan before;
   CHECK(before.build({0, 2}, {-1}, {-1}, {3}, 4, 4).wrong == nullptr);
-  run(kernels, layer, before, part(layer, x, 37, 39), slots);
-  const auto kept = slots;
+  run(kernels, layer, before, part(layer, x, 37, 39), entries);
+  const auto kept = entries;
   std::vector<int32_t> starts{0}, parents;
   std::vector<float> step;
   for (const Piece& piece : pieces) {
@@ -184,16 +185,16 @@ void check_forest(const Kernels& kernels) {
     parents.push_back(piece.parent);
   }
   for (const int threads : {1, 3}) {
-    slots = kept;
+    entries = kept;
     SequencePlan plan;
     CHECK(plan.build(starts, parents, {-1, -1, -1, -1, -1, -1, 3}, {-1, -1, -1, 1, -1, 0, 3}, 4, 4).wrong == nullptr);
-    const auto made = run(kernels, layer, plan, step, slots, threads > 1 ? fork_threads : nullptr, threads);
+    const auto made = run(kernels, layer, plan, step, entries, threads > 1 ? fork_threads : nullptr, threads);
     for (size_t s = 0; s + 1 < pieces.size(); ++s) {
       std::vector<int64_t> path;
       for (int32_t at = static_cast<int32_t>(s); at >= 0; at = pieces[static_cast<size_t>(at)].parent)
         path.insert(path.begin(), pieces[static_cast<size_t>(at)].path.begin(),
                     pieces[static_cast<size_t>(at)].path.end());
-      std::vector<float> alone, own(static_cast<size_t>(layer.slot()), std::nanf(""));
+      std::vector<float> alone, own(static_cast<size_t>(layer.entry()), std::nanf(""));
       for (const int64_t row : path) {
         const auto one = part(layer, x, row, row + 1);
         alone.insert(alone.end(), one.begin(), one.end());
@@ -204,9 +205,9 @@ void check_forest(const Kernels& kernels) {
       const auto expected = run(kernels, layer, single, alone, own);
       const auto count = static_cast<int64_t>(pieces[s].path.size());
       CHECK(same_rows(layer, made, starts[s], expected, length - count, count));
-      const int64_t slot = s == 3 ? 1 : s == 5 ? 0 : -1;
-      if (slot >= 0)
-        CHECK(std::memcmp(slots.data() + slot * layer.slot(), own.data(), sizeof(float) * own.size()) == 0);
+      const int64_t entry = s == 3 ? 1 : s == 5 ? 0 : -1;
+      if (entry >= 0)
+        CHECK(std::memcmp(entries.data() + entry * layer.entry(), own.data(), sizeof(float) * own.size()) == 0);
     }
     SequencePlan last;
     auto single = kept;
@@ -294,8 +295,8 @@ void check_gates(const Kernels& kernels) {
 void check_refusals() {
   SequencePlan plan;
   const auto refused = [&](std::vector<int32_t> starts, std::vector<int32_t> parents, std::vector<int32_t> load,
-                           std::vector<int32_t> store, int64_t slots = 2, int64_t kernel = 4) {
-    const bool bad = plan.build(starts, parents, load, store, slots, kernel).wrong != nullptr;
+                           std::vector<int32_t> store, int64_t entries = 2, int64_t kernel = 4) {
+    const bool bad = plan.build(starts, parents, load, store, entries, kernel).wrong != nullptr;
     return bad && plan.rows() == 0 && plan.trees() == 0;
   };
   CHECK(refused({0, 3}, {-1}, {-1}, {}));

@@ -103,14 +103,14 @@ class CpuExecutor:
         logits_chunk_rows: int | None = None,
         attention: str = "auto",
         quantization: Quantization | None = None,
-        recurrent_slots: int = 8,
-        prefix_slots: int = 0,
+        running_states: int = 8,
+        prefix_states: int = 0,
         step_memory: StepMemory | None = None,
     ) -> None:
         """``checkpoint``: a file to read, or weights that were read of it, and then ``dtype`` is the choice that they
         were read with. ``dtype``: see ``precision``. ``attention``: see ``backends``; ``ConfigError`` where it cannot
-        serve. ``quantization``: see ``EngineConfig``. ``recurrent_slots``: of how many sequences a model with
-        recurrent layers keeps the state; ``prefix_slots``: of how many cached prefixes. ``step_memory``: what the
+        serve. ``quantization``: see ``EngineConfig``. ``running_states``: of how many sequences a model with
+        recurrent layers keeps the state; ``prefix_states``: of how many cached prefixes. ``step_memory``: what the
         control plane is told that a step takes."""
         self.config = config
         self.block_size = block_size
@@ -138,7 +138,7 @@ class CpuExecutor:
             with torch.inference_mode():
                 self.decoder.pad_matmuls(rows_needed(self.decoder.linears()))
         self.pool = KvTensors.empty(config.spec, num_blocks * block_size, self.dtype)
-        self._states = StatePool(config.spec, recurrent_slots, prefix_slots) if config.spec.recurrent else None
+        self._states = StatePool(config.spec, running_states, prefix_states) if config.spec.recurrent else None
         self._windows = Counter(heads.window for heads in config.spec.attentions)
         self._kinds = LayerKinds(config.spec.attentions)
         with_attention = [isinstance(layer.mixer, Heads) for layer in config.spec.layers]
@@ -172,9 +172,9 @@ class CpuExecutor:
             masked_lm=self.weights.masked is not None,
             head_pooling="markers" if reads_options else "last" if classifier is None else classifier.pooling,
             bidirectional=config.spec.bidirectional,
-            recurrent_slots=0 if self._states is None else self._states.slots,
-            prefix_slots=0 if self._states is None else self._states.prefixes,
-            slot_bytes=0 if self._states is None else self._states.slot_bytes,
+            running_states=0 if self._states is None else self._states.running,
+            prefix_states=0 if self._states is None else self._states.prefixes,
+            bytes_per_state=0 if self._states is None else self._states.bytes_per_state,
             step_memory=self._step_memory,
         )
 

@@ -31,9 +31,9 @@ class ExecutorLimits:
     quantization: str | None = None  # of the weights of layers and LM head
     lm_head: bool = True  # False: no logits over the vocabulary, only vectors and class logits
     masked_lm: bool = False  # an encoder whose logits over the vocabulary mean something at a mask
-    recurrent_slots: int = 0  # sequences of which it keeps a recurrent state at a time
-    prefix_slots: int = 0  # of cached prefixes, in slots behind those
-    slot_bytes: int = 0  # of such a state; 0 for a model without recurrent layers
+    running_states: int = 0  # sequences of which it keeps a recurrent state at a time
+    prefix_states: int = 0  # of cached prefixes, in entries behind those
+    bytes_per_state: int = 0  # of such a state; 0 for a model without recurrent layers
     head_pooling: str = (
         "last"  # the token that a classification head reads: "first", "last", "mean" of all, "markers", "tokens"
     )
@@ -48,8 +48,8 @@ class Executor(Protocol):
 
     ``submit`` raises ``TypeError`` for anything but a ``ForwardBatch`` variant. ``wait`` returns the result of
     that handle or raises what the step raised; after a failed step the executor takes the next one as if
-    nothing had happened (undefined are its pool contents for that step's write slots, the states in its recurrent
-    slots, and the numbers of rows that name a token which it should have drawn). One thread at a time submits; any
+    nothing had happened (undefined are its pool contents for that step's write slots, the states in its state
+    entries, and the numbers of rows that name a token which it should have drawn). One thread at a time submits; any
     thread may wait.
     """
 

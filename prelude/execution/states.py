@@ -14,22 +14,22 @@ from prelude.models.spec import ModelSpec
 
 
 class StatePool:
-    """A state for each of ``slots`` sequences and ``prefixes`` cached prefixes; a page of it takes memory from the
+    """A state for each of ``running`` sequences and ``prefixes`` cached prefixes; a page of it takes memory from the
     first write to it on."""
 
-    def __init__(self, spec: ModelSpec, slots: int, prefixes: int) -> None:
-        self.slots, self.prefixes = slots, prefixes
-        total = slots + prefixes
-        self.slot_bytes = state_bytes(spec)
+    def __init__(self, spec: ModelSpec, running: int, prefixes: int) -> None:
+        self.running, self.prefixes = running, prefixes
+        total = running + prefixes
+        self.bytes_per_state = state_bytes(spec)
         self._kernel = spec.recurrent[0].kernel
-        self._states = States.of(spec, lazy_zeros((total, self.slot_bytes // 4), torch.float32))
+        self._states = States.of(spec, lazy_zeros((total, self.bytes_per_state // 4), torch.float32))
 
     def step(self, batch: ForwardBatch) -> StepStates:
-        """``ValueError`` where a prompt goes on from a context whose state no slot has."""
-        return StepStates(self._states, _sequences(batch, self.slots + self.prefixes, self._kernel))
+        """``ValueError`` where a prompt goes on from a context whose state no entry has."""
+        return StepStates(self._states, _sequences(batch, self.running + self.prefixes, self._kernel))
 
 
-def _sequences(batch: ForwardBatch, slots: int, kernel: int) -> Sequences:
+def _sequences(batch: ForwardBatch, entries: int, kernel: int) -> Sequences:
     """Prompt segments, then a segment of one token for each decode row."""
     starts, parents, load, store = [np.zeros(1, np.int32)], [], [], []
     if isinstance(batch, (OneShotBatch, MixedBatch)):
@@ -46,7 +46,7 @@ def _sequences(batch: ForwardBatch, slots: int, kernel: int) -> Sequences:
         store.append(none if slices.state_to is None else slices.state_to)
     if not isinstance(batch, OneShotBatch):
         rows = batch.rows if isinstance(batch, DecodeBatch) else batch.decode
-        held = batch.state_slots if isinstance(batch, DecodeBatch) else batch.decode_state_slots
+        held = batch.state_indices if isinstance(batch, DecodeBatch) else batch.decode_state_indices
         count = rows.num_rows
         if count and (held is None or len(held) != count or (held < 0).any()):
             raise ValueError(f"{count} decode rows without a state of their own each")
@@ -56,4 +56,4 @@ def _sequences(batch: ForwardBatch, slots: int, kernel: int) -> Sequences:
         load.append(np.zeros(0, np.int32) if held is None else held)
         store.append(load[-1])
     every_start, every_parent, loads, stores = (np.concatenate(part) for part in (starts, parents, load, store))
-    return Sequences(every_start, every_parent, loads, stores, slots, kernel)
+    return Sequences(every_start, every_parent, loads, stores, entries, kernel)

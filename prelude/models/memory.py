@@ -45,16 +45,16 @@ def give_back_freed() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def default_slots(available: int, slot_bytes: int, *, running: int) -> int:
+def default_running_states(available: int, bytes_per_state: int, *, running: int) -> int:
     """Of how many sequences a CPU keeps the state of recurrent layers: of ``running`` ones, as far as their states
     take no more than a quarter of the ``available`` bytes that the weights leave; of one at least."""
-    return max(1, min(running, available // 4 // slot_bytes))
+    return max(1, min(running, available // 4 // bytes_per_state))
 
 
-def default_prefixes(available: int | None, slot_bytes: int) -> int:
+def default_prefixes(available: int | None, bytes_per_state: int) -> int:
     """Of how many cached prefixes a CPU keeps the state of recurrent layers: as many as take an eighth of the
     ``available`` bytes that the weights leave, 256 at most; 16 where the system does not say."""
-    return 16 if available is None else min(256, available // 8 // slot_bytes)
+    return 16 if available is None else min(256, available // 8 // bytes_per_state)
 
 
 def default_blocks(

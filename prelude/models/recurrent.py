@@ -5,7 +5,7 @@ step.
     short convolution  in_proj ─ B u ─ convolution ─ times C ─▶ out
 
 A sequence's state is float32 with weights of any type: for each layer the last inputs of its convolution and, of
-the gated delta rule, a matrix for each value head. The states of all sequences lie in one tensor [slots, values].
+the gated delta rule, a matrix for each value head. The states of all sequences lie in one tensor [entries, values].
 The kernels go through the tokens one after another, so the bits of a row do not depend on where its prompt was cut,
 forked or continued. The form with matrix products over chunks of tokens is not used: its sums depend on where a chunk
 begins, and the rule is about 2 % of the arithmetic of a layer whose heads have 128 values.
@@ -83,7 +83,7 @@ def state_bytes(spec: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The states of sequences, [slots, values] float32, and where in a slot each recurrent layer's begins."""
+    """The states of sequences, [entries, values] float32, and where in an entry each recurrent layer's begins."""
 
     tensor: Tensor
     begins: tuple[int, ...]

@@ -34,9 +34,9 @@ def make_core(
             # A cached prefix needs its recurrent state; in an encoder a prefix depends on the tokens after it.
             prefix_cache=config.prefix_cache
             and not limits.bidirectional
-            and (limits.prefix_slots > 0 or not limits.slot_bytes),
-            state_slots=limits.recurrent_slots,
-            prefix_slots=limits.prefix_slots,
+            and (limits.prefix_states > 0 or not limits.bytes_per_state),
+            running_states=limits.running_states,
+            prefix_states=limits.prefix_states,
         ),
         Budgets(
             step_tokens=config.resolved_step(limits.max_positions),

@@ -135,10 +135,10 @@ class Entry:
                 "beside running rows; ask fewer questions at a time or raise max_step_tokens"
             )
         if request.execution_class is ExecutionClass.DECODE:
-            if self._limits.slot_bytes and not self._pool.num_state_slots:
+            if self._limits.bytes_per_state and not self._pool.num_running_states:
                 raise RequestTooLarge(
-                    "a request for more than one token takes a recurrent slot, the executor has none; ask for one "
-                    "token (max_tokens=1), or give it room for states"
+                    "a request for more than one token takes a recurrent state, the executor has room for none; ask "
+                    "for one token (max_tokens=1), or give it room for states"
                 )
             blocks = -(-(request.max_device_len - 1) // self._pool.block_size)  # the last token is never written
             if blocks > self._pool.num_blocks:

@@ -25,9 +25,9 @@ def snapshot(core: EngineCore) -> dict[str, Any]:
     stats.callback_errors = core.events.errors
     stats.blocks_free, stats.blocks_used = allocator.num_free, allocator.num_used
     stats.blocks_cached = allocator.num_cached
-    stats.slots_free, stats.slots_used = (
-        core.pool.free_state_slots,
-        core.pool.num_state_slots - core.pool.free_state_slots,
+    stats.states_free, stats.states_used = (
+        core.pool.free_running_states,
+        core.pool.num_running_states - core.pool.free_running_states,
     )
     stats.prefix_states = core.pool.prefix_states
     stats.blocks_locked = len({block for lease in leases for block in lease.shared.tolist()})

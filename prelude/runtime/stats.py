@@ -54,8 +54,8 @@ class EngineStats(StepCounts):
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_locked: int = 0  # cached ones that a request reads now
-    slots_free: int = 0  # for states of a recurrent model
-    slots_used: int = 0
+    states_free: int = 0  # for states of a recurrent model
+    states_used: int = 0
     prefix_states: int = 0  # cached prefixes that have a state
 
     def numbers(self) -> dict[str, Any]:

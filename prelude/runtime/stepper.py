@@ -69,7 +69,7 @@ class Stepper:
         self._pacer = pacer
         self._cost = cost
         self._overlap = steps.overlap
-        self._block_size, self._recurrent = pool.block_size, pool.num_state_slots > 0
+        self._block_size, self._recurrent = pool.block_size, pool.num_running_states > 0
         self._vocab_size = executor.limits().vocab_size
         self._unsent: Plan | None = None  # it could not be submitted, and those before it are being postprocessed
         self._withdrawn = False

@@ -83,9 +83,9 @@ def _decode_readout(requests: Sequence[Request]) -> SampleRows:
     )
 
 
-def _state_slots(requests: Iterable[Request]) -> I32:
+def _state_indices(requests: Iterable[Request]) -> I32:
     """[rows]: where a recurrent model keeps the state of each."""
-    return np.array([request.held.state_slot for request in requests], dtype=np.int32)
+    return np.array([request.held.state_index for request in requests], dtype=np.int32)
 
 
 # ------------------------------------------------------------------ the whole step
@@ -97,7 +97,7 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
     """``recurrent``: the batch says in which slots the states of its Decode requests are."""
     if plan.decode and not plan.prefill and not plan.oneshot:
         rows, readout = DecodeRows(*pack_running(plan.decode, block_size)), _decode_readout(plan.decode)
-        batch = DecodeBatch(rows, readout, _state_slots(plan.decode)) if recurrent else DecodeBatch(rows, readout)
+        batch = DecodeBatch(rows, readout, _state_indices(plan.decode)) if recurrent else DecodeBatch(rows, readout)
         return Packed(batch, decode=plan.decode)
     oneshot = plan.oneshot
     chunks = [_prefill_row(row) for row in plan.prefill] if plan.prefill else []
@@ -125,7 +125,7 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
         tuple(readouts),
         DecodeRows(*pack_running(plan.decode, block_size)),
         _decode_readout(plan.decode) if plan.decode else None,
-        _state_slots(plan.decode) if recurrent else None,
+        _state_indices(plan.decode) if recurrent else None,
     )
     return Packed(
         mixed,

@@ -192,7 +192,7 @@ def _grow_to(pool: KvPool, lease: Lease, tokens: int) -> bool:
 
 
 def preempt(request: Request, queues: Queues, pool: KvPool) -> None:
-    """Recompute later: blocks and slot go back (cached blocks stay in the trie), the sampled tokens are kept."""
+    """Recompute later: blocks and state entry go back, cached blocks stay in the trie, sampled tokens are kept."""
     request.give_back(pool)
     request.cached_len = request.staged_len = 0
     request.stats.preemptions += 1
@@ -271,7 +271,7 @@ def _start(
     deferred: list[Deferral],
 ) -> int:
     """The first chunk of a prompt that waits; how many tokens it has. 0: it found no room, or is deferred."""
-    if pool.num_state_slots and not pool.free_state_slots:
+    if pool.num_running_states and not pool.free_running_states:
         return 0
     known = request.known[: request.num_known]
     lease = pool.attach(known, request.salt, request.reusable, growable=True)
@@ -282,8 +282,8 @@ def _start(
     if queues.decode.policy.takes_turns and not _room_beside_first(request, lease, queues, pool, left):
         request.give_back(pool)
         return 0
-    if pool.num_state_slots:
-        pool.take_state_slot(lease)
+    if pool.num_running_states:
+        pool.take_running_state(lease)
     cached = lease.num_shared * pool.block_size
     request.cached_len = request.staged_len = cached
     count = _chunk(request, pool, ledger, left, rows, retry)

@@ -84,13 +84,13 @@ def withdraw_all(plan: Plan, queues: Queues, pool: KvPool) -> None:
 def _roll_back(request: Request, pool: KvPool) -> None:
     """Back to the last postprocessed token; one whose chunk was promised, or stood on a promise, to what the trie has
     of it; one with a recurrent state, whose last token is unknown, to the state that it went on
-    from, or to its first token, in the blocks and the slot that it has."""
+    from, or to its first token, in the blocks and the state entry that it has."""
     lease = request.lease
     request.staged_len = request.cached_len
     if lease is not None and (lease.promise >= 0 or lease.borrowed):
         pool.withdraw(lease)
         request.cached_len = request.staged_len = lease.num_shared * pool.block_size
-    if lease is not None and lease.state_slot >= 0:
+    if lease is not None and lease.state_index >= 0:
         request.cached_len = request.staged_len = lease.base * pool.block_size
         if request.state is State.DECODE:
             request.move(State.WAITING)

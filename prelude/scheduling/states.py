@@ -2,7 +2,7 @@
 
     packed      [ prompt ........................................ ]
     with cuts   [ to the branch )[ to the last full block )[ rest ]      each goes on from the one before it
-                  state ─▶ slot    state ─▶ slot             ─▶ the sequence's own slot, of a Decode request
+                  state ─▶ entry   state ─▶ entry            ─▶ the sequence's own entry, of a Decode request
 
 A state is that at a segment's end, so that a segment is cut where one is kept.
 """
@@ -30,33 +30,33 @@ def with_states(
     batch's, and the lease. ``chunks``: where the first token of each is; they are the last segments, one each."""
     count = slices.num_segments
     begins, ends = np.full(count, -1, np.int32), np.full(count, -1, np.int32)
-    cuts: list[tuple[int, int]] = []  # (token behind which a state is kept, slot)
+    cuts: list[tuple[int, int]] = []  # (token behind which a state is kept, entry)
     for segment, shift, lease in rows:
         begins[segment] = lease.state_from
-        cuts += [(shift + blocks * block_size, slot) for slot, blocks in lease.kept]
+        cuts += [(shift + blocks * block_size, entry) for entry, blocks in lease.kept]
     for segment, (token, row) in enumerate(chunks, count - len(chunks)):
         lease = row.request.held
         if row.start:
-            begins[segment] = lease.state_from if row.start == lease.base * block_size else lease.state_slot
-        ends[segment] = lease.state_slot
-        cuts += [(token - row.start + blocks * block_size, slot) for slot, blocks in lease.kept]
+            begins[segment] = lease.state_from if row.start == lease.base * block_size else lease.state_index
+        ends[segment] = lease.state_index
+        cuts += [(token - row.start + blocks * block_size, entry) for entry, blocks in lease.kept]
     if not (cuts or chunks or (begins >= 0).any()):
         return slices
     return _cut(replace(slices, state_from=begins, state_to=ends), sorted(cuts))
 
 
 def _cut(slices: PromptSlices, cuts: list[tuple[int, int]]) -> PromptSlices:
-    """With the state behind token ``cuts[i][0] - 1`` in slot ``cuts[i][1]``. Where a segment ends there and has a
-    slot for its own state, an empty one takes that."""
+    """With the state behind token ``cuts[i][0] - 1`` in entry ``cuts[i][1]``. Where a segment ends there and has a
+    entry for its own state, an empty one takes that."""
     begins, ends = slices.state_from, slices.state_to
     if begins is None or ends is None or not cuts:
         return slices
     tokens = np.array([token for token, _ in cuts], np.int32)
-    slots = np.array([slot for _, slot in cuts], np.int32)
+    entries = np.array([entry for _, entry in cuts], np.int32)
     where = np.searchsorted(slices.starts, tokens - 1, side="right") - 1
     at_end = (tokens == slices.starts[where + 1]) & (ends[where] < 0)
-    ends[where[at_end]] = slots[at_end]
-    tokens, slots, where = tokens[~at_end], slots[~at_end], where[~at_end]
+    ends[where[at_end]] = entries[at_end]
+    tokens, entries, where = tokens[~at_end], entries[~at_end], where[~at_end]
     if not len(tokens):
         return slices
     count = slices.num_segments
@@ -73,7 +73,7 @@ def _cut(slices: PromptSlices, cuts: list[tuple[int, int]]) -> PromptSlices:
     parents = spread(np.where(slices.parents >= 0, last[slices.parents], -1).astype(np.int32), first, -1)
     parents[new] = new - 1
     to = spread(ends, last, -1)
-    to[new - 1] = slots
+    to[new - 1] = entries
     return replace(
         slices,
         starts=np.insert(slices.starts, where + 1, tokens),

@@ -17,7 +17,7 @@ from prelude import Choice, Decide, Engine, EngineConfig, Generate, Loglikelihoo
 from prelude.errors import CheckpointError, InsufficientMemory, UnsupportedModel
 from prelude.execution.cuda import check_supported
 from prelude.models.config import ModelConfig
-from prelude.models.memory import default_prefixes, default_slots
+from prelude.models.memory import default_prefixes, default_running_states
 from tests.checkpoints import make_checkpoint
 from tests.engine.conftest import Oracle
 from tests.execution.conftest import RECURRENT
@@ -45,7 +45,7 @@ def make(hybrid: Oracle) -> Iterator[Make]:
     yield one
     for engine in made:
         engine._core.audit()
-        assert engine._core.pool.free_state_slots == engine._core.pool.num_state_slots
+        assert engine._core.pool.free_running_states == engine._core.pool.num_running_states
         engine.close()
 
 
@@ -55,7 +55,7 @@ def ids_of(engine: Engine, text: str) -> list[int]:
 
 @pytest.mark.feature("A8")
 def test_texts_are_those_of_transformers_generate(hybrid: Oracle, make: Make) -> None:
-    """More requests than slots, chunks of 16 tokens, and decisions in the same steps."""
+    """More requests than entries, chunks of 16 tokens, and decisions in the same steps."""
     engine = make(max_running=3, chunk_tokens=16)
     prompts = [" ".join(["boats lay at the quay"] * (1 + i % 4)) + f" on day {i}" for i in range(7)]
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
@@ -63,7 +63,7 @@ def test_texts_are_those_of_transformers_generate(hybrid: Oracle, make: Make) ->
     mixed = engine.run_many([*tasks, *[Decide(prompt, [YesNo("Polite?")]) for prompt in prompts]])
     for prompt, result in zip(prompts, mixed):
         assert list(result.token_ids) == hybrid.greedy(ids_of(engine, prompt), 20)
-    assert engine.stats()["slots_used"] == 0 and engine.stats()["slots_free"] == 3
+    assert engine.stats()["states_used"] == 0 and engine.stats()["states_free"] == 3
 
 
 def test_loglikelihoods_and_vectors_are_those_of_transformers(hybrid: Oracle, make: Make) -> None:
@@ -187,9 +187,9 @@ def test_cuda_refuses_such_a_model_by_name(hybrid: Oracle) -> None:
 def test_memory_of_states_is_part_of_the_need(hybrid: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     import prelude.models.memory as memory
 
-    assert default_slots(1 << 20, 1 << 10, running=64) == 64
-    assert default_slots(1 << 20, 1 << 14, running=64) == 16
-    assert default_slots(1 << 10, 1 << 14, running=64) == 1
+    assert default_running_states(1 << 20, 1 << 10, running=64) == 64
+    assert default_running_states(1 << 20, 1 << 14, running=64) == 16
+    assert default_running_states(1 << 10, 1 << 14, running=64) == 1
     assert default_prefixes(1 << 20, 1 << 14) == 8 and default_prefixes(1 << 30, 1 << 10) == 256
     assert default_prefixes(1 << 10, 1 << 14) == 0 and default_prefixes(None, 1 << 14) == 16
     weights = sum(2 * tensor.numel() * 2 for tensor in load_file(hybrid.path / "model.safetensors").values())

@@ -136,7 +136,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "block_ffn_dim_multiplier": 1.3,
     },
 }
-"""Models with layers that keep a state of a sequence: their running sequences hold slots."""
+"""Models with layers that keep a state of a sequence: their running sequences hold entries."""
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))

@@ -180,7 +180,7 @@ def greedy(
     are in the first slots."""
     s = slices([Segment(ids, write=table) for ids, table in zip(prompts_, tables)])
     nobody = decode_rows([], [], [[]])
-    held = i32(range(len(prompts_))) if executor.limits().recurrent_slots else None
+    held = i32(range(len(prompts_))) if executor.limits().running_states else None
     batch: DecodeBatch | MixedBatch
     batch = MixedBatch(owned(s, held), (sampling(ends(s)),), nobody, None, None if held is None else held[:0])
     tokens = [run(executor, batch).outputs[0].token_ids]

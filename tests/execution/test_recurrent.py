@@ -48,10 +48,10 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Model(save_model(tmp_path_factory.mktemp(request.param), **RECURRENT[request.param]))
 
 
-def chunk_hidden(executor: CpuExecutor, s: PromptSlices, slots: list[int], rows: np.ndarray) -> np.ndarray:
-    """As ``hidden``, of segments that hold slots; -1 for one that has none."""
+def chunk_hidden(executor: CpuExecutor, s: PromptSlices, entries: list[int], rows: np.ndarray) -> np.ndarray:
+    """As ``hidden``, of segments that hold entries; -1 for one that has none."""
     readout = PooledRows(i32(rows), i32(np.arange(len(rows) + 1)))
-    return run(executor, MixedBatch(owned(s, slots), (readout,), NOBODY, None, i32([]))).outputs[0].vectors
+    return run(executor, MixedBatch(owned(s, entries), (readout,), NOBODY, None, i32([]))).outputs[0].vectors
 
 
 # ------------------------------------------------------------------ transformers
@@ -107,7 +107,7 @@ def test_chunked_prefill_beside_decode(hybrid: Model, chunk: int) -> None:
     executor = hybrid.executor()
     long, short = random_ids(0, 75), random_ids(1, 20)
     table, other = [11, 3, 8, 1, 6], [20, 15, 17, 21, 22, 23, 24]
-    tokens = [int(greedy(executor, [short], [other], 1)[0, 0])]  # its state is in slot 0
+    tokens = [int(greedy(executor, [short], [other], 1)[0, 0])]  # its state is in entry 0
     ours = np.zeros(0)
     for done in range(0, 75, chunk):
         part = Segment(long[done : done + chunk], context=done, blocks=table[: -(-done // 16)], write=table)
@@ -182,7 +182,7 @@ def test_folded(executor: CpuExecutor, alone: Callable[..., np.ndarray]) -> None
 @pytest.mark.fault(74)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 100])
 def test_chunked(executor: CpuExecutor, alone: Callable[..., np.ndarray], chunk: int) -> None:
-    """In a slot that another sequence left full."""
+    """In an entry that another sequence left full."""
     ids = random_ids(3, 150 if chunk > 1 else 40)
     table = np.random.default_rng(2).permutation(100)[:10].tolist()
     whole = alone(ids)
@@ -216,7 +216,7 @@ def test_decode_rows_and_prompt_rows(executor: CpuExecutor) -> None:
 def test_cut_where_a_state_is_kept_and_gone_on_from(
     executor: CpuExecutor, alone: Callable[..., np.ndarray], cut: int
 ) -> None:
-    """A prompt leaves the state behind its token ``cut`` in a slot; two others go on from it at once."""
+    """A prompt leaves the state behind its token ``cut`` in an entry; two others go on from it at once."""
     ids = random_ids(3, 78)
     whole, table = alone(ids), [5, 2, 9, 4, 0]
     first = slices([Segment(ids[:cut], write=table), Segment(ids[cut:], 0)])
@@ -234,7 +234,7 @@ def test_cut_where_a_state_is_kept_and_gone_on_from(
 
 @pytest.mark.feature("A8")
 def test_bytes_of_a_token_and_of_a_state(recurrent: Model) -> None:
-    executor = recurrent.executor(num_blocks=4, recurrent_slots=3)
+    executor = recurrent.executor(num_blocks=4, running_states=3)
     limits, spec = executor.limits(), recurrent.config.spec
     heads, full = spec.attention, len(spec.attentions)
     assert 0 < full < len(spec.layers) and full + len(spec.recurrent) == len(spec.layers)
@@ -245,7 +245,7 @@ def test_bytes_of_a_token_and_of_a_state(recurrent: Model) -> None:
         values += (mixer.kernel - 1) * mixer.channels
         if isinstance(mixer, GatedDelta):
             values += mixer.value_heads * mixer.key_dim * -(-mixer.value_dim // 16) * 16
-    assert (limits.recurrent_slots, limits.slot_bytes) == (3, 4 * values) and state_bytes(spec) == 4 * values
+    assert (limits.running_states, limits.bytes_per_state) == (3, 4 * values) and state_bytes(spec) == 4 * values
 
 
 @pytest.mark.feature("A20")
@@ -259,7 +259,7 @@ def test_weights_are_counted_once(hybrid: Model) -> None:
 
 
 def test_a_context_without_its_state_is_refused(hybrid: Model) -> None:
-    executor = hybrid.executor(recurrent_slots=2)
+    executor = hybrid.executor(running_states=2)
     part = slices([Segment(random_ids(1, 3), context=16, blocks=[0])])
     rows = decode_rows([5], [3], [[0]])
     for batch, told in (
@@ -267,7 +267,7 @@ def test_a_context_without_its_state_is_refused(hybrid: Model) -> None:
         (MixedBatch(owned(part, [-1]), (), NOBODY, None, i32([])), "goes on from 16 tokens without their state"),
         (DecodeBatch(rows, sampling([0])), "1 decode rows without a state"),
         (DecodeBatch(rows, sampling([0]), i32([-1])), "1 decode rows without a state"),
-        (DecodeBatch(rows, sampling([0]), i32([2])), "no such slot"),
+        (DecodeBatch(rows, sampling([0]), i32([2])), "no such entry"),
     ):
         with pytest.raises(ValueError, match=told):
             run(executor, batch)
@@ -275,5 +275,5 @@ def test_a_context_without_its_state_is_refused(hybrid: Model) -> None:
 
 
 def test_a_model_without_such_layers_keeps_no_state(tmp_path: Path) -> None:
-    limits = Model(save_model(tmp_path)).executor(recurrent_slots=5).limits()
-    assert (limits.recurrent_slots, limits.slot_bytes) == (0, 0)
+    limits = Model(save_model(tmp_path)).executor(running_states=5).limits()
+    assert (limits.running_states, limits.bytes_per_state) == (0, 0)

@@ -26,7 +26,7 @@ EDITS = (
         "A5",
         (PLANNER, "while lease.num_blocks * size < tokens and", "while lease.num_blocks * size < tokens - 1 and"),
     ),
-    edit("no_slot_is_taken", "A8", (PLANNER, "        pool.take_state_slot(lease)\n", "        pass\n")),
+    edit("no_slot_is_taken", "A8", (PLANNER, "        pool.take_running_state(lease)\n", "        pass\n")),
     edit(
         "other_batches_are_a_bad_value",
         "A9",

@@ -21,7 +21,7 @@ BLOCK = RecurrentToy().limits().block_size
 
 
 def core_of(prefixes: int = 8, **options: Any) -> EngineCore:
-    return service_core(RecurrentToy(slots=4, prefixes=prefixes, num_blocks=256), step_tokens=200, **options)
+    return service_core(RecurrentToy(entries=4, prefixes=prefixes, num_blocks=256), step_tokens=200, **options)
 
 
 def ask(core: EngineCore, tokens: np.ndarray) -> int:
@@ -130,7 +130,7 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overl
     survives has its own numbers, to the bit."""
     rng = np.random.default_rng(seed)
     faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 300, 10)]
-    executor = FaultyRecurrent(*faults, slots=3, prefixes=3, num_blocks=20)
+    executor = FaultyRecurrent(*faults, entries=3, prefixes=3, num_blocks=20)
     core = service_core(executor, running=5, chunk=4, step_tokens=64, overlap=overlap, unhealthy=100)
     sink, made, cancelled = ById(), dict[int, tuple[Any, Any, int]](), set[int]()
     while len(made) < 150 or core.live:
@@ -146,7 +146,7 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overl
                 cancelled.add(request.id)
         core.step()
         core.audit()
-    assert is_empty(core) and core.pool.free_state_slots == 3 and executor.errors > 4
+    assert is_empty(core) and core.pool.free_running_states == 3 and executor.errors > 4
     assert core.stats.prefix_hit_tokens > 50 and core.pool.trie.stats()["states_evicted"] > 10
     well = [one for key, one in made.items() if sink.ends[key][1] is None]
     check(sink, well)
@@ -155,12 +155,12 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overl
 
 @pytest.mark.feature("A8")
 def test_the_auditor_counts_states_of_prefixes() -> None:
-    pool = KvPool(8, 4, state_slots=1, prefix_slots=2)
+    pool = KvPool(8, 4, running_states=1, prefix_states=2)
     tokens = prompt(12, 1)
     lease = pool.attach(tokens, 0, 11, growable=True)
-    assert pool.take_state_slot(lease) and pool.grow(lease, 3) and lease.state_from == -1
+    assert pool.take_running_state(lease) and pool.grow(lease, 3) and lease.state_from == -1
     pool.keep_states(lease, 0, 12, 11)
-    assert lease.kept == [(1, 2)], "slots for prefixes are behind those for sequences"
+    assert lease.kept == [(1, 2)], "entries for prefixes are behind those for sequences"
     pool.audit([lease])
     pool.publish(lease, tokens, 0)
     assert lease.kept == [] and pool.prefix_states == 1
@@ -175,5 +175,5 @@ def test_the_auditor_counts_states_of_prefixes() -> None:
     pool.audit([])
     pool.trie.clear()
     assert pool.prefix_states == 0
-    with pytest.raises(ValueError, match="prefix_slots"):
-        KvPool(8, 4, prefix_slots=-1)
+    with pytest.raises(ValueError, match="prefix_states"):
+        KvPool(8, 4, prefix_states=-1)

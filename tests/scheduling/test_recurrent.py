@@ -1,4 +1,4 @@
-"""Recurrent slots: a state a running sequence, whose numbers are those of the sequence computed alone and at once."""
+"""State entries: a state a running sequence, whose numbers are those of the sequence computed alone and at once."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.service import Fault, is_empty, service_core, toy_service
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 
 
-def slots_of(core: EngineCore) -> dict[int, int]:
+def states_of(core: EngineCore) -> dict[int, int]:
     """By the id of each request that holds one."""
-    return {r.id: r.lease.state_slot for r in core.live.values() if r.lease is not None and r.lease.state_slot >= 0}
+    return {r.id: r.lease.state_index for r in core.live.values() if r.lease is not None and r.lease.state_index >= 0}
 
 
 def stepped(core: EngineCore) -> None:
-    """Until nothing moves; after each step every account is right, and whoever runs has a slot of its own."""
+    """Until no step is left. After each step every account is right, and each running request has an entry."""
     while core.step():
         core.audit()
-        held = slots_of(core)
+        held = states_of(core)
         assert held.keys() >= {request.id for request in core.queues.running}
-        assert len(set(held.values())) == len(held) == core.pool.num_state_slots - core.pool.free_state_slots
-    assert is_empty(core) and core.pool.free_state_slots == core.pool.num_state_slots
+        assert len(set(held.values())) == len(held) == core.pool.num_running_states - core.pool.free_running_states
+    assert is_empty(core) and core.pool.free_running_states == core.pool.num_running_states
 
 
 def check(sink: ById, made: list[tuple[Request, Any, int]]) -> None:
@@ -56,7 +56,7 @@ def check(sink: ById, made: list[tuple[Request, Any, int]]) -> None:
 @pytest.mark.feature("A8")
 @OVERLAP
 def test_chats_and_decisions_of_a_recurrent_model(overlap: bool) -> None:
-    core = service_core(RecurrentToy(slots=4, num_blocks=256), chunk=5, step_tokens=40, overlap=overlap)
+    core = service_core(RecurrentToy(entries=4, num_blocks=256), chunk=5, step_tokens=40, overlap=overlap)
     sink, made = ById(), list[tuple[Request, Any, int]]()
     common = prompt(9, 77)
     for i in range(12):
@@ -74,18 +74,18 @@ def test_chats_and_decisions_of_a_recurrent_model(overlap: bool) -> None:
     for batch in core.executor.batches:
         if isinstance(batch, MixedBatch):
             chunks = batch.slices.state_to
-            slots = [] if chunks is None else chunks[chunks >= 0].tolist()
-            slots += batch.decode_state_slots.tolist()
+            entries = [] if chunks is None else chunks[chunks >= 0].tolist()
+            entries += batch.decode_state_indices.tolist()
         else:
-            slots = batch.state_slots.tolist() if isinstance(batch, DecodeBatch) else []
-        assert len(set(slots)) == len(slots) <= 4
-        most = max(most, len(slots))
+            entries = batch.state_indices.tolist() if isinstance(batch, DecodeBatch) else []
+        assert len(set(entries)) == len(entries) <= 4
+        most = max(most, len(entries))
     assert most == 4
 
 
 @pytest.mark.feature("A8")
-def test_oneshot_rows_take_no_slot_and_leave_none() -> None:
-    core = service_core(RecurrentToy(slots=1, num_blocks=64))
+def test_oneshot_rows_take_no_entry_and_leave_none() -> None:
+    core = service_core(RecurrentToy(entries=1, num_blocks=64))
     branches = [prompt(2, 1), prompt(3, 2)]
     trees = [tree_request(prompt(12, 3), branches), tree_request(prompt(12, 3), branches)]
     outcomes = run(core, [*trees, last_logprob(prompt(6, 4))])
@@ -95,17 +95,17 @@ def test_oneshot_rows_take_no_slot_and_leave_none() -> None:
     assert outcomes[2].output.logprobs[0] == recurrent.logprob_after(prompt(6, 4), 5)
     assert {type(batch) for batch in core.executor.batches} == {OneShotBatch}
     assert all(batch.slices.state_to is None for batch in core.executor.batches)
-    assert np.isnan(core.executor.states).all(), "no slot was written"
-    assert core.snapshot()["slots_free"] == 1 and core.snapshot()["slots_used"] == 0
+    assert np.isnan(core.executor.states).all(), "no entry was written"
+    assert core.snapshot()["states_free"] == 1 and core.snapshot()["states_used"] == 0
 
 
 @pytest.mark.feature("A8")
-def test_a_model_without_recurrent_layers_has_no_slots() -> None:
+def test_a_model_without_recurrent_layers_has_no_state_entries() -> None:
     core = service_core(chunk=4)
     run(core, [chat(prompt(9, 1), 5), last_logprob(prompt(6, 2)), chat(prompt(3, 3), 9)])
     assert {type(batch) for batch in core.executor.batches} >= {DecodeBatch, MixedBatch}
     for batch in core.executor.batches:
-        for name in ("state_slots", "decode_state_slots"):
+        for name in ("state_indices", "decode_state_indices"):
             assert getattr(batch, name, None) is None
         slices = getattr(batch, "slices", None)
         assert slices is None or slices.state_from is slices.state_to is None
@@ -113,13 +113,15 @@ def test_a_model_without_recurrent_layers_has_no_slots() -> None:
 
 @pytest.mark.feature("A8")
 @OVERLAP
-def test_who_finds_no_slot_waits_for_one(overlap: bool) -> None:
-    core = service_core(RecurrentToy(slots=2, num_blocks=256), running=8, overlap=overlap)
+def test_a_request_that_finds_no_state_entry_waits_for_one(overlap: bool) -> None:
+    core = service_core(RecurrentToy(entries=2, num_blocks=256), running=8, overlap=overlap)
     sink = ById()
     requests = submit(core, [chat(prompt(6, i), 4 + i) for i in range(6)], sink)
     core.step()
     assert [r.state is State.WAITING for r in requests] == [False] * 2 + [True] * 4
-    assert core.snapshot()["slots_used"] == 2 and core.pool.allocator.num_free > 200, "it is the slots that are short"
+    assert core.snapshot()["states_used"] == 2 and core.pool.allocator.num_free > 200, (
+        "it is the entries that are short"
+    )
     [shot] = submit(core, [last_logprob(prompt(5, 9))], sink)
     core.step()
     core.step()
@@ -131,8 +133,8 @@ def test_who_finds_no_slot_waits_for_one(overlap: bool) -> None:
 
 @pytest.mark.feature("A8")
 @OVERLAP
-def test_a_preempted_sequence_gives_its_slot_and_computes_its_state_again(overlap: bool) -> None:
-    core = service_core(RecurrentToy(slots=3, num_blocks=12), chunk=5, overlap=overlap)
+def test_a_preempted_sequence_gives_its_entry_and_computes_its_state_again(overlap: bool) -> None:
+    core = service_core(RecurrentToy(entries=3, num_blocks=12), chunk=5, overlap=overlap)
     sink = ById()
     requests = submit(core, [chat(prompt(9, i), 14) for i in range(5)], sink)
     stepped(core)
@@ -142,10 +144,10 @@ def test_a_preempted_sequence_gives_its_slot_and_computes_its_state_again(overla
 
 
 @pytest.mark.feature("A8")
-def test_a_slot_goes_back_from_every_state() -> None:
+def test_a_state_entry_goes_back_from_every_state() -> None:
     seen = set[State]()
     for steps in range(9):
-        core = service_core(RecurrentToy(slots=2, num_blocks=64), chunk=4)
+        core = service_core(RecurrentToy(entries=2, num_blocks=64), chunk=4)
         sink = ById()
         [keep] = submit(core, [chat(prompt(6, 1), 12)], sink)
         core.step()
@@ -154,11 +156,11 @@ def test_a_slot_goes_back_from_every_state() -> None:
             core.step()
         if steps == 7:
             preempt(gone, core.queues, core.pool)
-            assert core.pool.free_state_slots == 1
+            assert core.pool.free_running_states == 1
         seen.add(gone.state)
         core.cancel(gone)
         core.step()
-        assert gone.id not in slots_of(core) and core.pool.free_state_slots == 1
+        assert gone.id not in states_of(core) and core.pool.free_running_states == 1
         stepped(core)
         assert text(sink, keep) == recurrent.generate(prompt(6, 1), 12)
     assert seen == {State.WAITING, State.PREFILL, State.DECODE}
@@ -169,7 +171,9 @@ def test_a_slot_goes_back_from_every_state() -> None:
 @pytest.mark.parametrize("site", ["submit", "wait"])
 @OVERLAP
 def test_a_state_that_a_failed_step_may_have_moved_is_computed_again(overlap: bool, site: str, place: int) -> None:
-    executor = FaultyRecurrent(Fault("raise", site, place), Fault("memory", site, place + 4), slots=4, num_blocks=256)
+    executor = FaultyRecurrent(
+        Fault("raise", site, place), Fault("memory", site, place + 4), entries=4, num_blocks=256
+    )
     core = service_core(executor, chunk=5, overlap=overlap, unhealthy=100)
     sink, made = ById(), list[tuple[Request, Any, int]]()
     for i in range(4):
@@ -187,7 +191,7 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overl
     """Audited after every step; whoever survives has its own numbers, to the bit."""
     rng = np.random.default_rng(seed)
     faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 400, 12)]
-    executor = FaultyRecurrent(*faults, slots=3, num_blocks=14)
+    executor = FaultyRecurrent(*faults, entries=3, num_blocks=14)
     core = service_core(executor, running=5, chunk=4, step_tokens=48, overlap=overlap, unhealthy=100)
     sink, made, cancelled = ById(), dict[int, tuple[Request, Any, int]](), set[int]()
     while len(made) < 150 or core.live:
@@ -202,7 +206,9 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overl
                 cancelled.add(request.id)
         core.step()
         core.audit()
-    assert is_empty(core) and core.pool.free_state_slots == 3 and executor.errors > 4 and core.stats.preemptions > 5
+    assert (
+        is_empty(core) and core.pool.free_running_states == 3 and executor.errors > 4 and core.stats.preemptions > 5
+    )
     well = [one for key, one in made.items() if sink.ends[key][1] is None]
     check(sink, well)
     failed = made.keys() - cancelled - {request.id for request, _, _ in well}
@@ -210,70 +216,74 @@ def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overl
 
 
 @pytest.mark.feature("A8")
-def test_an_engine_that_is_closed_has_its_slots_back() -> None:
+def test_an_engine_that_is_closed_has_its_state_entries_back() -> None:
     async def main() -> None:
-        core = service_core(RecurrentToy(slots=2, num_blocks=256))
+        core = service_core(RecurrentToy(entries=2, num_blocks=256))
         steps = Paced.of(core, 6)
         engine = toy_service(core)
         tasks = [asyncio.create_task(engine.run(chat(prompt(6, i), 100))) for i in range(3)]
         await comes(lambda: steps.held)
-        assert core.pool.free_state_slots == 0
+        assert core.pool.free_running_states == 0
         closing = asyncio.create_task(engine.aclose(drain=False))
         await comes(lambda: core.lifecycle.aborting)
         steps.open()
         await closing
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(end, EngineClosed) for end in ends)
-        assert is_empty(core) and core.pool.free_state_slots == 2
+        assert is_empty(core) and core.pool.free_running_states == 2
 
     asyncio.run(main())
 
 
 @pytest.mark.feature("A8")
-def test_a_request_that_can_never_have_a_slot_is_refused() -> None:
-    core = service_core(RecurrentToy(slots=0))
-    with pytest.raises(RequestTooLarge, match=r"takes a recurrent slot, the executor has none.*max_tokens=1"):
+def test_a_request_that_can_never_have_a_state_entry_is_refused() -> None:
+    core = service_core(RecurrentToy(entries=0))
+    with pytest.raises(
+        RequestTooLarge, match=r"takes a recurrent state, the executor has room for none.*max_tokens=1"
+    ):
         core.request(chat(prompt(6, 1), 2), ById())
     [outcome] = run(core, [last_logprob(prompt(6, 1))])
     assert outcome.output.logprobs[0] == recurrent.logprob_after(prompt(6, 1), 5)
 
 
 @pytest.mark.feature("A8")
-@pytest.mark.parametrize(("slots", "state"), [(0, 0), (0, 64), (3, 64)])
-def test_an_engine_has_the_slots_of_its_executor_and_caches_where_there_are_no_states(slots: int, state: int) -> None:
+@pytest.mark.parametrize(("entries", "state"), [(0, 0), (0, 64), (3, 64)])
+def test_an_engine_has_the_state_entries_of_its_executor_and_caches_where_there_are_no_states(
+    entries: int, state: int
+) -> None:
     class Executor(toy.ToyExecutor):
         def limits(self) -> ExecutorLimits:
-            return replace(super().limits(), recurrent_slots=slots, slot_bytes=state)
+            return replace(super().limits(), running_states=entries, bytes_per_state=state)
 
     core = make_core(EngineCore, Executor(), EngineConfig())
-    assert core.pool.num_state_slots == slots and core.pool.caching == (state == 0)
+    assert core.pool.num_running_states == entries and core.pool.caching == (state == 0)
 
 
 @pytest.mark.feature("A8")
-def test_the_auditor_counts_slots() -> None:
-    pool = KvPool(8, 4, state_slots=2)
+def test_the_auditor_counts_state_entries() -> None:
+    pool = KvPool(8, 4, running_states=2)
     tokens = prompt(6, 1)
     first, second = (pool.attach(tokens, 0, 5, growable=True) for _ in range(2))
-    assert pool.take_state_slot(first) and first.state_slot == 0 and pool.free_state_slots == 1
-    with pytest.raises(RuntimeError, match="Decode lease has no state slot"):
+    assert pool.take_running_state(first) and first.state_index == 0 and pool.free_running_states == 1
+    with pytest.raises(RuntimeError, match="Decode lease has no state entry"):
         pool.audit([first, second])
-    assert pool.take_state_slot(second)
+    assert pool.take_running_state(second)
     pool.audit([first, second])
     shot = pool.attach(tokens, 0, 5, growable=False)
     with pytest.raises(RuntimeError, match="takes none"):
-        pool.take_state_slot(shot)
+        pool.take_running_state(shot)
     with pytest.raises(RuntimeError, match="takes none"):
-        pool.take_state_slot(first)
+        pool.take_running_state(first)
     third = pool.attach(tokens, 0, 5, growable=True)
-    assert not pool.take_state_slot(third) and third.state_slot == -1
+    assert not pool.take_running_state(third) and third.state_index == -1
     pool.release(shot)
     pool.release(third)
     pool.audit([first, second])
-    with pytest.raises(RuntimeError, match=r"0 of 2 state slots are free, leases hold \[0, 0\]"):
+    with pytest.raises(RuntimeError, match=r"0 of 2 state entries are free, leases hold \[0, 0\]"):
         pool.audit([first, first])
     pool.release(first)
-    assert first.state_slot == -1 and pool.free_state_slots == 1
+    assert first.state_index == -1 and pool.free_running_states == 1
     pool.audit([second])
     pool.release(second)
-    with pytest.raises(ValueError, match="slots"):
-        KvPool(8, 4, state_slots=-1)
+    with pytest.raises(ValueError, match="running_states"):
+        KvPool(8, 4, running_states=-1)

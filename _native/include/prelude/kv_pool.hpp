@@ -13,9 +13,9 @@
 // withdraw() break what was not, and the next one that wants it leads. Leaders of the step being planned are known by
 // the first node of their promise; begin_plan() forgets them.
 //
-// State slots. A model with recurrent layers keeps a sequence's state in one of a fixed number of slots: a
+// State entries. A model with recurrent layers keeps a sequence's state in one of a fixed number of entries: a
 // resource of its own unit, which a lease takes and release() gives back with its blocks. A OneShot row takes none:
-// its state is gone with its step. Behind these slots are those of prefixes (prefix_states.hpp); a pool without any
+// its state is gone with its step. Behind these entries are those of prefixes (prefix_states.hpp); a pool without any
 // does not cache.
 //
 //   prompt blocks   [0 .... node with a state ....)[ known to the trie, no state )[ ... end of the prompt )
@@ -23,7 +23,7 @@
 //
 // Where the trie knows more of a prompt than it has a state for, others came the same way and went on elsewhere: the
 // step that computes these tokens again keeps a state at that branch, and one at the end of the prompt, which is for
-// those who ask again or go on from it. The slots are the lease's until publish() gives them to nodes.
+// those who ask again or go on from it. The entries are the lease's until publish() gives them to nodes.
 // Nothing is promised in such a pool: a peer could go on from the leader's last block only.
 //
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
@@ -49,11 +49,11 @@ struct Lease {
   bool growable = false, released = false;
   NodeId node = kNoNode, promise = kNoNode;
   int32_t promised = 0, borrowed = 0, ahead = 0;
-  int32_t state_slot = -1;  // where the sequence's recurrent state is kept; -1: nowhere
-  int32_t state_from = -1;  // the slot of the state at the end of the first `base` blocks, pinned; -1: it has none
+  int32_t state_index = -1;  // where the sequence's recurrent state is kept; -1: nowhere
+  int32_t state_from = -1;   // the entry of the state at the end of the first `base` blocks, pinned; -1: it has none
   int32_t base = 0, branch = 0;
   struct Kept {
-    int32_t slot, blocks;  // takes the state behind so many blocks
+    int32_t entry, blocks;  // takes the state behind so many blocks
   };
   std::array<Kept, 2> kept{};  // in order; the first `num_kept`, of the step that is planned
   int32_t num_kept = 0;
@@ -66,23 +66,23 @@ struct Lease {
 
 class KvPool {
  public:
-  KvPool(PrefixTrie& trie, bool caching, int32_t state_slots = 0, int32_t prefix_slots = 0)
+  KvPool(PrefixTrie& trie, bool caching, int32_t running_states = 0, int32_t prefix_states = 0)
       : pool_(trie.pool()),
         trie_(trie),
         size_(trie.block_size()),
-        caching_(caching && (state_slots == 0 || prefix_slots > 0)),
-        state_slots_(state_slots),
-        states_(caching_ && prefix_slots > 0 ? &trie.states() : nullptr) {
-    if (states_ != nullptr) states_->open(state_slots, prefix_slots);
-    for (int32_t slot = state_slots; slot-- > 0;) free_state_slots_.push_back(slot);
+        caching_(caching && (running_states == 0 || prefix_states > 0)),
+        running_states_(running_states),
+        states_(caching_ && prefix_states > 0 ? &trie.states() : nullptr) {
+    if (states_ != nullptr) states_->open(running_states, prefix_states);
+    for (int32_t entry = running_states; entry-- > 0;) free_running_states_.push_back(entry);
   }
 
   bool caching() const { return caching_; }
   int32_t block_size() const { return size_; }
   int64_t live_leases() const { return live_; }
   int64_t evictions() const { return evictions_; }
-  int32_t num_state_slots() const { return state_slots_; }
-  int32_t free_state_slots() const { return static_cast<int32_t>(free_state_slots_.size()); }
+  int32_t num_running_states() const { return running_states_; }
+  int32_t free_running_states() const { return static_cast<int32_t>(free_running_states_.size()); }
   bool keeps_states() const { return states_ != nullptr; }
 
   // --- attach and grow --------------------------------------------------------------------------------------
@@ -93,10 +93,10 @@ class KvPool {
   // `n` more blocks for the lease itself: all or nothing. `spare_protected`: blocks that were hit before stay.
   Result take(Lease& lease, int64_t n, bool spare_protected);
 
-  // A recurrent slot for the lease, which has none. False: all are taken.
-  bool take_state_slot(Lease& lease);
+  // A state entry for the lease, which has none. False: all are taken.
+  bool take_running_state(Lease& lease);
 
-  // Slots for states that the step being planned leaves behind: it computes tokens [from, to) of the lease's prompt,
+  // Entries for the states of the step being planned, which computes tokens [from, to) of the lease's prompt,
   // of which a state is kept behind the last full block of `end` tokens, and at its branch. `evict_used`: also that
   // at the end may take the place of one that was gone on from.
   void keep_states(Lease& lease, int64_t from, int64_t to, int64_t end, bool evict_used) noexcept;
@@ -126,7 +126,7 @@ class KvPool {
   // place) stay the lease's own. `stale_node`: a block that a growable lease borrowed is gone.
   Result publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t salt, bool promoted, bool ends);
 
-  // The one place where held blocks, locks and state slots are given back.
+  // The one place where held blocks, locks and state entries are given back.
   Result release(Lease& lease) noexcept;
 
  private:
@@ -139,9 +139,9 @@ class KvPool {
 
   void forget(const Lease& lease);
   void drop_kept(Lease& lease) noexcept {
-    while (lease.num_kept > 0) states_->put_back(lease.kept[static_cast<size_t>(--lease.num_kept)].slot);
+    while (lease.num_kept > 0) states_->put_back(lease.kept[static_cast<size_t>(--lease.num_kept)].entry);
   }
-  // The slots that the lease keeps go to nodes on the path of `node`, the end of its prompt's.
+  // The entries that the lease keeps go to nodes on the path of `node`, the end of its prompt's.
   void give_states(Lease& lease, NodeId node, bool promoted) noexcept;
   Result give_back(Lease& lease, int32_t from);
   // The promised blocks are written. The promise's lock becomes the lease's.
@@ -157,11 +157,11 @@ class KvPool {
   PrefixTrie& trie_;
   const int32_t size_;
   const bool caching_;
-  const int32_t state_slots_;
+  const int32_t running_states_;
   PrefixStates* const states_;  // the trie's; null where prefixes have none
   int64_t live_ = 0, evictions_ = 0;
   std::vector<Leader> leaders_;
-  std::vector<int32_t> free_state_slots_;  // the one given back last is taken next
+  std::vector<int32_t> free_running_states_;  // the one given back last is taken next
 };
 
 }  // namespace prelude

@@ -166,7 +166,7 @@ class PrefixTrie {
     return n;
   }
 
-  // States of recurrent layers at nodes. Where there are slots for them, a prompt goes on from a node that has one.
+  // States of recurrent layers at nodes. Where there are entries, a prompt goes on from a node that has a state.
   PrefixStates& states() { return states_; }
   const PrefixStates& states() const { return states_; }
   // `node` itself, or the nearest above it that has a state; kNoNode where none has.
@@ -300,7 +300,7 @@ class PrefixTrie {
   uint32_t key(uint64_t chain) const { return static_cast<uint32_t>((chain >> 32) & hash_keep_); }
 
   int32_t state_above(int32_t i) const {
-    while (i != kNil && states_.slot_of(i) == PrefixStates::kNone) i = up(i);
+    while (i != kNil && states_.state_at(i) == PrefixStates::kNone) i = up(i);
     return i;
   }
   NodeState state(int32_t i) const { return nodes_[i].state.load(std::memory_order_relaxed); }

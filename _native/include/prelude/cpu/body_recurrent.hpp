@@ -64,7 +64,7 @@ struct Inputs {
       const Input input = input_at(s, segment, s.window - (back - inside));
       found[j] = nullptr;
       if (input.row >= 0) found[j] = row_of(a.x, input.row, place);
-      if (input.slot >= 0) found[j] = a.windows + input.slot * a.slot_stride + input.place * a.channels;
+      if (input.entry >= 0) found[j] = a.windows + input.entry * a.state_stride + input.place * a.channels;
     }
     return found;
   }
@@ -166,19 +166,19 @@ inline void delta_rows(const DeltaArgs& a, int64_t first, int64_t last, int64_t 
 }
 
 // Blocks [block, block + count) of one head of one tree, whose segments are `members`. `kept` says in which part of
-// `room` a segment's state is worked on where it has no slot: part 0 is for those without children.
+// `room` a segment's state is worked on where it has no entry: part 0 is for those without children.
 inline void delta(const DeltaArgs& a, const Segments& s, const int32_t* members, int64_t num_members,
                   const int32_t* kept, int64_t head, int64_t block, int count, float* room) {
   const int64_t floats = a.shape.key_width * kStateColumns;
   const int64_t offset = (head * state_blocks(a.shape) + block) * floats;
-  const auto in_slot = [&](int32_t slot) { return a.states + slot * a.slot_stride + offset; };
+  const auto in_entry = [&](int32_t entry) { return a.states + entry * a.state_stride + offset; };
   const auto state_of = [&](int32_t segment) {
-    return s.store[segment] >= 0 ? in_slot(s.store[segment]) : room + kept[segment] * count * floats;
+    return s.store[segment] >= 0 ? in_entry(s.store[segment]) : room + kept[segment] * count * floats;
   };
   for (int64_t i = 0; i < num_members; ++i) {
     const int32_t segment = members[i], parent = s.parents[segment];
     float* state = state_of(segment);
-    const float* from = parent >= 0 ? state_of(parent) : s.load[segment] >= 0 ? in_slot(s.load[segment]) : nullptr;
+    const float* from = parent >= 0 ? state_of(parent) : s.load[segment] >= 0 ? in_entry(s.load[segment]) : nullptr;
     const size_t bytes = static_cast<size_t>(count * floats) * sizeof(float);
     if (from == nullptr) {
       std::memset(state, 0, bytes);

@@ -1,11 +1,11 @@
 // Recurrent layers over the forest of a step: where each token's earlier inputs are, and the work cut over threads.
 //
 //   step rows      [ segment 0 ........ ][ 1 .... ][ 2 . ][ 3 (decode row) ]
-//   states         slot ──load──▶ root ─▶ state at its end ─┬─▶ child 1 ─▶ ...
-//                                                            └─▶ child 2 ──store──▶ slot
+//   states         entry ──load──▶ root ─▶ state at its end ─┬─▶ child 1 ─▶ ...
+//                                                            └─▶ child 2 ──store──▶ entry
 //
 // A tree's segments run one after another, parents first; trees, heads and blocks of columns run in parallel. A state
-// that no slot takes lies in memory of the call, as long as children of its segment remain.
+// that no entry takes lies in memory of the call, as long as children of its segment remain.
 #pragma once
 
 #include <algorithm>
@@ -31,11 +31,11 @@ class SequencePlan {
   // `starts` has one entry more than the others. `kernel`: inputs that a convolution reads for a token. After a
   // refusal the plan is empty. May throw std::bad_alloc.
   SequenceCheck build(std::vector<int32_t> starts, std::vector<int32_t> parents, std::vector<int32_t> load,
-                      std::vector<int32_t> store, int64_t slots, int64_t kernel) {
+                      std::vector<int32_t> store, int64_t entries, int64_t kernel) {
     starts_ = std::move(starts), parents_ = std::move(parents);
     load_ = std::move(load), store_ = std::move(store);
     window_ = kernel - 1;
-    const SequenceCheck seen = check(slots, kernel);
+    const SequenceCheck seen = check(entries, kernel);
     if (seen.wrong == nullptr) {
       order();
       find_history();
@@ -61,24 +61,25 @@ class SequencePlan {
   }
 
  private:
-  SequenceCheck check(int64_t slots, int64_t kernel) {
+  SequenceCheck check(int64_t entries, int64_t kernel) {
     const size_t count = parents_.size();
     if (starts_.size() != count + 1 || load_.size() != count || store_.size() != count)
       return {"arrays of different lengths", 0};
     if (starts_[0] != 0) return {"rows do not begin at 0", 0};
     if (kernel < 1 || kernel > kMostTaps) return {"a convolution of no length, or too long a one", 0};
-    if (slots < 0 || slots * kernel >= INT32_MAX) return {"more slots than can be numbered", 0};
+    if (entries < 0 || entries * kernel >= INT32_MAX) return {"more entries than can be numbered", 0};
     roots_.resize(count);
-    std::vector<int32_t> owner(static_cast<size_t>(slots), -1);  // the root of the segment that stores into a slot
+    std::vector<int32_t> owner(static_cast<size_t>(entries), -1);  // the root of the segment that stores into it
     for (size_t s = 0; s < count; ++s) {
       const auto at = static_cast<int64_t>(s);
       if (starts_[s + 1] < starts_[s]) return {"rows that end before they begin", at};
       if (parents_[s] < -1 || parents_[s] >= at) return {"a parent that does not come before it", at};
-      if (load_[s] < -1 || load_[s] >= slots || store_[s] < -1 || store_[s] >= slots) return {"no such slot", at};
+      if (load_[s] < -1 || load_[s] >= entries || store_[s] < -1 || store_[s] >= entries)
+        return {"no such entry", at};
       if (parents_[s] >= 0 && load_[s] >= 0) return {"a parent and a state of its own", at};
       roots_[s] = parents_[s] < 0 ? static_cast<int32_t>(s) : roots_[static_cast<size_t>(parents_[s])];
       if (store_[s] < 0) continue;
-      if (owner[static_cast<size_t>(store_[s])] >= 0) return {"a slot that takes two states", at};
+      if (owner[static_cast<size_t>(store_[s])] >= 0) return {"an entry that takes two states", at};
       owner[static_cast<size_t>(store_[s])] = roots_[s];
     }
     for (size_t s = 0; s < count; ++s)
@@ -161,14 +162,14 @@ bool over_step_rows(int64_t rows, int64_t work, int64_t floats, Fork fork, int t
   return true;
 }
 
-// The last inputs of every segment that has a slot, into its window there. Rows that move within one window move to
+// The last inputs of every segment that has an entry, into its window there. Rows that move within one window move to
 // lower places, the lowest first.
 inline void keep_windows(const SequencePlan& plan, const ConvolveArgs& a) {
   const Segments s = plan.segments();
   const auto bytes = static_cast<size_t>(a.channels) * sizeof(float);
   for (int64_t segment = 0; segment < s.count; ++segment) {
     if (s.store[segment] < 0) continue;
-    float* window = a.windows + s.store[segment] * a.slot_stride;
+    float* window = a.windows + s.store[segment] * a.state_stride;
     for (int64_t j = 0; j < s.window; ++j) {
       const int32_t entry = plan.before_end(segment, j);
       float* to = window + j * a.channels;
@@ -176,7 +177,7 @@ inline void keep_windows(const SequencePlan& plan, const ConvolveArgs& a) {
         std::memset(to, 0, bytes);
       } else if (entry < 0) {
         const int64_t place = -2 - int64_t{entry};
-        std::memmove(to, a.windows + place / s.window * a.slot_stride + place % s.window * a.channels, bytes);
+        std::memmove(to, a.windows + place / s.window * a.state_stride + place % s.window * a.channels, bytes);
       } else if (a.type == Type::f32) {
         std::memcpy(to, static_cast<const float*>(a.x) + entry * a.x_stride, bytes);
       } else {

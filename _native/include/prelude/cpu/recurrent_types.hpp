@@ -1,7 +1,7 @@
 // The arguments of the kernels of recurrent layers: short convolutions and the gated delta rule.
 //
-// A layer keeps a state of each sequence, in a slot of memory that the caller owns. A step is a forest of segments:
-// a root goes on from the state in its slot or from the initial one, a segment with a parent from the state at the
+// A layer keeps a state of each sequence, in an entry of memory that the caller owns. A step is a forest of segments:
+// a root goes on from the state in its entry or from the initial one, a segment with a parent from the state at the
 // parent's end. Tokens are worked on one after another, so the bits of a token depend on the tokens before it in its
 // own sequence and on nothing else: not on the step, the other segments, or where a prompt was cut into chunks.
 #pragma once
@@ -16,8 +16,8 @@ namespace prelude::cpu {
 struct Segments {
   const int32_t* starts;   // [count + 1]: rows of the step
   const int32_t* parents;  // [count], -1 for a root
-  const int32_t* load;     // [count]: the slot that a root goes on from; -1: the initial state, or it has a parent
-  const int32_t* store;    // [count]: the slot that takes the state at the segment's end; -1: none
+  const int32_t* load;     // [count]: the entry that a root goes on from; -1: the initial state, or it has a parent
+  const int32_t* store;    // [count]: the entry that takes the state at the segment's end; -1: none
   const int32_t* history;  // [count][window]: see input_at
   int64_t count;
   int64_t window;  // inputs before a token that its convolution reads: one less than the kernel's length
@@ -34,10 +34,10 @@ struct ConvolveArgs {
   const void* factor;   // rows `x_stride` apart, or null
   const float* weight;  // [kernel][channels]
   const float* bias;    // [channels] or null
-  float* windows;       // [slots][kernel - 1][channels], slots `slot_stride` apart: the last inputs of a sequence
+  float* windows;       // [entries][kernel - 1][channels], entries `state_stride` apart: a sequence's last inputs
   int64_t x_stride;
   int64_t out_stride;
-  int64_t slot_stride;
+  int64_t state_stride;
   int64_t channels;
   int64_t kernel;
   Type type;  // of x and factor
@@ -77,7 +77,7 @@ struct DeltaArgs {
   float* rows;
   int64_t stride;
   float* states;
-  int64_t slot_stride;
+  int64_t state_stride;
   DeltaShape shape;
 };
 
@@ -104,16 +104,16 @@ struct GateArgs {
   bool silu;  // else sigmoid
 };
 
-// Entries of `history`: a row of the step; kNoInput: a token before the first one; else a row of a slot's window.
+// Entries of `history`: a row of the step; kNoInput: a token before the first one; else a row of an entry's window.
 inline constexpr int32_t kNoInput = -1;
-constexpr int32_t window_row(int64_t slot, int64_t window, int64_t row) {
-  return static_cast<int32_t>(-2 - (slot * window + row));
+constexpr int32_t window_row(int64_t entry, int64_t window, int64_t row) {
+  return static_cast<int32_t>(-2 - (entry * window + row));
 }
 
 // The input before a segment, `at` places from the oldest one in the window.
 struct Input {
-  int64_t row;   // of the step, or -1
-  int64_t slot;  // or -1
+  int64_t row;    // of the step, or -1
+  int64_t entry;  // or -1
   int64_t place;
 };
 constexpr Input input_at(const Segments& s, int64_t segment, int64_t at) {
