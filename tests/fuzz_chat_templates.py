@@ -137,7 +137,7 @@ _RULES = {
         *("(text is lower)", "(any is in list)", "(any is not none)", "(any is sameas none)", "(number is ge 1)", "(any is true)"),
     ],
 }  # fmt: skip
-_SLOT = re.compile(r"\b(text|number|list|dict|bool|any)\b(?!['(=])(?!\.fromkeys)(?<!\| list)(?<!\|)")
+_PLACEHOLDER = re.compile(r"\b(text|number|list|dict|bool|any)\b(?!['(=])(?!\.fromkeys)(?<!\| list)(?<!\|)")
 _REFUSED = [
     *("{{ x.encode() }}", "{{ x.__class__ }}", "{{ x | pprint }}", "{{ x | attr('y') }}", "{% include 'x' %}"),
     *("{% autoescape true %}{{ messages[1].content }}{% endautoescape %}", "{{ f(*messages) }}", "{{ x | e ~ 'b' }}"),
@@ -250,7 +250,7 @@ class Templates:
                 return f"({rng.choice(_HUGE)})"
             return rng.choice([*_ATOMS[kind], *self.scope] if rng.random() < 0.2 else _ATOMS[kind])
         rule = rng.choice(_RULES[kind])
-        return _SLOT.sub(lambda found: self.operand(depth - 1, found[1]), rule)
+        return _PLACEHOLDER.sub(lambda found: self.operand(depth - 1, found[1]), rule)
 
     def operand(self, depth: int, kind: str) -> str:
         made = self.expression(depth, kind)

@@ -41,13 +41,13 @@ cdef extern from *:
                                           ob_digit
     #endif
                                           ) + sizeof(digit);
-    struct alignas(16) IntSlot {
+    struct alignas(16) IntPlace {
       char bytes[(int_bytes + 15) / 16 * 16];
     };
 
     // Those below cached_ints, and the others, counted from 0 too; of all below `end`.
     struct IntsByAddress {
-      IntSlot *small = nullptr, *large = nullptr;
+      IntPlace *small = nullptr, *large = nullptr;
       Py_ssize_t end = 0;
     };
     IntsByAddress by_address;  // written with the GIL held, like `_ints`
@@ -71,7 +71,7 @@ cdef extern from *:
       }
       if (!by_address.large) {
         try {
-          by_address.large = (new fasttoken::BigArray<IntSlot>(most_by_address))->data();  // never freed
+          by_address.large = (new fasttoken::BigArray<IntPlace>(most_by_address))->data();  // never freed
         } catch (const std::bad_alloc&) {
           Py_DECREF(sample);
           return false;
@@ -88,10 +88,10 @@ cdef extern from *:
       }
       Py_SET_REFCNT(sample, 1);
       Py_DECREF(sample);
-      bool in_a_row = sizeof(PyLongObject) <= sizeof(IntSlot);
+      bool in_a_row = sizeof(PyLongObject) <= sizeof(IntPlace);
       for (Py_ssize_t i = 0; i < cached_ints; ++i)
-        in_a_row &= items[i] == reinterpret_cast<PyObject*>(reinterpret_cast<IntSlot*>(items[0]) + i);
-      by_address.small = reinterpret_cast<IntSlot*>(items[0]);
+        in_a_row &= items[i] == reinterpret_cast<PyObject*>(reinterpret_cast<IntPlace*>(items[0]) + i);
+      by_address.small = reinterpret_cast<IntPlace*>(items[0]);
       if (in_a_row) by_address.end = to;
       return true;
     }

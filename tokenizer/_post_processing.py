@@ -147,7 +147,7 @@ class Special:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SequencePiece:
     """Where a template takes sequence 0 or 1, and the type id its tokens get."""
 
     sequence: int
@@ -156,8 +156,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class TemplateProcessing:
-    single: tuple[Special | Slot, ...]
-    pair: tuple[Special | Slot, ...]
+    single: tuple[Special | SequencePiece, ...]
+    pair: tuple[Special | SequencePiece, ...]
     trims = False
 
     def added(self, is_pair: bool) -> int:
@@ -172,7 +172,7 @@ class TemplateProcessing:
             raise TokenizerError("a template takes one or two sequences; another template came before it")
         made = []
         for piece in self.pair if len(encodings) == 2 else self.single:
-            if isinstance(piece, Slot):
+            if isinstance(piece, SequencePiece):
                 if piece.sequence >= len(encodings):
                     raise TokenizerError("post_processor: the template for one sequence asks for a second one")
                 encoding = copy(encodings[piece.sequence])  # a template may use a sequence twice
@@ -388,12 +388,12 @@ def _roberta(member: Any, path: str) -> Processor:
 def _template(member: Any, path: str) -> Processor:
     specials = _get(member, "special_tokens", path)
 
-    def piece(item: Any, where: str) -> Special | Slot:
+    def piece(item: Any, where: str) -> Special | SequencePiece:
         if isinstance(item, dict) and isinstance(item.get("Sequence"), dict):
             name = _get(item["Sequence"], "id", where)
             if name not in ("A", "B"):
                 raise TokenizerFileError(f"{where}.Sequence.id", f"{name!r} is neither 'A' nor 'B'")
-            return Slot("AB".index(name), _number(item["Sequence"], "type_id", where))
+            return SequencePiece("AB".index(name), _number(item["Sequence"], "type_id", where))
         inner = _get(item, "SpecialToken", where)
         name = _get(inner, "id", where)
         type_id = _number(inner, "type_id", where)
@@ -414,7 +414,7 @@ def _template(member: Any, path: str) -> Processor:
                 raise TokenizerFileError(f"{at}.tokens[{i}]", f"{token!r:.60} is not a string")
         return Special(tuple(ids), tuple(tokens), type_id)
 
-    def pieces(side: str) -> tuple[Special | Slot, ...]:
+    def pieces(side: str) -> tuple[Special | SequencePiece, ...]:
         items = _list(member, side, path)
         if len(items) > _MOST_PIECES:
             raise TokenizerFileError(f"{path}.{side}", f"{len(items)} pieces; the limit is {_MOST_PIECES}")

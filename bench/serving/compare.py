@@ -23,8 +23,8 @@ from bench.serving.load import Say, greedy
 from prelude import AsyncEngine, EngineConfig, Generate, YesNo
 
 Ids = list[int]
-SLOTS = 4
-BOOK = (1000, 100, 120, 100)  # tokens to generate; four slots
+MAX_RUNNING = 4
+BOOK = (1000, 100, 120, 100)  # tokens to generate, of four requests that run at once
 TURNS = 40  # that each side of a comparison by steps has
 
 
@@ -130,18 +130,18 @@ class Turns:
 
 
 async def static_batching(bench: Bench) -> None:
-    """The book's four requests, four times over, in four slots. Static batching fills the slots with what waits, runs
-    until all of them have ended, and fills them anew; continuous batching fills a slot as soon as it is free.
+    """The book's four requests, four times over, with four running at once. Static batching starts four waiting
+    requests, runs until all of them have ended, and starts four more. Continuous batching starts a request as soon as
+    one has ended.
 
-    What an idle slot costs is what the two ways of counting differ in. In ``static`` it costs nothing: a row that has
-    ended is no longer computed, and a step of one row is cheaper than one of four. That is the kinder reading of the
-    book, which says that such slots idle. In ``padded`` they are computed until the longest row ends, as in
-    ``generate`` of transformers over a batch. The number of steps is what the book counts, whose machine takes as
-    long for one row as for four."""
+    The two static engines differ in the cost of a row that has ended. In ``static`` it costs nothing: the row is no
+    longer computed, and a step of one row is cheaper than one of four. In ``padded`` it is computed until the longest
+    row ends, as in ``generate`` of transformers over a batch. The book counts steps: its machine takes as long for one
+    row as for four."""
     lengths = [n // 20 if bench.quick else n for n in BOOK] * 4
-    load = f"static_{SLOTS}slots_" + "_".join(map(str, lengths[:4]))
+    load = f"static_{MAX_RUNNING}slots_" + "_".join(map(str, lengths[:4]))  # the name in bench/results
     names = ("static", "continuous", "padded")
-    engines = {name: bench.engine(max_running=SLOTS) for name in names}
+    engines = {name: bench.engine(max_running=MAX_RUNNING) for name in names}
     counts: dict[str, int] = {}
     ids: dict[str, list[Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -162,9 +162,9 @@ async def static_batching(bench: Bench) -> None:
             ids[name] = [one.token_ids for one in done]
 
         runs: dict[str, Callable[[], Awaitable[None]]] = {
-            "static": lambda: batches("static", SLOTS),
+            "static": lambda: batches("static", MAX_RUNNING),
             "continuous": lambda: batches("continuous", len(lengths)),
-            "padded": lambda: batches("padded", SLOTS, padded=True),
+            "padded": lambda: batches("padded", MAX_RUNNING, padded=True),
         }
         share = dict.fromkeys(names, 1)  # steps of a turn: the first run counts how many of them each needs
         for repeat in range(bench.repeats + 1):

@@ -33,15 +33,15 @@ extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int va
             squares += x[n] * x[n];
         }
         for (int step = lanes / 2; step; step >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, step);
-        const bool turns = head < queries + keys;
-        const float* gain = head < queries ? q_gain : turns ? k_gain : 0;
+        const bool rotated = head < queries + keys;
+        const float* gain = head < queries ? q_gain : rotated ? k_gain : 0;
         if (gain) {
             const float scale = rsqrtf(squares / (float)HEAD_DIM + eps);
             for (int n = 0; n < 8; n++) x[n] *= scale * gain[8 * part + n];
         }
         for (int n = 0; n < 8; n++) other[n] = __shfl_xor_sync(0xffffffffu, x[n], lanes / 2);
         if (own >= count) continue;
-        if (turns) {
+        if (rotated) {
             for (int n = 0; n < 8; n++) {
                 const float cosine = rotation[8 * pair + n], sine = rotation[half + 8 * pair + n];
                 bits.v[n] = narrow(x[n] * cosine + sign * other[n] * sine);
@@ -49,7 +49,7 @@ extern "C" __global__ void qk_rope(element* heads, int queries, int keys, int va
             *(Eight*)at = bits;
         }
         if (slot < 0 || head < queries) continue;
-        element* to = turns ? pool_k + ((long long)slot * keys + head - queries) * HEAD_DIM
+        element* to = rotated ? pool_k + ((long long)slot * keys + head - queries) * HEAD_DIM
                             : pool_v + ((long long)slot * values + head - queries - keys) * HEAD_DIM;
         *(Eight*)(to + 8 * part) = bits;
     }

@@ -12,9 +12,9 @@
 constexpr int LIST = 1024;
 
 struct Block {
-    u64 parts[4][32];   // of the block's warps
-    u64 slots[2][4];    // read by the cluster's other blocks; two in turn, so that a reduction has one cluster barrier
-    u64 results[2][4];  // of the cluster
+    u64 parts[4][32];       // of the block's warps
+    u64 block_parts[2][4];  // read by the cluster's other blocks; two in turn: a reduction has one cluster barrier
+    u64 results[2][4];      // of the cluster
     double weights[LIST];
     float values[LIST];
     int ids[LIST];
@@ -39,7 +39,7 @@ struct Most {
 // Every value over all threads of the cluster, to all of them. T has 8 bytes; calls must not diverge.
 template <class Op, int N, class T> __device__ void reduce(Team& team, T (&v)[N]) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-    T* slot = (T*)team.block->slots[team.turn];
+    T* block_part = (T*)team.block->block_parts[team.turn];
     T* result = (T*)team.block->results[team.turn];
     team.turn ^= 1;
     for (int n = 0; n < N; n++) {
@@ -51,12 +51,12 @@ template <class Op, int N, class T> __device__ void reduce(Team& team, T (&v)[N]
         for (int n = 0; n < N; n++) {
             T part = lane < warps ? ((T*)team.block->parts[n])[lane] : (T)Op::none;
             for (int step = 16; step; step >>= 1) part = Op::of(part, __shfl_xor_sync(0xffffffffu, part, step));
-            if (lane == 0) slot[n] = part;
+            if (lane == 0) block_part[n] = part;
         }
     cluster_sync();
     if (warp == 0)
         for (int n = 0; n < N; n++) {
-            T part = lane < team.size ? peer(slot, lane)[n] : (T)Op::none;
+            T part = lane < team.size ? peer(block_part, lane)[n] : (T)Op::none;
             for (int step = 16; step; step >>= 1) part = Op::of(part, __shfl_xor_sync(0xffffffffu, part, step));
             if (lane == 0) result[n] = part;
         }
@@ -80,7 +80,7 @@ template <class T> __device__ __forceinline__ T warp_before(T mine, T& total) {
 template <class T> __device__ T before(Team& team, T mine, T& total) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     T* parts = (T*)team.block->parts[0];
-    T* slot = (T*)team.block->slots[team.turn];
+    T* block_part = (T*)team.block->block_parts[team.turn];
     T* result = (T*)team.block->results[team.turn];
     team.turn ^= 1;
     T sum;
@@ -90,11 +90,11 @@ template <class T> __device__ T before(Team& team, T mine, T& total) {
     if (warp == 0) {
         const T below = warp_before(lane < warps ? parts[lane] : (T)0, sum);
         if (lane < warps) parts[lane] = below;
-        if (lane == 0) slot[0] = sum;
+        if (lane == 0) block_part[0] = sum;
     }
     cluster_sync();
     if (warp == 0) {
-        const T below = warp_before(lane < team.size ? peer(slot, lane)[0] : (T)0, sum);
+        const T below = warp_before(lane < team.size ? peer(block_part, lane)[0] : (T)0, sum);
         if (lane == team.rank) result[0] = below;
         if (lane == 0) result[1] = sum;
     }

@@ -103,11 +103,11 @@ T* peer(T* at, int rank) {
 template <class T>
 T exchange(T value, int from) {
   static_assert(sizeof(T) <= 8);
-  unsigned long long* slots = the_room->exchanged[the_fiber->turn ^= 1] + threadIdx.x / 32 * 32;
-  std::memcpy(&slots[threadIdx.x % 32], &value, sizeof(T));
+  unsigned long long* values = the_room->exchanged[the_fiber->turn ^= 1] + threadIdx.x / 32 * 32;
+  std::memcpy(&values[threadIdx.x % 32], &value, sizeof(T));
   __syncwarp();
   T found;
-  std::memcpy(&found, &slots[from], sizeof(T));
+  std::memcpy(&found, &values[from], sizeof(T));
   return found;
 }
 template <class T>

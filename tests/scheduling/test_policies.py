@@ -323,7 +323,7 @@ def test_prefill_first_takes_the_whole_prompt_in_the_next_step() -> None:
 
 @pytest.mark.feature("F1")
 def test_static_batches_refill_when_all_rows_are_free() -> None:
-    """The book's example: 1000, 100, 120 and 100 tokens in four slots, scaled by ten."""
+    """The book's example: 1000, 100, 120 and 100 tokens, four requests at once, scaled by ten."""
     steps, widths = {}, {}
     for name in ("static_batches", "first_come_first_served"):
         core = service_core(
@@ -338,7 +338,7 @@ def test_static_batches_refill_when_all_rows_are_free() -> None:
         ]
         assert [len(text(sink, r)) for r in requests] == [100, 10, 12, 10] * 2
     assert steps["static_batches"] == 200
-    assert sum(w == 1 for w in widths["static_batches"]) == 2 * 88, "one of four slots used for 88 of 100 steps"
+    assert sum(w == 1 for w in widths["static_batches"]) == 2 * 88, "one of four rows used for 88 of 100 steps"
     assert steps["first_come_first_served"] <= 126
 
 

@@ -36,7 +36,7 @@ void same_as(const MergeTable& table, const std::map<Pair, std::pair<uint32_t, u
   }
 }
 
-// Ids of as many bits as there may be, in the slots or apart; the same pair twice; pairs that are none.
+// Ids of as many bits as there may be, in the entries or apart; the same pair twice; pairs that are none.
 void table_as_a_map() {
   std::mt19937 random(5);
   size_t apart = 0, overflowed = 0;
@@ -60,7 +60,7 @@ void table_as_a_map() {
     const MergeTable::Probe& probe = table.probe();
     apart += probe.ids != nullptr;
     for (size_t line = 0; line < size_t{1} << probe.line_bits; ++line)
-      overflowed += (probe.lines[line].slot[0] & probe.overflow) != 0;
+      overflowed += (probe.lines[line].entry[0] & probe.overflow) != 0;
   }
   CHECK(apart > 20 && overflowed > 300);
 }

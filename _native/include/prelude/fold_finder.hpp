@@ -59,11 +59,11 @@ class FoldFinder {
     int32_t first, last, count;
   };
 
-  explicit FoldFinder(int32_t least) : least_(least), slots_(kSmall, -1) {}
+  explicit FoldFinder(int32_t least) : least_(least), table_(kSmall, -1) {}
 
   void clear() {
     groups_.clear(), next_.clear(), loose_.clear();
-    slots_.assign(kSmall, -1);
+    table_.assign(kSmall, -1);
   }
 
   // For a row with `uncached` tokens to compute, `n` of them (`tokens`) shareable from the front.
@@ -188,21 +188,21 @@ class FoldFinder {
   }
 
   int32_t group_of(const FoldPlace& place, const int32_t* tokens, int64_t n) {
-    if (2 * (groups_.size() + 1) > slots_.size()) grow();
-    size_t at = hash(place, tokens) & (slots_.size() - 1);
-    for (; slots_[at] >= 0; at = (at + 1) & (slots_.size() - 1)) {
-      const Group& group = groups_[static_cast<size_t>(slots_[at])];
-      if (same(group.place, place) && std::equal(tokens, tokens + least_, group.tokens)) return slots_[at];
+    if (2 * (groups_.size() + 1) > table_.size()) grow();
+    size_t at = hash(place, tokens) & (table_.size() - 1);
+    for (; table_[at] >= 0; at = (at + 1) & (table_.size() - 1)) {
+      const Group& group = groups_[static_cast<size_t>(table_[at])];
+      if (same(group.place, place) && std::equal(tokens, tokens + least_, group.tokens)) return table_[at];
     }
-    groups_.push_back({place, tokens, n, -1, -1, 0});  // may throw: no slot names a group that is not there
-    return slots_[at] = static_cast<int32_t>(groups_.size()) - 1;
+    groups_.push_back({place, tokens, n, -1, -1, 0});  // may throw: no entry names a group that is not there
+    return table_[at] = static_cast<int32_t>(groups_.size()) - 1;
   }
   void grow() {
-    slots_.assign(2 * slots_.size(), -1);
+    table_.assign(2 * table_.size(), -1);
     for (size_t g = 0; g < groups_.size(); ++g) {
-      size_t at = hash(groups_[g].place, groups_[g].tokens) & (slots_.size() - 1);
-      while (slots_[at] >= 0) at = (at + 1) & (slots_.size() - 1);
-      slots_[at] = static_cast<int32_t>(g);
+      size_t at = hash(groups_[g].place, groups_[g].tokens) & (table_.size() - 1);
+      while (table_[at] >= 0) at = (at + 1) & (table_.size() - 1);
+      table_[at] = static_cast<int32_t>(g);
     }
   }
   size_t hash(const FoldPlace& place, const int32_t* tokens) const {
@@ -222,7 +222,7 @@ class FoldFinder {
 
   const int32_t least_;
   std::vector<Group> groups_;
-  std::vector<int32_t> next_, slots_;  // by row; by hash
+  std::vector<int32_t> next_, table_;  // by row; by hash
   std::vector<Loose> loose_;           // all rows that may fold; after finish() those that were alone
 };
 

@@ -4,7 +4,7 @@
 //
 //   memory    the fields of an array up to its flags, and of a dtype up to its number, are the same in numpy 1 and 2
 //             (NPY_NO_DEPRECATED_API hides them, nothing else)
-//   calls     two slots of the table that numpy keeps for extensions, which never move
+//   calls     two entries of the table that numpy keeps for extensions, which never move
 //   checked   import_ndarray() makes an array and reads it back through both, so that a numpy that did differ would
 //             be an ImportError
 #pragma once

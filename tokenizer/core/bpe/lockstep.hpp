@@ -5,7 +5,7 @@
 //            of its new neighbours' merges are prefetched. They arrive while other lanes have their turns
 //
 //   places   from the end of a word: its last symbol is at 0, so that of two places the higher is further left
-//   keys     one a pair, at its left symbol: rest of the table's slot << 6 | place. The greatest is the next merge;
+//   keys     one a pair, at its left symbol: rest of the table's entry << 6 | place. The greatest is the next merge;
 //            those below 64 are none
 //   alive    the places where a token begins, one bit each: neighbours are found by counting zeros
 
@@ -16,10 +16,10 @@ constexpr size_t usual = 16;  // symbols; a word of so many takes no branch that
 #if FASTTOKEN_LEVEL == 2
 
 static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
-  __m512i slots = _mm512_load_si512(line.slot);
-  __mmask8 equal = _mm512_testn_epi64_mask(_mm512_xor_si512(slots, _mm512_set1_epi64(static_cast<int64_t>(key))),
+  __m512i entries = _mm512_load_si512(line.entry);
+  __mmask8 equal = _mm512_testn_epi64_mask(_mm512_xor_si512(entries, _mm512_set1_epi64(static_cast<int64_t>(key))),
                                            _mm512_set1_epi64(static_cast<int64_t>(table.compared)));
-  __m128i first = _mm512_castsi512_si128(_mm512_maskz_compress_epi64(equal, slots));
+  __m128i first = _mm512_castsi512_si128(_mm512_maskz_compress_epi64(equal, entries));
   return static_cast<uint64_t>(_mm_cvtsi128_si64(first)) & table.rest_mask;
 }
 static inline uint64_t greatest(const uint64_t* keys, size_t n) {
@@ -33,11 +33,11 @@ static inline uint64_t greatest(const uint64_t* keys, size_t n) {
 static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
   const __m256i compared = _mm256_set1_epi64x(static_cast<int64_t>(table.compared)),
                 wanted = _mm256_set1_epi64x(static_cast<int64_t>(key));
-  auto of = [&](const uint64_t* slots) {
-    __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i*>(slots));
+  auto of = [&](const uint64_t* entries) {
+    __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i*>(entries));
     return _mm256_and_si256(all, _mm256_cmpeq_epi64(_mm256_and_si256(all, compared), wanted));
   };
-  __m256i four = _mm256_or_si256(of(line.slot), of(line.slot + 4));
+  __m256i four = _mm256_or_si256(of(line.entry), of(line.entry + 4));
   __m128i two = _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
   return static_cast<uint64_t>(_mm_cvtsi128_si64(two) | _mm_extract_epi64(two, 1)) & table.rest_mask;
 }
@@ -71,7 +71,7 @@ static inline uint64_t greatest(const uint64_t* keys, size_t n) {
 
 static inline uint64_t rest_at(const MergeTable::Probe& table, MergeTable::Probe::Place at) {
   uint64_t rest = match(table, *at.line, at.key);
-  if (at.line->slot[0] & table.overflow & (rest - 1)) [[unlikely]]
+  if (at.line->entry[0] & table.overflow & (rest - 1)) [[unlikely]]
     return table.beyond(at);
   return rest;
 }

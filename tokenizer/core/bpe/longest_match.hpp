@@ -15,7 +15,7 @@
 //   border that a merging leaves is one that its two tokens leave alone. The pair at the left of a merged window is
 //   checked, and the pair at its right is checked with the next candidate.
 //
-//   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits a slot, at most 3/4 full
+//   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits an entry, at most 3/4 full
 //   filter_       a bit for each of these, 5 bits or more an entry: most pairs asked for are not there
 //   pieces_       the tokens of a character's bytes, and of a blank and them, as met: up to three tokens
 //   pairs_        whether pairs were found to stand, so that a pair of a text is looked at once: one word a pair, the
@@ -134,7 +134,7 @@ class LongestMatch {
       // For a character that is no token, or a large code point, the filter may say yes by mistake, as for any other.
       const uint64_t hash = hash_of(before, c);
       const bool extends = may_be(hash);
-      __builtin_prefetch(&extensions_[extends ? slot(hash) : 0]);
+      __builtin_prefetch(&extensions_[extends ? place_of(hash) : 0]);
       *to = {id, c, static_cast<uint32_t>(p - begin), extends};
       before = id;
     }
@@ -158,7 +158,7 @@ class LongestMatch {
       if (pair_validity_.surely_stands(x, y))
         g.candidates[i].length |= sure;
       else
-        __builtin_prefetch(pair_slots_ + pair_slot(x, y));
+        __builtin_prefetch(pair_entries_ + pair_place(x, y));
     }
   }
 
@@ -241,9 +241,9 @@ class LongestMatch {
 
   void remember() {
     pairs_ = BigArray<uint64_t>(size_t{1} << pair_bits);
-    pair_slots_ = pairs_.data();
+    pair_entries_ = pairs_.data();
     pieces_ = BigArray<uint64_t>(size_t{2} << 16);
-    piece_slots_ = pieces_.data();
+    piece_entries_ = pieces_.data();
     repairs_.reserve(repair_bytes, repair_bytes);
   }
 
@@ -336,8 +336,8 @@ class LongestMatch {
                    Symbol* out) const {
     // Three ids of 19 bits, 0 where there are fewer tokens, and how many bytes the first two have.
     constexpr int id_bits = 19;
-    std::atomic_ref slot(piece_slots_[size_t{spaced} << 16 | c]);
-    if (uint64_t found = slot.load(std::memory_order_relaxed)) {
+    std::atomic_ref cell(piece_entries_[size_t{spaced} << 16 | c]);
+    if (uint64_t found = cell.load(std::memory_order_relaxed)) {
       uint32_t left = static_cast<uint32_t>(bytes.size());
       size_t n = 0;
       for (; left; ++n) {
@@ -355,7 +355,7 @@ class LongestMatch {
       found |= uint64_t{out[i].id} << (i * id_bits);
       if (i < 2) found |= uint64_t{out[i].length} << (3 * id_bits + 3 * i);
     }
-    slot.store(found, std::memory_order_relaxed);
+    cell.store(found, std::memory_order_relaxed);
     return made;
   }
 
@@ -497,13 +497,13 @@ class LongestMatch {
   }
   // The same where that is not seen at once.
   bool remembered(const MergeTable& merges, uint32_t x, uint32_t y) const {
-    uint64_t pair = uint64_t{x} << 32 | y, kept = pair + 1;  // an empty slot is no pair
+    uint64_t pair = uint64_t{x} << 32 | y, kept = pair + 1;  // an empty entry is no pair
     constexpr uint64_t falls = uint64_t{1} << 63;
-    std::atomic_ref slot(pair_slots_[pair_slot(x, y)]);
-    uint64_t found = slot.load(std::memory_order_relaxed);
+    std::atomic_ref cell(pair_entries_[pair_place(x, y)]);
+    uint64_t found = cell.load(std::memory_order_relaxed);
     if ((found & ~falls) == kept) return !(found & falls);
     bool stands = pair_validity_.known(x) && pair_validity_.known(y) && pair_validity_.stands(merges, x, y);
-    slot.store(stands ? kept : kept | falls, std::memory_order_relaxed);
+    cell.store(stands ? kept : kept | falls, std::memory_order_relaxed);
     return stands;
   }
   // The tokens that the bytes of a window merge to, of which there are at most `small`: often kept from before.
@@ -532,12 +532,12 @@ class LongestMatch {
     repairs_.put(key, hash, row, n);
     return n;
   }
-  static size_t pair_slot(uint32_t x, uint32_t y) { return ((uint64_t{x} << 32 | y) * golden) >> (64 - pair_bits); }
+  static size_t pair_place(uint32_t x, uint32_t y) { return ((uint64_t{x} << 32 | y) * golden) >> (64 - pair_bits); }
 
   // ---- the trie
 
   static uint64_t hash_of(uint32_t node, uint32_t c) { return (uint64_t{node} << 16 | c) * golden; }
-  size_t slot(uint64_t hash) const { return hash >> (std::countl_zero(extensions_.size()) + 1); }
+  size_t place_of(uint64_t hash) const { return hash >> (std::countl_zero(extensions_.size()) + 1); }
   // Whether there may be an entry of this hash.
   size_t filter_bit(uint64_t hash) const { return hash >> 20 & (filter_.size() * 64 - 1); }
   bool may_be(uint64_t hash) const {
@@ -549,7 +549,7 @@ class LongestMatch {
     if (c > 0xFFFF) return none;
     uint64_t key = uint64_t{node} << 16 | c, hash = hash_of(node, c);
     if (!may_be(hash)) return none;
-    for (size_t i = slot(hash);; i = (i + 1) & (extensions_.size() - 1)) {
+    for (size_t i = place_of(hash);; i = (i + 1) & (extensions_.size() - 1)) {
       uint64_t entry = extensions_[i];
       if (entry == 0) return none;
       if (entry >> 24 == key) return static_cast<uint32_t>(entry & (2 * leads_on - 1));
@@ -609,7 +609,7 @@ class LongestMatch {
     const uint64_t hash = hash_of(static_cast<uint32_t>(entry >> 40), static_cast<uint32_t>(entry >> 24 & 0xFFFF));
     const size_t bit = filter_bit(hash);
     filter_[bit / 64] |= uint64_t{1} << (bit & 63);
-    size_t i = slot(hash);
+    size_t i = place_of(hash);
     while (extensions_[i]) i = (i + 1) & (extensions_.size() - 1);
     extensions_[i] = entry;
   }
@@ -623,7 +623,7 @@ class LongestMatch {
   BigArray<uint64_t> pairs_;
   RepairCache repairs_;
   BigArray<uint64_t> pieces_;  // by code point, then the same with a blank; 0: not met yet
-  uint64_t *pair_slots_ = nullptr, *piece_slots_ = nullptr;
+  uint64_t *pair_entries_ = nullptr, *piece_entries_ = nullptr;
 };
 
 }  // namespace fasttoken

@@ -6,14 +6,14 @@
 //   direct_  pairs of ids below 256, which is where most files have the single bytes: a table, no hash
 //   rank     the position in the file's list: the lowest merges first; the same pair again takes the later
 //
-//   slot     tag | distance | overflow | ... | rest
+//   entry    tag | distance | overflow | ... | rest
 //            the hash is a bijection on pairs of ids: its top bits are the line, the others are the tag, which so
 //            says which pair it is. Where that line is full, the pair is some steps further on, as many as `distance`
-//            says; each line passed by has `overflow` set in its first slot, and a look-up goes on from such alone
-//   rest     rank and id, subtracted from all ones: of two, the larger merges first; 0: no merge, or a free slot.
+//            says; each line passed by has `overflow` set in its first entry, and a look-up goes on from such alone
+//   rest     rank and id, subtracted from all ones: of two, the larger merges first; 0: no merge, or a free entry.
 //            Where both do not fit in, the rank alone, and ids_ has the ids by rank
 //
-//   invariants   ids and ranks are below reserve()'s bounds; slots are taken from the first on, never freed
+//   invariants   ids and ranks are below reserve()'s bounds; entries are taken from the first on, never freed
 #pragma once
 
 #include <algorithm>
@@ -37,13 +37,13 @@ struct Merge {
 class MergeTable {
  public:
   struct alignas(64) Line {
-    static constexpr size_t slots = 8;
-    uint64_t slot[slots];
+    static constexpr size_t entries = 8;
+    uint64_t entry[entries];
   };
   static constexpr uint32_t direct = 256;
   static constexpr int most_rest_bits = 57;  // a rest and a position of 6 bits are a positive number
 
-  // How keys and slots are made up.
+  // How keys and entries are made up.
   struct Layout {
     uint64_t compared, distance, overflow, rest_mask, id_mask;
     uint32_t id_bits, line_bits, rank_shift;  // id_mask, rank_shift: 0 where ids are not in the rests
@@ -55,7 +55,7 @@ class MergeTable {
     const uint64_t *direct_rests, *filter;
     const uint32_t* ids;  // by rank; null: the rests have them
 
-    // Where a pair is looked for first: the slot there that equals the key in the bits of `compared`.
+    // Where a pair is looked for first: the entry there that equals the key in the bits of `compared`.
     struct Place {
       const Line* line;
       uint64_t key;
@@ -64,17 +64,17 @@ class MergeTable {
       uint64_t h = (uint64_t{a} << first | uint64_t{b} << second) * odd;
       return {lines + (h >> not_line_bits), h << line_bits};
     }
-    // The rest of the slot with that key, 0 if the line has none.
+    // The rest of the entry with that key, 0 if the line has none.
     [[gnu::always_inline]] uint64_t match(const Line& line, uint64_t key) const {
       uint64_t found = 0;
-      for (uint64_t slot : line.slot) found |= (slot ^ key) & compared ? 0 : slot;  // free ones add nothing
+      for (uint64_t entry : line.entry) found |= (entry ^ key) & compared ? 0 : entry;  // free ones add nothing
       return found & rest_mask;
     }
     // The same of the lines behind one that has overflowed.
     [[gnu::noinline, gnu::cold]] uint64_t beyond(Place at) const {
       size_t line = static_cast<size_t>(at.line - lines);
       const size_t by = step(at.key);
-      for (size_t i = 1; i < reach && lines[line].slot[0] & overflow; ++i) {
+      for (size_t i = 1; i < reach && lines[line].entry[0] & overflow; ++i) {
         line = (line + by) & ((size_t{1} << line_bits) - 1);
         if (uint64_t rest = match(lines[line], at.key += distance)) return rest;
       }
@@ -84,9 +84,9 @@ class MergeTable {
       if ((a | b) < direct) return direct_rests[a * direct + b];
       Place at = place(a, b);
       if (!(filter[at.line - lines] >> (at.key >> 58) & 1)) return 0;
-      for (uint64_t slot : at.line->slot)
-        if (((slot ^ at.key) & compared) == 0) return slot & rest_mask;
-      return at.line->slot[0] & overflow ? beyond(at) : 0;
+      for (uint64_t entry : at.line->entry)
+        if (((entry ^ at.key) & compared) == 0) return entry & rest_mask;
+      return at.line->entry[0] & overflow ? beyond(at) : 0;
     }
     // Of a rest that is not 0.
     uint32_t rank(uint64_t rest) const { return static_cast<uint32_t>((~rest & rest_mask) >> rank_shift); }
@@ -101,7 +101,7 @@ class MergeTable {
     most_ = merges;
     const int id_bits = std::max(1, static_cast<int>(std::bit_width(ids)));
     int line_bits = 1;  // at most 5/8 full
-    while (Line::slots * 5 / 8 << line_bits < merges) ++line_bits;
+    while (Line::entries * 5 / 8 << line_bits < merges) ++line_bits;
     direct_.assign(direct * direct, 0);
     lay_out(id_bits, std::min(line_bits, 2 * id_bits));
     most_line_bits_ = probe_.line_bits + 3;
@@ -119,13 +119,13 @@ class MergeTable {
     const uint64_t rest = ~(uint64_t{rank} << probe_.rank_shift | (ids_.empty() ? id : 0)) & probe_.rest_mask;
     if ((a | b) < direct) direct_[a * direct + b] = rest;
     if (!ids_.empty()) ids_[rank] = id;
-    uint64_t* slot = slot_for(a, b);
-    while (!slot) {
+    uint64_t* entry = entry_for(a, b);
+    while (!entry) {
       spread();
-      slot = slot_for(a, b);
+      entry = entry_for(a, b);
     }
-    bool fresh = (*slot & probe_.rest_mask) == 0;
-    *slot = (*slot & ~probe_.rest_mask) | rest;
+    bool fresh = (*entry & probe_.rest_mask) == 0;
+    *entry = (*entry & ~probe_.rest_mask) | rest;
     return fresh;
   }
 
@@ -141,10 +141,10 @@ class MergeTable {
     const Probe& t = probe_;
     std::vector<Merge> out;
     for (size_t line = 0; line < lines_.size(); ++line) {
-      for (uint64_t slot : lines_[line].slot) {
-        uint64_t rest = slot & t.rest_mask;
+      for (uint64_t entry : lines_[line].entry) {
+        uint64_t rest = entry & t.rest_mask;
         if (!rest) continue;
-        uint64_t steps = slot / t.distance % reach, tag = slot & t.compared & ~(t.distance * (reach - 1));
+        uint64_t steps = entry / t.distance % reach, tag = entry & t.compared & ~(t.distance * (reach - 1));
         uint64_t own = (line - steps * step(tag)) & (lines_.size() - 1);
         uint64_t pair = (own << t.not_line_bits | tag >> t.line_bits) * inverse(odd);
         out.push_back({static_cast<uint32_t>(pair >> t.first), static_cast<uint32_t>(pair << t.id_bits >> t.first),
@@ -212,17 +212,17 @@ class MergeTable {
     point();
   }
   // Where the pair is, or where it is to be and its key now is; null if there is no place near enough.
-  uint64_t* slot_for(uint32_t a, uint32_t b) {
+  uint64_t* entry_for(uint32_t a, uint32_t b) {
     auto [at, key] = probe_.place(a, b);
     size_t line = static_cast<size_t>(at - probe_.lines);
     const size_t by = step(key);
     filter_[line] |= uint64_t{1} << (key >> 58);
     for (size_t i = 0; i < reach; ++i, key += probe_.distance, line = (line + by) & (lines_.size() - 1)) {
-      for (uint64_t& slot : lines_[line].slot) {
-        if (!(slot & probe_.rest_mask)) slot = key;
-        if (((slot ^ key) & probe_.compared) == 0) return &slot;
+      for (uint64_t& entry : lines_[line].entry) {
+        if (!(entry & probe_.rest_mask)) entry = key;
+        if (((entry ^ key) & probe_.compared) == 0) return &entry;
       }
-      lines_[line].slot[0] |= probe_.overflow;
+      lines_[line].entry[0] |= probe_.overflow;
     }
     return nullptr;
   }

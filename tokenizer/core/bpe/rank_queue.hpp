@@ -1,7 +1,7 @@
 // A queue of (rank, position), lowest first, for merging long words in near-linear time.
 //
 //   bits_   one bit a rank that has entries, in three levels of 64    lowest rank: three bit scans
-//   slot_   rank -> bucket        bucket: positions, drained from the front in ascending order
+//   bucket_of_   rank -> bucket        bucket: positions, drained from the front in ascending order
 //
 //   A bucket is sorted only if something was appended out of order. Buckets and tables are kept between
 //   words and are all empty between them.
@@ -19,8 +19,8 @@ namespace fasttoken {
 class RankQueue {
  public:
   void prepare(uint32_t ranks) {
-    if (slot_.size() >= ranks) return;
-    slot_.assign(ranks, none);
+    if (bucket_of_.size() >= ranks) return;
+    bucket_of_.assign(ranks, none);
     for (size_t level = 0, n = ranks; level < 3; ++level) {
       n = (n + 63) / 64;
       bits_[level].assign(n, 0);
@@ -28,20 +28,20 @@ class RankQueue {
   }
 
   void push(uint32_t rank, uint32_t position) {
-    uint32_t& slot = slot_[rank];
-    if (slot == none) {
+    uint32_t& bucket = bucket_of_[rank];
+    if (bucket == none) {
       if (free_.empty()) {
         free_.push_back(static_cast<uint32_t>(buckets_.size()));
         buckets_.emplace_back();
       }
-      slot = free_.back();
+      bucket = free_.back();
       free_.pop_back();
       for (auto& level : bits_) {
         level[rank >> 6] |= uint64_t{1} << (rank & 63);
         rank >>= 6;
       }
     }
-    Bucket& b = buckets_[slot];
+    Bucket& b = buckets_[bucket];
     if (!b.positions.empty() && b.positions.back() > position) b.sorted = false;
     b.positions.push_back(position);
   }
@@ -53,7 +53,7 @@ class RankQueue {
     rank = top;
     for (int level = 2; level >= 0; --level)
       rank = rank << 6 | static_cast<uint32_t>(std::countr_zero(bits_[static_cast<size_t>(level)][rank]));
-    Bucket& b = buckets_[slot_[rank]];
+    Bucket& b = buckets_[bucket_of_[rank]];
     if (!b.sorted) {
       std::sort(b.positions.begin() + static_cast<long>(b.next), b.positions.end());
       b.sorted = true;
@@ -62,8 +62,8 @@ class RankQueue {
     if (b.next == b.positions.size()) {
       b.positions.clear();
       b.next = 0;
-      free_.push_back(slot_[rank]);
-      slot_[rank] = none;
+      free_.push_back(bucket_of_[rank]);
+      bucket_of_[rank] = none;
       uint32_t r = rank;
       for (auto& level : bits_) {
         level[r >> 6] &= ~(uint64_t{1} << (r & 63));
@@ -82,7 +82,7 @@ class RankQueue {
     bool sorted = true;
   };
   std::vector<uint64_t> bits_[3];
-  std::vector<uint32_t> slot_, free_;
+  std::vector<uint32_t> bucket_of_, free_;
   std::vector<Bucket> buckets_;
 };
 

@@ -107,10 +107,10 @@ bool PromptCache::met_before(std::string_view text, const std::vector<Mark>& mar
   for (size_t i = 0; i < marks.size(); ++i) {
     uint64_t hint = hint_of(text, marks[i]);
     uint16_t tag = static_cast<uint16_t>(hint | 1);
-    std::atomic<uint16_t>& slot = met_[hint >> 52];
-    met |= slot.load(std::memory_order_relaxed) == tag;
+    std::atomic<uint16_t>& left = met_[hint >> 52];
+    met |= left.load(std::memory_order_relaxed) == tag;
     if (marks[i].end < next && i + 1 < marks.size()) continue;
-    slot.store(tag, std::memory_order_relaxed);
+    left.store(tag, std::memory_order_relaxed);
     next = size_t{2} * marks[i].end;
   }
   return met;

@@ -1,15 +1,15 @@
 // Words of at most 15 bytes that are one token: most words of a text, found in one cache line.
 //
-//   line     eight slots of words of 1 to 7 bytes      |rest|second|id + 1| x 8
+//   line     eight entries of words of 1 to 7 bytes      |rest|second|id + 1| x 8
 //            or four of words of 8 to 15               first eight bytes x 4, |rest|second|id + 1| x 4
 //   rest     seven bytes and the length are mixed one to one: the highest bits are the number of the line, the rest
-//            lies in the slot, so that line and slot are the whole word, and nothing else is found
+//            lies in the entry, so that line and entry are the whole word, and nothing else is found
 //   second   a word has two lines, and lies in its second where its first was full of others
 //
 //   invariants   filled while loading, with words whose encoding is that one token and nothing else (an entry
 //                that merging does not reach would change results); read-only afterwards: no lock, no bound.
-//                The slots of a line are filled from the first on; a word is in its second line only if the last
-//                slot of its first is taken
+//                The entries of a line are filled from the first on; a word is in its second line only if the last
+//                entry of its first is taken
 #pragma once
 
 #include <algorithm>
@@ -115,7 +115,7 @@ class WordTable {
     uint64_t at[8];
     bool full() const { return at[7] != 0; }
   };
-  // The bits of a word's slot beside its id, and the line it may lie in.
+  // The bits of a word's entry beside its id, and the line it may lie in.
   struct Place {
     uint64_t low, rest;  // low: of a wide word
     uint32_t line;
@@ -138,7 +138,7 @@ class WordTable {
       const uint64_t mixed = WordTable::mixed(key);
       return {key.low, mixed << bits, line(mixed, key.wide()), key.wide()};
     }
-    // The second line, as a slot of it says it.
+    // The second line, as an entry of it says it.
     Place second(Place p) const {
       p.line ^= other(p.rest);
       p.rest |= uint64_t{1} << id_bits();
@@ -214,19 +214,19 @@ class WordTable {
     bits_ = bits;
     lines_ = BigArray<Line>(size_t{2} << bits);
   }
-  // A slot that was taken out.
-  struct Slot {
+  // An entry that was taken out.
+  struct Entry {
     uint64_t low, said;  // rest, second and id + 1
   };
-  static Slot& swap(Line& line, size_t i, bool wide, Slot& with) {
+  static Entry& swap(Line& line, size_t i, bool wide, Entry& with) {
     std::swap(line.at[i], with.said);
     if (wide) std::swap(line.at[i - 4], with.low);
     return with;
   }
-  static bool put_if_free(Line& line, bool wide, Slot slot) {
+  static bool put_if_free(Line& line, bool wide, Entry entry) {
     for (size_t i = wide ? 4 : 0; i < 8; ++i) {
       if (line.at[i]) continue;
-      swap(line, i, wide, slot);
+      swap(line, i, wide, entry);
       return true;
     }
     return false;
@@ -245,27 +245,27 @@ class WordTable {
       }
     put(p.line, p.wide, {p.low, p.rest | (id + 1)});
   }
-  // Into the line, or the slot's other one; where both are full one of the slots there has to go to its own other.
-  void put(uint32_t number, bool wide, Slot slot) {
+  // Into the line, or the entry's other one; where both are full one of the entries there has to go to its own other.
+  void put(uint32_t number, bool wide, Entry entry) {
     constexpr size_t most_moved = 256;
     for (size_t moved = 0; moved < most_moved; ++moved) {
-      if (put_if_free(lines_[number], wide, slot)) return;
-      uint32_t elsewhere = moved_over(number, slot);
-      if (put_if_free(lines_[elsewhere], wide, slot)) return;
-      moved_over(elsewhere, slot);
-      swap(lines_[number], 7 - moved % (wide ? 4 : 8), wide, slot);
-      number = moved_over(number, slot);
+      if (put_if_free(lines_[number], wide, entry)) return;
+      uint32_t elsewhere = moved_over(number, entry);
+      if (put_if_free(lines_[elsewhere], wide, entry)) return;
+      moved_over(elsewhere, entry);
+      swap(lines_[number], 7 - moved % (wide ? 4 : 8), wide, entry);
+      number = moved_over(number, entry);
     }
     const int before = bits_;
     grow();
-    put_anew(number, wide, slot, before);
+    put_anew(number, wide, entry, before);
   }
-  // The number of the slot's other line, for which it says itself now.
-  uint32_t moved_over(uint32_t number, Slot& slot) const {
+  // The number of the entry's other line, for which it says itself now.
+  uint32_t moved_over(uint32_t number, Entry& entry) const {
     const Probe at = probe();
     const uint64_t second = uint64_t{1} << at.id_bits();
-    number ^= at.other(slot.said & ~(2 * second - 1));
-    slot.said ^= second;
+    number ^= at.other(entry.said & ~(2 * second - 1));
+    entry.said ^= second;
     return number;
   }
 
@@ -279,15 +279,15 @@ class WordTable {
         put_anew(static_cast<uint32_t>(number), wide, {wide ? old[number].at[i - 4] : 0, old[number].at[i]}, before);
     }
   }
-  // A slot of a table of so many bits, into this one.
-  void put_anew(uint32_t number, bool wide, Slot slot, int bits) {
+  // An entry of a table of so many bits, into this one.
+  void put_anew(uint32_t number, bool wide, Entry entry, int bits) {
     const Probe then{nullptr, bits}, now = probe();
     const uint64_t second = uint64_t{1} << then.id_bits();
-    uint64_t rest = slot.said & ~(2 * second - 1), id = slot.said & (second - 1);
-    if (slot.said & second) number ^= then.other(rest);
+    uint64_t rest = entry.said & ~(2 * second - 1), id = entry.said & (second - 1);
+    if (entry.said & second) number ^= then.other(rest);
     uint64_t mixed = uint64_t{number & ((1u << bits) - 1)} << (64 - bits) | rest >> bits;
     number = static_cast<uint32_t>(mixed >> (64 - now.bits) | uint64_t{wide} << now.bits);
-    put(number, wide, {slot.low, mixed << now.bits | id});
+    put(number, wide, {entry.low, mixed << now.bits | id});
   }
 
   BigArray<Line> lines_{4};

@@ -179,11 +179,11 @@ class AddedMatcher {
     std::memcpy(&bytes, p, sizeof bytes);
     return bytes;
   }
-  static size_t slot(uint64_t first) { return (first * 0x9E3779B97F4A7C15u) >> 58; }
+  static size_t place_of(uint64_t first) { return (first * 0x9E3779B97F4A7C15u) >> 58; }
   const Whole* whole_at(const char* p, size_t left) const {
     if (left < 16) return nullptr;
     uint64_t first = eight(p);
-    const Whole& whole = wholes_[slot(first)];
+    const Whole& whole = wholes_[place_of(first)];
     return whole.size && whole.first == first && eight(p + whole.size - 8) == whole.last ? &whole : nullptr;
   }
   void index_wholes(const std::vector<std::pair<std::string, int32_t>>& contents) {
@@ -193,7 +193,7 @@ class AddedMatcher {
     for (auto& [content, token] : contents) {
       const size_t size = content.size();
       if (size < 8 || size > 16 || begins[std::string_view(content).substr(0, 8)] > 1) continue;
-      Whole& whole = wholes_[slot(eight(content.data()))];
+      Whole& whole = wholes_[place_of(eight(content.data()))];
       if (!whole.size)
         whole = {eight(content.data()), eight(content.data() + size - 8), static_cast<uint32_t>(size), token};
     }

@@ -151,11 +151,11 @@ static inline void find_words(FoundWords& f, const WordTable::Probe& table) {
   const __m512i differ = _mm512_set1_epi64(ids);
   const __m128i id = _mm_set1_epi64x(ids), one = _mm_set1_epi64x(1);
   const WordTable::Line* const lines = table.lines;
-  // The id of the first slot that is the same, -1 if there is none or it is empty: no branch, since one word in ten
+  // The id of the first entry that is the same, -1 if there is none or it is empty: no branch, since one word in ten
   // is not found.
   auto put = [&](size_t i, __m512i line, __mmask8 same) {
-    __m128i slot = _mm512_castsi512_si128(_mm512_maskz_compress_epi64(same, line));
-    f.ids[i] = _mm_cvtsi128_si32(_mm_sub_epi64(_mm_and_si128(slot, id), one));
+    __m128i entry = _mm512_castsi512_si128(_mm512_maskz_compress_epi64(same, line));
+    f.ids[i] = _mm_cvtsi128_si32(_mm_sub_epi64(_mm_and_si128(entry, id), one));
   };
   for (size_t k = 0; k < f.narrow_count; ++k) {
     const size_t i = f.narrow[k];

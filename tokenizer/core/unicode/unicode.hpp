@@ -122,7 +122,7 @@ class Unicode {
   Unicode() {
     using namespace tables;
     for (unsigned i = 0; i < pair_first_size; ++i) {
-      size_t at = pair_slot(pair_first[i], pair_second[i]);
+      size_t at = pair_place(pair_first[i], pair_second[i]);
       while (pairs_[at].result) at = (at + 1) % pairs_.size();
       pairs_[at] = {pair_first[i], pair_second[i], pair_result[i]};
     }
@@ -205,7 +205,7 @@ class Unicode {
     if (a - jamo_l < 19 && b - jamo_v < 21) return hangul + ((a - jamo_l) * 21 + (b - jamo_v)) * 28;
     if (a - hangul < hangul_end - hangul && (a - hangul) % 28 == 0 && b - jamo_t - 1 < 27) return a + (b - jamo_t);
     if (!is(b, composes_back)) return 0;
-    for (size_t at = pair_slot(a, b); pairs_[at].result; at = (at + 1) % pairs_.size())
+    for (size_t at = pair_place(a, b); pairs_[at].result; at = (at + 1) % pairs_.size())
       if (pairs_[at].first == a && pairs_[at].second == b) return pairs_[at].result;
     return 0;
   }
@@ -297,7 +297,7 @@ class Unicode {
                                 (flags & mark_nonspacing ? quick_nonspacing : 0) |
                                 (flags & (bert_removed | bert_space) ? quick_clean : 0));
   }
-  size_t pair_slot(uint32_t a, uint32_t b) const { return (a * 0x9E3779B1u ^ b * 0x85EBCA77u) >> 21; }
+  size_t pair_place(uint32_t a, uint32_t b) const { return (a * 0x9E3779B1u ^ b * 0x85EBCA77u) >> 21; }
 
   // By class, equal ones as they were; in time that grows with the run.
   static void order(std::span<Changed> marks) {

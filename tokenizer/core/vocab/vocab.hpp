@@ -2,7 +2,7 @@
 //
 //   arena_   "!\"#$...Ġthe..."          all strings, one after the other
 //   where_   id -> (offset, length)     length `hole` where the id is not defined
-//   slots_   hash -> (tag, id)          open addressing, a power of two, at most 5/8 full
+//   entries_   hash -> (tag, id)          open addressing, a power of two, at most 5/8 full
 //
 //   invariants  ids < 4 * tokens + 2^20 (a sparser file is refused); immutable once loaded
 #pragma once
@@ -45,53 +45,53 @@ class Vocab {
 
   void reserve(size_t tokens, size_t bytes) {
     arena_.reserve(bytes);
-    size_t slots = std::bit_ceil(tokens * 8 / 5 + 8);
-    if (slots > slots_.size()) rehash(slots);
+    size_t entries = std::bit_ceil(tokens * 8 / 5 + 8);
+    if (entries > entries_.size()) rehash(entries);
   }
 
   // The id a string had before, if any. The same string again takes the new id.
   std::optional<uint32_t> add(std::string_view token, uint32_t id) {
-    if ((count_ + 1) * 8 > slots_.size() * 5) rehash(std::max<size_t>(16, slots_.size() * 2));
+    if ((count_ + 1) * 8 > entries_.size() * 5) rehash(std::max<size_t>(16, entries_.size() * 2));
     if (id >= where_.size()) where_.resize(size_t{id} + 1, {0, hole});
-    Slot* slot = probe(token);
+    Entry* entry = probe(token);
     std::optional<uint32_t> old;
-    if (slot->id != hole) {
-      old = slot->id;
-      where_[slot->id].length = hole;
+    if (entry->id != hole) {
+      old = entry->id;
+      where_[entry->id].length = hole;
     } else {
       ++count_;
     }
     where_[id] = {static_cast<uint32_t>(arena_.size()), static_cast<uint32_t>(token.size())};
     arena_.append(token.data(), token.size());
-    *slot = {tag(hash_bytes(token)), id};
+    *entry = {tag(hash_bytes(token)), id};
     return old;
   }
 
   // Prefetches the memory that add() or find() will read first.
   void prefetch(std::string_view token) const {
-    if (!slots_.empty()) __builtin_prefetch(&slots_[hash_bytes(token) & (slots_.size() - 1)], 1);
+    if (!entries_.empty()) __builtin_prefetch(&entries_[hash_bytes(token) & (entries_.size() - 1)], 1);
   }
   // The ids of n strings, `hole` for one that is no token. Each string is looked for in three places far apart, and
   // all are asked for before the first is needed.
   template <size_t N>
   void find(const std::array<std::string_view, N>& tokens, size_t n, std::array<uint32_t, N>& ids) const {
-    if (slots_.empty()) return ids.fill(hole);
+    if (entries_.empty()) return ids.fill(hole);
     std::array<size_t, N> at;
     for (size_t i = 0; i < n; ++i) {
-      at[i] = hash_bytes(tokens[i]) & (slots_.size() - 1);
-      __builtin_prefetch(&slots_[at[i]]);
+      at[i] = hash_bytes(tokens[i]) & (entries_.size() - 1);
+      __builtin_prefetch(&entries_[at[i]]);
     }
     for (size_t i = 0; i < n; ++i)
-      if (slots_[at[i]].id != hole) __builtin_prefetch(&where_[slots_[at[i]].id]);
+      if (entries_[at[i]].id != hole) __builtin_prefetch(&where_[entries_[at[i]].id]);
     for (size_t i = 0; i < n; ++i)
-      if (slots_[at[i]].id != hole) __builtin_prefetch(arena_.data() + where_[slots_[at[i]].id].offset);
+      if (entries_[at[i]].id != hole) __builtin_prefetch(arena_.data() + where_[entries_[at[i]].id].offset);
     for (size_t i = 0; i < n; ++i) ids[i] = find(tokens[i]).value_or(hole);
   }
 
   std::optional<uint32_t> find(std::string_view token) const {
-    if (slots_.empty()) return std::nullopt;
-    const Slot* slot = const_cast<Vocab*>(this)->probe(token);
-    return slot->id == hole ? std::nullopt : std::optional<uint32_t>(slot->id);
+    if (entries_.empty()) return std::nullopt;
+    const Entry* entry = const_cast<Vocab*>(this)->probe(token);
+    return entry->id == hole ? std::nullopt : std::optional<uint32_t>(entry->id);
   }
   bool has(uint32_t id) const { return id < where_.size() && where_[id].length != hole; }
   std::string_view text(uint32_t id) const { return {arena_.data() + where_[id].offset, where_[id].length}; }
@@ -102,43 +102,43 @@ class Vocab {
   static void tables(Self& self, Io& io) {
     io.array(self.arena_);
     io.array(self.where_);
-    io.array(self.slots_);
+    io.array(self.entries_);
     io.value(self.count_);
   }
-  size_t bytes() const { return arena_.bytes() + where_.bytes() + slots_.bytes(); }
+  size_t bytes() const { return arena_.bytes() + where_.bytes() + entries_.bytes(); }
 
  private:
   struct Where {
     uint32_t offset, length;
   };
-  struct Slot {
+  struct Entry {
     uint32_t tag, id;
   };
   static uint32_t tag(uint64_t h) { return static_cast<uint32_t>(h >> 32); }
 
-  Slot* probe(std::string_view token) {
+  Entry* probe(std::string_view token) {
     uint64_t h = hash_bytes(token);
-    size_t mask = slots_.size() - 1;
+    size_t mask = entries_.size() - 1;
     for (size_t i = h & mask;; i = (i + 1) & mask) {
-      Slot& slot = slots_[i];
-      if (slot.id == hole || (slot.tag == tag(h) && text(slot.id) == token)) return &slot;
+      Entry& entry = entries_[i];
+      if (entry.id == hole || (entry.tag == tag(h) && text(entry.id) == token)) return &entry;
     }
   }
   void rehash(size_t size) {
-    std::vector<Slot> old(size, Slot{0, hole});
-    slots_.swap(old);
-    for (const Slot& slot : old) {
-      if (slot.id == hole) continue;
-      uint64_t h = hash_bytes(text(slot.id));
+    std::vector<Entry> old(size, Entry{0, hole});
+    entries_.swap(old);
+    for (const Entry& entry : old) {
+      if (entry.id == hole) continue;
+      uint64_t h = hash_bytes(text(entry.id));
       size_t i = h & (size - 1);
-      while (slots_[i].id != hole) i = (i + 1) & (size - 1);
-      slots_[i] = slot;
+      while (entries_[i].id != hole) i = (i + 1) & (size - 1);
+      entries_[i] = entry;
     }
   }
 
   TableArray<char> arena_;
   TableArray<Where> where_;
-  TableArray<Slot> slots_;
+  TableArray<Entry> entries_;
   size_t count_ = 0;
 };
 

@@ -25,7 +25,7 @@ class WordPiece {
     unknown_ = vocab.find(unknown).value_or(none);
     if (whole_words) return;
     tokens_.assign(2, none);
-    slots_.assign(1 << 16, {empty, 0});
+    entries_.assign(1 << 16, {empty, 0});
     words_.reserve(vocab.size(), vocab.end());
     WordTable::Filler words(words_);
     for (uint32_t id = 0; id < vocab.end(); ++id) {
@@ -37,12 +37,12 @@ class WordPiece {
     }
   }
 
-  size_t bytes() const { return words_.bytes() + tokens_.bytes() + slots_.bytes(); }
+  size_t bytes() const { return words_.bytes() + tokens_.bytes() + entries_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     WordTable::tables(self.words_, io);
     io.array(self.tokens_);
-    io.array(self.slots_);
+    io.array(self.entries_);
     io.value(self.unknown_);
   }
 
@@ -78,7 +78,7 @@ class WordPiece {
  private:
   static constexpr uint32_t none = UINT32_MAX;
   static constexpr uint64_t empty = UINT64_MAX;
-  struct Slot {
+  struct Entry {
     uint64_t key, to;  // two of a size: no bytes between them that a file of tables would get unwritten
   };
 
@@ -93,24 +93,24 @@ class WordPiece {
   }
   uint32_t step(uint32_t node, unsigned char byte) const {
     uint64_t key = uint64_t{node} << 8 | byte;
-    for (size_t i = hash(key) & (slots_.size() - 1);; i = (i + 1) & (slots_.size() - 1)) {
-      if (slots_[i].key == key) return static_cast<uint32_t>(slots_[i].to);
-      if (slots_[i].key == empty) return 0;
+    for (size_t i = hash(key) & (entries_.size() - 1);; i = (i + 1) & (entries_.size() - 1)) {
+      if (entries_[i].key == key) return static_cast<uint32_t>(entries_[i].to);
+      if (entries_[i].key == empty) return 0;
     }
   }
   void link(uint64_t key, uint64_t to) {
-    size_t i = hash(key) & (slots_.size() - 1);
-    while (slots_[i].key != empty) i = (i + 1) & (slots_.size() - 1);
-    slots_[i] = {key, to};
+    size_t i = hash(key) & (entries_.size() - 1);
+    while (entries_[i].key != empty) i = (i + 1) & (entries_.size() - 1);
+    entries_[i] = {key, to};
   }
   void insert(uint32_t node, std::string_view text, uint32_t id) {
     for (unsigned char b : text) {
       uint32_t next = step(node, b);
       if (!next) {
-        if (tokens_.size() * 2 > slots_.size()) {
-          std::vector<Slot> old(slots_.size() * 2, {empty, 0});
-          slots_.swap(old);
-          for (const Slot& s : old)
+        if (tokens_.size() * 2 > entries_.size()) {
+          std::vector<Entry> old(entries_.size() * 2, {empty, 0});
+          entries_.swap(old);
+          for (const Entry& s : old)
             if (s.key != empty) link(s.key, s.to);
         }
         next = static_cast<uint32_t>(tokens_.size());
@@ -124,7 +124,7 @@ class WordPiece {
 
   WordTable words_;  // tokens that are whole words, of at most 15 bytes
   TableArray<uint32_t> tokens_;
-  TableArray<Slot> slots_;
+  TableArray<Entry> entries_;
   uint32_t unknown_ = none;
 };
 
