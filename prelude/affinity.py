@@ -51,7 +51,7 @@ def chain_of_task(task: Any) -> tuple[int, ...]:
 
 
 class Prompts(Protocol):
-    """What ``Served`` asks of an engine."""
+    """The methods of an engine that ``Served`` calls."""
 
     def explain(self, task: Any) -> Any: ...
 
@@ -116,10 +116,10 @@ class Affinity(Generic[K]):
     """A router's memory. Not for several threads at once."""
 
     def __init__(self, *, slack: float = 0.25, least_load: int = 8, trust: float = 30.0) -> None:
-        """``least_load``: requests in flight up to which a replica keeps its prefixes whatever the mean is.
+        """``least_load``: requests in flight up to which a replica keeps its prefixes with any mean of the others.
         ``trust``: seconds after which a request that was sent counts no more and reports alone do."""
         self._slack, self._least_load, self._trust = slack, least_load, trust
-        self._until: OrderedDict[int, dict[K, float]] = OrderedDict()  # who has a beginning, and until when
+        self._until: OrderedDict[int, dict[K, float]] = OrderedDict()  # replicas with a beginning, and until when
         self._reports: dict[K, frozenset[int]] = {}
         self._homes: dict[K, int] = {}  # beginnings that were first sent to a replica
 
@@ -177,7 +177,7 @@ class Affinity(Generic[K]):
             self._until.popitem(last=False)
 
     def reported(self, replica: K, hashes: Collection[int]) -> None:
-        """What a replica has in its cache. Replaces its report before."""
+        """Sets the content of a replica's cache. Replaces its report before."""
         found, before = frozenset(hashes), self._reports.get(replica, frozenset())
         if found == before:
             return

@@ -225,7 +225,7 @@ class EngineBase(ModelProperties):
     def warmup(self, *, freeze_gc: bool = False) -> None:
         """Runs one small request of each kind that the model can do, so that the first caller finds everything
         touched. On a GPU it first records the steps of lone prompts and of chats, which takes seconds. ``freeze_gc``
-        then takes what is alive now out of the garbage collector's sight: for a process that is about to serve."""
+        then excludes all present objects from garbage collection: for a process that is about to serve."""
         self._core.warm_up()
         self._run_each(_warm_tasks())
         if freeze_gc:

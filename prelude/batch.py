@@ -96,8 +96,8 @@ class PromptSlices:
 
 @dataclass(frozen=True, slots=True)
 class OneShotBatch:
-    """Prompts that are finished by this step: one readout for all of them, nothing left behind but what
-    ``slices.write_slots`` publishes."""
+    """Prompts that are finished by this step: one readout for all of them. Only the tokens that have a slot in
+    ``slices.write_slots`` stay in the pool."""
 
     slices: PromptSlices
     readout: Readout

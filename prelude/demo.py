@@ -159,4 +159,4 @@ def _show_account(engine: Engine, model: str, load_s: float, run_s: float) -> No
         f"{stats['forward_seconds'] * 1e3:.0f} in the model",
     }
     print()
-    print(text_table(list(rows.items()), title="What happened"))
+    print(text_table(list(rows.items()), title="Counters"))

@@ -16,8 +16,7 @@ number of tokens; "weightedmean" weighs a token by its place in the prompt, coun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """``activation(weight @ vector + bias)``, float32: what sentence-transformers' ``Dense`` makes of a pooled
-    vector."""
+    """``activation(weight @ vector + bias)``, float32: sentence-transformers' ``Dense`` on a pooled vector."""
 
     weight: F32  # [outputs, inputs]
     bias: F32 | None

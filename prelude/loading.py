@@ -375,7 +375,7 @@ def _weighed_tokenizer(directory: ModelDirectory) -> tuple[Tokenizer, int]:
 
 
 def _tokenizer(directory: ModelDirectory) -> Tokenizer:
-    """The tokenizer of ``directory``; ``ModelError`` naming the file for whatever its contents make loading raise."""
+    """The tokenizer of ``directory``; ``ModelError`` names the file for each error that its contents cause."""
     from prelude.models.options import option_model
     from prelude.tokenizer import Tokenizer
 
@@ -390,7 +390,7 @@ def _tokenizer(directory: ModelDirectory) -> Tokenizer:
 
     try:
         tokenizer = Tokenizer.from_reader(read, str(directory))
-        tokenizer.no_truncation()  # requests say what is cut, and a batch is not padded
+        tokenizer.no_truncation()  # requests set their truncation, and a batch is not padded
         tokenizer.no_padding()
         tokenizer.encode("")  # runs the post-processor: a template may name a token that the file does not declare
         return tokenizer

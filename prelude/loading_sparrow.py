@@ -21,7 +21,8 @@ log = logging.getLogger("prelude.engine")
 def load_sparrow(
     model: str | os.PathLike[str], device: str, dtype: str, config: EngineConfig
 ) -> tuple[EngineCore, Preparer, Path, float]:
-    """As ``loading.Parts``. Raises ``ModelError`` for the file, ``ConfigError`` for what such a model has not."""
+    """As ``loading.Parts``. Raises ``ModelError`` for the file, ``ConfigError`` for a setting that such a model does
+    not have."""
     from prelude.admission.preparer import Preparer
     from prelude.execution.sparrow import SparrowExecutor
     from prelude.models.sparrow import read_sparrow

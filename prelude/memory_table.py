@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--quantization", default=None, choices=("int8",))
-    parser.add_argument("--max-memory", type=int, default=None, metavar="BYTES", help="instead of what is free now")
+    parser.add_argument("--max-memory", type=int, default=None, metavar="BYTES", help="instead of the free memory")
     parser.add_argument("--max-top", type=int, default=None, help="alternatives of a token that requests may ask for")
 
 

@@ -51,7 +51,7 @@ _GAUGES = {
     "blocks_used": "KV blocks that requests hold",
     "blocks_cached": "KV blocks of the prefix cache",
     "blocks_locked": "cached KV blocks that requests read now",
-    "states_free": "free slots for recurrent states",
+    "states_free": "free entries for recurrent states",
     "states_used": "recurrent states that requests hold",
     "prefix_states": "cached prefixes with a recurrent state",
     "peak_activation_bytes": "most activation bytes of one step",

@@ -22,8 +22,8 @@ Advance: TypeAlias = Callable[[int, int], object]  # (tasks that have ended, tas
 
 
 class Progress:
-    """Counts the units of one call that have ended, well or not, and tells ``told``. What ``told`` raises is logged
-    once, and then it is told no more: a bar must not end the work it shows. Used by the caller's thread alone."""
+    """Counts the units of one call that have ended, well or not, and tells ``told``. An error of ``told`` is logged
+    once, and ``told`` is called no more: a bar must not end the work it shows. Used by the caller's thread alone."""
 
     def __init__(self, told: Any, total: int | None, unit: str = "task", done: int = 0) -> None:
         """``told``: a function of (done, total); True: a tqdm bar, from ``__enter__`` on; None or False: nothing.

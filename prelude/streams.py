@@ -137,9 +137,9 @@ class StreamSink:
     # ---- the reader's thread
 
     def take(self) -> Chunk | None:
-        """The text since the last call, as one chunk; None where there is no text yet. Raises what the request
-        failed with, after the text before it was taken."""
-        self._told = False  # before looking: what comes from here on is told again
+        """The text since the last call, as one chunk; None where there is no text yet. Raises the request's
+        error, after the text before it was taken."""
+        self._told = False  # before the text is read: text that comes later wakes the reader again
         ended = self._ended
         taken, self._early = self._early, []
         while self._tokens:

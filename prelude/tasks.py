@@ -169,9 +169,9 @@ class SamplingParams(Brief):
 
     ``allowed_tokens_fn(output)`` is called before each token with the ids drawn so far, a list of int. It returns the
     ids that may come next (an int32 array in ascending order is taken fastest), or ``None`` for all. The first call
-    comes while the task is prepared, and what it raises there is raised. Later calls are made in the thread that runs
-    the engine's steps: every request waits for them. What one raises fails its own request with ``ExecutionError``,
-    and so does a choice that leaves no token.
+    comes while the task is prepared, and its errors are raised there. Later calls are made in the thread that runs
+    the engine's steps: every request waits for them. An error of a later call fails its own request with
+    ``ExecutionError``, and so does a choice that leaves no token.
 
     ``logprobs=k``: with each output token its logprob and the ``k`` best, under the model's own distribution (before
     any of the settings above). ``prompt_logprobs=k`` is for ``max_tokens=0``: of the prompt, instead of text.
@@ -239,9 +239,9 @@ class Classify(TaskOf[Classification]):
     ``prompt`` may be a pair of texts, a tuple such as ``(query, passage)``: they are joined as the model's tokenizer
     joins pairs, with the token types that it gives them. Truncation cuts the second text.
 
-    ``activation``: "default" follows the model directory, as transformers' text-classification pipeline does: what
-    ``config.json`` names for sentence-transformers, else by ``problem_type`` none for regression and a sigmoid for
-    many labels at once, else a sigmoid for one label and a softmax for several.
+    ``activation``: "default" follows the model directory, as transformers' text-classification pipeline does: the
+    activation that ``config.json`` names for sentence-transformers, else by ``problem_type`` none for regression and
+    a sigmoid for many labels at once, else a sigmoid for one label and a softmax for several.
 
     ``skip_pad``: the token that is read is the last one that is not the model's pad token, as in transformers; it
     tells where a text ends in the pad token, which some models use as end of text. False reads the last token.
@@ -342,8 +342,8 @@ class Rerank(TaskOf[RerankResult]):
     """How well does ``document`` answer ``query``?
 
     A cross-encoder (an encoder with a head of one label) reads the two texts as a pair. A decoder reads the text of
-    a recipe: what the model directory says, in sentence-transformers' files or in ``recipe.json``, or else what
-    ``recipe`` names, a name such as "qwen3-reranker" or a ``RerankRecipe``. ``RecipeError`` where neither says it.
+    a recipe: that of the model directory, in sentence-transformers' files or in ``recipe.json``, or else that of
+    ``recipe``, a name such as "qwen3-reranker" or a ``RerankRecipe``. ``RecipeError`` where there is none.
 
     ``instruction`` takes the place of the recipe's own; a cross-encoder reads it directly before the query.
     ``prompt_name`` takes a prompt of the model directory as the instruction; by default that is the directory's
@@ -387,13 +387,13 @@ class Reward(TaskOf[RewardResult]):
 @strict_keywords
 @dataclass(frozen=True, slots=True, repr=False)
 class Guard(TaskOf[GuardAnswer]):
-    """One field of what a guard model writes about a conversation, scored in one forward pass instead of written.
+    """One field of a guard model's answer about a conversation, scored in one forward pass instead of written.
 
     ``prompt`` are the messages; the last one is judged. The recipe is the model directory's own (its
     ``recipe.json``, or a known policy in its chat template), or the one that ``recipe`` names; ``RecipeError`` where
-    there is none. ``given`` says what the fields before were answered, field by label: ``{}`` asks for the first. Of
-    a field that may have several labels a list says the labels so far, and asks what follows them; "" behind them
-    says that they are all.
+    there is none. ``given`` has the answers of the fields before, field by label: ``{}`` asks for the first. For a
+    field that may have several labels a list has the labels so far and asks for the next one; "" at its end
+    marks the list as complete.
     """
 
     prepared_by = "prelude.admission.guard:prepare_guard"

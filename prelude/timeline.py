@@ -10,7 +10,7 @@
 ``run``         a forward of a step that has it (the last part of which, where the executor says so, is ``sample``);
                 of one that was submitted behind another, from when that was postprocessed
 ``append``      the step's numbers are postprocessed, the token joins its sequence
-``detokenise``  ids to text, numbers to the caller's result; what lies between it and the last ``append`` is the
+``detokenise``  ids to text, numbers to the caller's result; the time between it and the last ``append`` is the
                 hand-over to the caller's loop or thread. Where the text is streamed, or stop strings are looked for,
                 one a token, in the engine's own thread
 ``stream``      the result on its way out; of a streamed text, one a chunk, from when its first token was ready until

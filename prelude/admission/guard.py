@@ -76,7 +76,8 @@ def guard_recipe(ctx: AdmissionContext, given: Any) -> GuardRecipe:
 
 
 def about_response(messages: Any) -> bool:
-    """Whether the last message is the assistant's; what are no messages is refused where they are rendered."""
+    """Whether the last message is the assistant's. A value that is no list of messages is refused later, by
+    rendering."""
     last = messages[-1] if isinstance(messages, Sequence) and messages else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"
 

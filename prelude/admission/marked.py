@@ -95,7 +95,7 @@ def _refuse(task: Decide) -> None:
     if task.template is not None:
         raise InvalidRequest("a model whose head reads the options has a text form of its own", field="template")
     if task.length_norm != "none":
-        raise InvalidRequest("such a head gives one number an option, whatever its length", field="length_norm")
+        raise InvalidRequest("such a head gives one number an option of any length", field="length_norm")
     if task.orders != "given":
         raise InvalidRequest("such a head reads the options as they are listed", field="orders")
 

@@ -83,7 +83,7 @@ def _refuse(ctx: AdmissionContext, task: Decide, template: DecisionTemplate) -> 
     if template.chat:
         raise InvalidRequest("an encoder has no chat template; use a template with chat=False", field="template")
     if task.length_norm != "none":
-        raise InvalidRequest("each label is one token at a mask, whatever its length", field="length_norm")
+        raise InvalidRequest("a label of any length is one token at a mask", field="length_norm")
     if task.orders != "given":
         raise InvalidRequest("a masked-language head reads the labels as they are listed", field="orders")
 

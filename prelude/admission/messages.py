@@ -119,9 +119,9 @@ def check_messages(ctx: AdmissionContext, messages: Sequence[Any], field: str) -
 def shorten_messages(
     ctx: AdmissionContext, messages: Sequence[Any], field: str, truncation: str
 ) -> tuple[Sequence[Any], int]:
-    """Messages of more than ``max_chars`` characters with their texts cut, as one text, to what the other fields
-    leave; and how many characters were cut. Other messages stay as they are, and with ``truncation="error"`` all
-    do."""
+    """Messages of more than ``max_chars`` characters with their texts cut, as one text, to the characters that the
+    other fields leave; and how many characters were cut. Other messages stay as they are, and with
+    ``truncation="error"`` all do."""
     if truncation == "error" or rough_size(messages, ctx.max_chars) < ctx.max_chars:
         return messages, 0
     total = 0
@@ -254,7 +254,7 @@ def shown_fields(value: Any, path: Any) -> Any:
         dump = getattr(value, "model_dump", None)
         return dump() if callable(dump) else None
     except Exception as error:
-        message = f"{type(value).__name__} does not say what is in it: {shown(str(error))}; give a dict"
+        message = f"{type(value).__name__} cannot be written as JSON: {shown(str(error))}; give a dict"
         raise InvalidRequest(message, field=written(path)) from error
 
 

@@ -1,7 +1,7 @@
 """A question as the text that a template shows, for every form in which a caller may give it.
 
-Plans of questions are kept and found by this value. It is hashable and holds plain strings only: what a caller hung
-on its strings must not come out for another caller.
+Plans of questions are kept and found by this value. It is hashable and holds plain strings only: attributes that one
+caller sets on a subclass of ``str`` must not reach another caller.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ are dropped as have to be. Only the user's text is cut: text of a template and t
 stay, and where several messages are cut they count as one text. A token that holds characters of both stays.
 
 A text longer than ``max_prompt_chars`` is first cut to that many characters at the same side, so that a document of
-any length can be given. Of messages with more characters the texts are cut, as one text, to what their other fields
-leave; a message whose text is cut whole stays, with an empty text.
+any length can be given. The texts of messages with more characters are cut, as one text, to the characters that the
+other fields leave; a message whose text is cut whole stays, with an empty text.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def encode_prompt(
 
 
 def is_messages(prompt: Any, field: str) -> bool:
-    """Whether this is a list of messages; refuses what is neither messages nor a sequence of ids."""
+    """Whether this is a list of messages; refuses a value that is neither messages nor a sequence of ids."""
     if isinstance(prompt, np.ndarray) or (type(prompt) is list and prompt and type(prompt[0]) is int):
         return False
     if isinstance(prompt, Mapping):
@@ -158,8 +158,8 @@ def render(ctx: AdmissionContext, messages: Sequence[Any], field: str, generatio
 
 
 def shorten(value: Any, most: int, truncation: str) -> tuple[Any, int, int]:
-    """A text of more than ``most`` characters, or so many ids, cut to ``most`` before anything looks at it: (what is
-    left, where something was left out, how much). Others stay, and with ``truncation="error"`` all do."""
+    """A text of more than ``most`` characters, or so many ids, cut to ``most`` before any other use of it: (the rest,
+    where the cut part was, its length). Others stay, and with ``truncation="error"`` all do."""
     sized = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim == 1)
     if truncation == "error" or not sized or len(value) <= most or isinstance(value[0], Mapping):
         return value, 0, 0

@@ -140,7 +140,7 @@ def resolve_choose(given: Any, rows: int, static: I32 | None, banned: I32, early
         barred = early if waits else banned
         if not len(ids) or (len(barred) and not len(np.setdiff1d(ids, barred))):
             raise InvalidRequest(
-                f"no token allowed after {len(output)} tokens: what it returned, allowed_token_ids, banned_token_ids "
+                f"no token allowed after {len(output)} tokens: the returned ids, allowed_token_ids, banned_token_ids "
                 "and (before min_tokens) the stop ids leave none",
                 field=field,
             )

@@ -101,7 +101,7 @@ class Journal:
 
     def flush(self) -> None:
         """Hands the lines to the system; ``fsync`` every few seconds. ``OSError`` where the disk takes no more: the
-        journal then takes no more lines, and what it holds is cut to whole lines when it is opened again."""
+        journal then takes no more lines, and its file is cut to whole lines when it is opened again."""
         lines, self._unwritten = memoryview(b"".join(self._unwritten)), []
         while lines:
             lines = lines[self._file.write(lines) :]

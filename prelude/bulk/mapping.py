@@ -148,7 +148,7 @@ async def with_turns(rows: Iterable[T]) -> AsyncIterator[T]:
 
 
 def keep(places: list[int], found: list[Any], results: dict[int, Any]) -> list[int]:
-    """Puts what was found into ``results``; returns the places whose tasks found the queue full. A closed engine
+    """Puts ``found`` into ``results``; returns the places whose tasks found the queue full. A closed engine
     ends the whole map."""
     again: list[int] = []
     for at, result in zip(places, found):

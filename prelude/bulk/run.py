@@ -40,7 +40,8 @@ class Report:
 
 class BulkRun:
     """``source`` to ``target`` by ``form`` on ``engine``, which is in deterministic mode: then a row's columns do not
-    depend on the rows beside it, and a run that was cut short and goes on writes what a whole run writes."""
+    depend on the other rows, and a run that is continued after a stop writes the same rows as an uninterrupted
+    run."""
 
     def __init__(
         self, engine: Engine, form: Form, source: Table, target: Table, window: int, prefix: str = ""

@@ -1,7 +1,7 @@
 """Calibration: probabilities that agree with frequencies, fitted on labelled answers and applied on purpose.
 
-    PriorCorrection   divides a label's prior out of the probabilities: what the model says of an empty state, or the
-                      shares that it gives on average. A step of its own, before the calibrator.
+    PriorCorrection   divides a label's prior out of the probabilities: its probability for an empty state, or its
+                      mean probability over many states. A step of its own, before the calibrator.
     Calibrator        temperature, Platt or isotonic, fitted on probabilities and true labels
     metrics           expected calibration error, Brier score, reliability, risk against coverage
 

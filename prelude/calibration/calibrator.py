@@ -155,10 +155,10 @@ class Calibrator:
 
 @dataclass(frozen=True, slots=True)
 class PriorCorrection:
-    """p'(label) in proportion to p(label) / prior(label): what the model prefers before it read anything is divided
-    out. ``prior`` are probabilities in the order of ``labels``.
+    """p'(label) in proportion to p(label) / prior(label): the model's preference for a label without a text is
+    divided out. ``prior`` are probabilities in the order of ``labels``.
 
-    The prior of ``content_free`` is what the model answers to states that say nothing; that of ``of_answers`` is the
+    The prior of ``content_free`` is the model's answer to states without content; that of ``of_answers`` is the
     mean of its answers to many real states, which supposes that the labels are about equally frequent there, or as
     frequent as ``target`` says. Both are estimates from outside of a request: keep them fixed, since a prior that
     follows the traffic makes an answer depend on earlier ones.
@@ -197,7 +197,7 @@ class PriorCorrection:
         cls, engine: Any, question: Any, states: Sequence[str] = ("N/A", "[...]", "-"), **keywords: Any
     ) -> PriorCorrection:
         """The mean answer of ``engine`` (an ``Engine``) to ``question`` about states without content. They should
-        have the form of the real ones, with nothing in the place of what is judged."""
+        have the form of the real ones, with an empty text in the place of the judged one."""
         return cls.of_answers([engine.decide(state, [question], **keywords)[0] for state in states])
 
     def apply(self, answer: Answer) -> Answer:

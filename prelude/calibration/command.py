@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=None, help="a model directory or hub name for rows that are not answered")
     parser.add_argument("--revision", default=None, help="commit, tag or branch of a hub name")
     parser.add_argument("--method", default="temperature", choices=METHODS)
-    parser.add_argument("--prior", default="none", choices=PRIORS, help="what is divided out before the fit")
+    parser.add_argument("--prior", default="none", choices=PRIORS, help="the prior to divide out before the fit")
     parser.add_argument("--labels", type=int, default=None, help="rows to fit on; half of them by default")
     parser.add_argument("--seed", type=int, default=0, help="of the split")
     parser.add_argument("--save", default=None, help="write the calibrator here, as JSON")

@@ -22,7 +22,7 @@ def scorer(
     form: Mapping[str, Any] | str, model: str | None = None, **keywords: Any
 ) -> Callable[[Any], Iterator[Any]]:
     """The function for ``DataFrame.mapInPandas``. ``keywords``: those of ``BatchScorer`` (``threads``, ``window``,
-    ``prefix``, ``config``, ...); they have to be what Spark can pickle."""
+    ``prefix``, ``config``, ...); Spark has to be able to pickle them."""
     given = dict(read_form(form))
 
     def scored(frames: Iterator[Any]) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """How much memory this process may still take, asked before weights are copied; and the KV pool made of it.
 
-A process that asks for too much is not told: it is killed. So the need is compared with what the
-machine has left and with every control group above us, and the refusal says both numbers.
+The system kills a process that takes too much memory, without an error. So the need is compared with the free memory
+of the machine and of every control group above this process, and the refusal states both numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def require_memory(needed: int, what: str, available: int | None) -> None:
 
 
 def give_back_freed() -> None:
-    """Return what this process has freed to the system. glibc keeps the room of the weights' temporary copies for
+    """Returns freed memory of this process to the system. glibc keeps the room of the weights' temporary copies for
     itself: 45 to 135 MB after a model of 1.2 GB. Nothing happens with other libraries of C."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -3,7 +3,7 @@
 A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. A row of the
 input is quantized when it is used: blocks of 32 integers from -127 to 127, nearest, the largest absolute value at
 127. The sums of products of a block are exact int32, and blocks are added in float32 from the first to the last. So a
-product has the same bits on every processor, with any number of threads, and whatever rows stand beside a row
+product has the same bits on every processor, with any number of threads, and with any other rows of the step
 (``_native/include/prelude/cpu/packed_matmul.hpp``).
 
 "widened" keeps the two bytes of a bfloat16 weight. A row of the input stays float32, a weight becomes float32 in a
@@ -26,8 +26,8 @@ HALVES = ("bfloat16", "widened")
 """Packings that keep a weight of bfloat16 value for value."""
 
 LEAST_WEIGHT = 1e-3
-"""The smallest scale of float16 is 6e-8: it rounds a weight by 3e-8, a hundredth of what one of 1e-3 is rounded by
-anyway."""
+"""The smallest scale of float16 is 6e-8: it rounds a weight by 3e-8, a hundredth of the rounding of a weight of
+1e-3."""
 
 
 class PackedLinear:
@@ -96,7 +96,7 @@ class PackedLinear:
     @staticmethod
     def fits(weight: Tensor) -> bool:
         """Whether float16 holds the scales of int8: the largest value of ``weight`` is not too large, nor so small
-        that what scales below the range of float16 lose would be seen."""
+        that the loss of scales below the range of float16 would be seen."""
         most = float(weight.abs().amax()) if weight.numel() else 0.0
         return most == 0.0 or LEAST_WEIGHT <= most <= cpu.MOST_INT8_WEIGHT
 

@@ -6,8 +6,8 @@
     config_sentence_transformers.json    prompts by name, and the one that is taken where none is named
     sentence_bert_config.json            the longest text, and whether it is lowered
 
-Where no file says how to pool, the caller has to name it, because a guess would be silently wrong. What is not
-implemented concerns ``embed`` alone: such a model loads, and ``EmbeddingSettings.unsupported`` says why not.
+Where no file says how to pool, the caller has to name it, because a guess would be silently wrong. A pooling that is
+not implemented concerns ``embed`` alone: such a model loads, and ``EmbeddingSettings.unsupported`` states the reason.
 """
 
 from __future__ import annotations

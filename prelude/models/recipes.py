@@ -86,7 +86,7 @@ def _read_logit_score(directory: ModelDirectory, vocab_size: int) -> RerankRecip
 
 def _recipe(directory: ModelDirectory, yes: int, no: int | None) -> RerankRecipe | str:
     """Activation and default prompt stand in config_sentence_transformers.json, the way to call the chat template in
-    sentence_bert_config.json. What is not supported concerns ``rerank`` alone: it is said there."""
+    sentence_bert_config.json. A setting that is not supported concerns ``rerank`` alone, which raises the error."""
     said = directory.object(_SETTINGS, _LIMIT) if directory.has(_SETTINGS) else {}
     named = said.get("activation_fn") or "torch.nn.Sigmoid"
     package, _, name = named.rpartition(".") if isinstance(named, str) else ("", "", "")

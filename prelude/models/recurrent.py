@@ -94,8 +94,8 @@ class States:
 
 
 class StepStates:
-    """A step's sequences over ``States``, for all recurrent layers. One row of ``projected`` is what a layer's
-    ``in_proj`` made of a token."""
+    """A step's sequences over ``States``, for all recurrent layers. One row of ``projected`` is the result of a
+    layer's ``in_proj`` for a token."""
 
     def __init__(self, states: States, sequences: Sequences) -> None:
         self._states = states

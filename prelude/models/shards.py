@@ -87,7 +87,7 @@ def _nothing_usable(directory: Path) -> ModelError:
     others = [name for name in names if name.endswith(".safetensors")]
     if others:
         return CheckpointError(
-            f"{directory}: has {shown(others)} but neither {SINGLE} nor {INDEX}, which says what lies where"
+            f"{directory}: has {shown(others)} but neither {SINGLE} nor {INDEX}, which names the file of each tensor"
         )
     if pickles:
         return ModelError(

@@ -151,7 +151,7 @@ def _read(archive: zipfile.ZipFile, name: str, limit: int, where: str) -> bytes:
             data = part.read(limit + 1)
     except KeyError:
         raise ModelError(f"{where}: there is no {name} in it") from None
-    except Exception as failure:  # of a decompressor: what it raises for bad data is its own
+    except Exception as failure:  # a decompressor raises errors of its own for bad data
         raise ModelError(f"{where}: {name} cannot be read: {failure}") from failure
     if len(data) > limit:
         raise ModelError(f"{where}: {name} has more than {limit:,} bytes")

@@ -227,7 +227,7 @@ class _Reader:
         self, projection: Projection, gain: Tensor | None = None, rotated: RotatedOutputs | None = None
     ) -> Linear:
         """Inputs scaled by ``gain``, rows of heads as ``rotated`` says. Only one source tensor is alive at a time.
-        What is packed value for value keeps its type."""
+        A value that is packed without a change keeps its type."""
         half = self.packing in HALVES and self._is_half(projection)
         weight = torch.empty(projection.outputs, projection.columns, dtype=torch.bfloat16 if half else self.dtype)
         bias = torch.empty(projection.outputs, dtype=self.dtype) if projection.bias else None

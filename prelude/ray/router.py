@@ -1,8 +1,8 @@
 """Ray Serve's request router by cached prefixes: ``request_router_class="prelude.ray.router:PrefixAffineRouter"``.
 
-The measure is ``prelude.affinity``: what the replicas report of their caches (``record_routing_stats``) and what this
-router sent them. Within a group of replicas that are equally good, Serve chooses the one with the shortest queue; a
-replica with ``max_ongoing_requests`` is passed over for the next group.
+The measure is ``prelude.affinity``: the reports of the replicas about their caches (``record_routing_stats``) and the
+requests that this router sent them. Within a group of replicas that are equally good, Serve chooses the one with the
+shortest queue; a replica with ``max_ongoing_requests`` is passed over for the next group.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Readout:
         raise NotImplementedError
 
     def not_finite(self, output: Any) -> I32:
-        """Rows (items) of an output, from whichever executor, that have a number which is not finite."""
+        """Rows (items) of an output of any executor that have a number which is not finite."""
         raise NotImplementedError
 
     def blank(self) -> Output:

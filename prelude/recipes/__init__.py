@@ -4,7 +4,7 @@ A recipe is a JSON file. The ones that ship lie beside this module; a model dire
 ``recipe.json``. ``recipe=`` of a task takes a name of ``names()``, or a recipe object.
 
     rerank   parts of the prompt with {instruction}, {query} and {document}; the tokens whose logits are the score
-    guard    what is written behind the chat template, and the labels that may follow it, field by field
+    guard    the text behind the chat template, and the labels that may follow it, field by field
     decide   a DecisionTemplate for a plain chat model, by ``decision_template(name)``: labels as text, letters, yes
              or no; each with a closed block of thoughts before the answer, or without (…-instruct)
 """
@@ -87,7 +87,7 @@ class GuardField:
 
     ``prompt_labels`` stand in the place of ``labels`` where the last message is not the assistant's.
     ``response_only``: the field is written about an assistant's message alone. ``unless`` (field, label, own label):
-    where that field has that label, this one has its own label without asking. ``joiner``: what stands between two
+    where that field has that label, this one has its own label without asking. ``joiner``: the text between two
     labels of a field that may have several; "" where there is one. ``none``: the label that has no other beside it.
     """
 
@@ -128,7 +128,7 @@ class GuardField:
 class GuardRecipe:
     """``fields`` in the order in which the model writes them; ``safe`` are the labels of the first one that pass.
     ``marks``: texts that all stand in the chat template of the models this recipe is for. ``separator`` stands
-    between a field's ``before`` and its label. ``end``: what the model writes behind the last field; needed where
+    between a field's ``before`` and its label. ``end``: the model's text behind the last field; needed where
     that field has a ``joiner``."""
 
     name: str
@@ -157,7 +157,7 @@ class GuardRecipe:
         for response in (False, True):
             if (last := self.asked(response)[-1:]) and last[0].joiner and not self.end:
                 raise RecipeError(
-                    f"{last[0].name!r} may have several labels and is the last field; say what ends the answer",
+                    f"{last[0].name!r} may have several labels and is the last field; give the text that ends it",
                     field="recipe.end",
                 )
 

@@ -1,5 +1,5 @@
-"""A forked child has the memory of an engine but none of its threads, and locks as they happened to be. Whoever asks
-there is told at once, before any lock is touched."""
+"""A forked child has the memory of an engine, none of its threads, and locks in an unknown state. A call there fails
+at once, before any lock is touched."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--option", nargs="*", default=[], metavar="NAME=VALUE", help="of the workload: users=200 together=50")
     add("--clients", type=int, default=None, help="a closed loop of so many clients instead of the trace's times")
     add("--think", type=float, default=0.0, help="seconds between a client's answer and its next request")
-    add("--cancel", type=float, default=0.0, help="share of callers who go away, after a second in the mean")
+    add("--cancel", type=float, default=0.0, help="share of callers that cancel, after a second in the mean")
     add("--replicas", type=int, default=1)
     add("--routing", default="prefix-affine", help=f"names out of {', '.join(ROUTERS)}, separated by commas")
     add(
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--equal-p99",
         action="store_true",
-        help="the rate that carries the P99 which today's has at --rate; by default at what it carries at most",
+        help="the rate that carries the P99 which today's has at --rate; by default at its highest rate",
     )
     add("--seeds", type=int, default=1, help="--equal-p99: the median of so many seeds, from --seed on")
     add("--audit", type=int, default=0, metavar="STEPS", help="check every account after so many steps")

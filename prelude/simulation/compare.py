@@ -1,8 +1,8 @@
 """The same trace under different engines: policies, the effect of each mechanism, the rate that a policy carries.
 
-``TODAY`` is what is compared with: first come, first served, and a prefix cache that is asked when a request is
-scheduled; every request computes what the cache does not have by then, all of it is kept, and the least recently used
-gives way.
+``TODAY`` is the baseline: first come, first served, and a prefix cache that is asked when a request is scheduled.
+Every request computes the tokens that the cache does not have by then. All of them are kept, and the least recently
+used block is evicted.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class RooflineCost:
         return self.step + sum(map(max, self.parts(work)))
 
     def bound(self, work: StepWork) -> str:
-        """``"arithmetic"`` or ``"memory"``: what the longer of its parts mostly wait for."""
+        """``"arithmetic"`` or ``"memory"``: the resource that most of its time waits for."""
         arithmetic = sum(a for a, m in self.parts(work) if a >= m)
         return "arithmetic" if arithmetic >= sum(m for a, m in self.parts(work) if m > a) else "memory"
 
@@ -192,7 +192,7 @@ class RooflineCost:
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """Where arithmetic is what takes longer: prompts of more than a few hundred tokens."""
+        """Where arithmetic takes longer than memory: prompts of more than a few hundred tokens."""
         shape, flops = self.shape, self.flops * self.flops_share
         return {
             "constant": self.step,

@@ -1,7 +1,7 @@
 """The driver: arrivals, cancellations and the steps of 1 to 1,000 replicas, in the order of one virtual time.
 
-A step that begins at s and takes d is planned at s and postprocessed at once; what came of it counts from s + d on:
-the replica's clock stands there, and the router hears of it when that moment has come.
+A step that begins at s and takes d is planned at s and postprocessed at once. Its results count from s + d on: the
+replica's clock is set to s + d, and the router gets the results at that time.
 
 A replica that fails loses its cache and its requests. The router hears of it at once; each caller asks again
 ``RETRY`` seconds later, and its time counts from its first asking. After ``down`` seconds an empty replica takes its
@@ -54,8 +54,8 @@ def failures(replicas: int, mean: float, until: float, down: float = 30.0, seed:
 
 @runtime_checkable
 class Source(Protocol):
-    """Where arrivals come from. ``due`` is when the next one comes: infinity where that takes somebody's end, or
-    there is none."""
+    """The source of arrivals. ``due`` is the time of the next one: infinity where it waits for the end of another
+    request, or there is none."""
 
     def due(self) -> float: ...
 
@@ -65,7 +65,7 @@ class Source(Protocol):
 
 
 class OpenLoop:
-    """Arrivals come when the trace says, whatever becomes of those before them."""
+    """Arrivals come at the times of the trace and do not depend on the requests before them."""
 
     def __init__(self, arrivals: Iterable[Arrival]) -> None:
         self._arrivals = iter(arrivals)
@@ -168,9 +168,9 @@ class Fleet:
         one.audit = self._audit
         return one
 
-    def _put(self, heap: list[Any], at: float, *what: Any) -> None:
+    def _put(self, heap: list[Any], at: float, *event: Any) -> None:
         self._count += 1
-        heapq.heappush(heap, (at, self._count, *what))
+        heapq.heappush(heap, (at, self._count, *event))
 
     def run(self, source: Source | Iterable[Arrival]) -> Report:
         """To the end of the trace. A fleet runs once."""
@@ -184,7 +184,7 @@ class Fleet:
 
     def _until_done(self) -> Iterator[Arrival]:
         """Everything in order of time; where several things happen at once, failures first, then arrivals, then
-        callers who go, then steps: a step sees all requests that have come by then."""
+        cancellations, then steps: a step sees all requests that have come by then."""
         while True:
             arrives = self._source.due()
             again = self._again[0][0] if self._again else math.inf

@@ -1,4 +1,4 @@
-"""Machines to simulate: what a step costs, how much KV fits, and the engine's limits there."""
+"""Machines to simulate: the cost of a step, the room for KV, and the engine's limits there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Machine:
     vocab: int
     max_positions: int
     config: EngineConfig
-    # What an ablation turns off:
+    # Mechanisms that an ablation turns off:
     reestimate: bool = True  # False: a request is matched once, when it is first ranked
     probation: bool = True  # False: all that is computed is kept, and the least recently used gives way to it
 
@@ -53,7 +53,7 @@ class Machine:
 QWEN3_4B = Shape(36, 2560, 32, 8, 128, 9728, 151_936, 262_144)
 
 # NVIDIA's data sheet of the H200 SXM: 141 GB of HBM3e at 4.8 TB/s; 1,979 TFLOPS of bfloat16 with sparsity, half of it
-# without. 0.6 of the arithmetic is what FlashAttention-3 (arXiv 2407.08608) reaches on the same tensor cores with
+# without. FlashAttention-3 (arXiv 2407.08608) reaches 0.6 of the arithmetic on the same tensor cores with
 # heads of 128 (620 to 650 TFLOPS at 8k to 16k tokens, causal); 0.8 of the bandwidth and 2 ms a step are assumed. A
 # tenth of the memory is left to activations and the runtime.
 _H200 = RooflineCost(QWEN3_4B, 989.5e12, 4.8e12, 0.6, 0.8, 2e-3)
@@ -72,8 +72,8 @@ def h200_qwen3_4b() -> Machine:
 
 
 def cpu_default() -> Machine:
-    """The packaged model in float32 on the CPU executor: 4 layers, 2 KV heads of 32. Its cost is what
-    ``python -m bench simulator --fit`` measured on two cores; fit your own with it."""
+    """The packaged model in float32 on the CPU executor: 4 layers, 2 KV heads of 32. Its cost was
+    measured by ``python -m bench simulator --fit`` on two cores; fit your own with it."""
     fitted = CostModel.load(Path(__file__).with_name("cpu-default.json")).coefficients
     cost = LinearCost(fitted["constant"], fitted["token"], fitted["key"], fitted["lm_row"])
     config = EngineConfig()

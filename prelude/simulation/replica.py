@@ -3,7 +3,7 @@
     Arrival ──TokenSource──▶ Prepared ──core.request──▶ inbox ──core.step──▶ drain, plan, pack, postprocess   all real
                                                                    └─ CostedExecutor: clock += cost of the batch
 
-Nothing here plans: queues, trie, allocator, ledger, policies and postprocessing are what an engine runs.
+Nothing here plans: queues, trie, allocator, ledger, policies and postprocessing are the engine's own.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ class SimulatedRequest:
 
 
 class _Blind(PoolEstimates):
-    """Does not hear what becomes of the cache."""
+    """Gets no events of the cache."""
 
     def moved(self) -> Iterator[tuple[Request, int]]:
         return iter(())
 
 
 def _bound(policy: Policy) -> Callable[[int], float] | None:
-    """Tokens served after which nobody who comes later goes before a request of so many tokens; ``None`` where the
-    order inside the layers states no bound."""
+    """Tokens served after which no later request goes before a request of so many tokens; ``None`` where the order
+    inside the layers states no bound."""
     while isinstance(policy, Priority | FairTenants):
         policy = policy.inner
     if not isinstance(policy, ShortestPrefillFirst) or policy.half_life == math.inf:
@@ -129,7 +129,7 @@ class Replica:
         self.clock = Clock()
         self.on_end: Callable[[SimulatedRequest], None] = lambda simulated: None
         self.on_plan: Callable[[Plan], None] | None = None
-        self.overtaken = 0  # the most tokens after its own coming that another came who was started before it
+        self.overtaken = 0  # the most tokens between its arrival and that of a request that started before it
         self.starvation = math.nan  # the same over the bound that the policy states, if any
         self.audit = 0  # after how many steps all accounts are held against each other; 0: never
         self.steps = 0
@@ -151,7 +151,7 @@ class Replica:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do before somebody comes or goes."""
+        """Nothing to do before an arrival or a cancellation."""
         return not self.core.live
 
     def under_way(self) -> list[SimulatedRequest]:

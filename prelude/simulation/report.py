@@ -61,10 +61,11 @@ class Report:
     """``hit_rate``: of the prompt tokens of OneShot requests and first chunks, the share that the prefix cache had;
     ``folded_rate``: the share that another row of the same step computed.
 
-    ``overtaken``: the most tokens, computed after a request came, after which somebody came who was started before
-    it; ``starvation``: the same over the bound that the policy states (1 and less is within), NaN where it states
-    none. ``fairness``: Jain's index over users (or tenants) of their mean progress, which is the seconds that a
-    request takes alone on an idle machine with an empty cache over those it took: 1 where all are slowed down alike.
+    ``overtaken``: the most tokens computed between the arrival of a request and that of a later one which started
+    before it; ``starvation``: the same over the bound that the policy states (1 and less is within), NaN where it
+    states none. ``fairness``: Jain's index over users (or tenants) of their mean progress, which is the seconds that
+    a request takes alone on an idle machine with an empty cache over those it took: 1 where all are slowed down
+    alike.
     """
 
     machine: str

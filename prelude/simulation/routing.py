@@ -1,5 +1,5 @@
-"""Which replica a request goes to. A router sees what it sent and what came back, which replicas have died, and the
-prompt; never a replica's inside, which on other machines it could not see either.
+"""Which replica a request goes to. A router sees its requests and their results, the replicas that have died, and the
+prompt. It never reads a replica's state, which on other machines it could not see either.
 
 ``PowerOfTwo`` is Ray Serve's default. ``Reported`` has the ranking of ``prelude.ray.PrefixAffineRouter`` (the same
 ``prelude.affinity``), without the replicas' reports: a prefix that was sent counts as cached for ``TRUST`` seconds.

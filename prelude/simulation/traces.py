@@ -1,12 +1,13 @@
-"""Traces: who asks for what, and when. A workload is a stream of arrivals in order of time; none is kept.
+"""Traces: requests with their tenants and times. A workload is a stream of arrivals in order of time; none is kept.
 
 An arrival says its prompt as named parts, not as tokens:
 
     ("user-3", 14211)  ("post-17", 150)        parts of the same name have the same tokens, one the beginning of the
-    ("rubric-0", 1000) (None, 40)              other where lengths differ; a part without a name is nobody else's
+    ("rubric-0", 1000) (None, 40)              other where lengths differ; a part without a name is unique
 
-``TokenSource`` makes real int32 arrays of them when a request is submitted, so the native trie matches what it would
-match in an engine; they go with the request. Only parts with a name are kept, the last ones that were used.
+``TokenSource`` makes real int32 arrays of them when a request is submitted, so the native trie matches the same
+tokens as in an engine; they are freed with the request. Only parts with a name are kept, the last ones that were
+used.
 
 A trace file has one JSON object a line, in order of ``at``; fields that are left out have the defaults below:
 
@@ -53,7 +54,7 @@ class Arrival:
     parts: tuple[Part, ...]  # (name, tokens) from the front of the prompt
     task: TaskName = "decide"
     questions: tuple[int, ...] = ()  # "decide": tokens of each question that follows the prompt; none: one, in parts
-    labels: int = 2  # "decide": what each question is scored on
+    labels: int = 2  # "decide": labels of each question
     max_tokens: int = 0  # "generate": tokens of output
     tenant: str | None = None  # tenants that wait get equal shares
     user: str | None = None  # a name for the fairness index alone; the tenant where there is none

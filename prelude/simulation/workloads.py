@@ -92,8 +92,8 @@ def chat(
     max_tokens: tuple[int, int] = (16, 256),
     turns: int = 4,
 ) -> Iterator[Arrival]:
-    """Conversations under one system prompt. A turn's prompt is all turns before it and a new one; what the model
-    said in between is part of the new one."""
+    """Conversations under one system prompt. A turn's prompt is all turns before it and a new one; the model's
+    answer before it is part of the new one."""
     rng = random.Random(f"chat {seed}")
     moments = poisson(rng, rate)
     talks: list[tuple[int, int, int]] = []  # number, turns so far, tokens so far

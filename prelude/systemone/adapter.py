@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 _make_decide = Maker(Decide)
 
-# What is to be run together next; what came of it, errors as values; and the body at the end.
+# Yields the tasks to run together next, is sent their results with errors as values, and returns the body.
 Work: TypeAlias = Generator[list[Decide], list[Any], dict[str, Any]]
 
 
 class SystemOne:
-    """One model under the System One protocol. ``name`` is what bodies call it (its directory's name by default);
+    """One model under the System One protocol. ``name`` is its name in bodies (its directory's name by default);
     requests may ask for it, for one of ``aliases``, or for no model. Further keywords are those of ``decide``
     (``orders``, ``truncation``, ``template``, ``cache``, ``salt``, ``length_norm``, ``mass``) and hold for all
     requests. Any number of threads and loops may use it."""
@@ -74,7 +74,7 @@ class SystemOne:
 
     def answer(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
         """The body that answers ``request``, the body of ``POST /v1/systemone``. Raises ``SystemOneError`` for a bad
-        request, and what the engine raises for any other reason."""
+        request, and the engine's own errors for any other reason."""
         return self._run(self._systemone(request), keywords)
 
     async def aanswer(self, request: Any, **keywords: Unpack[RequestKeywords]) -> dict[str, Any]:
@@ -146,7 +146,8 @@ class SystemOne:
         )
 
     def _answered(self, parsed: Parsed) -> Generator[list[Decide], list[Any], list[Answers]]:
-        """The answers of all questions, in parts that fit: what is too large is halved down to one question."""
+        """The answers of all questions, in parts that fit: a part that is too large is halved, down to one
+        question."""
         waiting: list[tuple[int, Sequence[Question]]] = [(0, parsed.questions)]
         done: dict[int, Answers] = {}
         while waiting:
@@ -196,7 +197,7 @@ def _options(keywords: RequestKeywords) -> RequestOptions | None:
 
 
 def _together(works: Sequence[Work]) -> Steps:
-    """Several requests at the same time: yields what they want run next, all together; their bodies at the end."""
+    """Several requests at the same time: yields their next tasks, all together; returns their bodies."""
     bodies: list[dict[str, Any]] = [{}] * len(works)
     running = [(at, work, next(work)) for at, work in enumerate(works)]
     while running:

@@ -36,7 +36,7 @@ _make_parsed = Maker(Parsed)
 
 
 class Checker:
-    """Collects what is wrong. ``located`` errors of one body are raised together."""
+    """Collects the errors of a body. ``located`` errors of one body are raised together."""
 
     def __init__(self) -> None:
         self.errors: list[dict[str, Any]] = []
@@ -59,8 +59,8 @@ class Checker:
 
 
 class Known:
-    """Questions that were asked before, found by their bytes. Services ask the same about each state: what is found
-    here is not checked again, and the engine knows it for the same object."""
+    """Questions that were asked before, found by their bytes. Services ask the same about each state: a question that
+    is found here is not checked again, and the engine recognises it as the same object."""
 
     def __init__(self) -> None:
         self._memo: Memo[bytes, tuple[int, tuple[Question, ...]]] = Memo(MAX_KNOWN_BYTES, lambda kept: kept[0])
@@ -194,7 +194,7 @@ _CRITERIA: Mapping[str, Callable[[Checker, Mapping[str, Any], Loc], None]] = {
 
 
 def state_of(state: Any, loc: Loc) -> Any:
-    """Text, an object and a list of messages stay what they are: the engine writes them in the model's own form. Any
+    """Text, an object and a list of messages stay unchanged: the engine writes them in the model's own form. Any
     other array is written as JSON, since the engine would take one of integers for token ids, which no JSON body
     means."""
     if isinstance(state, str | Mapping) or is_conversation(state):

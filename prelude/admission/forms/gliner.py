@@ -4,7 +4,7 @@
 
 The state is lowered and split into words and marks, each tokenised alone; it ends with a full stop. GLiNER2's own
 program puts all questions of a request into one prompt, in which they see each other. Here each has its own, so that
-an answer does not depend on what else was plain.
+an answer does not depend on the request's other questions.
 """
 
 from __future__ import annotations

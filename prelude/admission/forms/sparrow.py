@@ -4,8 +4,8 @@
            └─ question ─┬─ <label> <description>
                         └─ <label> <description>
 
-Each segment is read by itself: what matters of its place is which part it is. A piece of more tokens than the model
-reads is cut, and one without any is the first token of the vocabulary.
+Each segment is read by itself, and the model is told which part it is. A piece of more tokens than the model reads is
+cut, and a piece without tokens is the first token of the vocabulary.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _options(plain: PlainQuestion) -> list[str]:
 
 
 def _pairs(scope: TokenizationScope, settings: OptionSettings, text: str) -> list[list[int]]:
-    """Key, line and number of each pair, one behind the other. The line is known by what stands before its colon."""
+    """Key, line and number of each pair, one behind the other. The text before its colon names the line."""
     found: list[list[int]] = []
     longest = settings.option_length
     for line in text.splitlines():

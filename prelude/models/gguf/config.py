@@ -40,7 +40,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tensor_data_layout": ("Meta AI original pth", "reference"),
     "rope.scaling.finetuned": (True, False),
 }
-"""Keys that say what is so anyway."""
+"""Keys whose value is already the default."""
 _LOCAL_BASE = 10000.0
 _GEMMA2_27B, _GEMMA3_27B = 46, 62
 """Layers of the sizes whose scores are scaled by another number than the width of a head."""
@@ -54,7 +54,7 @@ def plain(value: float) -> float:
 
 @dataclass
 class _Keys:
-    """The metadata of one architecture; what is asked for is known."""
+    """The metadata of one architecture; it records the keys that were read."""
 
     file: GgufFile
     architecture: str

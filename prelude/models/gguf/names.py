@@ -1,4 +1,4 @@
-"""Names of tensors: llama.cpp's to those of transformers, and what llama.cpp changed in their values."""
+"""Names of tensors: llama.cpp's to those of transformers, and llama.cpp's changes of their values."""
 
 from __future__ import annotations
 

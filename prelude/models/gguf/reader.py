@@ -7,7 +7,7 @@
     tensors   name, dimensions (the innermost first), type, offset
     the rest  from the next multiple of ``general.alignment`` on the data, where each tensor begins at such a multiple
 
-The file is untrusted. A length, a count or an offset is compared with what is left of the file before it is used, and
+The file is untrusted. A length, a count or an offset is compared with the rest of the file before it is used, and
 arithmetic is in Python's integers, which cannot wrap. A key or a tensor that is given twice is refused, and so are
 tensors that overlap, arrays in arrays, and types that are not computed.
 """

@@ -1,7 +1,7 @@
 """The ``tokenizer.json`` and ``tokenizer_config.json`` that a GGUF file's metadata describe.
 
 gpt2    byte-level BPE with merges; how text is cut into words is a name (``tokenizer.ggml.pre``)
-llama   BPE of sentencepiece with bytes for what it does not know; merges follow from the tokens' scores
+llama   BPE of sentencepiece with bytes for unknown characters; merges follow from the tokens' scores
 """
 
 from __future__ import annotations
