@@ -254,7 +254,7 @@ def shown_fields(value: Any, path: Any) -> Any:
         dump = getattr(value, "model_dump", None)
         return dump() if callable(dump) else None
     except Exception as error:
-        message = f"{type(value).__name__} cannot be written as JSON: {shown(str(error))}; give a dict"
+        message = f"{type(value).__name__} cannot be read as fields: {shown(str(error))}; give a dict"
         raise InvalidRequest(message, field=written(path)) from error
 
 

@@ -55,7 +55,7 @@ def _cascades(wanted: Wanted) -> str | None:
 
 def _shares(wanted: Wanted) -> str | None:
     if wanted.deterministic:
-        return "the bits of its rows depend on what they share with others, and deterministic=True"
+        return "the bits of its rows depend on the prefixes that they share, and deterministic=True"
     return None
 
 

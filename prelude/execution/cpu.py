@@ -110,8 +110,8 @@ class CpuExecutor:
         """``checkpoint``: a file to read, or weights that were read of it, and then ``dtype`` is the choice that they
         were read with. ``dtype``: see ``precision``. ``attention``: see ``backends``; ``ConfigError`` where it cannot
         serve. ``quantization``: see ``EngineConfig``. ``running_states``: of how many sequences a model with
-        recurrent layers keeps the state; ``prefix_states``: of how many cached prefixes. ``step_memory``: what the
-        control plane is told that a step takes."""
+        recurrent layers keeps the state; ``prefix_states``: of how many cached prefixes. ``step_memory``: the
+        memory of a step, as the control plane counts it."""
         self.config = config
         self.block_size = block_size
         if isinstance(dtype, Precision):

@@ -101,7 +101,7 @@ def check_supported(spec: ModelSpec) -> None:
             ),
             "a head that reads the options of a question together": spec.options is not None,
             "norms behind the residual sum": not layer.norm_first,
-            "norms of what a layer adds": layer.mixer_after is not None or layer.mlp_after is not None,
+            "norms of a layer's output": layer.mixer_after is not None or layer.mlp_after is not None,
             "norms whose weights count from one": any(norm.offset for norm in layer.norms()),
             "soft caps of logits, or scaled embeddings": bool(spec.logit_cap) or spec.embeddings.scale != 1.0,
             "a layer without a norm before attention": layer.mixer_norm is None,

@@ -37,7 +37,7 @@ class ExecutorLimits:
     head_pooling: str = (
         "last"  # the token that a classification head reads: "first", "last", "mean" of all, "markers", "tokens"
     )
-    step_memory: StepMemory | None = None  # what a step takes beside weights, states and blocks; None: not known
+    step_memory: StepMemory | None = None  # of a step, beside weights, states and blocks; None: not known
     bidirectional: bool = False  # an encoder: every prompt is computed whole, in one step, and shares nothing
 
 
@@ -47,9 +47,9 @@ class Executor(Protocol):
     before it was waited for, and may name tokens that it draws (``DecodeRows.token_ids``).
 
     ``submit`` raises ``TypeError`` for anything but a ``ForwardBatch`` variant. ``wait`` returns the result of
-    that handle or raises what the step raised; after a failed step the executor takes the next one as if
-    nothing had happened (undefined are its pool contents for that step's write slots, the states in its state
-    entries, and the numbers of rows that name a token which it should have drawn). One thread at a time submits; any
+    that handle or raises the step's error. After a failed step the executor takes the next one as usual. Undefined
+    are then the pool's contents in that step's write slots, the states in its state entries, and the numbers of rows
+    that name a token which the step should have drawn. One thread at a time submits; any
     thread may wait.
     """
 

@@ -60,7 +60,7 @@ class MemoryPlan:
 
     def is_close(self, step: StepMemory) -> bool:
         """Whether a step that was reckoned from shapes has to be measured: the caller set a budget, or the step and
-        its likely error come near to what there is."""
+        its likely error come near to the memory there is."""
         return self.config.max_memory is not None or (
             self.room is not None and 2 * step.step_bytes(self.step_tokens) > self.room
         )

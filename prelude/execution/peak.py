@@ -9,7 +9,7 @@ from prelude.models.memory import give_back_freed
 
 _STATUS = Path("/proc/self/status")
 _RESET = Path("/proc/self/clear_refs")
-_PEAK = "5"  # what sets VmHWM back to the present size (proc_pid_clear_refs(5))
+_PEAK = "5"  # sets VmHWM back to the present size (proc_pid_clear_refs(5))
 
 
 def resident_bytes() -> int | None:

@@ -1,7 +1,7 @@
-"""The profile run: what a step of a loaded model takes, measured before the KV pool is made.
+"""The profile run: the memory of a loaded model's step, measured before the KV pool is made.
 
 A step's memory does not depend on how many layers there are, so the run goes through two layers of each kind and the
-last one, and it grows by a constant for each token, so two short prompts say what the longest one takes.
+last one, and it grows by a constant for each token, so two short prompts give the memory of the longest one.
 """
 
 from __future__ import annotations

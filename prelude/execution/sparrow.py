@@ -83,7 +83,7 @@ class SparrowExecutor:
         tree = _Tree.of(batch.slices, readout)
         logits = np.zeros(len(readout.rows), np.float32)
         starts = readout.indptr.tolist()
-        with np.errstate(all="ignore"):  # what is not finite is its own request's
+        with np.errstate(all="ignore"):  # a number that is not finite fails its own request only
             for start, stop, kind in zip(starts, starts[1:], readout.kinds.tolist()):
                 logits[start : stop - 1] = self._question(tree, tree.segments[start:stop], kind)
         output = OptionOutput(logits)
@@ -110,7 +110,7 @@ class SparrowExecutor:
         return found
 
     def _pairs(self, slices: PromptSlices, pairs: list[tuple[int, int, int]], o: F32) -> tuple[F32, F32]:
-        """[dim], the mean of all pairs, and [options, dim], what each option sees of them."""
+        """[dim], the mean of all pairs, and [options, dim], the mean that each option attends to."""
         if self._model.pairs is None or not pairs:
             return np.zeros(o.shape[1], np.float32), np.zeros_like(o)
         weight, bias, sharpness = self._model.pairs

@@ -1,7 +1,7 @@
 """What a step takes beside the weights, the states and the KV pool.
 
 A step's largest intermediates exist for one layer and one run of tokens at a time (``models/transformer.py``), so its
-memory is a constant, a number of bytes for each token, and what its readout makes:
+memory is a constant, a number of bytes for each token, and the arrays of its readout:
 
     fixed + tokens * per_token + readout + rows * row_bytes
 """
@@ -14,8 +14,8 @@ from prelude.models.recurrent import room_of
 from prelude.models.spec import ModelSpec
 
 TOKEN_CHUNK = 256
-"""Tokens between two attentions at a time. What they need beside the weights stays in the second-level cache: longer
-runs of the packaged model's products reach 65 Gflop/s on a core where these reach 97."""
+"""Tokens between two attentions at a time. Their activations stay in the second-level cache: longer runs of the
+packaged model's products reach 65 Gflop/s on a core where these reach 97."""
 _PAIR_BYTES = 152  # a tuple of an id and a logprob, and the references to all three
 _TOKEN_BYTES = 480  # a TokenLogprob, its numbers and its place in the arrays
 _HOST_BYTES = 96  # for each token: ids, positions, slots and segments in the arrays of a plan
@@ -52,7 +52,7 @@ class StepMemory:
 
 
 def _token_bytes(spec: ModelSpec, itemsize: int) -> int:
-    """The residual stream, one layer's projections, what attention or a state makes of them, and the rotation."""
+    """The residual stream, one layer's projections, the output of attention or of a state, and the rotation."""
     widest = max(layer.mixer.in_proj.outputs for layer in spec.layers)
     stream = 4 * (spec.hidden + room_of(spec))
     tables = sum(4 * rope.width for rope in {heads.rope for heads in spec.attentions} if rope is not None)
@@ -67,8 +67,8 @@ def _row_bytes(top: int) -> int:
 
 def from_runs(shapes: StepMemory, short: tuple[int, int], long: tuple[int, int], with_readout: int) -> StepMemory:
     """Of three runs: (tokens, peak bytes) of two that read one row, and the peak of the first with a chunk of the
-    worst readout. A tenth is added, since another run's heap may lie otherwise; nothing becomes less than what
-    ``shapes`` says."""
+    worst readout. A tenth is added, since another run's heap may lie otherwise; no part becomes less than that of
+    ``shapes``."""
     (few, small), (many, large) = short, long
     per_token = max(1, (large - small) // max(1, many - few)) + _HOST_BYTES
     fixed = max(0, small - few * per_token)

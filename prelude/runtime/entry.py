@@ -44,7 +44,7 @@ class Entry:
         self._most_oneshot = budgets.step_tokens - budgets.running  # tokens of a OneShot request, beside running rows
 
     def force_class(self, kind: ExecutionClass) -> None:
-        """For tests: requests have this class whatever they ask for, and the same numbers."""
+        """For tests: every request has this class, and the same numbers."""
         self._classes = (kind, kind)
 
     def reserve(self, count: int) -> Places:

@@ -118,8 +118,8 @@ class Failures:
         self._sinks.flush()
 
     def abandon(self, error: BaseException) -> None:
-        """An error of the engine's own, or an interrupt in the middle of its accounts: all requests give back what
-        they hold and end. Where memory is missing, it raises, and goes on from there when it is called again."""
+        """An error of the engine's own, or an interrupt in the middle of its accounts: all requests give back their
+        leases and end. Where memory is missing, it raises, and goes on from there when it is called again."""
         self._note(error)
         self.in_a_row = self._unhealthy_after
         self.limit = None

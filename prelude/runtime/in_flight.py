@@ -60,8 +60,8 @@ class InFlightStep:
     @property
     def comes_first(self) -> bool:
         """Whether it is postprocessed before the next step is planned. Penalties need it: the host counts the sampled
-        tokens. So does a part of a prompt: other requests may stand on what the next part promises, and this step may
-        still fail."""
+        tokens. So does a part of a prompt: other requests may read the blocks that the next part promises, and this
+        step may still fail."""
         if any(not row.samples for row in self.plan.prefill):
             return True
         for request in self.sampled():

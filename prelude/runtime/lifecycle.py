@@ -145,7 +145,7 @@ class Lifecycle:
             self.end(request, error)
 
     def abandon(self, error: BaseException) -> None:
-        """The queues are empty and in an unknown order: all requests but those in the inbox give back what they hold
+        """The queues are empty and in an unknown order: all requests but those in the inbox give back their leases
         and end with ``error``. Where memory is missing, it raises, and goes on from there when it is called again."""
         self._late = []
         posted = set(map(id, self._inbox.items))

@@ -9,8 +9,8 @@ predicts a longer time.
 Fitting is recursive least squares in information form: the weighted sums of x x' and x y are kept, not the steps.
 Before a step is added they fade by ``1 - 1/memory``, once there are as many as ``memory`` steps, so the model follows
 a machine that changes and forgets no faster than that; sums stay bounded however long the engine runs. A step is
-weighted by 1 / seconds, so small steps count as large ones do. What a busy machine adds to a step cannot carry the
-model away: past the first few steps one is taken as at most four times its prediction.
+weighted by 1 / seconds, so small steps count as large ones do. A slow step of a busy machine has a bounded effect on
+the model: past the first few steps a step counts as at most four times its prediction.
 
 The sums and their solution are in ``_native/include/prelude/cost_fit.hpp``; no torch, no NumPy.
 """

@@ -1,8 +1,8 @@
 """Estimates: how much of each waiting request's prompt the prefix cache has, kept up to date by the trie's events.
 
 A request is matched when it is first ranked, and again only when the trie says that its answer may have changed: the
-node where its match ended is gone, or the block that it lacked is ready. So looking costs what has changed, not what
-waits.
+node where its match ended is gone, or the block that it lacked is ready. So the cost follows the number of changes,
+not the number of waiting requests.
 
 It also knows the requests that wait for the same block: a prefix is worth keeping where other requests wait for it.
 """

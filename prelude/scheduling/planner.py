@@ -1,7 +1,7 @@
 """Queues + one trie walk a request + Ledger -> Plan.
 
 Order of a step: running rows first (one token each, growing block by block, the youngest preempted when the
-pool is full); then, whichever class has the oldest request, prompt chunks of Decode requests and one group of OneShot
+pool is full); then, the class of the oldest request first, prompt chunks of Decode requests and one group of OneShot
 requests, each class in its policy's order. OneShot rows can neither preempt nor be preempted: they take the rest,
 or wait holding nothing.
 

@@ -23,8 +23,8 @@ def finish(
     outcome: Outcome | None,
     error: BaseException | None,
 ) -> None:
-    """The end of a request, whatever it is: lease back, out of the queues, delivered. Called once per request. What a
-    step in flight still writes is given back when that step is over."""
+    """Every end of a request: the lease is given back, the request leaves the queues, its end is delivered. Called
+    once per request. Blocks that a step in flight still writes are given back when that step is over."""
     queues.discard(request)
     request.move(State.FINISHED)
     if not request.in_flight:
@@ -46,7 +46,7 @@ def postprocess(
     ended: Ended,
     void: Collection[int] = (),
 ) -> None:
-    """``bad_rows``: of each output, what ``check_result`` returned. ``ended`` is called once, with the OneShot
+    """``bad_rows``: of each output, the result of ``check_result``. ``ended`` is called once, with the OneShot
     requests that ended well; for others their own ``ending`` is called. ``void``: ids of Decode requests whose rows
     mean nothing, since the step they go on from failed."""
     if plan.oneshot:

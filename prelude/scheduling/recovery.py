@@ -82,9 +82,9 @@ def withdraw_all(plan: Plan, queues: Queues, pool: KvPool) -> None:
 
 
 def _roll_back(request: Request, pool: KvPool) -> None:
-    """Back to the last postprocessed token; one whose chunk was promised, or stood on a promise, to what the trie has
-    of it; one with a recurrent state, whose last token is unknown, to the state that it went on
-    from, or to its first token, in the blocks and the state entry that it has."""
+    """Back to the last postprocessed token; one whose chunk was promised, or followed a promise, to the prefix that
+    the trie has; one with a recurrent state, whose last token is unknown, to the state that it went on from, or to
+    its first token, in the blocks and the state entry that it has."""
     lease = request.lease
     request.staged_len = request.cached_len
     if lease is not None and (lease.promise >= 0 or lease.borrowed):

@@ -115,7 +115,7 @@ class Request(Record):
 
     @property
     def ends_ahead(self) -> bool:
-        """Whether it ends with the tokens that steps in flight are sampling, whichever tokens they are."""
+        """Whether it ends with the tokens that steps in flight are sampling, by their number alone."""
         return len(self.output) + self.ahead >= self.max_new_tokens
 
 

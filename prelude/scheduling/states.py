@@ -26,8 +26,9 @@ def with_states(
     chunks: Sequence[tuple[int, PrefillRow]],
     block_size: int,
 ) -> PromptSlices:
-    """``rows``: of OneShot rows the segment that they begin with, what to add to a token of the prompt to get the
-    batch's, and the lease. ``chunks``: where the first token of each is; they are the last segments, one each."""
+    """``rows``: of OneShot rows the segment that they begin with, the offset from a token of the prompt to the
+    batch's token, and the lease. ``chunks``: where the first token of each is; they are the last segments, one
+    each."""
     count = slices.num_segments
     begins, ends = np.full(count, -1, np.int32), np.full(count, -1, np.int32)
     cuts: list[tuple[int, int]] = []  # (token behind which a state is kept, entry)

@@ -46,7 +46,7 @@ class Policy(Protocol):
     """``keys(waiting, now)``: arrays [N], the most significant first; smaller goes first, and requests equal in all
     of them goes in order of arrival. ``now`` counts tokens served. A pure function.
 
-    ``timeless``: the order of two requests stays what it is while neither is matched anew, whatever ``now`` is.
+    ``timeless``: the order of two requests is the same at any ``now``, while neither is matched anew.
     ``estimates``: ``work`` matters, so waiting requests are matched against the prefix cache.
     ``whole_prompts``: prompts of Decode requests are not cut into chunks beside running rows.
     ``takes_turns``: chunks of prompts go round, those under way and those that wait alike.

@@ -55,9 +55,9 @@ class Priority(_Layer):
 
 @dataclass(frozen=True, slots=True)
 class FairTenants(_Layer):
-    """Equal tokens for all tenants that wait (start-time fair queueing): a request's turn is what its tenant has been
-    served, plus what goes before it within the tenant. ``Waiting.served`` has the first part: a tenant that was away
-    starts level with the others, not ahead of them."""
+    """Equal tokens for all tenants that wait (start-time fair queueing): a request's turn is the tokens that its
+    tenant was served, plus those of the requests before it within the tenant. ``Waiting.served`` has the first part:
+    a tenant that was away starts level with the others, not ahead of them."""
 
     def keys(self, waiting: Waiting, now: float) -> Keys:
         inner = self.inner.keys(waiting, now)

@@ -10,8 +10,8 @@ after it, so by none after half_life * log2(W).
 
 PrefillOnly (arXiv 2505.07203) has work - lambda * seconds waited. Long prompts that the cache does not have are then
 far apart from each other before hits of theirs are far ahead of them. Here the ratio counts: prompts of about
-one length go by arrival, and what the cache has, a hundredth of the work, goes before them for a long time, which is
-what keeps a cache of use that is too small for all its users.
+one length go by arrival, and a cached prompt, a hundredth of the work, goes before them for a long time. So a cache
+that is too small for all users still has hits.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class RoundRobin(_Usual):
 
 @dataclass(frozen=True, slots=True)
 class StaticBatches(_Usual):
-    """For Decode requests: a batch runs until all of it has ended, then the next one starts. What continuous batching
-    is compared with; not for use."""
+    """For Decode requests: a batch runs until all of it has ended, then the next one starts. A baseline for
+    continuous batching; not for use."""
 
     whole_prompts: ClassVar[bool] = True
     refills: ClassVar[bool] = False
