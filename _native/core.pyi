@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
-# What is taken for int32s: an array or buffer of them (no copy), or other integers (checked and copied).
+# An array or buffer of int32 (no copy), or other integers (checked and copied).
 IntsLike: TypeAlias = Any
 # One value for all rows, or one a row.
 
@@ -230,7 +230,7 @@ class KvPool:
     def release(self, lease: Lease) -> None: ...
     def audit(self, leases: Sequence[Lease]) -> None: ...
 
-# ------------------------------------------------------------------ requests, and what is done to all of a step
+# ------------------------------------------------------------------ requests, and operations on all of a step's
 
 @dataclass(slots=True)
 class RequestStats:
@@ -262,7 +262,7 @@ class State(str, Enum):
     FINISHED = "finished"
 
 class Record:
-    """The fields whose type is said here are C's; what the others hold is the control plane's business."""
+    """Fields with a type here are C values; the others hold Python objects of the control plane."""
 
     id: int
     order: int
@@ -664,7 +664,7 @@ class WakeEvent:
     def set(self) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...
 
-# ------------------------------------------------------------------ what a step costs beside its rows
+# ------------------------------------------------------------------ the cost of a step beside its rows
 
 @final
 class Maker:

@@ -394,7 +394,7 @@ cdef class Attention:
         """``queries`` rows of q and out, ``tokens`` of k and v, ``slots`` of the pool; strides in values.
         ``relative_``: see ``RelativeTerm`` in types.hpp; 0 without such a term."""
         if self.plan.queries() > queries or self.plan.step_keys() > tokens or self.plan.pool_keys() > slots:
-            raise ValueError("the tensors are smaller than what was planned")
+            raise ValueError("the tensors are smaller than the planned ones")
         cdef AttentionTensors t
         cdef cbool done
         t.q, t.k, t.v = <const void*> q, <const void*> k, <const void*> v

@@ -13,8 +13,8 @@ cdef inline bint _all_strings(object items, bint or_none) noexcept:
 
 @cython.final
 cdef class QuestionKeys:
-    """Keys that are equal for tasks that ask the same. ``Choice``, ``Noul`` and ``Score`` are the classes of questions;
-    ``mappings``: those of mappings that hold their own items; ``template``: the class of templates."""
+    """Keys that are equal for tasks that ask the same. ``Choice``, ``Noul`` and ``Score`` are the classes of
+    questions; ``mappings``: those of mappings that hold their own items; ``template``: the class of templates."""
 
     cdef type choice, noul, score, template
     cdef tuple mappings
@@ -25,8 +25,8 @@ cdef class QuestionKeys:
         self.mappings, self.template = mappings, template
 
     def of(self, task, questions, salt):
-        """Of a decision that asks ``questions``. None where a value is of a type that is equal to others (``True`` and
-        1, a string of an enumeration) or may change."""
+        """Of a decision that asks ``questions``. None where a value is of a type that is equal to others (``True``
+        and 1, a string of an enumeration) or may change."""
         cdef list parts = []
         cdef object part, mass = task.mass, norm = task.length_norm, cut = task.truncation
         cdef object template = task.template, orders = task.orders
@@ -64,9 +64,9 @@ cdef class QuestionKeys:
         return size
 
     def plain_size(self, questions, Py_ssize_t each, Py_ssize_t label) -> int:
-        """Characters of questions that cannot be changed and are not structured: a tuple of ``Choice`` with a tuple of
-        strings, ``Noul`` without criteria and ``Score`` with a number of levels. Each question counts ``each`` more,
-        each of its labels ``label``. -1: they are other questions."""
+        """Characters of questions that cannot be changed and are not structured: a tuple of ``Choice`` with a tuple
+        of strings, ``Noul`` without criteria and ``Score`` with a number of levels. Each question counts ``each``
+        more, each of its labels ``label``. -1: they are other questions."""
         return self.size_of(questions, each, label)
 
     cdef Py_ssize_t size_of(self, questions, Py_ssize_t each, Py_ssize_t label) except -2:
@@ -148,7 +148,8 @@ cdef class AnswerReader:
         (paths, labels, edges, kind, first level, weigh)
 
     whose numbers are those of its ``edges`` of the trie behind it. ``weigh(logprobs, first, alone, by_length,
-    relative)`` gives the labels and what ``paths.weigh`` gives, where that is not all there is to it; else it is None.
+    relative)`` gives the labels and the numbers of ``paths.weighed`` for a question whose options are shown in another
+    order than the caller's; else it is None.
     ``unconditional``: the second half of the numbers is without the state."""
 
     cdef Maker answer
@@ -201,9 +202,9 @@ cdef class AnswerReader:
 
 def plain_texts(list tasks not None, str before not None, str after not None, cbool strips, Py_ssize_t most,
                 Py_ssize_t most_messages) -> list | None:
-    """The text that the state of each task is encoded as, between ``before`` and ``after``; without white space at its
-    beginning where ``strips``. None where a state is neither a text in ASCII of 1 to ``most`` characters, nor up to
-    ``most_messages`` messages of such texts: these need no check, with any ``truncation``."""
+    """The text that the state of each task is encoded as, between ``before`` and ``after``; without white space at
+    its beginning where ``strips``. None where a state is neither a text in ASCII of 1 to ``most`` characters, nor up
+    to ``most_messages`` messages of such texts: these need no check, with any ``truncation``."""
     cdef list out = []
     cdef object state
     for task in tasks:
@@ -224,8 +225,8 @@ cdef Py_ssize_t _MOST_ROLE = 64  # characters
 
 
 cdef str _transcript(messages, Py_ssize_t most, Py_ssize_t most_messages):
-    """Messages written out as "role: content" paragraphs. None where there is none or more than ``most_messages``, one
-    is not a dict of a role and a content in ASCII alone, or the contents have more than ``most`` characters."""
+    """Messages written out as "role: content" paragraphs. None where there is none or more than ``most_messages``,
+    one is not a dict of a role and a content in ASCII alone, or the contents have more than ``most`` characters."""
     cdef list parts = []
     cdef object role, content
     if len(messages) > most_messages:
@@ -246,8 +247,8 @@ cdef str _transcript(messages, Py_ssize_t most, Py_ssize_t most_messages):
 
 
 def names_of(questions not None) -> tuple:
-    """The names of a mapping of questions; a name that is not a string of 1 or more characters is a ``ValueError`` with
-    the name. Strings of a subclass are copied as plain strings."""
+    """The names of a mapping of questions; a name that is not a string of 1 or more characters is a ``ValueError``
+    with the name. Strings of a subclass are copied as plain strings."""
     cdef list names = []
     for name in questions:
         if not isinstance(name, str) or not name:

@@ -5,8 +5,8 @@
 cdef class Lease:
     """The blocks that a request holds of a pool. ``shared`` are the blocks of the locked path of the trie, and after
     them ``borrowed`` ones that a leader of the same step writes; ``own`` those the lease holds itself, in sequence
-    order, the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that a
-    leader is filling. A lease that is not ``growable`` is a OneShot row's: its own blocks are those that the step
+    order, the first ``promised`` under ``promise``. ``ahead`` counts blocks of the prompt after the shared ones that
+    a leader is filling. A lease that is not ``growable`` is a OneShot row's: its own blocks are those that the step
     publishes. ``state_index``: where a recurrent model keeps the sequence's state; -1 where it keeps none.
     ``state_from``: the entry of the state at the end of the first ``base`` blocks; -1 where there is none. ``kept``:
     (entry, blocks) of states that the step being planned leaves behind so many blocks.
@@ -86,9 +86,9 @@ cdef class Lease:
 
 
 cdef class KvPool:
-    """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``running_states``: how
-    many sequences a recurrent model keeps a state of. ``prefix_states``: of how many cached prefixes, in the entries
-    behind these; without any, such a pool does not cache."""
+    """The leases of one engine on one pool. One writer at a time: the holder of the step lock. ``running_states``:
+    how many sequences a recurrent model keeps a state of. ``prefix_states``: of how many cached prefixes, in the
+    entries behind these; without any, such a pool does not cache."""
 
     cdef CKvPool* c  # owned; refers to memory that `trie` and `allocator` keep alive
     cdef COneShotGroup* group  # owned: the OneShot rows of the step being planned
@@ -150,8 +150,8 @@ cdef class KvPool:
 
     def keep_states(self, Lease lease not None, int64_t start, int64_t stop, int64_t end,
                     *, cbool evict_used=False) -> None:
-        """Entries for the states that a step leaves behind, which computes tokens ``start`` to ``stop`` of the lease's
-        prompt: at its branch, and behind the last full block of its first ``end`` tokens."""
+        """Entries for the states that a step leaves behind, which computes tokens ``start`` to ``stop`` of the
+        lease's prompt: at its branch, and behind the last full block of its first ``end`` tokens."""
         self.allocator.enter()
         self.c.keep_states(lease.c, start, stop, end, evict_used)
         self.allocator.writer.leave()
@@ -206,14 +206,14 @@ cdef class KvPool:
         _check(r)
 
     def borrow(self, Lease lease not None, tokens, uint64_t salt) -> bool:
-        """The lease reads blocks that a leader of the same step writes: ``ahead`` of them. False: its leader runs in an
-        earlier step."""
+        """The lease reads blocks that a leader of the same step writes: ``ahead`` of them. False: its leader runs in
+        an earlier step."""
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         return self.c.borrow(lease.c, _data(t), _len(t), salt)
 
     def withdraw(self, Lease lease not None) -> None:
-        """The step never happened: its promises and borrowed blocks are gone, and with them the blocks after them. The
-        lease keeps its locked path, all of it computed."""
+        """The step never happened: its promises and borrowed blocks are gone, and with them the blocks after them.
+        The lease keeps its locked path, all of it computed."""
         cdef Result r
         self.allocator.enter()
         try:
@@ -225,8 +225,8 @@ cdef class KvPool:
     def publish(self, Lease lease not None, tokens, uint64_t salt, *, cbool promoted=False) -> None:
         """Full blocks of ``tokens`` whose KV is computed enter the trie, and the lease's lock moves to their end.
 
-        Where another request published the same block first, ours is given back and the lease reads the trie's. What
-        the trie does not take (a leader has promised to fill that place) stays the lease's own.
+        Where another request published the same block first, ours is given back and the lease reads the trie's. A
+        block that the trie does not take (a leader has promised to fill that place) stays the lease's own.
         """
         cdef cnp.ndarray t = _int32(tokens, "tokens")
         cdef Result r
@@ -254,8 +254,8 @@ cdef class KvPool:
         return 0
 
     def audit(self, leases) -> None:
-        """Conservation: free + used + cached == total, and no block is held that is not on ``leases``; where there are
-        state entries, each Decode lease has one of its own and OneShot leases have none."""
+        """Conservation: free + used + cached == total, and no block is held that is not on ``leases``; where there
+        are state entries, each Decode lease has one of its own and OneShot leases have none."""
         self.allocator.audit()
         self.trie.audit()
         if self.c.live_leases() != len(leases):
@@ -266,9 +266,10 @@ cdef class KvPool:
         if len(held) != self.allocator.num_used:
             raise RuntimeError(f"{self.allocator.num_used} blocks are used, leases hold {len(held)}")
         held_states = [lease.state_index for lease in leases if lease.state_index >= 0]
-        if len(set(held_states)) != len(held_states) or self.free_running_states + len(held_states) != self.num_running_states:
-            raise RuntimeError(f"{self.free_running_states} of {self.num_running_states} state entries are free, leases "
-                               f"hold {sorted(held_states)}")
+        distinct = len(set(held_states)) == len(held_states)
+        if not distinct or self.free_running_states + len(held_states) != self.num_running_states:
+            raise RuntimeError(f"{self.free_running_states} of {self.num_running_states} state entries are free, "
+                               f"leases hold {sorted(held_states)}")
         self.audit_states(leases)
         if self.num_running_states and any([lease.growable != (lease.state_index >= 0) for lease in leases]):
             raise RuntimeError("a Decode lease has no state entry, or a OneShot lease has one")

@@ -27,7 +27,8 @@ cdef class StepLimits:
 
 @cython.final
 cdef class Ledger:
-    """The budgets that a step still has: ``tokens`` to compute, cached ones not counted; ``rows``; bytes of logits."""
+    """The budgets that a step still has: ``tokens`` to compute, cached ones not counted; ``rows``; bytes of
+    logits."""
 
     cdef readonly int64_t tokens, rows, logits_bytes
 
@@ -93,7 +94,7 @@ cdef class Pacer:
 
     def allowance(self, int64_t rows):
         """Tokens of OneShot work for a step beside ``rows``; ``None``: as many as fit. A positive number admits one
-        request whatever its length."""
+        request of any length."""
         if rows <= 0 or self.share >= 1:
             return None
         if self.alone[_bits(rows)] < 0.0 or self.credit <= 0 or self.mixed >= _LOOK_AGAIN:

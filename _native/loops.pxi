@@ -1,4 +1,4 @@
-# Calls of an event loop: what their task waits for, and the ends of their requests. Part of core.pyx.
+# Calls of an event loop: the object that their task awaits, and the ends of their requests. Part of core.pyx.
 
 from contextvars import copy_context as _copy_context
 
@@ -8,13 +8,14 @@ cdef enum Waited:
 
 
 cdef class Waiter:
-    """What a task of an event loop awaits, once: a future to asyncio. Where ``asyncio.Future`` has the loop come back
-    to each callback, ``resolve`` and ``fail`` run the callbacks themselves. They are called in the loop, where no task
-    is running; ``cancel`` may be called by a task, and leaves the callbacks to another turn of the loop."""
+    """An awaitable for one task of an event loop, once: a future to asyncio. Where ``asyncio.Future`` has the loop
+    come back to each callback, ``resolve`` and ``fail`` run the callbacks themselves. They are called in the loop,
+    where no task is running; ``cancel`` may be called by a task, and leaves the callbacks to another turn of the
+    loop."""
 
     cdef public object _asyncio_future_blocking
     cdef readonly object loop
-    cdef object error  # or the message of the one who cancelled
+    cdef object error  # or the message of the cancellation
     cdef list callbacks  # [(callback, context)]
     cdef Waited waited
 
@@ -113,10 +114,10 @@ cdef class Waiter:
 
 @cython.final
 cdef class Group(Waiter):
-    """Requests of one call in an event loop: its tasks, what became of each, and their ends. The task that made the
-    call awaits the group, which is resolved when all of its requests have ended.
+    """Requests of one call in an event loop: its tasks, the request or error of each, and their ends. The task that
+    made the call awaits the group, which is resolved when all of its requests have ended.
 
-    ``admitted``: what was prepared of ``tasks``, where that happened before the turn's end; ``places``: those of
+    ``admitted``: the prepared requests of ``tasks``, where that happened before the turn's end; ``places``: those of
     them in the queue. ``found``: of each task its request, or the error that kept it out. ``requests`` are those that
     run, and let go when all have ended: they refer to this group."""
 
@@ -139,7 +140,7 @@ cdef class Group(Waiter):
         return self.requests
 
     def let_go(self) -> tuple:
-        """What was admitted, the requests or errors, and their ends. The group refers to none of them any more: a
+        """The admitted requests, or errors, and their ends. The group refers to none of them any more: a
         request refers to its group."""
         cdef tuple found = (self.admitted, self.found, self.ends)
         self.admitted = self.found = self.requests = None

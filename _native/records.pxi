@@ -20,8 +20,8 @@ cdef dict _CACHE_MODES = {"never": 0, "auto": 1, "always": 2}
 cdef class Record:
     """The values of a request that every stage of a step reads. ``num_known``: tokens of the prompt and sampled ones;
     ``cached_len`` of them have their KV in the pool, ``staged_len`` counts tokens in flight as well. ``ahead`` tokens
-    are being sampled by steps in flight; behind the known ones stands, for each, -1 minus its place among what its step
-    draws. ``in_flight`` steps that hold a row of a Decode request are not postprocessed."""
+    are being sampled by steps in flight. Each of them has an entry behind the known tokens: -1 minus its place among
+    the tokens that its step draws. ``in_flight`` steps that hold a row of a Decode request are not postprocessed."""
 
     cdef RequestRow row
     cdef Parcel parcel  # in the inbox; has the request in it from post to take
@@ -190,9 +190,9 @@ cdef int _begin(Record r, prepared, sink, options, execution_class, id, double n
 
 def begin_requests(type kind not None, list admitted not None, list calls not None, sink, tuple classes not None, ids,
                    ending, watching, list groups, outbox, double now) -> list:
-    """The request, of class ``kind``, of each admitted task, and the error of one that was not admitted. ``calls``: of
-    the task at the same place, its options, the moment it expires and its timeline. ``groups``: of that task the call
-    of an event loop that it belongs to, or None. ``classes``: of at most one new token, and of more.
+    """The request, of class ``kind``, of each admitted task, and the error of one that was not admitted. ``calls``:
+    of the task at the same place, its options, the moment it expires and its timeline. ``groups``: of that task the
+    call of an event loop that it belongs to, or None. ``classes``: of at most one new token, and of more.
     ``watching(admitted, sink)`` is the sink of a task that is ``watched``."""
     cdef list out = []
     cdef Record r

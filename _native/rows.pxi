@@ -53,8 +53,8 @@ def pack_step(rows, folds, more, int32_t block_size, cbool states=False):
     """The rows of a step end to end, all int32: OneShot rows, those of ``folds`` ((members, tokens)) computed once,
     and after them ``more``. (arrays, where each of ``more`` begins, the tokens of the batch that the OneShot rows
     read one after another, where those of each end, how many tokens each brought: a fold's, to its first member;
-    with ``states``, of the OneShot rows that go on from a state or leave one: (first segment, what to add to a token
-    of the prompt to get the batch's, lease).) ``arrays``:
+    with ``states``, of the OneShot rows that go on from a state or leave one: (first segment, offset from a token of
+    the prompt to the batch's token, lease).) ``arrays``:
 
         token_ids, positions, starts, parents, context_lens, context_indptr, context_blocks, write_slots or None
 

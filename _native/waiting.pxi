@@ -64,9 +64,9 @@ cdef class AccountBook:
 
 
 cdef class Waiting:
-    """``arrivals`` has all that wait, by order of arrival; ``groups``: of each key that requests may share a batch by,
-    its number and how many wait. ``tokens`` and ``logits_rows`` are those of all together. ``unranked`` have no row in
-    the policy's columns."""
+    """``arrivals`` has all that wait, by order of arrival; ``groups``: of each key that requests may share a batch
+    by, its number and how many wait. ``tokens`` and ``logits_rows`` are those of all together. ``unranked`` have no
+    row in the policy's columns."""
 
     cdef readonly object arrivals  # an OrderedDict
     cdef readonly dict groups
@@ -121,8 +121,8 @@ cdef class Waiting:
         return group
 
     def serve_whole(self, list requests not None) -> bool:
-        """A step takes all that wait, of one account: ``requests``, of which none has a row in the columns. False, and
-        nothing done, where that is not so."""
+        """A step takes all that wait, of one account: ``requests``, of which none has a row in the columns. False,
+        and nothing done, where that is not so."""
         cdef Record r
         cdef int64_t tokens = 0
         cdef Py_ssize_t n = len(requests)
@@ -149,7 +149,7 @@ cdef class Waiting:
         return self.holds(tokens, rows, logits_bytes, row_bytes)
 
     def all_of(self, Ledger ledger not None, StepLimits limits not None):
-        """All requests in order of arrival, where they fit what the step and its group still have; else None."""
+        """All requests in order of arrival, where they fit the rest of the step and its group; else None."""
         cdef int64_t tokens = min(ledger.tokens, limits.most.group_tokens)
         if not self.holds(tokens, ledger.rows, ledger.logits_bytes, limits.most.logits_row_bytes):
             return None

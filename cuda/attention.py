@@ -51,7 +51,7 @@ class LevelCall(Protocol):
     """One attention call of a step: planned from host arrays, run once a layer."""
 
     def plan(self, arrays: dict[str, Tensor]) -> npt.NDArray[np.uint8]:
-        """``arrays``: qo, kv, indptr and last as pinned views, pages on the device. Returns what the plan puts into
+        """``arrays``: qo, kv, indptr and last as pinned views, pages on the device. Returns the plan's part of
         the workspace; the memory is the call's, until the next plan."""
         ...
 
@@ -152,7 +152,7 @@ class FlashInferCalls:
         return _Paged(self, wrapper, buffers is not None, page_size, split)
 
     def decode(self, buffers: dict[str, Tensor] | None, page_size: int, split: bool = True) -> LevelCall:
-        """Without ``split`` by tensor cores, whatever the heads: the other kernel always splits in graph mode."""
+        """Without ``split`` by tensor cores, for any heads: the other kernel always splits in graph mode."""
         wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self.workspace,
             "NHD",

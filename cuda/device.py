@@ -91,7 +91,7 @@ class Device(Protocol):
 
     def await_word(self, word: int, number: int) -> None:
         """Until ``publish`` has written ``number``, or a later one, to the address ``word``. Needs no ``scope``.
-        Raises what the device failed with."""
+        Raises the device's error."""
         ...
 
     def capture(self, work: Callable[[], None], *, search: bool = True) -> Graph:

@@ -3,8 +3,8 @@
 A ``Program`` is a shape with its places and its attention; with a graph it can be launched in one call, without one
 it is run operation by operation. Recording takes some tens of milliseconds, so it is no part of a request's path: a
 shape without a program is *wanted* from its ``after``-th sighting on, its steps run eagerly, and the engine records
-what is wanted when it has nothing else to do (``CudaExecutor.idle``), or before it serves (``warm_up``). Why a step
-ran eagerly is counted by reason.
+the wanted shapes when it is idle (``CudaExecutor.idle``), or before it serves (``warm_up``). Eager steps are counted
+by reason.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 cuBLAS chooses by a model of its own, which for the few rows of a captured step is often far from the best. ``search``
 times every algorithm that cuBLASLt suggests for a shape, on the weight itself and with a cold cache, against torch's
 own way, and keeps the fastest whose numbers are right; the best are timed a second time, more often. It runs when the
-engine is warmed up, never for a request. What was found lies in ``$PRELUDE_CACHE/cuda/matmuls-*.json``, named by GPU
-and library, and is checked before it is used. Rows that were not searched take the algorithm of the next searched
-number of rows, where the library accepts it for them.
+engine is warmed up, never for a request. Its choices are stored in ``$PRELUDE_CACHE/cuda/matmuls-*.json``, named by
+GPU and library, and are checked before they are used. Rows that were not searched take the algorithm of the next
+searched number of rows, where the library accepts it for them.
 
 A search takes at most ``ROOM`` bytes, and half of the memory that is free: numbers are compared a slice of columns
 at a time. A search that fails leaves its matmul to torch, and says so once.
@@ -45,7 +45,7 @@ WORKSPACE = 32 << 20
 SPOIL = 128 << 20
 """Bytes written between two timed runs, so that the weight comes from memory, as it does in a step."""
 ROOM = 512 << 20
-"""Bytes that a search may take for its operands and for what it compares them with."""
+"""Bytes that a search may take for its operands and for the reference results."""
 LARGE_ROWS = (4096, 8192)
 """Rows of steps that run eagerly, which stand for all above 2,048."""
 _SLICE = 32 << 20

@@ -54,8 +54,8 @@ def blocks_for(free: int, total: int, block_bytes: int, *, blocks: int | None, n
 
 @contextmanager
 def fits(memory: Callable[[], tuple[int, int]], what: str, *, behind: int = 0) -> Iterator[None]:
-    """Turns an allocator's errors inside into :class:`InsufficientMemory`. How much ``what`` takes is not known
-    where it did not end: ``needed`` is the least that it can be, all that was free and the ``behind`` bytes which are
+    """Turns an allocator's errors inside into :class:`InsufficientMemory`. The size of ``what`` is not known
+    where it did not end: ``needed`` is the least possible size, all that was free and the ``behind`` bytes which are
     wanted after it."""
     free, total = memory()
     try:

@@ -144,7 +144,7 @@ NO_HEADS: Rest = (0, 0, 0, None, None, None, None, 0.0, None, None, None)
 
 
 def run(device: Device, job: Job, variant: Variant, x: Tensor, weight: Tensor, out: Tensor, rest: Rest) -> None:
-    """Enqueues the product. ``rest``: what HEADS takes behind the strides, ``NO_HEADS`` for the other modes."""
+    """Enqueues the product. ``rest``: the arguments of HEADS behind the strides, ``NO_HEADS`` for the other modes."""
     chosen, shared = kernel(_rows_of(job), variant)
     places = (None, out) if job.mode in (WIDE, ADD) else (out, None)
     sizes = (job.rows, job.outputs, job.inner)
@@ -153,8 +153,8 @@ def run(device: Device, job: Job, variant: Variant, x: Tensor, weight: Tensor, o
 
 
 class OwnMatmuls:
-    """The chosen variants of one device. ``seconds(work)``: device time of what ``work`` enqueues, cache cold.
-    ``path``: of the choices; the outcomes of the trial lie beside it."""
+    """The chosen variants of one device. ``seconds(work)``: device time of the kernels that ``work`` enqueues, cache
+    cold. ``path``: of the choices; the outcomes of the trial lie beside it."""
 
     def __init__(self, device: Device, seconds: Callable[[Callable[[], None]], float], path: Path) -> None:
         self.device = device

@@ -3,8 +3,8 @@
     python -m prelude.cuda.own_trial
 
 Each kernel of ``own_matmul.ROWS`` runs in a process of its own with a time limit, in every mode, and is compared with
-float32 products of torch. What passed is kept on disk by GPU, kernel source and compiler. ``OwnMatmuls`` offers only
-kernels that passed: a kernel that hangs or ends its process does so here, and not in an engine.
+float32 products of torch. The names of passed kernels are stored by GPU, kernel source and compiler. ``OwnMatmuls``
+offers only kernels that passed: a kernel that hangs or ends its process does so here, and not in an engine.
 """
 
 from __future__ import annotations

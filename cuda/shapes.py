@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SHORT, SHORT_STEP, STEP = 256, 32, 64
 """Tokens in steps of 32 to 256, then of 64; from 4,096 on at most 1/32 is padding. Few enough shapes to record them
-all before a request comes. To 256 tokens a step takes its time to read the weights, whatever its rows."""
+all before a request comes. Up to 256 tokens a step's time is that of reading the weights, for any number of rows."""
 LONG_QUERY = 256
 """Tokens of a prompt from which on attention is FA3's, where there is one."""
 SPLIT_KEYS = 512

@@ -1,4 +1,4 @@
-"""A step between ``submit`` and its result, and what it took."""
+"""A step between ``submit`` and its result, and the time it took."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Failed:
 
 
 class StepClock:
-    """What steps took, without events on the stream."""
+    """The times of steps, without events on the stream."""
 
     def __init__(self) -> None:
         self._device_end = 0  # nanoseconds on the device's clock, at the end of the last step that was waited for

@@ -5,8 +5,8 @@
     tokenizer = Tokenizer.from_file("tokenizer.json")
     tokenizer.encode("Hello").ids
 
-The names, arguments, defaults and results are those of ``tokenizers`` 0.2x. What is left out on purpose
-(training, adding tokens, setting components after loading) raises an error that says what to do instead.
+The names, arguments, defaults and results are those of ``tokenizers`` 0.2x. Three things are left out on purpose:
+training, adding tokens, setting components after loading. They raise an error that names the way out.
 Importing this package imports neither ``tokenizers``, ``transformers`` nor ``jinja2``; ``NormalizedString`` and
 ``PreTokenizedString`` are HF's own classes, imported when they are asked for.
 """

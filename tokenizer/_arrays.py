@@ -1,6 +1,6 @@
 """What goes beyond HF's API: numpy arrays straight from the core, token bytes, and the marked tokens.
 
-Truncation and padding are settings of ``encode``; the arrays are what the text is, whole.
+Truncation and padding are settings of ``encode``; the arrays hold the whole text.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ArrayMethods(EncodeEntry):
     _encode_special: bool
     _sequences: Sequences
 
-    # encode_array() and encode_with_offsets() are EncodeEntry's: what is more than one text between the tokens of a
-    # frame comes here.
+    # encode_array() and encode_with_offsets() are EncodeEntry's. Calls with more than one text between the tokens of
+    # a frame come here.
 
     def _array_general(
         self,
@@ -130,7 +130,7 @@ class ArrayMethods(EncodeEntry):
         the other, are the bytes of the decoded text. An id without a token is no bytes."""
         return self._core.token_bytes(id) or b""
 
-    # ---- what the tokenizer is
+    # ---- properties of the tokenizer
 
     @property
     def backend(self) -> str:

@@ -1,7 +1,7 @@
 """Which backend serves a file: the native core, the native core over the ``regex`` package, or HF ``tokenizers``.
 
 The first that can serve the file exactly is taken. A backend that cannot raises ``UnsupportedFeature`` and the
-next is tried; what a file means is never changed to make it fit.
+next is tried; the meaning of a file is never changed to make it fit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _over_regex(native: Any, data: bytes) -> Core | None:
     try:
         core: Core = native.CoreTokenizer.from_json(data, matcher(native))
     except TokenizerFileError:
-        raise  # what is malformed is so on every backend
+        raise  # a malformed file is malformed for every backend
     except (ImportError, TokenizerError) as error:
         _log.debug("not over the regex package: %s", error)
         return None

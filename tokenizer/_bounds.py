@@ -2,7 +2,7 @@
 
 HF makes lists as long as the largest id and texts as long as replacements make them (``_growth``), and takes the
 sizes in a ``precompiled_charsmap`` as they are. Where memory ends it ends the process, so that no error can be
-raised. What these bounds refuse is no tokenizer that anything was trained with.
+raised. No model was trained with a tokenizer that these bounds refuse.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MOST_ADDED = 1 << 22  # bytes of all added tokens, as in the native core
 
 
 def checked(data: bytes) -> tuple[str, Growth]:
-    """The file as HF shall read it, and what it makes of texts; ``TokenizerFileError`` if it is past a bound, or is
-    no JSON object.
+    """The file as HF shall read it, and its bounds on the growth of a text; ``TokenizerFileError`` if it is past a
+    bound, or is no JSON object.
 
     The text is written anew from the checked values: HF and the checks cannot read a repeated name differently.
     """

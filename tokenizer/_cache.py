@@ -1,12 +1,12 @@
 """The tables of loaded files, kept in the user's cache directory: the next load reads them instead of making them.
 
-    FOLDER/key          32 random bytes: what the digests are made with, and so nothing that others can prepare
+    FOLDER/key          32 random bytes, the key of the digests: no other user can prepare a file
     FOLDER/DIGEST       the tables of the tokenizer.json whose content has this digest, written by this build
 
 A file is used when it belongs to this user, no other user may write it, and the digest of its contents is the one
 that its header says; anything else is a reason to load the tokenizer.json, and to write the file anew. Files are
-written under another name and then renamed, so that a reader sees a whole one or none. Whatever fails here costs the
-time that was to be saved and nothing else.
+written under another name and then renamed, so that a reader sees a whole one or none. A failure here costs the
+time of a load from the tokenizer.json and nothing else.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _own(status: os.stat_result, folder: bool = False, secret: bool = False) -> 
         raise ValueError("neither a plain file nor a folder where one is expected")
     if hasattr(os, "geteuid"):
         if status.st_uid != os.geteuid():
-            raise ValueError("it belongs to somebody else")
+            raise ValueError("it belongs to another user")
         if status.st_mode & (0o077 if secret else 0o022):
             raise ValueError("others may change it" if not secret else "others may read it")
     if status.st_size > _LARGEST:

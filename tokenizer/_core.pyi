@@ -1,9 +1,9 @@
 """The native core of prelude.tokenizer: one loaded tokenizer file, immutable, for any number of threads.
 
-Text arguments are ``str`` or UTF-8 ``bytes``. One policy on every path for what is not Unicode text: a
+Text arguments are ``str`` or UTF-8 ``bytes``. One policy on every path for text that is not Unicode: a
 ``str`` that holds a lone surrogate raises ``LoneSurrogateError``, which is a ``UnicodeEncodeError`` and a
 ``TypeError`` (HF's); ``bytes`` that are not valid UTF-8 raise ``UnicodeDecodeError``. Nothing is replaced
-silently. What is not text: ``TypeError``.
+silently. A value that is not text: ``TypeError``.
 
 Arrays returned belong to the caller. Token ids are int32, offsets int32 pairs, word numbers int32: every
 piece of the text and every added token in it has the next number, as in HF.
@@ -37,17 +37,17 @@ class UnsupportedFeature(TokenizerError):
     def __init__(self, feature: str, path: str, kind: str = "component") -> None: ...
 
 class TablesError(ValueError):
-    """A file of tables is not what was written, or was written with another key."""
+    """A file of tables was changed after it was written, or was written with another key."""
 
 def digest(data: bytes, key: bytes) -> bytes:
-    """A digest of 16 bytes, as fast as memory is read. ``key``: 64 secret bytes; whoever does not know them cannot
-    make two contents of one digest."""
+    """A digest of 16 bytes, as fast as memory is read. ``key``: 64 secret bytes; without them it is not possible
+    to make two contents of one digest."""
 
 def digest_file(file: int, key: bytes) -> bytes:
     """The same of an open file, from where it stands to its end."""
 
 class MatcherUse:
-    """What the matchers have taken of the time of one call of the API: 2 seconds of the thread's time and 5 us for
+    """The matchers' share of the time of one call of the API: 2 seconds of the thread's time and 5 us for
     each byte. A call that encodes or decodes several texts one by one passes the same to each."""
 
 class CoreTokenizer:
@@ -60,25 +60,25 @@ class CoreTokenizer:
 
         ``matcher`` serves the patterns the native compiler refuses: it is called once with each such pattern
         and returns a function from a text, and the seconds of the thread's time that it may take, to the
-        (start, end) of its successive matches, in code points, in order and without overlap; what it raises,
-        loading or the call that matches raises. Calls then take the GIL while they match. Without it such a
+        (start, end) of its successive matches, in code points, in order and without overlap. Its errors are
+        raised by the loading or by the call that matches. Calls then take the GIL while they match. Without it such a
         file raises UnsupportedFeature(kind="regex").
         """
 
     @staticmethod
     def from_tables(file: int, size: int, key: bytes, source: bytes) -> CoreTokenizer:
-        """Load what ``tables`` made, from an open file of ``size`` bytes; TablesError if it is anything else."""
+        """Loads the file that ``tables`` made, open and of ``size`` bytes; TablesError if it is another file."""
 
     def tables(self, key: bytes, source: bytes) -> bytes:
         """The loaded tables as a file, for this build, ``key`` and a tokenizer.json of the digest ``source``."""
 
     @property
     def table_bytes(self) -> int:
-        """What the tables take in memory."""
+        """The memory of the tables."""
 
     @property
     def cache_bytes(self) -> int:
-        """What the cache of words can grow to; it is asked for as a whole, and given by the page."""
+        """The bound of the cache of words; its memory is reserved as a whole, and given by the page."""
 
     @property
     def remembered_prompts(self) -> int:
@@ -154,7 +154,7 @@ class CoreTokenizer:
     def token_to_id(self, token: str) -> int | None: ...
     def id_to_token(self, id: int) -> str | None: ...
     def token_bytes(self, id: int) -> bytes | None:
-        """What the token adds to decoded text, as bytes (byte-level and byte fallback undone)."""
+        """The bytes that the token adds to decoded text (byte-level and byte fallback undone)."""
 
     def tokens(self, ids: Sequence[int] | Int32) -> list[str | None]: ...
     @property
@@ -167,8 +167,8 @@ class CoreTokenizer:
         """By id: (id, content, single_word, lstrip, rstrip, normalized, special)."""
 
     def has_shadowed_tokens(self) -> bool:
-        """Whether an added token has the id of another token of the model: its text is then not what
-        ``id_to_token`` says of the id."""
+        """Whether an added token has the id of another token of the model: its text is then not that of
+        ``id_to_token``."""
 
     def section(self, name: str) -> str | None:
         """The JSON text of a top-level member of the file as it stood, or None: ``post_processor``,
@@ -192,7 +192,7 @@ class CoreTokenizer:
 class CoreStream:
     """The state of one streamed decoding; it belongs to one thread at a time.
 
-    ``step`` gives what HF's DecodeStream.step gives: the new text, or None while a character is open.
+    ``step`` gives the result of HF's DecodeStream.step: the new text, or None while a character is open.
     """
 
     def __init__(
@@ -204,20 +204,21 @@ class CoreStream:
     def step(self, id: int) -> str | None: ...
     def step_many(self, ids: Sequence[int]) -> str | None: ...
     def finish(self) -> str:
-        """What is still held back, U+FFFD for each unfinished character; empty when nothing is. The stream
-        is then as new."""
+        """The text that is still held back, U+FFFD for each unfinished character; empty when there is none. The
+        stream is then as new."""
 
     def copy(self) -> CoreStream: ...
 
 class QuickFrame:
-    """The tokens that a post-processor puts around one text, as C arrays, and who makes the other columns."""
+    """The tokens that a post-processor puts around one text, as C arrays, and the function that makes the other
+    columns."""
 
     def __init__(self, sequences: Any, frame: Any, type: type) -> None: ...
 
 class StreamEntry:
-    """What ``DecodeStream`` is built on: the calls that go straight to a native stream.
+    """The base of ``DecodeStream``: the calls that go straight to a native stream.
 
-    What is more than one small id over the tokenizer of the first step goes to ``_step_general``.
+    A step of more than one small id over the tokenizer of the first step goes to ``_step_general``.
     """
 
     def _set_entry(self, owner: Any, native: Any) -> None: ...
@@ -227,7 +228,8 @@ def pair_list(pairs: Int32) -> list[tuple[int, int]]:
     """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
 
 class FreshEncoding:
-    """What ``Encoding`` is built on: the ids of one text, the other columns made at the first that is asked for."""
+    """The base of ``Encoding``: the ids of one text; the other columns are made when one of them is first asked
+    for."""
 
     _ids: Int32
     _found: Any
@@ -241,9 +243,9 @@ def encodings_over(found: Iterable[Any], type: type[FreshEncoding]) -> list[Any]
     """A list of encodings of ``type``, one over each of HF's."""
 
 class EncodeEntry:
-    """What ``Tokenizer`` is built on: the settings a call reads, and the calls that read nothing else.
+    """The base of ``Tokenizer``: the settings a call reads, and the calls that read nothing else.
 
-    What is more than plain texts without truncation and padding goes to ``_encode_general``, ``_batch_general``,
+    Calls of more than plain texts without truncation and padding go to ``_encode_general``, ``_batch_general``,
     ``_array_general`` and ``_offsets_general``, which the subclass has.
     """
 
@@ -301,4 +303,4 @@ class EncodeEntry:
         parse_special: bool = True,
         remember: bool = True,
     ) -> list[Int32]:
-        """``encode_array`` of each text: a list of arrays. Each text is a call of its own in what it may cost."""
+        """``encode_array`` of each text: a list of arrays. The bounds on cost hold for each text by itself."""

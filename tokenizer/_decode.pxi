@@ -48,8 +48,8 @@ cdef extern from *:
       return decoded;
     }
 
-    // A tuple for two numbers, which the collector does not know: it has nothing to find there. Past what CPython keeps
-    // of dropped ones, one that it never came to know costs less.
+    // A tuple for two numbers, which the collector does not know: it has nothing to find there. Past the
+    // dropped tuples that CPython keeps, a tuple that the collector never knew costs less.
     inline PyObject* new_pair(size_t made) {
     #if PY_VERSION_HEX < 0x030E0000 && !defined(PYPY_VERSION)
       constexpr size_t kept = 2000;
@@ -60,8 +60,8 @@ cdef extern from *:
       return tuple;
     }
 
-    // [begin, end) columns as a list of tuples. numbers: shared int objects, of 0, 1, 2 and so on; of what is past
-    // them, a number that two neighbours share is one object.
+    // [begin, end) columns as a list of tuples. numbers: shared int objects, of 0, 1, 2 and so on; past them,
+    // a number that two neighbours share is one object.
     inline PyObject* list_of_pairs(const int32_t* pairs, size_t n, PyObject* const* numbers, size_t shared) {
       PyObject* list = PyList_New(static_cast<Py_ssize_t>(n));
       if (!list) return nullptr;

@@ -366,8 +366,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-# What these give is escaped text: in jinja2 another type, which escapes what is added to it. They stand where their
-# text goes straight into the output, and so nothing can be added to it.
+# Their result is escaped text: in jinja2 another type, which escapes text that is added to it. They stand where their
+# result goes straight into the output, and so no text can be added to it.
 
 
 def _escape(value: Any) -> str:

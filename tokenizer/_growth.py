@@ -1,6 +1,6 @@
 """How much longer the normalizers, pre-tokenizers and decoders of a file may make a text in HF ``tokenizers``.
 
-HF ends the process where memory ends, so what a call would make is bounded before HF is asked. The bounds are those
+HF ends the process where memory ends, so the result of a call is bounded before HF is asked. The bounds are those
 of the native core (``core/text/growth.hpp``), but for ``LITTLE``: how long a step can make a text is only known from
 above here, and honest files of many steps must not be refused for that.
 """
@@ -142,7 +142,7 @@ def _product(steps: Sequence[_Step]) -> int:
 
 def _content(content: Any, where: str) -> int:
     """Bytes that a step inserts."""
-    size = _size(content) if isinstance(content, str) else 0  # HF says what is wrong with another
+    size = _size(content) if isinstance(content, str) else 0  # HF names the error of another type
     if size > MOST_CONTENT:
         raise TokenizerFileError(where, f"{size} bytes; at most {MOST_CONTENT} are taken")
     return size
@@ -152,7 +152,7 @@ def _charsmap(member: Any) -> int:
     """sentencepiece's map: the size of a trie, the trie, and texts that each end in a zero. The longest of these."""
     where = "normalizer.precompiled_charsmap"
     if not isinstance(member, str):
-        return 1  # HF says what is wrong with it
+        return 1  # HF names the error
     try:
         raw = base64.b64decode(member, validate=True)
     except (binascii.Error, ValueError):

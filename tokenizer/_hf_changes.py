@@ -1,8 +1,8 @@
 """Noticing that a tokenizer of HF's was changed, at no cost to the calls in between.
 
 An HF tokenizer has no version number, and comparing all of it means to serialise it. So its classes are given
-setters and methods that count: while ``watch`` is in force, whatever changes a tokenizer, or a component that a
-tokenizer may hold, first does what it did before and then counts.
+setters and methods that count: while ``watch`` is in force, each setter and method that changes a tokenizer, or a
+component of one, first does its own work and then counts.
 
 ``version`` has one number for a tokenizer itself and one for all components of the process: a component does not
 know which tokenizers hold it. When it differs, the caller compares the serialised form to learn whether its own
@@ -29,7 +29,7 @@ _replaced: list[tuple[type, str, Any]] = []
 
 
 def version(tokenizer: Any) -> tuple[int, int, bool]:
-    """Equal for two moments between which ``tokenizer`` was not changed; what else changed may make it differ.
+    """Equal for two moments between which ``tokenizer`` was not changed; a change of another one may make it differ.
 
     Truncation and padding do not count. ``encode_special_tokens`` is part of it because it is not serialised.
     """

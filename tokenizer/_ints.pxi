@@ -6,8 +6,8 @@
 #   Ids are many, and so are the pages that as many objects of Python's allocator would touch for the first time. On
 #   the CPythons that are known they are put side by side on huge pages instead, each a copy of an int of one digit
 #   with another digit. References that are never given back keep each of them: they are never freed. Where a count has
-#   64 bits and does not mark objects as immortal (before CPython 3.12), these references are 2^60, and what is taken
-#   of the list is not counted: those who drop it, a billion a second, need 36 years to be through.
+#   64 bits and does not mark objects as immortal (before CPython 3.12), these references are 2^60, and references
+#   that a list takes are not counted: at a billion drops a second they last for 36 years.
 #   As CPython's own ints lie side by side as well, the address of each is known from its number, and a list of ids is
 #   made without reading where they are.
 

@@ -62,7 +62,7 @@ class Rendering:
         self.lazy: WeakKeyDictionary[Iterator[Any], int] | None = None  # how many layers an iterator has
 
     def layered(self, iterator: Iterator[Any], source: Any) -> Iterator[Any]:
-        """``iterator``, which reads ``source`` when it is read itself. What reads, or frees, iterators over iterators
+        """``iterator``, which reads ``source`` when it is read itself. Reading or freeing iterators over iterators
         takes C stack for each of them, so there may be ``MOST_LAYERS``."""
         if self.lazy is None:
             self.lazy = WeakKeyDictionary()

@@ -1,8 +1,8 @@
 """Strings that remember which of their characters came from outside the template.
 
 A ``Marked`` is a ``str`` with the spans of its untrusted characters; a plain ``str`` is the template's own.
-Joining, slicing, stripping, splitting and replacing keep the spans exactly. Whatever else makes a new string
-out of a marked one gives one that is untrusted as a whole: text can lose trust, never gain it.
+Joining, slicing, stripping, splitting and replacing keep the spans exactly. Any other operation on a marked
+string gives one that is untrusted as a whole: text can lose trust, never gain it.
 
     'user\\n'            plain
     content              Marked, spans ((0, n),)

@@ -234,7 +234,8 @@ def _sequence_index(owner: Any, item: Any, *where: int) -> int:
 
 
 class _Quiet:
-    """Equal to what ``value`` equals. ``list.index`` writes what it did not find into its error: not all of it."""
+    """Equal to the same objects as ``value``. ``list.index`` writes the missing value into its error; this one is
+    written shortened."""
 
     __slots__ = ("value",)
     __hash__ = None  # type: ignore[assignment]

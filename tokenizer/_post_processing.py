@@ -29,7 +29,7 @@ _BLANKS = (
     "\u2028\u2029\u202f\u205f\u3000" + _SPACE
 )
 
-_MOST_PIECES = 64  # of a template, and processors of a Sequence; each copies what was put together before it
+_MOST_PIECES = 64  # of a template, and processors of a Sequence; each copies the result of those before it
 _MOST_SPECIAL = 1 << 10  # ids of one piece of a template
 
 
@@ -129,7 +129,7 @@ class RobertaProcessing:
 class Special:
     """A special token of a template: any number of ids, and of strings, under one name.
 
-    As in HF a template may name one that the file does not declare: it adds no token to what is counted, and a
+    As in HF a template may name one that the file does not declare: it adds no token to the count, and a
     call that would use it fails.
     """
 

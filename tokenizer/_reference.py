@@ -1,7 +1,7 @@
 """The last backend: HF ``tokenizers`` behind the interface of the native core.
 
 Its tokenizer is loaded once, without post-processor, truncation or padding (those are ours on every backend),
-and is not changed afterwards: a setter on a shared HF object is what "Already borrowed" comes from. Treating
+and is not changed afterwards: a setter on a shared HF object causes "Already borrowed". Treating
 special tokens as text is such a setting, so a second, lazily made copy has it switched on for good.
 """
 
@@ -279,8 +279,8 @@ class ReferenceCore:
 
 
 def _check_normalized(whole: Any) -> None:
-    """HF searches a text for what added tokens are after the normalizer. A token that is nothing then is found
-    everywhere: the search ends inside characters, or does not end and takes all memory."""
+    """HF searches a text for the normalized form of added tokens. An empty form is found everywhere: the search ends
+    inside characters, or does not end and takes all memory."""
     normalizer = whole.normalizer
     if normalizer is None:
         return

@@ -58,7 +58,7 @@ def matcher(native: Any) -> Callable[[str], Matcher]:
             while at <= len(text):
                 left = deadline - time.thread_time()
                 try:
-                    # ``regex`` counts the time of all threads: what is left is given to one search alone.
+                    # ``regex`` counts the time of all threads: the rest is given to one search alone.
                     match = compiled.search(text, at, timeout=left) if left > 0 else _out_of_time(pattern)
                 except TimeoutError:
                     _out_of_time(pattern)

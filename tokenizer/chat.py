@@ -3,8 +3,8 @@
     apply_chat_template(messages, template, add_generation_prompt=True)      one string, as transformers makes it
     render_segments(messages, template, add_generation_prompt=True)          [(text, trusted), ...]
 
-The segments, one after the other, are the same string. A segment is trusted when the template wrote it; what
-came in with messages, tools, documents or other arguments is not, however the template cut it up. Tokenised
+The segments, one after the other, are the same string. A segment is trusted when the template wrote it; text
+of messages, tools, documents or other arguments is not, however the template cut it up. Tokenised
 with ``Tokenizer.encode_segments``, untrusted text never becomes a control token, nor completes one.
 
 Trusted from outside are only the special tokens given by name (``bos_token``...), and the role of a message
@@ -198,7 +198,7 @@ def _rendered(
 
 
 def _checked(prefix: str, run: Callable[..., Any], *args: Any) -> Any:
-    """``run(*args)``, with ``ChatTemplateError`` for what it raises. The error is made outside of the handler: the
+    """``run(*args)``, with ``ChatTemplateError`` for its errors. The error is made outside of the handler: the
     traceback of the first would keep the template's values alive."""
     try:
         return run(*args)
@@ -267,8 +267,8 @@ def _described(error: Exception) -> str:
 class _Plain:
     """Arguments rebuilt from plain JSON types; strings are marked when ``marked``.
 
-    Objects with methods are nothing for a sandbox: what is not data becomes the name of its type. What is made
-    is charged to the rendering, as what the template makes is.
+    A sandbox takes no objects with methods: a value that is not data becomes the name of its type. New values
+    are charged to the rendering, as the template's own values are.
     """
 
     def __init__(self, marked: bool, rendering: Rendering) -> None:

@@ -1,7 +1,7 @@
 """tokenizer_config.json: the special tokens by name, the chat template, and whether it agrees with tokenizer.json.
 
-The file is optional and foreign; what cannot be understood in it is ignored, what contradicts tokenizer.json
-is warned about (both files named), because another library that loads it gets other ids.
+The file is optional and foreign. Entries that cannot be understood are ignored. An entry that contradicts
+tokenizer.json is warned about (both files named), because another library that loads it gets other ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .errors import TokenizerConfigWarning
 
 Reader: TypeAlias = Callable[[str, int], "bytes | None"]
 """``(name, limit)`` to the content of that file of a tokenizer's directory; None where it is not there.
-What it raises for a file that it refuses ends the loading."""
+Its error for a file that it refuses ends the loading."""
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 

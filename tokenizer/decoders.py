@@ -108,8 +108,8 @@ def _stream(tokenizer: Tokenizer, ids: list[int], skip: bool) -> Any:
 class _Stream:
     """The stream over full decoding, for the reference backend.
 
-    ``ids`` are what is still needed: those of the chunk given last (up to ``start``), so that what follows
-    is decoded in its context, and those not given yet. ``prefix`` is the text of the former.
+    ``ids`` are the ids that are still needed: those of the chunk given last (up to ``start``), as the context of
+    the next ones, and those not given yet. ``prefix`` is the text of the former.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:

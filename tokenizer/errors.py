@@ -32,7 +32,7 @@ class TokenizerError(PreludeError, ValueError):
 
 
 class TokenizerFileError(TokenizerError):
-    """The file is not a tokenizer file: ``path`` is where in it (``model.vocab["x"]``), ``message`` says what."""
+    """The file is not a tokenizer file: ``path`` is the place in it (``model.vocab["x"]``), ``message`` the fault."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(path, message)

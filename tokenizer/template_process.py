@@ -3,9 +3,9 @@
     with TemplateProcess() as process:
         pieces = process.render_segments(messages, template, add_generation_prompt=True)
 
-The bounds of a rendering hold without this: each operation is charged before it runs. The process is for those who do
-not want to rely on that alone. The operating system bounds its memory, the caller ends it when it does not answer in
-time, and a template that found a way out of the sandbox would be in a process that has read nothing but its jobs.
+The bounds of a rendering hold without this: each operation is charged before it runs. The process is for callers that
+do not want to rely on that alone. The operating system bounds its memory, the caller ends it when it does not answer
+in time, and a template that found a way out of the sandbox would be in a process that has read nothing but its jobs.
 
 The object owns the process: it starts with the first rendering, serves one after the other, is started again after it
 was ended, and ends with ``close`` or with the object. A forked child of the caller leaves the parent's process alone
@@ -41,7 +41,7 @@ MAX_ANSWER = 1 << 29  # bytes
 
 
 class TemplateProcess:
-    """``max_bytes``: address space that renderings may use beyond what the process has once it has started.
+    """``max_bytes``: address space that renderings may use beyond that of the process after its start.
     ``max_seconds``: time on the clock from a call to its answer; the process is killed when they are over, so it is
     well above ``Bounds.max_seconds``, which is processor time. Any thread may call; calls wait for each other. Linux
     only: the address space is read in /proc."""

@@ -100,7 +100,7 @@ class TiktokenEncoding:
         text = _scalar_values(text)
         if self.special_tokens_set <= allowed:
             return self._tokenizer.encode_array(text)
-        # tiktoken looks for the allowed ones alone, whatever a refused one may cover
+        # tiktoken looks for the allowed ones alone, also inside of a refused one
         pieces, at, used = [], 0, self._tokenizer._core.matcher_use()
         for match in self._pattern(allowed & self.special_tokens_set).finditer(text):
             control = np.array([self._special_tokens[match[0]]], np.int32)

@@ -65,7 +65,7 @@ class Tokenizer(ArrayMethods):
     @staticmethod
     def from_reader(read: Reader, folder: str, *, cache: Cache = True) -> Tokenizer:
         """Load the files of ``folder``, whose contents ``read(name, limit)`` gives: for a caller that has rules of
-        its own about which files may be read. Raises what ``read`` raises, and ``FileNotFoundError`` without a
+        its own about which files may be read. Raises the errors of ``read``, and ``FileNotFoundError`` without a
         tokenizer.json."""
         where = os.path.join(folder, "tokenizer.json")
         data = read("tokenizer.json", TOKENIZER_LIMIT)
@@ -190,7 +190,8 @@ class Tokenizer(ArrayMethods):
 
     # ---- encoding
 
-    # encode() and encode_batch() are EncodeEntry's: what is more than texts between the tokens of a frame comes here.
+    # encode() and encode_batch() are EncodeEntry's. Calls with more than texts between the tokens of a frame come
+    # here.
 
     def _encode_general(
         self, sequence: Any, pair: Any | None, is_pretokenized: bool, add_special_tokens: bool

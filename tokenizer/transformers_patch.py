@@ -155,7 +155,7 @@ def _over_ours(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Backend:
-    """What one call sees as its tokenizer: ours for the work, under settings of its own; HF's for the rest."""
+    """The tokenizer that one call sees: ours for the work, under settings of its own; HF's for the rest."""
 
     __slots__ = ("_ours", "_theirs")
 

@@ -4,7 +4,7 @@
 //   operations NAME NUM_BLOCKS REPEATS --time     nanoseconds an operation: minimum, 10th percentile, median
 //   operations --list
 //
-// An operation is what the scheduler asks for one request: 512 tokens in 32 blocks of 16, on a pool full of cached
+// An operation is one call of the scheduler for one request: 512 tokens in 32 blocks of 16, on a pool full of cached
 // blocks. 64 of them make a repeat, as in bench/host/planning.py. Inputs are the same in every run.
 #include <algorithm>
 #include <chrono>
@@ -60,7 +60,7 @@ struct World {
     CHECK(trie.insert(prompts.row(r), kTokens, blocks(r), count, 0, first, false, &done).ok());
     nodes[static_cast<size_t>(r)] = done.node;
   }
-  void insert_new(int32_t known) {  // what is known of each prompt enters the trie
+  void insert_new(int32_t known) {  // the known tokens of each prompt enter the trie
     for (int32_t r = 0; r < kRows; ++r) allocate(r, known), insert(r, 0, known);
   }
   void fill() {
@@ -68,7 +68,7 @@ struct World {
   }
 };
 
-// What happens off the record before each repeat, and what is measured.
+// The preparation before each repeat, which is not measured, and the measured call.
 struct Operation {
   const char* name;
   std::function<void(World&)> once, before, run;
@@ -222,7 +222,7 @@ std::vector<Operation> operations() {
 
 }  // namespace
 
-// What callgrind counts; never inlined, so that it has a name.
+// The function that callgrind counts; never inlined, so that it has a name.
 extern "C" __attribute__((noinline)) void measured(const std::function<void(World&)>* run, World* world) {
   (*run)(*world);
 }

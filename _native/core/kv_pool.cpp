@@ -119,8 +119,7 @@ Result KvPool::publish(Lease& lease, const int32_t* tokens, int64_t n, uint64_t 
   } else if (lease.borrowed > 0) {
     const TrieMatch match = trie_.match(tokens, n, salt, static_cast<int64_t>(lease.shared.size()));
     if (match.blocks < static_cast<int32_t>(lease.shared.size())) {
-      // A OneShot row whose leader failed, or is postprocessed later, ends with this step and only read what was
-      // there.
+      // A OneShot row whose leader failed, or is postprocessed later, ends with this step: it only read the blocks.
       return lease.growable ? Result{Status::stale_node, match.blocks} : Result{};
     }
     lease.borrowed = 0;

@@ -1,4 +1,5 @@
-# What the wrappers use of numpy's arrays: see prelude/ndarray.hpp. The names are those of numpy's own declarations.
+# The parts of numpy's arrays that the wrappers use: see prelude/ndarray.hpp. The names are those of numpy's own
+# declarations.
 from libc.stdint cimport uint8_t
 
 cdef extern from "prelude/ndarray.hpp" namespace "prelude::ndarray":

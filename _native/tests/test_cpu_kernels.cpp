@@ -361,7 +361,7 @@ void check_refusals(const Kernels& kernels) {
   CHECK(plan.step_keys() == 7 && plan.pool_keys() == 0);
 }
 
-// Rows far apart in the step, slots in any order: what was not asked for stays as it was, for any number of threads.
+// Rows far apart in the step, slots in any order: other rows stay unchanged, for any number of threads.
 void check_pool_rows() {
   Random random{11};
   for (const int64_t rows : {0, 1, 7, 400}) {

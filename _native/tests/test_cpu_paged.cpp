@@ -49,7 +49,7 @@ struct Case {
     }
     for (size_t i = blocks.size(); i > 1; --i)
       std::swap(blocks[i - 1], blocks[random.below(static_cast<int64_t>(i))]);
-    auto fill = [&](std::vector<float>& x, size_t n) {  // exactly so long: a sanitizer sees what is read past it
+    auto fill = [&](std::vector<float>& x, size_t n) {  // exactly so long: a sanitizer sees reads past it
       x.resize(n);
       for (float& f : x) f = static_cast<float>(random.below(4001) - 2000) / 1000.0f;
     };

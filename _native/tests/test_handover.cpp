@@ -1,5 +1,5 @@
 // Callers, an engine and a closing thread at once: nothing is lost, told twice or out of its caller's order, and no
-// count passes its limit. Under ThreadSanitizer this also shows that what they share is atomic.
+// count passes its limit. Under ThreadSanitizer this also shows that shared data is atomic.
 //
 //   test_handover [rounds]
 #include <cstdlib>
@@ -15,7 +15,7 @@ using namespace prelude;
 struct Item : Link {
   int producer = 0;
   int64_t number = 0;  // among its producer's
-  int64_t chain = 0;   // what was pushed together, counted by its producer; and how many that were
+  int64_t chain = 0;   // the number of the pushed chain at its producer, and the length of the chain
   int64_t chain_size = 0;
   int64_t charged = -1;
 };
@@ -52,7 +52,7 @@ static void one_thread() {
   CHECK(lock.release() && lock.holder() == 0 && lock.try_acquire(8));
 }
 
-// Three callers push chains of one to four; one taker; somebody closes in the middle of it.
+// Three callers push chains of one to four; one taker; a fifth thread closes in the middle of it.
 static void queue_of_many(int64_t rounds, bool closing) {
   constexpr int kProducers = 3;
   Handover queue;
@@ -88,7 +88,7 @@ static void queue_of_many(int64_t rounds, bool closing) {
   }
   int64_t taken = 0, next[kProducers] = {}, takes = 0;
   for (bool last = false; !last;) {
-    last = running.load() == 0;  // what was pushed before that is seen by the take below
+    last = running.load() == 0;  // the take below sees all earlier pushes
     Link* link = queue.take();
     takes += link != nullptr;
     int64_t left_of_chain = 0;

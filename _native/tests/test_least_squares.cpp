@@ -36,7 +36,8 @@ int main() {
     for (size_t i = 0; i < 4; ++i) {
       CHECK(found[i] >= 0.0);
       if (!noisy) CHECK(std::fabs(found[i] - truth[i]) < 1e-6);
-      for (const double step : {-1e-3, 1e-3}) {  // the function is convex: what no small step betters is the least
+      for (const double step :
+           {-1e-3, 1e-3}) {  // the function is convex: a point that no small step improves is its least
         auto near = found;
         near[i] += step;
         if (near[i] >= 0.0) CHECK(error(near) >= least - 1e-9);

@@ -1,5 +1,5 @@
-// Allocations that fail anywhere in the trie, its pool and a group's admission: std::bad_alloc comes out of what may
-// throw and of nothing else, nothing is lost by it, and everything can be given back while no memory is left.
+// Allocations that fail anywhere in the trie, its pool and a group's admission: only functions that may throw raise
+// std::bad_alloc, nothing is lost by it, and everything can be given back while no memory is left.
 //
 //   test_no_memory [steps] [seed]
 #include <cstdlib>

@@ -1,8 +1,8 @@
-// Groups of OneShot rows beside Decode leases, at random: every account against what the leases hold after each step.
+// Groups of OneShot rows beside Decode leases, at random: every account against the leases after each step.
 //
 //   test_oneshot_group [steps] [seed]
 //
-// What a group costs is counted again from its rows and folds; a fold's members must have the same tokens. Rows of a
+// The cost of a group is counted again from its rows and folds; a fold's members must have the same tokens. Rows of a
 // step fail at random, the pool is often too small, and cached prefixes, promises and borrowed blocks of both kinds
 // of leases mix.
 #include <memory>
@@ -142,8 +142,8 @@ class Model {
     return promising;
   }
 
-  // The first `by_block` folds were found while rows were admitted: they share a block or more, and what they save is
-  // taken off the group's cost. The others were found afterwards, and save what the group was charged for.
+  // The first `by_block` folds were found while rows were admitted: they share a block or more, and their saving is
+  // subtracted from the group's cost. The others were found afterwards: the group was charged in full.
   void check_costs(const std::vector<std::unique_ptr<Row>>& rows, const GroupLimits& before, size_t by_block) {
     int64_t cost = 0, bytes = 0;
     std::set<int32_t> in_folds;

@@ -19,7 +19,7 @@ static void prompts(Random& r) {
   const auto size = static_cast<int32_t>(1 + r.below(5));
   const int64_t count = r.below(6);
   std::vector<PromptRow> rows;
-  std::vector<Ints> kept;  // what the rows point into
+  std::vector<Ints> kept;  // the rows point into these
   kept.reserve(64);
   auto hold = [&kept](Ints v) -> const int32_t* { return kept.emplace_back(std::move(v)).data(); };
   for (int64_t i = 0; i < count; ++i) {

@@ -1,4 +1,5 @@
-// States of prefixes: the order in which they give way, what stays, and a pool whose prompts keep states at random.
+// States of prefixes: the order in which they give way, those that stay, and a pool whose prompts keep states at
+// random.
 #include <cstring>
 #include <vector>
 
@@ -26,7 +27,7 @@ static void order() {
   CHECK(states.num_free() == 3 && states.num_kept() == 0 && states.audit() == nullptr);
 }
 
-// Prompts of a few families: what a lease goes on from is a node of its own tokens with a state that was kept there.
+// Prompts of a few families: a lease goes on from a node of its own tokens with a state that was kept there.
 static void random_prompts() {
   constexpr int32_t kSize = 4, kEntries = 6;
   BlockAllocator blocks(40, kSize);

@@ -89,7 +89,7 @@ class Model {
     k.insert(k.end(), t.begin(), t.begin() + blocks * bs);
     return k;
   }
-  // Prefixes sort right before what they are prefixes of.
+  // A prefix sorts directly before the sequences that it begins.
   template <class F>
   void below(const Key& k, F f) const {
     for (auto it = nodes.lower_bound(k);

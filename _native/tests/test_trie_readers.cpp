@@ -1,5 +1,5 @@
 // Readers beside a writer: they never wait, never see another prompt's blocks, and never miss a locked prefix.
-// Under ThreadSanitizer this also shows that what they share is atomic.
+// Under ThreadSanitizer this also shows that shared data is atomic.
 //
 //   test_trie_readers [rounds]
 #include <atomic>

@@ -115,7 +115,7 @@ int main(int argc, char** argv) {
     run(operations / 4, seed + 100 + round, 2, &collided, &collided_changes);
   }
   CHECK(changes > operations / 10);
-  CHECK(reports < changes + changes / 20 + 10);  // events are precise: nobody looks again for nothing
+  CHECK(reports < changes + changes / 20 + 10);  // events are precise: no second look without a change
   CHECK(collided > collided_changes);
   std::printf("%lld reports, %lld changes\n", (long long)reports, (long long)changes);
   return 0;

@@ -35,8 +35,8 @@ __device__ __forceinline__ element narrow(float v) {
 }
 #endif
 
-// Programmatic dependent launch: this kernel may have been started before the one in front of it ended. Nothing may be
-// read or written before `wait`; the kernel behind us may be started at once, and waits for us in the same way.
+// Programmatic dependent launch: this kernel may have been started before the one in front of it ended. Nothing may
+// be read or written before `wait`; the kernel behind us may be started at once, and waits for us in the same way.
 __device__ __forceinline__ void begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -108,7 +108,7 @@ __device__ __forceinline__ int cluster_rank() {
     return (int)rank;
 }
 
-// Every thread of every block of the cluster; what was written before it is seen behind it.
+// Every thread of every block of the cluster; writes before it are visible behind it.
 __device__ __forceinline__ void cluster_sync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -1,4 +1,4 @@
-// Matrix products of up to ROWS rows for compute capability 9.0a, with what follows them in a layer done on the sums.
+// Matrix products of up to ROWS rows for compute capability 9.0a, with a layer's next operation done on the sums.
 //
 //     sum[r][n] = x[r][0..inner) . weight[n][0..inner)        bfloat16 in, float32 sums; inner is a multiple of 64
 //
@@ -8,18 +8,18 @@
 //     GATE     out[r][i] = silu(sum[r][i]) * sum[r][outputs / 2 + i]
 //     HEADS    out[r][n] = sum, then as qk_rope in heads.cu has it: a tile is one head
 //
-// So few rows are bound by the weights' way from memory. A block has TILE outputs and, with the blocks of its cluster, a
-// part of `inner` each. Its stages of 64 columns run through a ring in shared memory: before the dependent launch's
-// wait it asks for the weights of all stages but one, for no kernel writes weights; behind it for the rows of x.
-// wgmma multiplies 64 outputs by CHUNK rows from shared memory, weights as its A and x as its B, so any number of rows
-// is one instruction wide. The cluster's partial sums are added in rank order, by each block for its share of rows: a
-// row's bits depend on ROWS, GROUPS and the cluster, not on the other rows.
+// So few rows are bound by the weights' way from memory. A block has TILE outputs and, with the blocks of its
+// cluster, a part of `inner` each. Its stages of 64 columns run through a ring in shared memory: before the dependent
+// launch's wait it asks for the weights of all stages but one, for no kernel writes weights; behind it for the rows
+// of x. wgmma multiplies 64 outputs by CHUNK rows from shared memory, weights as its A and x as its B, so any number
+// of rows is one instruction wide. The cluster's partial sums are added in rank order, by each block for its share of
+// rows: a row's bits depend on ROWS, GROUPS and the cluster, not on the other rows.
 
 constexpr int TILE = 64 * GROUPS;  // outputs of a block; a warpgroup has 64
 constexpr int THREADS = 128 * GROUPS;
 constexpr int CHUNK = ROWS < 64 ? ROWS : 64;  // rows of one wgmma
 constexpr int CHUNKS = ROWS / CHUNK;
-constexpr int STEP = 64;                        // columns of a stage: 128 bytes a row, what the swizzle repeats over
+constexpr int STEP = 64;                        // columns of a stage: 128 bytes a row, the period of the swizzle
 constexpr int STAGE = (TILE + ROWS) * STEP * 2;  // bytes
 constexpr int STAGES = RING / STAGE;
 constexpr int PITCH = TILE + 4;  // of a row of sums: a warp's fragment meets every bank once

@@ -2,7 +2,7 @@
 
 __device__ __forceinline__ void reach_host() {
 #ifdef __CUDA_ARCH__
-    __threadfence_system();  // what this thread wrote is visible to the host before what the block writes next
+    __threadfence_system();  // this thread's writes are visible to the host before the block's next ones
 #endif
 }
 

@@ -112,8 +112,8 @@ class StepLock {
  public:
   // `me` is not 0.
   bool try_acquire(uint64_t me) {
-    uint64_t nobody = 0;
-    return state_.compare_exchange_strong(nobody, me << 1, std::memory_order_acquire, std::memory_order_relaxed);
+    uint64_t unlocked = 0;
+    return state_.compare_exchange_strong(unlocked, me << 1, std::memory_order_acquire, std::memory_order_relaxed);
   }
   // As try_acquire(); where another thread holds it, that one is told at its release().
   bool try_acquire_or_request(uint64_t me) {

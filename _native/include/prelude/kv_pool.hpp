@@ -10,8 +10,8 @@
 // Promises. Blocks that a planned row is about to write are promised in the trie at once: others that want the same
 // prefix see that a leader fills it, and wait for it or read it in the very same step (borrow), since executors write
 // a layer's K and V before they read it. When the step is postprocessed publish() makes it ready; release() and
-// withdraw() break what was not, and the next one that wants it leads. Leaders of the step being planned are known by
-// the first node of their promise; begin_plan() forgets them.
+// withdraw() break promises that were not kept, and the next request that wants the prefix leads. Leaders of the step
+// being planned are known by the first node of their promise; begin_plan() forgets them.
 //
 // State entries. A model with recurrent layers keeps a sequence's state in one of a fixed number of entries: a
 // resource of its own unit, which a lease takes and release() gives back with its blocks. A OneShot row takes none:
@@ -22,8 +22,8 @@
 //                    └── shared, `base` blocks ───┘                            branch                  own end
 //
 // Where the trie knows more of a prompt than it has a state for, others came the same way and went on elsewhere: the
-// step that computes these tokens again keeps a state at that branch, and one at the end of the prompt, which is for
-// those who ask again or go on from it. The entries are the lease's until publish() gives them to nodes.
+// step that computes these tokens again keeps a state at that branch, and one at the end of the prompt for
+// later requests that repeat or continue it. The entries are the lease's until publish() gives them to nodes.
 // Nothing is promised in such a pool: a peer could go on from the leader's last block only.
 //
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One

@@ -1,5 +1,5 @@
 // Products of int8 with a scale for each block of inputs. Included once per target, inside its namespace, after
-// dots_*.hpp and before body_packed.hpp, which names what is taken from them.
+// dots_*.hpp and before body_packed.hpp, which names the functions it takes from them.
 //
 // The order of the float32 operations is part of the format: an output begins at 0, and block after block becomes
 // fma(float(sum) * scale of the weight, scale of the row, output). So the bits are the same for every target.

@@ -7,8 +7,8 @@
 //   order     tiles as the sequence has them, under a running maximum: earlier sums are scaled down. A
 //             row's bits do not depend on the other rows.
 //
-//   memory    rows of long sequences come from far away, block by block, which no processor foresees: what comes
-//             kKeysAhead keys later is fetched. It costs a fiftieth where all lies in the cache, and takes a fifth
+//   memory    rows of long sequences come from far away, block by block, which no processor foresees: the row
+//             kKeysAhead keys later is prefetched. It costs a fiftieth where all lies in the cache, and takes a fifth
 //             off the steps of four rows of 500 to 1,000 keys where others use the memory too (measured).
 //
 // A NaN or an infinity in a key that is read reaches the output; keys behind the row's own are never looked at.
@@ -68,8 +68,8 @@ inline void meet_keys(const T* const* keys, const float* q, int64_t wide, int64_
   }
 }
 
-// scores[g][i] = q[g] . key i. Rows of q are `wide` apart, with zeros behind `width`. What is left behind the last
-// vector has a call of its own: asked about in the loop, it would cost that the registers and a branch.
+// scores[g][i] = q[g] . key i. Rows of q are `wide` apart, with zeros behind `width`. The values behind the
+// last vector have a call of their own: in the loop they would cost registers and a branch.
 template <int G, class T>
 inline void score_tile(const PagedTile& tile, const T* k, const float* q, int64_t width, int64_t wide,
                        float* scores) {

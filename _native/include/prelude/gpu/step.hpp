@@ -3,7 +3,7 @@
 //
 //   measure   batch ─▶ Counts: exact sizes, and the sizes of the shape that serves it. false: the step is not plain,
 //             or an index is out of bounds; the caller's general path serves it or names the mistake
-//   fill      batch, Places of a recorded shape ─▶ one area of bytes; what the batch does not reach is padding
+//   fill      batch, Places of a recorded shape ─▶ one area of bytes; the rows behind the batch are padding
 //
 // The definitions are those of prelude/cuda/layout.py and shapes.py, which serve every step; tests hold both to the
 // same bytes.

@@ -10,7 +10,7 @@ namespace prelude::gpu {
 
 constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
 
-// Whether `word` has come to `number`; both wrap around. What the device wrote before the word is visible then.
+// Whether `word` has come to `number`; both wrap around. The device's writes before the word are visible then.
 inline bool reached(const uint32_t* word, uint32_t number) {
   const uint32_t seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
   return static_cast<int32_t>(seen - number) >= 0;
