@@ -74,7 +74,7 @@ def ratio(base: Measured, ours: Measured) -> tuple[float, float, float]:
 
 @dataclass(slots=True)
 class Row:
-    """One line of a table. ``reach`` is what the project aims at, in the unit of ``value``."""
+    """One line of a table. ``reach`` is the project's aim, in the unit of ``value``."""
 
     load: str
     measure: str

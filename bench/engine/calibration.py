@@ -2,7 +2,7 @@
 
 Two models answer "Which language is it?" about the first characters of the packaged model's evaluation sentences,
 with the rubric and the template that it was trained with. Whole sentences leave nothing to calibrate (98.9 % are
-right, at a mean confidence of 99.5 %); fragments of twelve characters are what the model was not trained on.
+right, at a mean confidence of 99.5 %); the model was not trained on fragments of twelve characters.
 
     packaged       the packaged model as it is
     overconfident  a copy whose final norm is multiplied by 4, and so every logit
@@ -42,7 +42,7 @@ def overconfident(target: Path, factor: float) -> Path:
 
 
 def answered(model: Path | None, characters: int | None) -> tuple[list[Answer], list[str]]:
-    """What a model answers about every sentence, and what is true."""
+    """The model's answer about every sentence, and the true one."""
     script = json.loads((default_model.path() / "demo.json").read_text(encoding="utf-8"))
     asked = script["questions"][0]
     names = ("heldout.jsonl", "selection.jsonl")

@@ -2,10 +2,10 @@
 
     python -m bench engine [--model DIR] [--repeats 7] [--threads 2] [--json FILE] [--plot FILE] [--quick]
 
-Equality first: every label's logprob of every load must agree, or nothing is timed. Baselines are what a
-transformers user would write: one padded batch with the LM head on the last position only, and one call after
+Equality first: every label's logprob of every load must agree, or nothing is timed. The baselines are
+the code of a transformers user: one padded batch with the LM head on the last position only, and one call after
 the other; the table compares with the faster of the two. Prefix caching is off for these loads (the same
-prompts come again in every repeat); what is measured is the forward, the packing and the host path.
+prompts come again in every repeat); the measured time is that of the forward, the packing and the host path.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Vectors first: those of every side must agree with ours, or nothing is timed. ``--minilm`` is a directory of
 all-MiniLM-L6-v2; without it the shape of that model with random weights is taken. ModernBERT-base and
 DeBERTa-v3-base have their shapes and random weights. Sides that are not installed are left out, and the facts of the
-report name them. The baselines are what their users would write: padded batches, sorted by length.
+report name them. The baselines are the code of their users: padded batches, sorted by length.
 """
 
 from __future__ import annotations

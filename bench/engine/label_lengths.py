@@ -85,7 +85,7 @@ def figures(rows: Sequence[tuple[Answer, int]]) -> dict[str, float]:
 
 
 def packaged_sets() -> dict[str, Any]:
-    """What the packaged model was trained for, in the form of ``label_lengths.json``."""
+    """The questions that the packaged model was trained on, in the form of ``label_lengths.json``."""
     script = json.loads((default_model.path() / "demo.json").read_text(encoding="utf-8"))
     asked = script["questions"][0]
     lines = (DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""What a token of a prompt costs in memory, by form of the forward pass, and the longest prompt that follows.
+"""The memory of a prompt's token, by form of the forward pass, and the longest prompt that follows.
 
     python -m bench memory [--shapes 0.6B 4B] [--memory GIB] [--json FILE] [--plot FILE]
 

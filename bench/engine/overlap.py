@@ -1,13 +1,13 @@
-"""Overlap, on and off: what planning beside the computation gains, and what the way between two threads costs.
+"""Overlap, on and off: the gain of planning beside the computation, and the cost of a hand-over between two threads.
 
     python -m bench overlap [--repeats 9] [--threads N] [--only cpu|device] [--json FILE]
 
 The same tasks through two engines of the packaged model, in turn; results are equal first. A figure above 1 says that
-overlap is faster. Chats are greedy and streamed to nobody; decisions are prompts of 128 tokens with one label, in
-steps of 8. ``--threads`` is what torch computes with; overlap needs a core beside them.
+overlap is faster. Chats are greedy and their streams have no reader; decisions are prompts of 128 tokens with one
+label, in steps of 8. ``--threads`` is the number of torch's threads; overlap needs a core beside them.
 
 ``device of N ms``: the same chats on an executor that takes so long for a step and no CPU, as a GPU does, and answers
-with a constant. A step should take N ms, or what the host takes where that is more; making the requests and handing
+with a constant. A step should take N ms, or the host's time where that is more; making the requests and handing
 over their texts is in the figure.
 """
 
@@ -101,7 +101,7 @@ def elsewhere(report: Report, seconds: float, repeats: int, count: int = 64) -> 
 
 
 def cpu_seconds(run: Callable[[], Any]) -> float:
-    """Of all threads of this process: what a busy machine does not change."""
+    """Of all threads of this process: a busy machine does not change it."""
     began = time.process_time()
     run()
     return time.process_time() - began

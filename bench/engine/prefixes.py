@@ -1,4 +1,4 @@
-"""What sharing prefixes and planning for them is worth, on the default CPU model.
+"""The gain of sharing prefixes and of planning for them, on the default CPU model.
 
     python -m bench prefixes [--repeats 5] [--json FILE] [--quick]
 
@@ -167,9 +167,9 @@ class Clocked:
 
 def overhead(report: Report, repeats: int, count: int = 32, length: int = 128) -> None:
     """Unique prompts, CPU time of the whole process, each pair of runs over the same prompts. The pool is small and
-    full, so that keeping a block takes another one's place; the first use of its memory is not measured. What is
-    spent outside the executor is the planning and the calls around it; inside, K and V are written as well. What two
-    runs with sharing off differ by says how far the figures can be trusted."""
+    full, so that keeping a block takes another one's place; the first use of its memory is not measured. The time
+    outside the executor is that of planning and of the calls around it; inside, K and V are written as well. The
+    difference of two runs with sharing off is the error of the figures."""
     engines = {"on": engine_with(kv_bytes=32 << 20), "off": engine_with(**OFF), "off again": engine_with(**OFF)}
     clocks = {name: Clocked(engine._core.executor) for name, engine in engines.items()}
     for name, engine in engines.items():
@@ -194,16 +194,16 @@ def overhead(report: Report, repeats: int, count: int = 32, length: int = 128) -
         raise SystemExit("the pool is not full")
     whole = float(np.median(times["off"]))
     note = f"CPU time, median and quartiles of {len(times['on'])} pairs"
-    for name, what in (("on", ""), ("off again", ", two engines with sharing off")):
+    for name, suffix in (("on", ""), ("off again", ", two engines with sharing off")):
         planning = [(a - b) / whole for a, b in zip(hosts[name], hosts["off"])]
         everything = [a / b - 1 for a, b in zip(times[name], times["off"])]
         for measure, values in (
             ("planning for prefixes costs", planning),
-            ("with what is written to the pool", everything),
+            ("with the writes to the pool", everything),
         ):
             low, middle, high = (np.percentile(values, [25, 50, 75]) * 100).tolist()
             reach = "at most 2" if name == "on" else ""
-            report.add("0 % reuse", measure + what, (middle, low, high), "%", reach=reach, note=note)
+            report.add("0 % reuse", measure + suffix, (middle, low, high), "%", reach=reach, note=note)
     for engine in engines.values():
         engine.close()
 
@@ -245,7 +245,7 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
     from prelude.scheduling.queues import Queues
     from prelude.scheduling.request import Request
 
-    class Nobody:
+    class NoReader:
         streams = False
 
         def token(self, *_: Any) -> bool:
@@ -259,7 +259,7 @@ def waiting(report: Report, repeats: int, count: int = 10_000) -> None:
     families = [draw.integers(0, 150_000, 256).astype(np.int32) for _ in range(50)]
     for tokens in families:
         pool.trie.insert(tokens, pool.trie.allocate(16))
-    sink, zero = Nobody(), np.zeros(1, dtype=np.int32)
+    sink, zero = NoReader(), np.zeros(1, dtype=np.int32)
 
     def join(number: int) -> None:
         for _ in range(number):

@@ -1,4 +1,5 @@
-"""What the simulator's ``cpu-default`` machine costs, fitted to measured steps of the packaged model: ``--fit FILE``.
+"""The step costs of the simulator's ``cpu-default`` machine, fitted to measured steps of the packaged model: ``--fit
+FILE``.
 
 python -m bench simulator --fit prelude/simulation/cpu-default.json
 """

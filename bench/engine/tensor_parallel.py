@@ -7,7 +7,7 @@ must say the same tokens, and logprobs that differ by less than 1e-5 of one. Rou
 the defaults, of which one is the making and loading of the model.
 
 The profile is of rank 0: its time in sums over the ranks, which is waiting for the slower rank and moving bytes, and
-the same sums when nothing is computed between them, which is the floor of what gloo takes for them here.
+the same sums when nothing is computed between them, which is the floor of gloo's time for them here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WAIT = 900.0
 
 
 class Side:
-    """The processes of one engine. ``ask(what)`` is answered by the one that has the engine."""
+    """The processes of one engine. ``ask(verb, ...)`` is answered by the one that has the engine."""
 
     def __init__(self, model: Path, ranks: int, threads: int, meeting: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -47,10 +47,10 @@ class Side:
             self.pipes.append(here)
         self.ask("ready")
 
-    def ask(self, *what: Any) -> Any:
-        self.pipes[0].send(what)
+    def ask(self, *asked: Any) -> Any:
+        self.pipes[0].send(asked)
         if not self.pipes[0].poll(_WAIT):
-            raise SystemExit(f"a process did not answer to {what[0]!r}")
+            raise SystemExit(f"a process did not answer to {asked[0]!r}")
         return self.pipes[0].recv()
 
     def close(self) -> list[float]:
@@ -77,8 +77,8 @@ def serve_side(model: str, rank: int, ranks: int, threads: int, meeting: str, as
         return
     spent = watch_sums() if ranks > 1 else None
     with Engine.from_pretrained(model, config=config) as engine:
-        while (what := asked.recv())[0] != "close":
-            asked.send(answer(engine, spent, *what))
+        while (question := asked.recv())[0] != "close":
+            asked.send(answer(engine, spent, *question))
     asked.send(time.process_time())
 
 

@@ -82,7 +82,7 @@ async def saturated(
 
 
 SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-"""What Qwen3's generation_config.json asks for."""
+"""The sampling settings of Qwen3's generation_config.json."""
 
 
 async def stream_times(

@@ -1,9 +1,9 @@
-"""What the kernels of a OneShot pass move and compute, and the time that this allows on an H200.
+"""The bytes and operations of a OneShot pass's kernels, and the time that they allow on an H200.
 
     python -m bench gpu_count [--model 06b] [--rows 128]
 
 Arithmetic, not a measurement: nothing of this has run. ``floor`` is the weights' way from memory or the operations,
-at NVIDIA's published figures. ``expected`` adds what the floor leaves out:
+at NVIDIA's published figures. ``expected`` adds the parts that the floor leaves out:
 
     reads   bytes that the multiprocessors take in through the L2 cache: weights once; rows of x once for each tile of
             outputs (``cuda/kernels/matmul.cu`` has no multicast); partial sums of a cluster's other blocks

@@ -68,7 +68,7 @@ def facts() -> dict[str, Any]:
 
 
 class Report:
-    """The file of a day and a device. A part that runs again replaces what it said before; others stay."""
+    """The file of a day and a device. A part that runs again replaces its earlier rows; others stay."""
 
     def __init__(self, path: Path, known: dict[str, Any], command: str) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class Report:
 
     def note(self, part: str, loads: list[Load], *, failed: str | None = None, left_out: bool = False) -> None:
         if left_out and part in self.parts:
-            return  # what an earlier call measured stands
+            return  # the figures of an earlier call stand
         self.parts[part] = {
             "command": self.command,
             "at": datetime.datetime.now().isoformat(timespec="seconds"),

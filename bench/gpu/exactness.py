@@ -74,7 +74,7 @@ def paged_error(executor: CudaExecutor, ids: Any, check: Any) -> float:
     prompt = ids(3 * size + 5)
     slots = (np.asarray(blocks[:8])[:, None] * size + np.arange(size)).reshape(-1)
     worst, cut = 0.0, size + 3
-    nobody = DecodeRows(*(i32([]) for _ in range(4)), i32([0]), i32([]))
+    no_rows = DecodeRows(*(i32([]) for _ in range(4)), i32([0]), i32([]))
     for first, last in ((0, cut), (cut, len(prompt))):
         table = blocks[: -(-first // size)]
         part = PromptSlices(
@@ -88,7 +88,7 @@ def paged_error(executor: CudaExecutor, ids: Any, check: Any) -> float:
             i32(slots[first:last]),
         )
         readout = greedy([last - first - 1])
-        output = executor.wait(executor.submit(MixedBatch(part, (readout,), nobody, None))).outputs[0]
+        output = executor.wait(executor.submit(MixedBatch(part, (readout,), no_rows, None))).outputs[0]
         worst = max(worst, check([prompt[:last]], output))
     text = prompt
     token = int(output.token_ids[0])
@@ -106,12 +106,12 @@ def paged_error(executor: CudaExecutor, ids: Any, check: Any) -> float:
 
 
 def allowed_ulps(config: ModelConfig) -> float:
-    """Twice what transformers' bfloat16 forward is off by: products of bfloat16 values round whoever makes them."""
+    """Twice the error of transformers' bfloat16 forward: products of bfloat16 values are rounded in any program."""
     return 2 * max(transformers_error(config), LIMIT_ULPS)
 
 
 def transformers_error(config: ModelConfig, device: str = "cuda") -> float:
-    """What transformers in bfloat16 differs from float32 by, in ulps."""
+    """The difference of transformers in bfloat16 from float32, in ulps."""
     source = RandomSource(config, device, torch.bfloat16)
     model, reference = transformers_model(config, source), Reference(source)
     worst = 0.0

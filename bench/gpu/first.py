@@ -1,4 +1,5 @@
-"""The first run on a GPU: every stage in a process of its own, results kept as they come, whatever fails.
+"""The first run on a GPU: every stage in a process of its own, results kept as they come, also where a later stage
+fails.
 
     python -m bench gpu_first [--out FOLDER] [--seconds 540] [--only STAGE,STAGE] [--from FOLDER] [--smoke FILE]
 
@@ -121,7 +122,7 @@ class FirstRun:
         print(f"   {how} after {time.monotonic() - began:.0f} s", flush=True)
         return End(name, how, time.monotonic() - began, code)
 
-    # ------------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------------ kept results
 
     def _tell(self, end: End) -> None:
         line = {"stage": end.stage, "key": "end", "how": end.how, "seconds": round(end.seconds, 1), "code": end.code}

@@ -1,11 +1,11 @@
-"""What the CUDA executor costs the host, over a null device: submit to launch, and completion to result.
+"""The CUDA executor's host time, over a null device: submit to launch, and completion to result.
 
     python -m bench gpu_host [--repeats 2000] [--json FILE] [--before FILE]
 
 One OneShot root of 128 tokens (greedy; its tokens' probabilities; in turn with other lengths of its bucket), roots of
 a batch, decode steps of 1, 4, 16 and 64 rows. ``submit`` is timed until the graph's launch and until it returns, and
 ``wait`` of a step that is done. Medians over ``--repeats`` calls; opcodes are those of Python, counted in one call.
-See ``null.py`` for what is not counted. ``--before``: the JSON of an earlier commit, shown beside.
+``null.py`` names the parts that are not counted. ``--before``: the JSON of an earlier commit, shown beside.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Bench:
         self.repeats = repeats
         self._open: list[Any] = []
 
-    # ------------------------------------------------------------------ what is measured
+    # ------------------------------------------------------------------ measurements
 
     def executor(
         self,
@@ -319,7 +319,7 @@ class Bench:
             shutil.rmtree(folder)
 
     def chat(self) -> Iterator[Load]:
-        """One chat's TPOT while decisions take the rest, over what it is alone."""
+        """One chat's TPOT while decisions take the rest, over its TPOT alone."""
         executor = self.executor("06b")
         engine = self.engine(executor)
         ratios = asyncio.run(chat_beside_decisions(engine, self.repeats))

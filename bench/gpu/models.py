@@ -133,7 +133,7 @@ class Reference:
         return self._norm(x, "model.norm.weight")
 
     def logprobs(self, ids: Tensor) -> Tensor:
-        """[vocab] of what follows ``ids``, float64."""
+        """[vocab] of the token behind ``ids``, float64."""
         last = self.hidden(ids)[-1]
         return (last @ self.weights["model.embed_tokens.weight"].t()).double().log_softmax(-1)
 
@@ -145,7 +145,7 @@ def causal(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least seconds a load can take on an H200: arithmetic or bytes, whichever is more."""
+    """The least seconds a load can take on an H200: the larger of arithmetic and bytes."""
 
     config: ModelConfig
 

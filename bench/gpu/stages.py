@@ -3,7 +3,7 @@
     python -m bench.gpu.stages NAME --results FILE [--smoke FILE] [--repeats 5]
 
 A stage appends one JSON line to FILE for each result as soon as it has it, and flushes. A stage may fail at any
-place: what it has written stays.
+place: its written results stay.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Stage:
 
 
 def versions(stage: Stage) -> None:
-    """What there is: each fact apart, so that one that cannot be had costs no other."""
+    """The device and its software: each fact apart, so that one that cannot be had costs no other."""
     import torch
 
     for name in PACKAGES:
@@ -101,7 +101,8 @@ def smoke(stage: Stage) -> None:
 
 
 def own_products(stage: Stage) -> None:
-    """The trial of this project's products, in processes of its own. What passes is offered to the stages behind."""
+    """The trial of this project's products, in processes of its own. Products that pass are offered to the stages
+    behind."""
     for line in lines_of([sys.executable, "-m", "prelude.cuda.own_trial"]):
         said = re.match(r"(\d+) rows(?:, (\d+) outputs a block)?: (.*)", line)
         if said:

@@ -1,9 +1,9 @@
 // A libcuda whose calls do nothing on any device: the entry points that the product uses, and no others.
 //
-// Each call counts itself and checks its arguments: handles that were given out and not given back, a current context,
-// copies inside memory that was named by stub_memory(), launches inside a device's limits. A wrong argument is answered
-// with the driver's own code for it, and kept for stub_complaint(). stub_fail() makes the n-th next call of a name fail.
-// "Device" memory is host memory: cuMemcpyAsync copies at once.
+// Each call counts itself and checks its arguments: handles that were given out and not given back, a current
+// context, copies inside memory that was named by stub_memory(), launches inside a device's limits. A wrong argument
+// is answered with the driver's own code for it, and kept for stub_complaint(). stub_fail() makes the n-th next call
+// of a name fail. "Device" memory is host memory: cuMemcpyAsync copies at once.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -67,7 +67,7 @@ static int inside(uintptr_t at, size_t bytes) {
   return num_memory == 0;
 }
 
-// ------------------------------------------------------------------ what tests and benches ask
+// ------------------------------------------------------------------ questions of tests and benches
 
 PUBLIC uint64_t stub_calls(const char* name) { return entry(strdup(name))->calls; }
 PUBLIC void stub_fail(const char* name, uint64_t nth, CUresult code) {

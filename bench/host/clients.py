@@ -3,8 +3,8 @@
     python -m bench clients [--json FILE] [--rounds N] [--only CLIENT]
 
 One process, packaged model, forward and all. A round asks 64 new texts through the client and the same texts through
-the engine, the side that begins in turn; processor time of the process, median of the rounds' ratios. The engine is
-asked what the client asks it: state and questions are read off the client's first request, and both sides' answers
+the engine, the side that begins in turn; processor time of the process, median of the rounds' ratios. The engine gets
+the client's own questions: state and questions are read off the client's first request, and both sides' answers
 are compared before anything is timed.
 
 Coroutines are gathered on both sides; lm-eval and sentence-transformers hand over lists, as ``run_many`` takes them.
@@ -42,7 +42,7 @@ QUESTIONS: dict[str, Any] = {
 
 @dataclass
 class Sides:
-    """What asks one list of texts through the client, and through the engine. ``same`` raises where they differ."""
+    """One list of texts asked through the client, and through the engine. ``same`` raises where they differ."""
 
     client: Callable[[Sequence[str]], Any]
     engine: Callable[[Sequence[str]], Any]
@@ -79,7 +79,7 @@ class Bench:
         return lambda texts: self.loop.run_until_complete(all_of(texts))
 
     def decisions(self, make: Callable[[SystemOne], Callable[[str], Awaitable[Any]]]) -> Sides:
-        """``make(one)``: what asks a client over ``one`` about a text."""
+        """``make(one)``: a function that asks a client over ``one`` about a text."""
         noted = Noted(self.awaited)
         mark = "the text itself"
         self.loop.run_until_complete(_wrapped(make(noted)(mark)))

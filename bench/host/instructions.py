@@ -1,12 +1,12 @@
 """Instructions of the native core's operations, counted by callgrind and compared with the numbers kept.
 
     python -m bench instructions             count, and print the difference to bench/results/instructions.json
-    python -m bench instructions --write     keep what was counted
+    python -m bench instructions --write     keep the counts
     python -m bench instructions allocate_evict_free insert        these operations only
     python -m bench instructions --cache     also lines missed in a simulated 1 MiB last-level cache (slower)
 
 Counts are per request (512 tokens in 32 blocks; a row of 128 tokens for packing), over 64 requests a repeat. They
-do not depend on what else the machine does, so a difference is the code's or the compiler's; a kept file names the
+do not depend on other load of the machine, so a difference is the code's or the compiler's; a kept file names the
 compiler it was counted with. Needs cmake, a C++20 compiler and valgrind. Exits with 1 when something costs more
 than ``--tolerance`` percent more than kept.
 """
@@ -89,7 +89,7 @@ def read_kept(compiler: str) -> tuple[dict[str, float], str]:
 
 
 def compare(name: str, now: Count, kept: dict[str, float]) -> tuple[str, float]:
-    """A line, and by how many percent it costs more than what is kept."""
+    """A line, and by how many percent it costs more than the kept count."""
     before = kept.get(name)
     more = 0.0 if before is None else (now.instructions / before - 1) * 100
     line = f"{name:<32} {now.instructions:9.1f}"
@@ -100,7 +100,7 @@ def compare(name: str, now: Count, kept: dict[str, float]) -> tuple[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operations", nargs="*", help="names, all of them without any")
-    parser.add_argument("--write", action="store_true", help="keep what was counted")
+    parser.add_argument("--write", action="store_true", help="keep the counts")
     parser.add_argument("--cache", action="store_true", help="simulate a cache too")
     parser.add_argument("--tolerance", type=float, default=3.0, help="percent that an operation may cost more")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "instructions", help="where to build")

@@ -1,4 +1,4 @@
-"""What the host does for a request of one step, with no model: submit, match, allocate, plan, pack, finish, free.
+"""The host's work for a request of one step, with no model: submit, match, allocate, plan, pack, finish, free.
 
     python -m bench host_path [--json FILE] [--quick]
 
@@ -106,7 +106,7 @@ class Bench:
             costs.append((time.thread_time_ns() - began) / rows / 1000)
         return costs
 
-    # --- what is measured -------------------------------------------------------------------------------------
+    # --- measurements -----------------------------------------------------------------------------------------
 
     def engine(self, rows: int, tokens: int) -> Engine:
         room = max(rows * tokens, 4096) + 64

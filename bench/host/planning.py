@@ -1,5 +1,5 @@
-"""What planning costs next to a forward pass: the native parts by themselves, the host's whole path of a request, and
-what is left of it end to end over a bare forward (``bench tiny``).
+"""The cost of planning next to a forward pass: the native parts by themselves, the host's whole path of a request,
+and the end-to-end time over a bare forward (``bench tiny``).
 
     python -m bench planning [--json FILE] [--quick]
 
@@ -39,7 +39,7 @@ class Timing:
 
 
 def timed(run: Callable[[Any], object], units: int, repeats: int, before: Callable[[], Any] = lambda: None) -> Timing:
-    """Microseconds of CPU time a unit. ``before`` makes what ``run`` is given, off the clock."""
+    """Microseconds of CPU time a unit. ``before`` makes the argument of ``run``, off the clock."""
     taken = []
     for _ in range(repeats + 3):
         given = before()
@@ -74,7 +74,7 @@ class Bench:
                 trie.insert(p, trie.allocate(BLOCKS))
         return pool, trie
 
-    # --- what is measured -------------------------------------------------------------------------------------
+    # --- measurements -----------------------------------------------------------------------------------------
 
     def hashes(self) -> None:
         tokens = self.prompts(1, 16 * 256)[0]
@@ -194,7 +194,7 @@ class Bench:
         self.add("pack_prompt_rows", "64 prompts of 128 tokens", "pack, and make the rows", t, 0.3)
 
     def lists(self) -> None:
-        """What a prompt as a list of Python integers costs more than one as an array."""
+        """The additional cost of a prompt as a list of Python integers over one as an array."""
         _, trie = self.full_pool(1 << 12)
         prompts = [p.tolist() for p in self.prompts()]
         t = timed(lambda _: [trie.match(p) for p in prompts], ROWS, self.repeats)
@@ -206,7 +206,7 @@ def main() -> None:
     add_outputs(parser, plot=False)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, within 30 s")
     options = parser.parse_args()
-    end_to_end = tiny.measured(options.quick)  # first: what the others leave behind is no part of it
+    end_to_end = tiny.measured(options.quick)  # first: memory that the others leave behind is no part of it
     bench = Bench(options.quick)
     pools = {"4k": 1 << 12, "1M": 1 << 20}
     bench.hashes()

@@ -1,4 +1,4 @@
-"""What the engine takes over a bare forward: a tiny model, 16 tokens in, one token out, alone and 64 at once.
+"""The engine's time over a bare forward: a tiny model, 16 tokens in, one token out, alone and 64 at once.
 
     python -m bench tiny [--json FILE] [--quick]
 

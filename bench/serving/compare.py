@@ -1,4 +1,4 @@
-"""What ``bench serving`` compares in one process: batching, streams, chunks, and doing without all of it.
+"""The comparisons of ``bench serving`` in one process: batching, streams, chunks, and an engine without all of them.
 
 Both sides must give the same ids, or no time is reported; only where both are this engine on rows of other company,
 which may differ in their last bits, is the number of equal texts told instead. ``cache="never"`` and fresh random ids
@@ -30,7 +30,7 @@ TURNS = 40  # that each side of a comparison by steps has
 
 @dataclass(slots=True)
 class Bench:
-    """What every comparison needs. ``quick`` shortens everything."""
+    """The common part of the comparisons. ``quick`` shortens everything."""
 
     report: Report
     model: str | None
@@ -85,8 +85,8 @@ def steps(engine: AsyncEngine) -> int:
 
 
 class Turns:
-    """Engines that run in turns of a few steps each, on one machine at one time: whatever else it does meets all of
-    them alike, where runs of seconds one after the other meet another machine each. ``seconds`` counts the turns."""
+    """Engines that run in turns of a few steps each, on one machine at one time: other load meets all of them alike,
+    where runs of seconds one after the other each meet another load. ``seconds`` counts the turns."""
 
     def __init__(self, steps: Mapping[str, int]) -> None:
         """``steps`` of each a turn, in this order."""
@@ -136,8 +136,8 @@ async def static_batching(bench: Bench) -> None:
 
     The two static engines differ in the cost of a row that has ended. In ``static`` it costs nothing: the row is no
     longer computed, and a step of one row is cheaper than one of four. In ``padded`` it is computed until the longest
-    row ends, as in ``generate`` of transformers over a batch. The book counts steps: its machine takes as long for one
-    row as for four."""
+    row ends, as in ``generate`` of transformers over a batch. The book counts steps: its machine takes as long for
+    one row as for four."""
     lengths = [n // 20 if bench.quick else n for n in BOOK] * 4
     load = f"static_{MAX_RUNNING}slots_" + "_".join(map(str, lengths[:4]))  # the name in bench/results
     names = ("static", "continuous", "padded")
@@ -309,8 +309,8 @@ async def gap_of_a_chat(bench: Bench) -> None:
 
 
 async def beside_decisions(bench: Bench) -> None:
-    """Four chats alone, and beside callers who always have 32 decisions waiting: time per output token in pairs of
-    runs, and what the decisions get meanwhile."""
+    """Four chats alone, and beside callers that always have 32 decisions waiting: time per output token in pairs of
+    runs, and the rate of the decisions meanwhile."""
     chats, tokens, callers, length = (2, 16, 8, 32) if bench.quick else (4, 96, 32, 128)
     load = f"chats_{chats}_beside_{callers}x{length}in"
     tpots: dict[str, list[list[float]]] = {"alone": [], "beside": []}
@@ -365,8 +365,8 @@ async def beside_decisions(bench: Bench) -> None:
 
 
 async def collector_pauses(bench: Bench) -> None:
-    """The collector's pauses under load, and what a full collection takes then, after ``warmup(freeze_gc=True)`` and
-    with everything thawed. Processor time of the collecting thread: what a pause is where nobody else wants it."""
+    """The collector's pauses under load, and the time of a full collection then, after ``warmup(freeze_gc=True)`` and
+    with everything thawed. Processor time of the collecting thread: the pause on a machine without other load."""
     count = 64 if bench.quick else 2000
     load = f"collector_{count}_decisions_64_in_flight"
     kept: dict[str, list[list[float]]] = {name: [[], []] for name in ("frozen", "thawed")}

@@ -53,7 +53,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def loopback(model: str | None) -> AsyncIterator[OverHttp]:
-    """The example's server as a subprocess, ended on the way out whatever happens."""
+    """The example's server as a subprocess, which is ended in every case."""
     import httpx
 
     port = free_port()

@@ -1,4 +1,4 @@
-"""Load for ``bench serving``: shapes by name, closed and open loops, and what is made of their times.
+"""Load for ``bench serving``: shapes by name, closed and open loops, and statistics of their times.
 
 TTFT is from the call (in an open loop: from when the request was due) to the first tokens in the caller's hands. TPOT
 is the time from there to the end over the tokens that came after, so it excludes TTFT. End to end is the whole.
@@ -23,7 +23,7 @@ FLEET = {"requests_per_minute": 5000 / 60, "tokens_per_second": 10e6 / 86400}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``in_flight`` requests at a time, or with ``rate`` so many arrivals a second whatever has been answered."""
+    """``in_flight`` requests at a time, or with ``rate`` so many arrivals a second, which do not wait for answers."""
 
     name: str
     input_tokens: int
@@ -109,7 +109,7 @@ class InProcess:
 
 
 async def closed_loop(client: Client, jobs: Iterable[Job], in_flight: int) -> list[Sample]:
-    """``in_flight`` callers, each of whom sends its next request when it has its answer."""
+    """``in_flight`` callers. Each sends its next request when it has its answer."""
     left: Iterator[Job] = iter(jobs)
     samples: list[Sample] = []
 
@@ -123,7 +123,7 @@ async def closed_loop(client: Client, jobs: Iterable[Job], in_flight: int) -> li
 
 async def open_loop(client: Client, jobs: Iterable[Job], rate: float, seed: int) -> list[Sample]:
     """Arrivals at random (Poisson), ``rate`` a second. Times count from when a request was due, so that a load
-    generator that falls behind does not hide what its requests would have waited."""
+    generator that falls behind does not hide the waiting time of its requests."""
     draw = np.random.default_rng(seed)
     due = time.perf_counter()
     tasks = []

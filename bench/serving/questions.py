@@ -1,14 +1,14 @@
 """The four questions that a paper on decisions has to answer, asked of this engine: two sizes of one family, each
 against transformers in its own form (``generate``, as many prompts to a batch as there are callers).
 
-    Q1  alone         128 tokens in, 1 out, one request at a time: what a request costs beside its forward pass
+    Q1  alone         128 tokens in, 1 out, one request at a time: the cost of a request beside its forward pass
     Q2  in flight     512 in, 1 out, by 1 and by 16 callers: does the gain outlive size and company?
     Q3  decode        128 in, 32 out, by 4: the control; where every token is a forward pass the gain should shrink
     Q4  tokenizer     a text for the ids of Q1: how much of a request is tokenising, and how much HF's would be
 
-The same ids have to come out of both before a time counts; in bfloat16, where ties may fall otherwise, how many do is
-told. Weights of sizes other than the packaged one are random: what a forward costs does not depend on them. No
-quantisation, no speculation, no kernels that are not the default's.
+The same ids have to come out of both before a time counts; in bfloat16, where ties may fall otherwise, the report has
+their number. Weights of sizes other than the packaged one are random: the cost of a forward does not depend on them.
+No quantisation, no speculation, no kernels that are not the default's.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ async def _one_size(bench: Bench, size: str) -> dict[str, list[float]]:
 
 
 async def _tokenizer(bench: Bench, engine: AsyncEngine, load: str) -> None:
-    """Of a request of one token over a text of 128: the share of its own tokenizer, and what HF's would add."""
+    """Of a request of one token over a text of 128: the share of its own tokenizer, and the time that HF's would
+    add."""
     from tokenizers import Tokenizer
 
     ours = engine.engine._preparer.tokenizer

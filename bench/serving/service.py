@@ -1,4 +1,4 @@
-"""The engine as a service sees it: latencies, rates, start-up, and what batching, streams and chunks are worth.
+"""The engine as a service sees it: latencies, rates, start-up, and the gain of batching, streams and chunks.
 
     python -m bench serving [NAME ...] [--model DIR] [--device auto] [--repeats 5] [--quick] [--json FILE]
     python -m bench serving decode_128in_32out_c4 --requests 400
@@ -62,7 +62,7 @@ def installed(name: str) -> str:
 
 
 def say(text: str) -> None:
-    """Progress, where somebody watches."""
+    """Progress, on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K  {text}", end="", file=sys.stderr, flush=True)
 
@@ -199,12 +199,12 @@ async def run(chosen: argparse.Namespace, report: ServingReport) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"what to run, everything by default: {', '.join(NAMES)}")
+    parser.add_argument("names", nargs="*", help=f"parts to run, all by default: {', '.join(NAMES)}")
     parser.add_argument("--model", help="a directory or a hub name; the packaged model by default")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--threads", type=int, help="of torch")
-    parser.add_argument("--requests", type=int, help="a run; by default what the shape's name stands for")
+    parser.add_argument("--requests", type=int, help="a run; by default the number of the shape's name")
     parser.add_argument("--repeats", type=int, help="runs of everything (5, with --quick 2)")
     parser.add_argument("--in-flight", help="levels of the sweep, comma separated")
     parser.add_argument("--rate", type=float, default=10.0, help="arrivals a second of the open loop")

@@ -1,4 +1,4 @@
-// The tokenizer's core timed from C++: what a call costs where there is no Python, as an engine in C++ would make it.
+// The tokenizer's core timed from C++: the cost of a call without Python, as an engine in C++ would make it.
 // Built by bench/tokenizer/native.py. Python hands over a file and a text, and gets numbers back.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -47,7 +47,7 @@ class Driver {
     return taken;
   }
 
-  // Wall seconds of one encoding while `threads` make `loops` each, a value a round: what comes out of all together.
+  // Wall seconds of one encoding while `threads` make `loops` each, a value a round: the rate of all together.
   std::vector<double> together(const std::string& text, int loops, int rounds, int threads) const {
     std::vector<double> taken;
     py::gil_scoped_release free;

@@ -1,4 +1,4 @@
-"""fasttoken beside HF ``tokenizers`` and every peer installed: first that they are equal, then what each costs.
+"""fasttoken beside HF ``tokenizers`` and every peer installed: first their equality, then the cost of each.
 
     taskset -c 1 python -m bench tokenizer [--tokenizer tokenizer.json] [--texts FOLDER] [--family FILE ...]
                     [--only PART ...] [--quick] [--json FILE] [--plot FILE] [--plant-fault SIDE KIND]
@@ -20,7 +20,7 @@ bench stops and prints no time. A peer that differs on an input has no figure fo
 side's results of one kind, to show that.
 
 Times are CPU time of the process, all its threads, in alternating blocks of repeated calls (``bench.blocks``). A row
-has the median and the range over the rounds; what it is to reach, and whether it does. Repeated calls flatter caches:
+has the median and the range over the rounds, its aim, and whether it meets the aim. Repeated calls favour caches:
 ``streamed`` is the other half of ``fixed``. Each side's statement is in ``bench tokenizer_sides``.
 """
 
@@ -160,8 +160,8 @@ class Bench:
             self.table.row(load, what, means([times.ratios(base, ours) for times in known]), least=least)
 
     def chats(self) -> None:
-        """Turns that no cache of what stands between control tokens has, their words known; then conversations of
-        which all but the last turn was sent before, the first three of each not counted."""
+        """Turns that are in no cache of text between control tokens, their words known; then conversations of which
+        all but the last turn was sent before, the first three of each not counted."""
         size = 4_000 if self.quick else 85_480
         self.sent_once(
             "turns never seen", unseen_chats(7 if self.quick else 25, size), 0, 2 if self.quick else 8, 300

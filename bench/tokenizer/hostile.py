@@ -1,4 +1,4 @@
-"""A million characters of what makes tokenizers quadratic, through the native core: CPU time and growth.
+"""A million characters of texts that make tokenizers quadratic, through the native core: CPU time and growth.
 
     python -m bench tokenizer_hostile --tokenizer a/tokenizer.json [--tokenizer b/tokenizer.json ...] [--limit 100]
 

@@ -1,4 +1,4 @@
-"""What loading costs: time from the tokenizer.json and from kept tables, the first call after it, memory.
+"""The cost of loading: time from the tokenizer.json and from kept tables, the first call after it, memory.
 
     python -m bench tokenizer_load SIDE tokenizer.json [TEXT ...]        # one side in a process of its own, as JSON
 
@@ -101,7 +101,7 @@ def measured(table: Table, sides: Sides, texts: list[str], quick: bool) -> None:
 
 
 def rows(table: Table, name: str, kept: bool, found: list[dict[str, float]]) -> None:
-    """Of one side; what is aimed at is ours."""
+    """Of one side; the aims are for ours."""
     load, aimed = f"{name}{', kept tables' if kept else ''}, its own process", name == OURS
 
     def row(what: str, measure: str, scale: float, unit: str, most: float) -> None:

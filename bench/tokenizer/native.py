@@ -1,4 +1,4 @@
-"""fasttoken without Python in between, and what Python then adds.
+"""fasttoken without Python in between, and the time that Python adds.
 
     python -m bench tokenizer_native --tokenizer tokenizer.json [--texts FOLDER] [--threads 2]
                                      [--quick] [--build FOLDER] [--json FILE] [--plot FILE]

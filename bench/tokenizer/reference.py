@@ -1,9 +1,10 @@
-"""Files that the reference backend serves, Unigram among them, beside HF itself: what our interface adds to a call.
+"""Files that the reference backend serves, Unigram among them, beside HF itself: the time that our interface adds to
+a call.
 
     python -m bench tokenizer_reference --tokenizer t5/tokenizer.json [--tokenizer ...] [--json FILE]
 
 Each call's result is compared with HF's first. Times are processor time, in alternating blocks; a row says how many
-times as fast as HF the call is, and 1 is what is to be reached.
+times as fast as HF the call is, and 1 is the aim.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def set_up(tokenizer: Any, settings: str) -> None:
 
 
 def result(code: str, tokenizer: Any, argument: Any) -> Any:
-    """What the last expression of ``code`` gives."""
+    """The value of the last expression of ``code``."""
     *before, last = code.split("; ")
     names = {"t": tokenizer, "s": argument}
     for line in before:

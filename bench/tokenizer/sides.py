@@ -1,4 +1,4 @@
-"""fasttoken and its peers as statements: what a user writes to get a result, which is compared and then timed.
+"""fasttoken and its peers as statements: the code of a user for a result, which is compared and then timed.
 
 Over ``s`` (a text), ``ids`` and ``texts``; ``t`` is the side's tokenizer. Results of one kind are equal where
 the tokenizers are: lists or arrays of ids, lists of them, text, (ids, offsets).
@@ -35,7 +35,7 @@ KINDS = ("list", "list with special tokens", "array", "batch", "offsets", "offse
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A tokenizer that is loaded, and what it can do."""
+    """A tokenizer that is loaded, and its abilities."""
 
     name: str
     tokenizer: Any
@@ -162,7 +162,7 @@ def fastokens(path: Path) -> Side:
 
 
 def fastokens_segments(path: Path) -> Side:
-    """With its cache of what stands between control tokens, which is off by default."""
+    """With its cache of text between control tokens, which is off by default."""
     side = fastokens(path)
     side.tokenizer.enable_segment_cache(64 << 20)
     return Side(SEGMENTS, side.tokenizer, {"list": side.statements["list"]})

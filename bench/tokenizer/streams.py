@@ -1,7 +1,7 @@
 """Text that no cache has seen, in calls one after the other: how fast, and the slow calls among them.
 
-Each side is loaded anew and reads the pieces once, a few times over; a piece counts its least time, so that what
-other processes did is not in it, and what the tokenizer does now and then (a cache that grows) is.
+Each side is loaded anew and reads the pieces once, a few times over; a piece counts its least time. This
+excludes the effect of other processes, and it includes occasional work of the tokenizer (a cache that grows).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fresh(piece: str) -> str:
 def once(side: Side, pieces: Sequence[str], expected: Sequence[list[int]] | None) -> list[float] | int:
     """CPU seconds of each piece; or, where they are compared and differ, how many do."""
     encode = side.encoder()
-    encode("A first call pays for what is made late.")
+    encode("A first call pays for tables that are made late.")
     given, taken = [fresh(piece) for piece in pieces], []
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The rows of the tokenizer bench: what was measured, what is aimed at, and whether that is met."""
+"""The rows of the tokenizer bench: the figure, the aim, and whether the aim is met."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Table:
         most: float | None = None,
         note: str = "",
     ) -> None:
-        """The median of ``values`` and their range; ``least`` or ``most``: what the median is to be."""
+        """The median of ``values`` and their range; ``least`` or ``most``: the aim of the median."""
         found = three(values)
         reach = ""
         if least is not None:

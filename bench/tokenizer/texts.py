@@ -2,7 +2,7 @@
 
     python -m bench tokenizer_texts FOLDER [--man DIR ...]
 
-writes FOLDER/{code_py,en,zh,ja,ru,multi}.txt from what a machine has: the sources of Python's standard library, and
+writes FOLDER/{code_py,en,zh,ja,ru,multi}.txt from files of the machine: the sources of Python's standard library, and
 the manual pages below /usr/share/man and each DIR (on Debian: ``apt-get download manpages-zh manpages-ja
 manpages-ru`` and ``dpkg-deb -x`` of each). Lines that come again in another file are left out. Any folder of such
 files will do.
@@ -94,7 +94,7 @@ def dense_chat(turns: int) -> str:
 
 
 def inputs(quick: bool, natural: dict[str, str] | None = None) -> dict[str, str]:
-    """The fixed inputs by name; the natural ones of what ``natural`` has, its first characters."""
+    """The fixed inputs by name; the natural ones are the first characters of the texts in ``natural``."""
     texts = {
         "tiny": "Hello",
         "short_english": cut(ENGLISH, 51),
@@ -143,7 +143,7 @@ def texts_of_this_machine() -> dict[str, str]:
 
 
 def unseen(text: str, characters: int) -> str:
-    """The end of a text: what the natural inputs, which take its beginning, do not have."""
+    """The end of a text: the natural inputs, which take its beginning, do not have it."""
     return text[max(0, len(text) - characters) :]
 
 

@@ -48,7 +48,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Example:
-    """One state and what is asked about it; the rubric is shared by the rows of a batch."""
+    """One state and its questions; the rubric is shared by the rows of a batch."""
 
     text: str
     language: str
@@ -74,7 +74,7 @@ class Corpus:
         self.everyday = everyday or {}
         self.sentences = sentences
         self.values = {language.name: Values(language, self.rng) for language in LANGUAGES}
-        # Longer sentences are rarer in catalogues and closer to what people write.
+        # Longer sentences are rarer in catalogues and closer to everyday text.
         self.long = {name: [text for text in texts if len(text) > 40] or texts for name, texts in sentences.items()}
 
     def part(self, text: str) -> str:

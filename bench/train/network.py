@@ -136,7 +136,7 @@ class Network(nn.Module):
     ) -> tuple[Tensor | None, Tensor]:
         """Final hidden states of the shared prefix [1, P] and of the rows [N, T].
 
-        ``mask`` [N, 1, T, P + T] says what each row position sees; None means plain causal rows
+        ``mask`` [N, 1, T, P + T] has the positions that each row position sees; None means plain causal rows
         (then there is no prefix). ``positions`` [N, T] count on from the prefix.
         """
         body = self.model

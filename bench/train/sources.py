@@ -73,7 +73,7 @@ def raw_strings(wheel: Path) -> Iterator[tuple[str, str]]:
                 continue
             data = archive.read(entry)
             if found["po"]:
-                with contextlib.redirect_stdout(io.StringIO()):  # babel prints what it thinks of the file
+                with contextlib.redirect_stdout(io.StringIO()):  # babel prints warnings about the file
                     messages = list(read_po(io.BytesIO(data), ignore_obsolete=True))
                 for message in messages:
                     for text in message.string if isinstance(message.string, (tuple, list)) else [message.string]:

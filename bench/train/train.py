@@ -224,7 +224,7 @@ def main() -> None:
         typed = number == TYPED
         stream = batches(corpus, tokenizer, options.tokens, typed)
         train(network, stream, options.steps, 0.5 if typed else 1 / (1 + number), options.minutes)
-        if number == 2:  # a quarter of the old weights keeps what the few everyday sentences would wash out
+        if number == 2:  # a quarter of the old weights keeps knowledge that the few everyday sentences would wash out
             network.load_state_dict({k: torch.lerp(old, network.state_dict()[k], 0.75) for k, old in before.items()})
         save(network, tokenizer, options.output)
         print("set aside:", rehearse(network, Corpus(aside, words, options.seed + 1000), tokenizer))

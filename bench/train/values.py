@@ -102,7 +102,7 @@ class Values:
         return rng.choice([" ", " ", "-", ""]).join(groups)
 
     def harmless(self) -> str:
-        """A number, a date, a price, a web address: what a careless reader might take for personal data."""
+        """A number, a date, a price, a web address: values that a careless reader might take for personal data."""
         rng, day, month = self.rng, self.rng.randint(1, 28), self.rng.randint(1, 12)
         year = rng.randint(1750, 2035)
         hour, minute = rng.randint(0, 23), rng.randint(0, 59)
