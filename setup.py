@@ -30,7 +30,8 @@ HERE = Path(__file__).parent
 SANITIZE = os.environ.get("PRELUDE_SANITIZE")
 SYMBOLS = ["-g", "-fno-omit-frame-pointer"] if os.environ.get("PRELUDE_SYMBOLS") else ["-g0"]
 GLUE_LEVEL = "-O1"
-"""How what Cython wrote is compiled: it is mostly calls, so that this is half of the time and little of the speed."""
+"""The optimisation of Cython's output: it is mostly calls, so that this takes half of the time and costs little
+speed."""
 LEVELS = {
     "tokenizer/core/loading/components.cpp": ["-O1"],
     "tokenizer/core/loading/loading.cpp": ["-O1"],
@@ -183,7 +184,8 @@ class ParallelBuildExt(build_ext):
     @staticmethod
     @contextmanager
     def _quiet_compiler() -> Iterator[None]:
-        """What the compiler says of a flag that it does not know is no news to the user who installs."""
+        """Hides the compiler's messages about a flag that it does not know: the user who installs needs none of
+        them."""
         kept = os.dup(2)
         try:
             with open(os.devnull, "w") as nothing:
@@ -195,7 +197,7 @@ class ParallelBuildExt(build_ext):
 
 
 class Progress:
-    """Says on the terminal what has been compiled: pip shows nothing of a build's own output while it runs."""
+    """Names the compiled files on the terminal: pip shows nothing of a build's own output while it runs."""
 
     def __init__(self, files: int, processors: int) -> None:
         self.files, self.compiled, self.began = files, 0, time.monotonic()

@@ -2,7 +2,7 @@
 
     python examples/bulk_scoring.py texts.jsonl --question "Which language is it?" --labels French,English > out.jsonl
 
-A line in is a JSON object with a "text" (whatever else it has comes out again), or plain text. A line out has the
+A line in is a JSON object with a "text" (its other fields come out again), or plain text. A line out has the
 label and its probabilities, or an "error": one bad line fails alone. Lines come out in the order they went in.
 """
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 async def in_order(items: Iterable[T], work: Callable[[T], Awaitable[R]], limit: int) -> AsyncGenerator[R, None]:
     """``work`` of every item, at most ``limit`` at a time; ``items`` is read no faster than that. Leaving early
-    cancels what is under way."""
+    cancels the running ones."""
     pending: deque[asyncio.Future[R]] = deque()
     try:
         for item in items:
@@ -57,7 +57,7 @@ def read(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def written(row: dict[str, Any]) -> str:
-    """One line, whatever the row brought: half characters are written as escapes."""
+    """One line of any row: half characters are written as escapes."""
     try:
         line = json.dumps(row, ensure_ascii=False)
         line.encode()
@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "strict")):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors=errors)  # whatever the locale says
+            stream.reconfigure(encoding="utf-8", errors=errors)  # with any locale
     if chosen.input == "-":
         asyncio.run(run(chosen, sys.stdin, sys.stdout))
     else:

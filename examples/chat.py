@@ -21,7 +21,7 @@ Write = Callable[[str], None]
 
 
 class Conversation:
-    """Messages, oldest first. What no longer fits the model's context is forgotten, a question with its answer."""
+    """Messages, oldest first. A question that no longer fits the model's context is dropped with its answer."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system: list[Message] = [{"role": "system", "content": system}] if system else []

@@ -28,7 +28,7 @@ from prelude import AsyncEngine, Choice, EngineConfig, SamplingParams, YesNo, er
 from prelude.results import Chunk
 
 T = TypeVar("T")
-# The first class that fits decides; what is not listed is our own fault: 500.
+# The first class that fits decides; an error that is not listed is our own fault: 500.
 STATUS: dict[type[errors.PreludeError], int] = {
     errors.PromptTooLong: 413,
     errors.RequestTooLarge: 413,
@@ -85,8 +85,8 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 
 
 class Events(StreamingResponse):
-    """Server-sent events, one a chunk. However it ends, and a client may leave at any moment, the stream is closed:
-    what is left of its request is cancelled."""
+    """Server-sent events, one a chunk. However it ends, and a client may leave at any moment, the stream is closed,
+    which cancels its request."""
 
     def __init__(self, stream: Any, first: Chunk) -> None:
         super().__init__(self.lines(first), media_type="text/event-stream")

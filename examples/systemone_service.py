@@ -9,8 +9,8 @@
             "team": {"type": "choice", "criteria": {"Billing": "Invoices, refunds", "Sales": null}}}}'
 
 Routes: POST /v1/systemone, POST /v1/decisions (OpenAI's form), GET /v1/models, GET /health. Statuses: 401 without
-the key, 413 for what is too large, 415 for an unknown encoding, 422 for a bad body, 429 with Retry-After when the
-queue is full. A body may be compressed with zstd where the module ``zstandard`` is installed.
+the key, 413 for a body that is too large, 415 for an unknown encoding, 422 for a bad body, 429 with Retry-After when
+the queue is full. A body may be compressed with zstd where the module ``zstandard`` is installed.
 """
 
 from __future__ import annotations

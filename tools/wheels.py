@@ -65,7 +65,7 @@ def tools(folder: Path) -> Path:
 
 
 def compiler(tool: Path, architecture: str) -> dict[str, str]:
-    """What setuptools is told so that it compiles for ``architecture`` and names the files so."""
+    """The environment with which setuptools compiles for ``architecture`` and names the files so."""
     (zig,) = tool.parent.glob("lib/python3.*/site-packages/ziglang/zig")  # not a module of the build's own Python
     commands = {}
     for name in ("cc", "c++"):  # ccache takes one word for a compiler
@@ -148,7 +148,8 @@ def tokenizer_wheel(tool: Path, wheel: Path, folder: Path) -> Path:
 
 
 def scripts(wheel: Path, folder: Path) -> list[list[str | Path]]:
-    """What an interpreter is given to try ``wheel``, away from the checkout: beside it it would import that."""
+    """The program of an interpreter that tries ``wheel``, away from the checkout: there it would import the
+    checkout."""
     if wheel.name.startswith(TOKENIZER.replace("-", "_")):
         model = ROOT / "prelude" / "default_model" / "tokenizer.json"
         return [[shutil.copy(ROOT / "tests" / "installed_tokenizer.py", folder), shutil.copy(model, folder)]]

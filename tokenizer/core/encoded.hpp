@@ -13,8 +13,8 @@ struct Align {
   uint32_t begin, end;
 };
 
-// One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for. use: what the
-// caller's matcher has taken of the call that the text is part of; it is counted on.
+// One encoded text, as columns. added: the tokens that are added tokens, and the text each stood for. use: the
+// time that the caller's matcher has taken in the call that the text is part of; it is counted on.
 struct Encoded {
   struct Added {
     uint32_t index;

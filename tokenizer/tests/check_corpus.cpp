@@ -1,4 +1,4 @@
-// Encodes and decodes recorded strings and compares with what was recorded; for the sanitizers and for callgrind.
+// Encodes and decodes recorded strings and compares with the recorded results; for the sanitizers and for callgrind.
 //
 //   check_corpus FOLDER [--threads N]     each NAME.json beside NAME.corpus, written by
 //   tests/dump_tokenizer_corpus.py
@@ -64,7 +64,7 @@ class Records {
   size_t at_ = 0;
 };
 
-// What differs, or null.
+// The name of the difference, or null.
 const char* differs(const Tokenizer& t, const Record& r) {
   Scratch& s = Tokenizer::scratch();
   std::vector<int32_t> ids;

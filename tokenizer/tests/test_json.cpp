@@ -1,4 +1,4 @@
-// The JSON reader: what it accepts, what it refuses, and where it says the fault lies.
+// The JSON reader: accepted files, refused ones, and the place that it names.
 #include "check.hpp"
 #include "loading/json.hpp"
 

@@ -1,5 +1,5 @@
-// Texts that begin as ones met before: the same ids as when all of a text is read, whatever the flags of added tokens
-// and wherever the texts part; what is kept, and for how long; and threads that share it.
+// Texts that begin as ones met before: the same ids as when all of a text is read, for all flags of added tokens and
+// all places where the texts part; the kept texts, and for how long; and threads that share them.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -51,13 +51,13 @@ std::vector<int32_t> read(const Tokenizer& t, const std::string& text) {
 std::string more(std::mt19937& random, size_t bytes) {
   std::string text;
   while (text.size() < bytes) {
-    if (random() % 20 == 0) text.append(random() % 600, 'b');  // so that what comes then may be marked
+    if (random() % 20 == 0) text.append(random() % 600, 'b');  // so that the next piece may be marked
     text += shards[random() % std::size(shards)];
   }
   return text;
 }
 
-// Conversations that go on from some place within what was there, at random.
+// Conversations that go on from some place within an earlier one, at random.
 void equal_to_reading_all(const std::string& rest, const char* another = "<z>") {
   Tokenizer t(file(rest, another));
   std::mt19937 random(5);
@@ -108,10 +108,10 @@ void equal_where_they_part() {
   }
 }
 
-std::string turns(int n, const std::string& who) {
+std::string turns(int n, const std::string& user) {
   std::string text = "<a>you are careful<a>\n";
   for (int i = 0; i < n; ++i)
-    text += "<l>user " + who + " asks " + std::to_string(i) + std::string(200, 'b') + "<a>\n<l>it is " +
+    text += "<l>user " + user + " asks " + std::to_string(i) + std::string(200, 'b') + "<a>\n<l>it is " +
             std::to_string(i * i) + std::string(300, 'a') + "<a>\n";
   return text;
 }
@@ -125,7 +125,7 @@ void what_is_kept() {
   CHECK(!prompts.find(text).prompt);  // met once
   ids_of(t, text);
   CHECK(prompts.find(text).whole);
-  // A turn more goes on from what is known, and takes its place once there are some.
+  // A turn more goes on from the known text, and takes its place once there are some.
   std::string longer = turns(9, "A");
   PromptCache::Known known = prompts.find(longer);
   CHECK(known.prompt && !known.whole && known.continued && known.upto.end > text.size() - 600);

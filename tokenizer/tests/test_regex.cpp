@@ -79,7 +79,8 @@ void remembered_equals_plain() {
   }
 }
 
-// The table finds what the search finds: patterns of real files and made ones, on texts made of what they tell apart.
+// The table finds the matches of the search: patterns of real files and made ones, on texts of characters that they
+// distinguish.
 void table_equals_search() {
   const char* const patterns[] = {
       "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",

@@ -16,8 +16,8 @@ const char* const marking[] = {
     R"("pre_tokenizer":{"type":"Metaspace","replacement":"\u2581","prepend_scheme":"always","split":true})",
     R"("pre_tokenizer":{"type":"Metaspace","replacement":"\u2581","prepend_scheme":"never","split":false})"};
 
-// No pattern: spaces are marked; bytes for what has no token. all_bytes: of each value; else a mark is in no merge
-// behind something else.
+// No pattern: spaces are marked; bytes for characters without a token. all_bytes: of each value; else a mark is in no
+// merge behind another symbol.
 std::string spaced_file(uint32_t seed, const char* way, bool all_bytes) {
   std::mt19937 random(seed);
   const std::string mark(Bpe::mark);

@@ -56,7 +56,7 @@ void merging() {
   }
 }
 
-// The three ways of merging give the same, for random merges and words, whatever the windows.
+// The three ways of merging give the same, for random merges and words, with windows of any size.
 void merging_three_ways() {
   std::mt19937 random(11);
   MergeScratch scratch;
@@ -138,7 +138,7 @@ void streams() {
   CHECK(!stream.step(std::vector<int32_t>{0xE4, 0xBD}, s));
   CHECK(stream.finish(s) == "\xEF\xBF\xBD");
   CHECK(stream.finish(s).empty());
-  // Any bytes: the pieces and what is left at the end make the whole decoded text.
+  // Any bytes: the pieces and the rest at the end make the whole decoded text.
   std::mt19937 random(3);
   for (int round = 0; round < 500; ++round) {
     std::vector<uint32_t> ids(random() % 30);

@@ -11,7 +11,7 @@ namespace {
 void hashes_of_texts_depend_on_each_byte() {
   std::mt19937 random(3);
   for (size_t n = 1; n <= 200; ++n) {
-    // On the heap without room to spare, so that a sanitizer sees what is read beside it.
+    // On the heap without room to spare, so that a sanitizer sees reads beside it.
     std::vector<char> bytes(n);
     for (char& b : bytes) b = static_cast<char>(random());
     const uint64_t hash = hash_of_text(bytes.data(), n);
@@ -116,7 +116,7 @@ void neighbours_as_merging_has_them() {
   CHECK(stood > 1000 && fell > 1000 && seen * 3 > stood && seen < stood);
 }
 
-// One set of the cache for many words, and every answer is none or the right one, whatever threads do.
+// One set of the cache for many words, and every answer is none or the right one, with any interleaving of threads.
 template <class Cache>
 void cache_in_threads(size_t bytes) {
   Cache cache;
@@ -168,8 +168,8 @@ void cache_keeps_rows() {
   CHECK(equal);
 }
 
-// Of a small part at first, then of twice as much again and again, and never of more than there is; whatever
-// threads make of it together, what is found is what was put.
+// Of a small part at first, then of twice as much again and again, and never of more than there is; with
+// any interleaving of threads, a found value is the one that was put.
 template <class Cache>
 void cache_grows_while_words_come_in() {
   constexpr size_t bytes = size_t{1} << 20, at_first = size_t{1} << 14;

@@ -51,7 +51,7 @@ void check_against_map(size_t words, size_t reserved, uint32_t end, uint32_t see
   }
 }
 
-// A word is its line and its entry: what they say together is the same only for the same word.
+// A word is its line and its entry: both together are the same only for the same word.
 void check_places() {
   std::mt19937 random(9);
   WordTable table;

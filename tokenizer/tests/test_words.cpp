@@ -31,8 +31,8 @@ void kernels_equal_pieces() {
   unsetenv("PRELUDE_TOKENIZER_ISA");
 }
 
-// Words beyond ASCII are looked up and matched many at a time, from the beginning of a text on: what is long or
-// short, ASCII among them or alone, seen before or twice at once, comes out as word by word.
+// Words beyond ASCII are looked up and matched many at a time, from the beginning of a text on: long and short
+// words, ASCII among them or alone, seen before or twice at once, have the ids of a word-by-word encoding.
 void words_together_equal_words_alone() {
   const char* const alphabets[] = {"\xE4\xB8\x80\xE4\xB8\x81\xE4\xB9\x80\xE3\x81\x82\xE3\x82\xA2",
                                    "\xD0\xB0\xD0\xB1\xD1\x80\xD1\x81\xD2\x90",
@@ -62,8 +62,7 @@ void words_together_equal_words_alone() {
   }
 }
 
-// Chats: what lies between control tokens may come out of the cache of such stretches, also beside what is
-// normalized.
+// Chats: the text between control tokens may come out of the cache of such stretches, also beside normalized text.
 void stretches_between_control_tokens() {
   std::string json = file(qwen, 5);
   json.insert(json.find("\"normalizer\""), R"("added_tokens":[{"id":20000,"content":"<c>","single_word":false,
@@ -82,7 +81,7 @@ void stretches_between_control_tokens() {
     for (size_t n = random() % 12; n > 0; --n)
       chat += (random() % 3 ? "<c>" : "<r>") + stretches[random() % stretches.size()];
     equal = same(t, s, chat);
-    // What was rewritten says so, out of the cache or not.
+    // A rewritten text says so, out of the cache or not.
     for (int again = 0; again < 2; ++again) {
       IdBuffer ids;
       bool as_it_is = t.encode_ids(chat, true, s, ids);
@@ -191,7 +190,7 @@ void what_follows_a_stretch_is_not_its() {
   unsetenv("PRELUDE_TOKENIZER_ISA");
 }
 
-// What is only almost one of the families is left to the engine.
+// A pattern that is only almost one of the families is left to the engine.
 void near_misses_are_not_recognized() {
   for (std::string pattern : {gpt2, qwen, llama, nemo, o200k, deepseek}) {
     auto change = [&](const std::string& from, const std::string& to) {

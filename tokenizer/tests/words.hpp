@@ -1,5 +1,5 @@
-// What the tests of words share: patterns of the families, files made at random, texts of shards, and the comparison
-// of ids by the kernels with ids by the pieces of the pattern.
+// The common part of the tests of words: patterns of the families, files made at random, texts of shards, and the
+// comparison of ids by the kernels with ids by the pieces of the pattern.
 #pragma once
 
 #include <cstdio>
@@ -48,11 +48,11 @@ inline const char* const shards[] = {
     "\xEF\xBC\x8C", "\xC2\xA0", "\xE3\x80\x80", "\xE2\x80\xA8", "\xC2\x85", "\xF0\x9F\x98\x80", "\xD9\xA3\xD9\xA4",
     "\xF0\x9D\x9F\x98", "\xCC\x81", "e\xCC\x81", "\xC2\xB2", "\xE2\x85\xA7", "\xC7\x85", "\xCA\xB0",
     "\xD0\x9F\xD1\x80", "\xED\x95\x9C",
-    // What begins and ends the ranges that a first byte says are letters.
+    // The first and last characters of the ranges whose first byte says that they are letters.
     "\xE3\xBF\xBF", "\xE4\xB6\xBF", "\xE4\xB7\x80", "\xE4\xB7\xBF", "\xE4\xB8\x80", "\xE9\xBF\xBF", "\xEA\x80\x80",
     "\xEC\xBF\xBF", "\xED\x9F\xBF", "\xD0\x80", "\xD1\xBF", "\xD2\x82", "\xDF\xBF", "\xE1\x80\x80", "\xE9\xBD\xBF",
     "\xE9\xBE\x80", "\xE9\xBE\xA5", "\xE9\xBE\xA6",
-    // Kana, a dot and a mark among them, and what is none of it.
+    // Kana, a dot and a mark among them, and characters that are none of these.
     "\xE3\x82\xB9\xE3\x82\xBF\xE3\x83\xBC", "\xE3\x83\xBB", "\xE3\x82\x99", "\xE3\x81\x80", "\xE3\x82\x9B", "n't",
     "X'llY", "'lL", "a'd'd'm", "!ab\xC3\xA9", "\xE2\x80\x8B", "_", "-"};
 

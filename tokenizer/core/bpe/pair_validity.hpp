@@ -7,12 +7,13 @@
 //   border if their pair ranks lower than the merge that consumes either (the left one of two equal pairs goes
 //   first). If none does, the border stands.
 //
-//   A chain of tokens that each come out of their own bytes and stand beside each other two by two is what the
-//   whole merges to (merging.hpp says why). So candidates can be found in any way that is fast, and then be checked.
+//   The whole merges to a chain of tokens if each of them comes out of its own bytes and each two neighbours may
+//   stand beside each other (merging.hpp says why). So candidates can be found in any fast way, and then be checked.
 //
-//   borders_     of each token, hashed to bits: what can touch a border at its end and merges with something while
-//                it is there, and what merges with something that can touch a border at its beginning. Where the two
-//                have no bit in common nothing merges across, which is true of most neighbours and spares the walk
+//   borders_     of each token, hashed to bits: the symbols that can touch a border at its end and merge with another
+//                one meanwhile, and those that merge with a symbol that can touch a border at its beginning. Where
+//                both have no bit in common nothing merges across, which is true of most neighbours and spares the
+//                walk
 //
 //   invariants   only tokens whose parts rank below them have an entry; for the others nothing is known, and a
 //                candidate with one of them is not used. Ranks are stored plus one; single bytes have 0
@@ -35,7 +36,7 @@ class PairValidity {
     for (uint32_t id = 0; id < ids; ++id)
       if (is_byte(id)) entries_[id] = {id, id, 0};
     // Up to the merge at hand: with which tokens one merges on its left, and whether with any on its right. borders_
-    // have until the end only what is consumed within a token, each as long as it is there.
+    // have until the end only symbols that are consumed within a token, each as long as it is there.
     std::vector<uint64_t> on_left(ids);
     std::vector<bool> on_right(ids);
     borders_.assign(ids, {0, 0});

@@ -9,8 +9,8 @@
 //   exact    Ids up to a mark were made by looking at no byte from its reach on. A text with the same bytes so far
 //            has the same ids up to the mark, and goes on from it as one that was read from the beginning: behind a
 //            control token the search (added.hpp) keeps nothing but where it stands. Bytes are compared, not hashes
-//   kept     what is met a second time, by hints of where the marks of a text were; what continues a kept text
-//            takes its place; of others the ones not used for longest go, until all are within `bound`
+//   kept     a text that is met a second time, by hints of where the marks of a text were; a text that continues a
+//            kept one takes its place; of others the ones not used for longest go, until all are within `bound`
 //   off      nothing is kept if PRELUDE_TOKENIZER_PROMPTS=off when the tokenizer is made
 //   threads  any number. Kept entries do not change. Their list is replaced as a whole, and taken under a
 //            lock for as long as it takes to copy a pointer. A thread that does not get it at once uses no list

@@ -10,8 +10,8 @@
 //            was odd or changed meanwhile; a reader that finds the version odd, or not the same before and
 //            after, has found nothing. Versions have 64 bits and never come again.
 //   bound    `bytes` in all, for ever. At first only a part of them is used, which doubles when about half as many
-//            words have come in as it has lines: memory costs most when it is touched first, and what few words
-//            there are lie close together. A word that now belongs elsewhere is merged once more
+//            words have come in as it has lines: memory costs most when it is touched first, and few words lie
+//            close together. A word that now belongs elsewhere is merged once more
 //   exact    the key is the whole word, so an entry is a fact about the model and cannot go stale
 #pragma once
 
@@ -160,9 +160,9 @@ class CacheOfWords {
   mutable size_t count_ = 0;  // of the words that came in since it changed
 };
 
-// Which words were met before, as far as 16 bits of their hashes tell: what is met once only is then neither looked
-// for in a cache nor written to it, and a text that never comes again leaves no lines behind. Met again by mistake:
-// it is looked for and written. Small enough to stay near.
+// Which words were met before, as far as 16 bits of their hashes tell: a word that is met once only is then neither
+// looked for in a cache nor written to it, and a text that never comes again leaves no lines behind. Met again by
+// mistake: it is looked for and written. Small enough to stay near.
 //
 //   rows_   hash says which: four marks of 16 bits, the last one met behind the others; 0: none
 class MetBefore {

@@ -157,7 +157,7 @@ TableReader::TableReader(int file, uint64_t size, const Digest::Key& key, const 
   value(header);
   if (header.magic != magic) throw TablesError("another kind of file");
   if (header.size != size - sizeof header) throw TablesError("cut short, or longer than it says");
-  if (digest_of(all_.substr(sizeof header), key) != header.digest) throw TablesError("not what was written");
+  if (digest_of(all_.substr(sizeof header), key) != header.digest) throw TablesError("changed after it was written");
   Digest::Value of;
   value(of);
   if (of != source) throw TablesError("of another tokenizer.json");

@@ -94,7 +94,7 @@ class TableWriter {
   void array(const Array& a) {
     using T = std::remove_cvref_t<decltype(*a.data())>;
     static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= table_alignment);
-    static_assert(std::has_unique_object_representations_v<T>, "padding would carry what the heap held into a file");
+    static_assert(std::has_unique_object_representations_v<T>, "padding would carry bytes of the heap into a file");
     value(uint64_t{a.size()});
     out_.append((table_alignment - out_.size() % table_alignment) % table_alignment, '\0');
     out_.append(reinterpret_cast<const char*>(a.data()), a.size() * sizeof(T));

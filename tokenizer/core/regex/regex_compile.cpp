@@ -213,7 +213,7 @@ class RegexCompiler {
       add(i);
       return;
     }
-    if (nullable(body) && node.max > 1) refuse("a repetition of what may be empty");
+    if (nullable(body) && node.max > 1) refuse("a repetition of an empty match");
     if (node.greed == ReGreed::possessive) {
       uint32_t at = add(ReIns(ReOp::atomic));
       emit_loop(node, body, ~0ull, true);

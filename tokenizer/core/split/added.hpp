@@ -234,8 +234,8 @@ class AddedMatcher {
   bool spaced_ = false;  // whether any begins with white space
 };
 
-// Applies the flags of a match; calls plain(begin, end) and token(begin, end, index) to cover the text, or what is
-// left of it from where a token ended behind which the search goes on: what follows does not depend on more.
+// Applies the flags of a match; calls plain(begin, end) and token(begin, end, index) to cover the text, or the
+// rest of it from the end of a token behind which the search goes on: the rest depends on no more of the text.
 template <class Plain, class Token>
 void split_added(std::string_view text, const AddedMatcher& matcher, const std::vector<AddedToken>& tokens,
                  bool parse_special, Plain&& plain, Token&& token, uint32_t from = 0) {

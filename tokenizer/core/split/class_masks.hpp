@@ -28,8 +28,8 @@ static inline Leads leads_of(const char* p, const ClassTable& t) {
   return {with(lead_two), three, three & with(lead_upper), three & with(lead_special)};
 }
 
-// What says of neighbours within ASCII whether they join, and the bytes that join the one before them; of the first
-// nothing is said. 65 bytes can be read.
+// Masks of neighbours within ASCII: whether they join, and the bytes that join the one before them. The first byte
+// has no entry. 65 bytes can be read.
 struct AsciiJoins {
   __m512i left[2], right[2];
   explicit AsciiJoins(const Joins& joins) {

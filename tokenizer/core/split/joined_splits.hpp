@@ -6,10 +6,9 @@
 //
 //   The third sees one piece at a time. N and C begin and end one, so as one pattern:
 //   - within C: its L, its O, and the rest of it, each by themselves
-//   - outside: the third without N and C; what stands before either stands at an end, so that spaces before it are
-//     not parted
-//   - what the third matches nowhere is a piece between matches: a run of the rest, less its last where letters
-//     follow, since B has the rest
+//   - outside: the third without N and C; a run before N or C ends there, so that spaces before it are not parted
+//   - characters that the third matches nowhere are a piece between matches: a run of the rest, less its last where
+//     letters follow, since B has the rest
 #pragma once
 
 #include <cstdio>

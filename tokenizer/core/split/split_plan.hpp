@@ -4,14 +4,14 @@
 //   prefixed CONTRACTION|[^\r\nLN]?L+|N{1,d}| ?O+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+       Llama 3, Qwen, GPT-4
 //   cased    [^\r\nLN]?U*W+|[^\r\nLN]?U+W*|N{1,d}| ?O+[\r\n/]*|\s*[\r\n]+|...            Mistral Nemo
 //            the same with a CONTRACTION behind the letters                            GPT-4o
-//   scripted N{1,3}, then C+, then of what is left A[a-zA-Z]+|[^\r\nLO]?L+| ?O+[\r\n]*|\s*[\r\n]+|...
+//   scripted N{1,3}, then C+, then of the rest A[a-zA-Z]+|[^\r\nLO]?L+| ?O+[\r\n]*|\s*[\r\n]+|...
 //                                                                                       DeepSeek-V3
 //
 //   spaced   no pattern: words begin where no merge reaches across (joins.hpp)    Llama 2, Mistral 7B, Phi-3, Gemma,
 //   Yi
 //
-//   L, N any sets that share nothing with each other and with \s; O what is in none of the three. scripted: O is a
-//   set of its own, A what ASCII has of it, C any set, and joined_splits.hpp makes one pattern of the three.
+//   L, N any sets that share nothing with each other and with \s; O the characters in none of the three. scripted: O
+//   is a set of its own, A its ASCII part, C any set, and joined_splits.hpp makes one pattern of the three.
 //
 //   A family is recognized by the tree of the parsed pattern, part by part, and its sets: never by the name of
 //   a file, and not by the spelling. A pattern that is almost the same is not recognized.
@@ -82,21 +82,21 @@ struct ClassTable {
       page.push_back(at->second);
     }
     std::copy_n(flat.begin(), ascii.size(), ascii.begin());
-    auto all = [&](uint8_t what, uint32_t from, uint32_t to) {
+    auto all = [&](uint8_t char_class, uint32_t from, uint32_t to) {
       for (uint32_t c = from; c < to; ++c)
-        if (of(c) != what) return false;
+        if (of(c) != char_class) return false;
       return true;
     };
     leads.fill(0);
     for (uint32_t b = 0xC2; b < 0xE0; ++b)
       if (all(class_letter, (b & 31) << 6, ((b & 31) + 1) << 6)) leads[b - 128] = lead_two;
     constexpr uint8_t class_both = class_letter | class_special;
-    for (uint8_t what : {uint8_t{class_letter}, uint8_t{class_upper}, class_both}) {
-      uint8_t kind = what == class_upper ? lead_upper : what == class_both ? lead_special : 0;
+    for (uint8_t char_class : {uint8_t{class_letter}, uint8_t{class_upper}, class_both}) {
+      uint8_t kind = char_class == class_upper ? lead_upper : char_class == class_both ? lead_special : 0;
       for (uint32_t b = 0xE1; b < 0xF0; ++b)
-        if (all(what, (b & 15) << 12, ((b & 15) + 1) << 12)) leads[b - 128] = lead_three | kind;
-      if (!leads[0xE4 - 128] && all(what, 0x4E00, 0x5000)) leads[0xE4 - 128] = lead_from | kind;
-      if (!leads[0xE9 - 128] && all(what, 0x9000, 0x9F80)) leads[0xE9 - 128] = lead_to | kind;
+        if (all(char_class, (b & 15) << 12, ((b & 15) + 1) << 12)) leads[b - 128] = lead_three | kind;
+      if (!leads[0xE4 - 128] && all(char_class, 0x4E00, 0x5000)) leads[0xE4 - 128] = lead_from | kind;
+      if (!leads[0xE9 - 128] && all(char_class, 0x9000, 0x9F80)) leads[0xE9 - 128] = lead_to | kind;
     }
   }
 };
@@ -105,7 +105,7 @@ struct SplitPlan {
   SplitFamily family = SplitFamily::none;
   bool contractions = false;   // cased: behind letters; else by themselves
   uint32_t digits = 1;         // at most so many to a piece; 0: no limit
-  std::string_view trail{};    // what may follow O+: "", "\r\n" or "\r\n/"
+  std::string_view trail{};    // characters that may follow O+: "", "\r\n" or "\r\n/"
   const Dfa* table = nullptr;  // the whole pattern, for words that the kernel leaves
   ClassTable classes;
   std::unique_ptr<Regex> joined{};  // whose table it is, where a file has several patterns

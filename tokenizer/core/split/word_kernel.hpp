@@ -5,8 +5,8 @@
 //   masks    letter .1111..........1...         one bit a byte, a character's bytes all alike
 //   starts   1....1.......11.1 ...              where words begin, by shifts, carries and no branches
 //
-//   A block begins where a word begins, so nothing before it matters. What its last run of characters of one
-//   class comes to is not known before the next block, which therefore begins at the last certain start at or
+//   A block begins where a word begins, so nothing before it matters. The end of its last run of characters of one
+//   class is not known before the next block, which therefore begins at the last certain start at or
 //   before that run. A word that fills a block, or that a family's notes leave open, goes to the pattern's
 //   table, which is always right.
 //
@@ -18,7 +18,8 @@
 //   - \s*[\r\n]+ takes all up to the last R of the run: behind an R a word starts, if no R follows in the run
 //   - O+[\r\n]* takes the R behind it: these start nothing, and S begins behind them
 //   - cased: capitals start a word behind letters that are none, and behind letters of both cases (Han, say) that
-//     follow such; behind other letters of both cases only as the last letters, since U*W+ gives back what W+ needs
+//     follow such; behind other letters of both cases only as the last letters, since U*W+ gives back the characters
+//     that W+ needs
 //   - 's and the like win over O+ and over O before letters, where the apostrophe is a start; cased: they belong to
 //     the letters before them, unless these are themselves such
 //   - scripted: runs within C start words, letters and others apart. Spaces before C and N keep their last character.

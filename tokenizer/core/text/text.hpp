@@ -40,7 +40,7 @@ struct Piece {
 
 class Text {
  public:
-  // want_align: whether anyone will ask for offsets. growth outlives the use of the text.
+  // want_align: whether the caller asks for offsets. growth outlives the use of the text.
   void start(std::string_view bytes, uint32_t base, bool want_align, Growth& growth) {
     view_ = bytes;
     growth_ = &growth;

@@ -70,12 +70,12 @@ def members(pattern: str) -> set[int]:
 
 
 def pieces(pre: pre_tokenizers.PreTokenizer) -> set[int]:
-    """What a splitter that drops its delimiters keeps of all code points."""
+    """The code points that a splitter which drops its delimiters keeps."""
     return {CODES[i] for _, (start, end) in pre.pre_tokenize_str(ALL) for i in range(start, end)}
 
 
 def each(normalizer: normalizers.Normalizer, codes: list[int] = CODES, left: str = "") -> dict[int, str]:
-    """What the normalizer makes of each code point alone (after ``left``), by batches between separators."""
+    """The normalizer's result for each code point alone (after ``left``), by batches between separators."""
     out: dict[int, str] = {}
     separator = "\x01"
     for at in range(0, len(codes), 4096):
@@ -90,7 +90,7 @@ def each(normalizer: normalizers.Normalizer, codes: list[int] = CODES, left: str
 
 
 def each_one_by_one(normalizer: normalizers.Normalizer) -> dict[int, str]:
-    """What becomes of each code point between two letters."""
+    """The result for each code point between two letters."""
     out = {ord("|"): normalizer.normalize_str("a|b")[1:-1]}
     for at in range(0, len(CODES), 4096):
         batch = [c for c in CODES[at : at + 4096] if c != ord("|")]
@@ -149,8 +149,8 @@ def compositions(nfd: dict[int, str]) -> dict[tuple[int, int], int]:
 
 
 def folds() -> tuple[list[tuple[int, list[int]]], list[str]]:
-    """For each code point with case, what a one-character literal of it matches under (?i:); and what folds to more
-    than one character."""
+    """For each code point with case, the matches of a one-character literal of it under (?i:); and the characters
+    that fold to more than one."""
     groups: dict[str, set[int]] = {}
     for c in CODES:
         ch = chr(c)

@@ -1,11 +1,11 @@
-// What unicode_tables.cpp holds, as make_tables.py writes it.
+// The tables of unicode_tables.cpp, as make_tables.py writes them.
 //
 //   run_start[i] .. run_start[i+1]   code points of one record    run_record[i]   which
 //   record_*                         general category, combining class, flags of a record
 //   X_keys / X_index / X_flat        mapping X: keys[i] -> flat[index[i] .. index[i+1]], keys ascending
 //   cut_start[i] .. cut_start[i+1]   code points that UnicodeScripts takes as one script
 //   cut_value[i]                     that script's number, 0 for none
-//   bare_word                        what \w matches, but not inside brackets
+//   bare_word                        characters that \w matches, but not inside brackets
 //   pair_*                           canonical compositions, sorted by (first, second)
 #pragma once
 

@@ -182,17 +182,17 @@ class Decoder {
     return out;
   }
 
-  static std::string replace_all(const std::string& text, std::string_view what, std::string_view with) {
+  static std::string replace_all(const std::string& text, std::string_view old, std::string_view with) {
     std::string out;
     size_t at = 0;
-    if (what.empty()) {  // as Rust has it: between all characters
+    if (old.empty()) {  // as Rust has it: between all characters
       for (size_t i = 0; i < text.size(); i += utf8_length(static_cast<unsigned char>(text[i]))) {
         out += with;
         out.append(text, i, utf8_length(static_cast<unsigned char>(text[i])));
       }
       return out.append(with);
     }
-    for (size_t found; (found = text.find(what, at)) != std::string::npos; at = found + what.size()) {
+    for (size_t found; (found = text.find(old, at)) != std::string::npos; at = found + old.size()) {
       out.append(text, at, found - at);
       out += with;
     }
@@ -203,8 +203,8 @@ class Decoder {
     static constexpr std::pair<std::string_view, std::string_view> rules[] = {
         {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
         {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
-    for (auto& [what, with] : rules)
-      if (t.find(what) != std::string::npos) t = replace_all(t, what, with);
+    for (auto& [old, with] : rules)
+      if (t.find(old) != std::string::npos) t = replace_all(t, old, with);
   }
 
   static void ctc(const Step& step, Tokens& tokens) {

@@ -62,8 +62,8 @@ class TokenBytes {
     return out + b.size();
   }
 
-  // What ids that are not skipped decode to, where single bytes are of characters: one U+FFFD each where they are
-  // not. leading: taken from the beginning of the text.
+  // The text of the ids that are not skipped, where single bytes make characters; one U+FFFD for each byte that makes
+  // none. leading: taken from the beginning of the text.
   template <class Ids, class Skip>
   std::string text(const Ids& ids, Skip&& skip, std::optional<uint32_t> leading) const {
     std::string out;
