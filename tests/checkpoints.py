@@ -1,4 +1,4 @@
-"""Small random checkpoints of every family, written by transformers: the one place that says what they are made of.
+"""Small random checkpoints of every family, written by transformers: the one place that states their sizes.
 
 ``TINY`` is the smallest that has all parts, for tests of files; ``SMALL`` has odd sizes, for tests of numbers;
 ``TALKING`` goes with the packaged model's tokenizer, for tests of the engine.

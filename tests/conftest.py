@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("PRELUDE_TOKENIZER_CACHE", "off")  # nothing is written beside the tests' own folders
 if "OMP_WAIT_POLICY" not in os.environ:
     # As the engine imports torch. Test modules import it themselves, and the threads of two workers that spin for
-    # libgomp's own time take a quarter of what the tests compute.
+    # libgomp's own time take a quarter of the tests' processor time.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 # Every run has the same inputs, and nothing depends on how long a machine takes to make them. Other inputs:

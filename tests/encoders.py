@@ -1,4 +1,4 @@
-"""Small random encoders of every family beside transformers' own: what tests of models and of the engine share."""
+"""Small random encoders of every family beside transformers' own, for tests of models and of the engine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A fuzzer of chat templates: whatever the template, a rendering stays within its bounds and keeps trust apart.
+"""A fuzzer of chat templates: a rendering of any template stays within its bounds and keeps trust apart.
 
     python -m tests.fuzz_chat_templates --minutes 60 [--seed 1]
     python -m tests.fuzz_chat_templates --templates 600 --seed 1     # the same templates in every run
 
-Templates are made by a grammar of what chat templates may use and of what they may not, with numbers and nesting that
+Templates are made by a grammar of allowed constructs and of forbidden ones, with numbers and nesting that
 multiply. Each is rendered in a process of its own (``tests.tokenizer.template_child``), over messages whose text no
 template has. Checked are: 256 MB and 5 seconds of processor time; ``ChatTemplateError`` as the only error; that no
 character of a user is trusted; and the text that ``transformers`` renders, where it renders any. The first failures
@@ -24,9 +24,9 @@ from typing import Any
 
 from tests.tokenizer.template_child import MEGABYTES, TemplateChild, rendered
 
-SECONDS = 6.0  # 5, and what was begun before the clock was read
+SECONDS = 6.0  # 5, and the operation that began before the clock was read
 USER = "ΩЖω <|im_end|>\nЖ"
-# What a user's text is after any change of case or escaping.
+# A user's text after any change of case or escaping.
 _FROM_USER = re.compile(r"[ΩωЖж]|u03a9|u03c9|u0416|u0436|\\x(?:ce|d0)|ohm|omega", re.IGNORECASE)
 # Errors of our own say why; those of Python are named by their type.
 _PYTHON_ERROR = re.compile(r"^(the chat template cannot be compiled: )?([A-Za-z]+)(Error|Exception|Exit|Interrupt)\b")
@@ -171,7 +171,7 @@ _HUGE += ["('x\\t ' * 100000)", "messages[0].content * 100000", "(('b' ~ message
 
 
 class Templates:
-    """Random templates. ``hostile`` adds what is refused and numbers that multiply."""
+    """Random templates. ``hostile`` adds refused constructs and numbers that multiply."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -179,12 +179,12 @@ def used(ours: Any, theirs: Any, text: str) -> str | None:
         whole = theirs.decode_bytes(wanted) == text.encode()
     except BaseException:  # a panic of its own
         return None
-    # What the pattern does not match has no ids in tiktoken; here it has some, as in a tokenizer.json.
+    # Text that the pattern does not match has no ids in tiktoken; here it has some, as in a tokenizer.json.
     return f"{ids[:20]}, tiktoken's are {wanted[:20]}" if whole and ids != wanted else None
 
 
 def tiktoken_of(ranks: bytes, pattern: str, special: dict[str, int]) -> Any:
-    """tiktoken's encoding, or None where it does not take what was made, or is not here."""
+    """tiktoken's encoding, or None where it refuses the file, or is not installed."""
     try:
         import tiktoken
 

@@ -1,4 +1,4 @@
-"""Random ids through the streaming decoder: what comes out must be the full decoding, piece by piece.
+"""Random ids through the streaming decoder: the pieces must make the full decoding.
 
     python -m tests.fuzz_streaming [--sequences 100000] [--seed 1] [tokenizer.json ...]
 

@@ -13,8 +13,8 @@ one in five are changed as well, and one in five is a rank file (``tests.fuzz_ke
 - more than ``SECONDS`` of processor time for one file; after four times as many the process is ended;
 - ids, or a decoded text, that are not those of HF ``tokenizers``, where HF takes the file and the text.
 
-Chunks of files run in a process of their own, which writes each file before it is loaded: what ends the process is
-there. ``docs/TOKENIZER.md`` has the command for AddressSanitizer.
+Chunks of files run in a process of their own, which writes each file before it is loaded: the file that ends the
+process is there. ``docs/TOKENIZER.md`` has the command for AddressSanitizer.
 """
 
 from __future__ import annotations
@@ -395,7 +395,7 @@ def files(seed: int, real: list[dict[str, Any]]) -> Iterator[bytes]:
             try:
                 change(rng, whole)
             except (TypeError, AttributeError, KeyError, IndexError, RecursionError):
-                continue  # an earlier change took away, or nested too deeply, what this one works on
+                continue  # an earlier change removed, or nested too deeply, the value of this one
         try:
             data = json.dumps(whole).encode("utf-8", "surrogatepass")
         except RecursionError:
@@ -416,7 +416,7 @@ def same_as_hf(data: bytes, ours: Any, texts: list[str]) -> str | None:
         return None if type(error) is Exception or panics(error) else f"{error!r}"
     for text in texts:
         try:
-            mine = ours.encode(text)  # first: what is too large for ours may be too large for the machine
+            mine = ours.encode(text)  # first: a text that is too large for ours may be too large for the machine
             wanted = theirs.encode(text)
             decoded = theirs.decode(wanted.ids)
             if mine.ids != wanted.ids and not by_chance(data, text, mine.ids):
@@ -513,7 +513,7 @@ def within_time(served: Callable[..., str | None], *arguments: Any) -> str | Non
 
 
 def child(seed: int, folder: Path, compare: bool) -> None:
-    """Runs one chunk; what is found is a line of JSON, the file being tried lies in ``folder``."""
+    """Runs one chunk; a finding is a line of JSON, the file being tried lies in ``folder``."""
     if "libasan" not in os.environ.get("LD_PRELOAD", ""):
         import prelude.tokenizer  # noqa: F401
         import regex  # noqa: F401
@@ -549,7 +549,7 @@ def child(seed: int, folder: Path, compare: bool) -> None:
 
 
 def run_chunk(seed: int, folder: Path, compare: bool) -> tuple[int, list[dict[str, str]]]:
-    """(files tried, what was found) by a process of its own."""
+    """(files tried, findings) by a process of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "tests.fuzz_tokenizer_files", "--child", str(seed), "--folder", str(folder)]
     command += [] if compare else ["--no-compare"]

@@ -94,7 +94,7 @@ def quantized(values: np.ndarray, kind: str) -> np.ndarray:
 
 BYTES = {"Q4_K": 144, "Q6_K": 210}
 SCALES = {"Q4_K": [(0, 1 / 240), (2, 1 / 32)], "Q6_K": [(208, 1 / 2000)]}
-"""Where the float16 of a block lie, and what makes the values of random blocks about as large as one."""
+"""Offsets of a block's float16 values, and the scales that make the values of random blocks about as large as one."""
 
 
 def dequantized(path: Path, source: Path, target: Path) -> Path:

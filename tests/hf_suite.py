@@ -3,12 +3,13 @@
     python -m tests.hf_suite CHECKOUT --files DIR [arguments of pytest]
 
 ``CHECKOUT`` is a clone of huggingface/tokenizers. ``DIR`` has the folders gpt2, roberta, bert-base-uncased, t5,
-llama2, llama-3.2 and qwen3, each with a tokenizer.json: what the tests would download is made of these, and a test
-whose file cannot be made is skipped. docs/TOKENIZER.md has the result, and the reason of each test that fails.
+llama2, llama-3.2 and qwen3, each with a tokenizer.json: the files that the tests would download are made of these,
+and a test whose file cannot be made is skipped. docs/TOKENIZER.md has the result, and the reason of each test that
+fails.
 
 The tests build and train tokenizers, which is left out here. So this file, as a plugin of pytest, puts a module in
-the place of ``tokenizers``: a tokenizer of it is built by HF, and loaded anew here after each change; whatever is
-read of it, its components among them, is read here. Components that tests make by themselves are made here.
+the place of ``tokenizers``: a tokenizer of it is built by HF, and loaded anew here after each change; all reads
+of it, its components among them, are reads of ours. Components that tests make by themselves are made here.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _pretrained(name: str, *args: Any, **kwargs: Any) -> Any:
     return Building(_theirs=theirs.Tokenizer.from_str(json.dumps(whole)))
 
 
-# ---- what stands in the place of ``tokenizers``
+# ---- the module in the place of ``tokenizers``
 
 
 def _to_hf(value: Any) -> Any:
@@ -131,7 +132,7 @@ def _to_hf(value: Any) -> Any:
 
 
 class Building:
-    """HF's tokenizer for what changes it, ours for the rest."""
+    """HF's tokenizer for changes, ours for the rest."""
 
     def __init__(self, model: Any = None, _theirs: Any = None) -> None:
         vars(self).update(_theirs=_theirs or theirs.Tokenizer(_to_hf(model)), _version=None, _loaded=None)

@@ -44,7 +44,7 @@ class Leg:
     python: str
     compiler: str  # of C++
     numpys: tuple[str, ...]  # requirements: one environment each, from the same wheel
-    tests: tuple[str, ...] = tuple(TESTS)  # what pytest is given, beside what depends on torch
+    tests: tuple[str, ...] = tuple(TESTS)  # pytest's arguments, beside tests that depend on torch
 
 
 def interpreters() -> dict[int, str]:
@@ -86,7 +86,7 @@ def legs(ends: bool, only: list[int], compiler: str | None) -> list[Leg]:
 
 
 class Steps:
-    """Commands run one after the other, and what is to be said of each in the table."""
+    """Commands run one after the other, and the line of each in the table."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -134,7 +134,7 @@ def try_out(leg: Leg, numpy: str, wheel: Path, torch: str | None, folder: Path) 
         environment.setdefault("PRELUDE_SHARED", str(ROOT.parent / "shared"))
     step = Steps(environment)
     inside = bin_folder / "python"
-    checkout = folder / "checkout"  # without the package's own folders: what is tested is the wheel
+    checkout = folder / "checkout"  # without the package's own folders: the wheel is tested
     shutil.copytree(ROOT / "tests", checkout / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", checkout)
 

@@ -60,7 +60,7 @@ def run(megabytes: int, mixes: int, seed: int, model: str | None) -> dict[str, A
                 results = engine.run_many(mix(rng, engine.max_length, vocab), return_exceptions=True)
                 for failure in (one for one in results if isinstance(one, BaseException)):
                     raise failure
-                del results  # a caller who kept them would have those of two mixes
+                del results  # kept, they would be those of two mixes
             found.update(max_length=engine.max_length, kv_tokens=engine.model_info.kv_tokens, mixes=mixes)
 
     grown = peak_bytes(whole_life)

@@ -1,4 +1,4 @@
-"""One allocation of Python's that fails, then the next one: what a verb does about each.
+"""One allocation of Python's that fails, then the next one: a verb's end after each.
 
     python -m tests.no_memory complete --to 3000          # every n; the tests take a few dozen
     python -m tests.no_memory decide --to 3000 --width 50 # fifty failures in a row
@@ -8,7 +8,7 @@ A line after every hundred numbers says how far the run is and how its calls end
 found.
 
 Before each call of the verb ``_testcapi.set_nomemory(n, n + width)`` makes allocations number n and on fail. The call
-has to end, in a result or in an error, within seconds; the call after it has to give what it always gives, and the
+has to end, in a result or in an error, within seconds; the call after it has to give its usual result, and the
 engine's accounts have to be whole. Allocations of torch's tensors and of C++ are not Python's, and do not fail here.
 
 A crash ends the process, so each range runs in a child. Failures that are not the engine's are counted apart: a
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 60  # a call; a loaded machine takes a fraction of one
-ENDS = {"MemoryError", "ExecutionError"}  # what a call may end in, beside its result
+ENDS = {"MemoryError", "ExecutionError"}  # the errors of a call, beside its result
 NUMPY_FORGOT = ("error return without exception set", "returned NULL without setting an exception")
 
 
@@ -67,7 +67,7 @@ def same_words(params: Any) -> list[Any]:
 
 
 def child(path: Path, verb: str, numbers: list[int], width: int) -> None:
-    """Reports a line of JSON for each number, so that a crash is known by what is missing."""
+    """Reports a line of JSON for each number, so that a crash is known by the missing lines."""
     import _testcapi
     import faulthandler
 

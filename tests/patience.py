@@ -1,9 +1,9 @@
 """What tests do about time, on a machine that others use as well and that may stand still for seconds.
 
-What must come is waited for (``until``, ``comes``), for as long as it takes; ``PATIENCE`` only ends a test whose
-thing never comes. Where a test looks at the engine in the middle of something it holds the steps there (``Paced``)
-rather than hope to be quick enough. A claim that only a clock can show is made again until it is seen (``shown``):
-it is false of code that is wrong however often it is tried.
+An event that must come is waited for (``until``, ``comes``), for as long as it takes; ``PATIENCE`` only ends a test
+whose event never comes. Where a test looks at the engine in the middle of something it holds the steps there
+(``Paced``) rather than hope to be quick enough. A claim that only a clock can show is made again until it is seen
+(``shown``): it is false of code that is wrong however often it is tried.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def open_files() -> list[str]:
 
 
 class Paced:
-    """An executor that starts as many steps as it was allowed, and holds whoever submits another.
+    """An executor that starts as many steps as it was allowed, and holds the thread that submits another.
 
     A core is given it in its executor's place: ``steps = Paced.of(core)``. ``given_up``: a step was held for as long
     as patience has it, and let go.
@@ -84,7 +84,7 @@ class Paced:
         return getattr(self._inner, name)
 
     def allow(self, steps: float) -> None:
-        """So many from now on, whatever was left."""
+        """So many from now on, in place of the number that was left."""
         with self._changed:
             self._left = steps
             self.held = self.held and steps <= 0

@@ -26,7 +26,7 @@ from tests.patience import PATIENCE
 @dataclass
 class Fault:
     """At call number ``at`` of ``site`` ("submit" or "wait"), ``times`` calls long: ``kind`` is "raise", "memory",
-    "cancel", "delay", "hang" (until ``over`` is set), or, of what comes back, "outputs", "rows", "nan", "token",
+    "cancel", "delay", "hang" (until ``over`` is set), or, of the result, "outputs", "rows", "nan", "token",
     "type". ``only`` chooses batches."""
 
     kind: str

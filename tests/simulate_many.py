@@ -1,10 +1,10 @@
 """Very many requests through the simulator: small machines of random limits, random policies, workloads and callers
-who go away, one machine after the other, all accounts audited.
+that cancel, one machine after the other, all accounts audited.
 
     python -m tests.simulate_many --requests 1000000 --seed 1 --json bench/results/simulated-1.json
 
-Everybody ends, and ends once; nobody fails (a request that no step can be planned for does); what is held goes back;
-and where a policy states after how many tokens nobody is overtaken any more, nobody is.
+Every request ends, and ends once. None fails, except a request for which no step can be planned. All blocks are given
+back. Where a policy states after how many tokens a request is overtaken no more, none is.
 """
 
 from __future__ import annotations

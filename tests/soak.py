@@ -52,7 +52,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _allocated() -> int:
-    """Bytes that malloc has handed out: what is held, without what it keeps for later. 0 without glibc 2.33."""
+    """Bytes that malloc has handed out, without those that it keeps for later. 0 without glibc 2.33."""
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except AttributeError:

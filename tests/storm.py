@@ -1,5 +1,5 @@
 """A storm of cancellations: requests of all kinds end at random moments, every account is audited after every step,
-and what survives is compared, bit by bit, with the same request computed alone.
+and the survivors are compared, bit by bit, with the same requests computed alone.
 
 ``ToyLoad`` is quick; ``ModelLoad`` is the default model in deterministic mode, behind the real admission.
 """
@@ -22,7 +22,7 @@ _COUNTED = ("finished", "cancelled", "preemptions", "evictions", "prefix_hit_tok
 
 
 class Ends:
-    """Who ended how."""
+    """The end of each request."""
 
     streams = False
 
@@ -53,7 +53,7 @@ class Load(Protocol):
 
 
 class Meddler:
-    """An executor during whose steps somebody cancels: between plan and postprocess, where the rows are in flight."""
+    """An executor that cancels requests during its steps: between plan and postprocess, where rows are in flight."""
 
     def __init__(self, core: EngineCore, rng: np.random.Generator) -> None:
         self._inner, self._core, self._rng = core.executor, core, rng
@@ -106,7 +106,7 @@ def storm(count: int, seed: int, load: Load) -> dict[str, int]:
     while core.step():  # a step that was in flight when the last one ended keeps that one's blocks until it is over
         core.audit()
     if not is_empty(core) or sink.ends.keys() != notes.keys():
-        raise AssertionError("something is left, or somebody was not told")
+        raise AssertionError("something is left, or a caller got no end")
     stats = core.snapshot()
     if sum(stats["requests"].values()) != stats["finished"] + stats["cancelled"] or stats["failed"]:
         raise AssertionError(f"the counters do not add up: {stats}")

@@ -131,7 +131,7 @@ def test_folders_import_in_one_direction(at: int) -> None:
 
 
 def imported_at_run_time(path: Path) -> set[str]:
-    """Without what is imported for types alone."""
+    """Without imports for types alone."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in list(ast.walk(tree)):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -188,7 +188,7 @@ def imported_on_loading(name: str, path: Path, known: Iterable[str]) -> set[str]
 
 
 def test_no_components_module_of_the_tokenizer_imports_the_tokenizer() -> None:
-    """``tokenizer.py`` imports the components; they get what they need of it by ``attach``."""
+    """``tokenizer.py`` imports the components; they get their parts of it by ``attach``."""
     for name in ("components", "models", "normalizers", "pre_tokenizers", "processors", "decoders"):
         tree = ast.parse((ROOT / "tokenizer" / f"{name}.py").read_text(encoding="utf-8"))
         for node in ast.walk(tree):

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 FOLDERS = ("", "bulk", "calibration", "recipes", "simulation", "systemone")  # modules that callers use
 # Python's own protocols, an abstract method, and a package that is not installed.
 PROTOCOLS = {"AttributeError", "StopIteration", "StopAsyncIteration", "NotImplementedError", "ImportError"}
-# Of a request that ended wrongly inside the engine; what its caller turns into a TraceError.
+# Of a request that ended wrongly inside the engine; its caller turns it into a TraceError.
 INTERNAL = {
     ("prelude.streams", "RuntimeError"),
     ("prelude.simulation.replica", "RuntimeError"),

@@ -1,4 +1,5 @@
-"""The tool that breaks features on purpose: it refuses an edit that no longer fits, and puts back what it changed."""
+"""The tool that breaks features on purpose: it refuses an edit that no longer fits, and restores the changed
+files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wheel and the sdist carry: an editable install finds every folder, a wheel only the listed ones."""
+"""The contents of a wheel and of the sdist: an editable install finds every folder, a wheel only the listed ones."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_pre_commit_has_the_versions_of_the_lint_extra() -> None:
 
 
 def test_requirements_of_the_build_have_upper_bounds() -> None:
-    """A release of a build tool that changes what it makes cannot change what is installed."""
+    """A release of a build tool that changes its output cannot change the installed package."""
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and newer read TOML")
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
     assert requires and [one for one in requires if not re.fullmatch(r"[\w-]+>=[\d.]+,<[\d.]+", one)] == []

@@ -28,7 +28,7 @@ SLOW = 0.08  # seconds a weight: some seconds in all
 
 
 def stderr_of(code: str, terminal: bool, closed: bool = False) -> str:
-    """What a child that runs ``code`` writes to its stderr: a terminal, which may be gone, or a file."""
+    """The stderr of a child that runs ``code``: a terminal, which may be gone, or a file."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     if terminal:
         size = struct.pack("4H", 24, 100, 0, 0)  # tqdm writes nothing where a terminal has no columns
@@ -41,7 +41,7 @@ def stderr_of(code: str, terminal: bool, closed: bool = False) -> str:
     while not closed:
         try:
             part = os.read(ours, 65536)
-        except OSError:  # what a terminal says when the child has closed its end
+        except OSError:  # a terminal's error when the child has closed its end
             break
         if not part:
             break

@@ -170,7 +170,7 @@ def test_runs_of_byte_tokens(llama2: Tokenizer) -> None:
 
 
 class OnlyDecode:
-    """A tokenizer of which nothing is known but what it makes of ids."""
+    """A tokenizer of which only ``decode`` is known."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

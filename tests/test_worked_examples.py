@@ -1,7 +1,7 @@
 """The worked examples of CONTRIBUTING.md: a readout, a verb and a family, each as the lines that its files would get.
 
 ``FILES`` lists the product's files of each example; a folder stands for a new file of it. Here their lines stand in
-one file, in the same order, and what a file would register is registered for the time of the test.
+one file, in the same order. The registrations of a file hold for the time of the test.
 """
 
 from __future__ import annotations

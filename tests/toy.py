@@ -3,7 +3,7 @@
 Its KV pool holds token ids, so it can only see a token that was really written to the slot it is read from,
 or that the batch really carries. The "hidden state" of a token is its whole sequence, found by walking
 context blocks, ancestors and its own segment; logits are a fixed pseudo-random function of that sequence.
-Whatever planning, folding, caching, chunking and packing do, every row must see exactly its own sequence.
+After any planning, folding, caching, chunking and packing, every row must see exactly its own sequence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from prelude.execution.pending import PendingTokens
 
 VOCAB = 97
 UNWRITTEN = -7
-UNDEFINED = -8  # what a step that failed may have left
+UNDEFINED = -8  # the content after a step that failed
 
 
 def logits_of(sequence: list[int]) -> np.ndarray:
@@ -114,7 +114,7 @@ class ToyExecutor:
         self.closed = True
 
     def lose(self, batch: ForwardBatch) -> None:
-        """The step fails: nobody knows what stands where it should have written."""
+        """The step fails: the content of its slots is undefined."""
         self._pending_tokens.lose(batch)
         slices = getattr(batch, "slices", None)
         rows = getattr(batch, "decode", None) or getattr(batch, "rows", None)
@@ -162,7 +162,7 @@ class ToyExecutor:
         rows = [sequences[row] for row in readout.rows.tolist()]
         for row in rows:
             if UNWRITTEN in row:
-                raise ValueError("a row reads a slot that nobody wrote")
+                raise ValueError("a row reads a slot that no row wrote")
         match readout:
             case LogprobRows():
                 table = np.array([logprobs_of(row) for row in rows]).reshape(len(rows), VOCAB)

@@ -1,4 +1,4 @@
-"""Whatever stands in a task: it is prepared, or refused with a typed error that says where. Nothing else."""
+"""A task with any values is prepared, or refused with a typed error that names the place. Nothing else happens."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def window(texts: list[str], room: int, truncation: str) -> list[str]:
 def test_messages_past_the_character_limit_are_cut_as_one_text(engine: Engine, truncation: str) -> None:
     texts = [WORDS[:1500], WORDS[2000:9500], "", WORDS[9500:11_000]]
     parts = [{"type": "text", "text": texts[1][:3000]}, {"type": "text", "text": texts[1][3000:]}]
-    keys = 2 * len("typetexttext")  # what else the messages have: keys of parts and their type
+    keys = 2 * len("typetexttext")  # the rest of the messages: keys of parts and their type
     expected = talk(*window(texts, LIMIT, truncation))
     with_parts = talk(*window(texts, LIMIT - keys, truncation))
     for given, same in ((talk(*texts), expected), (talk(texts[0], parts, *texts[2:]), with_parts)):

@@ -92,7 +92,7 @@ def test_the_number_of_values_is_exact_and_counts_all_messages(chatty: Preparer)
     def messages(values: int) -> list[Any]:
         return [{"role": "user", "content": "hi", "extra": [None] * values}, {"role": "user", "content": "ho"}]
 
-    most = MAX_VALUES - 2 - 3 - 2  # two messages and what stands in them
+    most = MAX_VALUES - 2 - 3 - 2  # two messages and their values
     chatty.prepare(snapshot(Generate(messages(most))))
     for late in (Generate(messages(most + 1)), snapshot(Generate(messages(most + 1)))):
         with pytest.raises(RequestTooLarge, match=f"more than {MAX_VALUES} values"):

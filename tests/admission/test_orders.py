@@ -1,4 +1,4 @@
-"""Orders of options: means over shifts against brute force, the same bits in every order, and what a shift costs."""
+"""Orders of options: means over shifts against brute force, the same bits in every order, and the cost of a shift."""
 
 from __future__ import annotations
 

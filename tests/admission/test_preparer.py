@@ -204,7 +204,7 @@ def test_a_memo_holds_at_most_twice_its_capacity() -> None:
     for key in range(100):
         memo.put(key, 2)
         assert len(memo) <= 10
-        assert memo.get(0) == 2 or key == 0  # what is asked for stays
+        assert memo.get(0) == 2 or key == 0  # entries that are asked for stay
     memo.put(1000, 11)
     assert memo.get(1000) is None and memo.get(50) is None
 

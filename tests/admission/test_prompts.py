@@ -1,4 +1,4 @@
-"""Prompts of every kind: what they become, what is refused, what is cut."""
+"""Prompts of every kind: their ids, refusals, and cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Loglikelihood, PromptLogprobs, Embed and Classify: which rows are read, and what becomes of the numbers."""
+"""Loglikelihood, PromptLogprobs, Embed and Classify: the rows that are read, and the results that are made of their
+numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings of ``SamplingParams`` beyond the basic ones: what is taken, what is refused, and in which words."""
+"""Settings of ``SamplingParams`` beyond the basic ones: accepted values, refused ones, and the words of the
+refusal."""
 
 from __future__ import annotations
 

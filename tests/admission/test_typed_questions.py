@@ -291,7 +291,8 @@ def test_the_size_of_typed_questions_counts_their_descriptions() -> None:
 
 
 def test_characters_that_were_cut_are_reported() -> None:
-    """A text past ``max_prompt_chars`` is cut before tokenising. What is left may fit; the answer says it was cut."""
+    """A text past ``max_prompt_chars`` is cut before tokenising. The rest may fit; the answer says that the text was
+    cut."""
     preparer = toys.make(max_prompt_chars=40)
     for task in (
         Decide("x" * 41, [YesNo("Is it?")], truncation="tail"),

@@ -32,7 +32,7 @@ CORPUS = [
 
 
 def train(before: Sequence[str] = (), after: Sequence[str] = (), added: Sequence[str] = ()) -> Tokenizer:
-    """Ids 0, 1, 2 are control tokens. ``before`` and ``after`` are what the post-processor puts around a text."""
+    """Ids 0, 1, 2 are control tokens. The post-processor puts ``before`` and ``after`` around a text."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

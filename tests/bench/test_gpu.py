@@ -68,7 +68,7 @@ def test_the_check_of_correctness_passes_what_is_right_and_finds_what_is_not() -
 
 
 def test_loads_run_on_any_engine() -> None:
-    """The packaged model on the CPU stands in: what is shown is that each load does what its row says."""
+    """The packaged model on the CPU stands in: each load runs the requests that its row names."""
 
     def engine() -> AsyncEngine:
         return AsyncEngine.from_pretrained(device="cpu", config=EngineConfig(kv_bytes=1 << 24))
@@ -101,7 +101,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 def test_parts_run_and_name_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way of a part in turn, over a small model on a simulated device; what is short is the time of a load."""
+    """Every way of a part in turn, over a small model on a simulated device; loads are short."""
     config, made = small_model(layers=1, vocab=4096), list[dict[str, Any]]()
     monkeypatch.setitem(gpu_loads.MODELS, "06b", config)
     monkeypatch.setitem(gpu_loads.MODELS, "4b", config)
@@ -201,7 +201,7 @@ def test_an_engine_over_the_executor() -> None:
 
 
 def test_the_reference_and_transformers_have_the_same_weights() -> None:
-    """Both are what correctness is judged by: bfloat16 rounding is all that is between them."""
+    """Correctness is judged by both: they differ by bfloat16 rounding alone."""
     assert gpu_exactness.transformers_error(small_model(), "cpu") < 8
     wrong = small_model(eps=0.1)
     source = RandomSource(small_model(), "cpu", torch.bfloat16)

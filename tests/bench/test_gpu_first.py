@@ -1,4 +1,5 @@
-"""``bench gpu_first`` over stages that run here: whatever one stage does, the results of the others are kept."""
+"""``bench gpu_first`` over stages that run here: the results of the other stages are kept, also where one stage
+fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The kept instruction counts belong to the operations there are, and the command counts what it says."""
+"""The kept instruction counts belong to the operations there are, and the command counts the operations that it
+names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The serving benchmark: its arithmetic, and that it runs and keeps what it promises to keep."""
+"""The serving benchmark: its arithmetic, its run, and the file that it keeps."""
 
 from __future__ import annotations
 

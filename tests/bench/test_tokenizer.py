@@ -1,4 +1,4 @@
-"""The tokenizer bench compares before it times, stops at a planted difference, and says what is reached."""
+"""The tokenizer bench compares before it times, stops at a planted difference, and names the aims that are met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrators and priors: fits against other libraries, what they change of an answer, and what they refuse."""
+"""Calibrators and priors: fits against other libraries, their changes of an answer, and their refusals."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class EmulatedDevice(SimulatedDevice):
         run = getattr(built, f"run_{kernel.name}")
         columns, rows = (*grid, 1)[:2]
         cluster = min(kernel.cluster, CLUSTER) if kernel.file == "sample" else kernel.cluster
-        # Where a block's size decides what it does, the grid counts on it.
+        # Where a block's work depends on its size, the grid counts on it.
         block = kernel.block if kernel.name in ("silu_gate", "attend", "product") else BLOCK
 
         def execute() -> None:

@@ -123,9 +123,9 @@ T __shfl_sync(unsigned, T value, int lane) {
   return exchange(value, lane);
 }
 
-// Asynchronous copies and products. Each is done as late as the kernel allows, at the wait for it: what is read
-// before it has landed, or overwritten before it has been read, shows. Shared memory begins 16 bytes off the
-// swizzle's period.
+// Asynchronous copies and products. Each is done as late as the kernel allows, at the wait for it: a value
+// that is read before it has landed, or overwritten before it has been read, gives another result. Shared memory
+// begins 16 bytes off the swizzle's period.
 constexpr unsigned SHARED_BASE = 1024 + 16;
 inline unsigned shared_address(const void* at) {
   return SHARED_BASE + (unsigned)((const char*)at - the_room->shared);
@@ -180,7 +180,7 @@ void wgmma(float (&d)[HALF], unsigned long long a, unsigned long long b) {
 }
 inline void wgmma_fence() {
   for (int t = 0; t < blockDim.x; t++)
-    if (the_fibers[the_rank * blockDim.x + t]->unfenced) die("wgmma reads what was not fenced");
+    if (the_fibers[the_rank * blockDim.x + t]->unfenced) die("wgmma reads memory without a fence");
 }
 inline void wgmma_commit() {}
 inline void wgmma_wait() {

@@ -2,16 +2,16 @@
 
     asynchronous   nothing runs when it is enqueued; a mark's ``wait`` runs the stream up to it. Reading a result too
     early
-                   gives what was there before, and writing a host area too early changes what a copy reads
-    addresses      operations keep pointers. A recorded graph reads what lies there when it is replayed; a pointer
+                   gives the bytes of before, and writing a host area too early changes the bytes that a copy reads
+    addresses      operations keep pointers. A recorded graph reads the bytes of the time of its replay; a pointer
     into
                    memory that was given back is an error (device temporaries of eager steps live until they are used,
-                   as a stream-ordered allocator keeps them; pinned memory does not, for nobody tells its allocator)
+                   as a stream-ordered allocator keeps them; pinned memory does not: its allocator gets no notice)
     bounds         every kernel's arguments are checked as the real device checks them, and again by its twin
     kernels        run as their twins (twins.py); attention calls keep FlashInfer's rules about plans
     (``SimulatedCalls``)
 
-``calls`` lists what was enqueued, by name.
+``calls`` lists the enqueued operations, by name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Gone(RuntimeError):
     """A pointer into memory that was given back."""
 
 
-ALIGNMENT = 256  # bytes, of what cudaMalloc gives
+ALIGNMENT = 256  # bytes, of cudaMalloc's memory
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Pointer:
-    """An address with the type behind it; ``at`` is what a kernel sees there."""
+    """An address with the type behind it; ``at`` is the array that a kernel sees there."""
 
     allocation: Allocation
     offset: int
@@ -127,7 +127,7 @@ class SimulatedDevice:
         self.queue: list[Callable[[], None]] = []
         self.executed = 0
         self.recording: list[tuple[str, Callable[[], None]]] | None = None
-        self.pool: list[np.ndarray] = []  # what graphs' own memory is
+        self.pool: list[np.ndarray] = []  # memory of graphs
         self.live: dict[int, Allocation] = {}
         self._numbers = itertools.count()
 
@@ -163,7 +163,7 @@ class SimulatedDevice:
             del self.live[address]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._allocate(shape, dtype, False, 0xA5)  # whoever reads what was not written sees nonsense
+        return self._allocate(shape, dtype, False, 0xA5)  # a read of memory that was not written gives nonsense
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self._allocate(shape, dtype, False, 0)
@@ -353,7 +353,7 @@ class SimulatedCall:
         self.graph = buffers is not None
         self.rows = 0
         self.most_rows: int | None = None
-        self.state: dict[str, np.ndarray] = {}  # what has been planned, once the stream is there
+        self.state: dict[str, np.ndarray] = {}  # planned arrays, once the stream is there
         self.workspace: Pointer | None = None
         self.buffers = {} if buffers is None else {n: (calls.device.pointer(t), len(t)) for n, t in buffers.items()}
 
@@ -420,7 +420,7 @@ class SimulatedCall:
         found = {n: p.at(count).numpy() for n, (p, count) in self.buffers.items()}
         planned = self.workspace.at(self.room).numpy().view(np.int32)[1:]
         wanted = np.concatenate([np.zeros(0, np.int32), *(found[name] for name in self.depends)])
-        assert np.array_equal(planned, wanted), f"{self.depends} are not what the plan was made for"
+        assert np.array_equal(planned, wanted), f"{self.depends} are not those of the plan"
         return found
 
     def _compute(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:

@@ -138,7 +138,7 @@ def test_an_area_is_taken_when_its_copy_has_run() -> None:
 
 
 def test_the_simulated_device_finds_pinned_memory_that_was_given_back() -> None:
-    """The device is worth as much as what it notices."""
+    """A fault that the device does not notice is a fault that no test finds."""
     device = SimulatedDevice()
     target = device.zeros((16,), torch.uint8)
     device.copy(device.pinned((16,), torch.uint8), target)
@@ -153,13 +153,14 @@ def test_the_simulated_device_finds_pinned_memory_that_was_given_back() -> None:
 def test_a_step_is_fed_with_tokens_that_are_not_on_the_host(
     model: Model, on_device: Callable[..., CudaExecutor]
 ) -> None:
-    """Three steps are submitted before the first is waited for; each decode row names what the step before drew."""
+    """Three steps are submitted before the first is waited for; each decode row names the token that the step before
+    drew."""
     executor, reference = on_device(model), model.executor(num_blocks=64)
     ids = [i32(np.random.default_rng(i).integers(0, VOCAB, n)) for i, n in enumerate((5, 20, 9))]
     tables = [[3, 9, 11], [30, 31, 12], [1, 2, 4]]
     s = slices([Segment(x, write=t) for x, t in zip(ids, tables)])
-    nobody = decode_rows([], [], [[]])
-    fill = MixedBatch(s, (sampling(ends(s)),), nobody, None)
+    no_rows = decode_rows([], [], [[]])
+    fill = MixedBatch(s, (sampling(ends(s)),), no_rows, None)
 
     def decode(tokens: list[int], step: int) -> MixedBatch:
         rows = decode_rows(tokens, [len(x) + step for x in ids], tables)
@@ -236,7 +237,7 @@ def test_what_a_step_works_in_is_asked_for_before_it_is_taken(
 def test_a_full_step_that_finds_no_memory_says_what_is_needed_and_what_there_is(
     model: Model, on_device: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workspace fits, what the step takes for itself does not: no allocator's error comes out."""
+    """The workspace fits, the step's own memory does not: no allocator's error comes out."""
     executor = on_device(model, num_blocks=1)
     device: Any = executor.device
     monkeypatch.setattr("prelude.cuda.executor._STAGING", 64)  # the step brings arrays of its own
@@ -314,7 +315,7 @@ def test_models_the_kernels_cannot_take_are_named(model: Model) -> None:
         (_changed(spec, {"window": 4}), "attention within a window"),
         (_changed(spec, {"cap": 5.0}), "a soft cap or a scale"),
         (_changed(spec, {"scale": 0.5}), "a soft cap or a scale"),
-        (_changed(spec, mlp_after=last.mlp_norm), "norms of what a layer adds"),
+        (_changed(spec, mlp_after=last.mlp_norm), "norms of a layer's output"),
         (_changed(spec, mlp_norm=replace(last.mlp_norm, offset=1.0)), "norms whose weights count from one"),
         (replace(spec, logit_cap=30.0), "soft caps of logits"),
         (replace(spec, embeddings=replace(spec.embeddings, scale=8.0)), "scaled embeddings"),

@@ -1,6 +1,6 @@
-"""FlashInfer's own sources against ``attention.py``: names and order of what is passed, and what is read of its
-plans. Nothing of it is imported: it needs a GPU build of torch. ``PRELUDE_FLASHINFER`` names a wheel or an unpacked
-one, where the package is not installed."""
+"""FlashInfer's own sources against ``attention.py``: names and order of the arguments, and the fields that are read
+of its plans. Nothing of it is imported: it needs a GPU build of torch. ``PRELUDE_FLASHINFER`` names a wheel or an
+unpacked one, where the package is not installed."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_a_bad_row_fails_alone(on_gpu: Callable[..., CudaExecutor]) -> None:
 def test_searched_products_are_right_and_kept(
     on_gpu: Callable[..., CudaExecutor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shapes of Qwen3-0.6B at 128 rows, through the real library; nothing may be wrong, whatever is faster."""
+    """The shapes of Qwen3-0.6B at 128 rows, through the real library; nothing may be wrong with any choice."""
     monkeypatch.setenv("PRELUDE_CACHE", str(tmp_path))
     device = on_gpu(torch.bfloat16).device
     assert isinstance(device, CudaDevice) and device.products is not None

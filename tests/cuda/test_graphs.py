@@ -1,4 +1,5 @@
-"""Recorded steps on the simulated device: what is baked in, what is not, when a shape is recorded, who is counted."""
+"""Recorded steps on the simulated device: fixed arguments, changing ones, when a shape is recorded, and the
+counts."""
 
 from __future__ import annotations
 
@@ -210,8 +211,8 @@ def test_decode_is_planned_again_only_where_keys_are_split(
 def test_recording_keeps_what_the_next_step_is_fed_with(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
     executor, reference = on_device(model, policy=ONCE), model.executor(num_blocks=BLOCKS)
     s = slices([Segment(random_ids(0, 20), write=[4, 5])])
-    nobody = decode_rows([], [], [[]])
-    fill = MixedBatch(s, (sampling(ends(s)),), nobody, None)
+    no_rows = decode_rows([], [], [[]])
+    fill = MixedBatch(s, (sampling(ends(s)),), no_rows, None)
     tickets = [executor.submit(fill)]
     for step in range(3):
         tickets.append(executor.submit(DecodeBatch(decode_rows([-1], [20 + step], [[4, 5]]), sampling([0]))))

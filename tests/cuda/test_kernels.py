@@ -1,4 +1,4 @@
-"""Our kernels: that they compile, and that what they say is what their twins compute.
+"""Our kernels: they compile, and their results are those of their twins.
 
 The source itself runs here, under an emulator of CUDA threads on the host. It shows algorithm, order and exchange
 between threads; it shows nothing about a GPU's memory model or speed.
@@ -125,7 +125,7 @@ def test_a_cubin_is_compiled_once_per_content(tmp_path: Path) -> None:
     assert compiler.cubin("norms", ("a",), version="1", folder=nowhere / "x", compile_=fake).startswith(b"\x7fELF")
 
 
-# ------------------------------------------------------------------ they compute what their twins do
+# ------------------------------------------------------------------ the results are those of the twins
 
 
 def both(

@@ -115,7 +115,7 @@ def test_shapes_and_bytes_are_those_of_the_general_path(model: Model, on_device:
         writer = Writer(shape, program.inputs, BLOCKS, BLOCK)
         writer.write(theirs, layout)
         readouts.write(program.inputs, from_numpy(theirs), [writer.read_index(r.at, layout) for r in layout.reads])
-        ours[:] = 0xA5  # what another step left there; between the arrays it stays
+        ours[:] = 0xA5  # bytes of another step; between the arrays they stay
         step.fill(known.places, ours.ctypes.data)
         assert known.write(step, ours.ctypes.data, batch.readout)
         assert (ours[nbytes:] == 0xA5).all()

@@ -1,4 +1,5 @@
-"""Where tokens stand and what they read, against an oracle that follows parents and contexts one token at a time."""
+"""The places of tokens and the keys that they read, against an oracle that follows parents and contexts one token at
+a time."""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ def test_buckets_hold_their_tokens_and_waste_little() -> None:
 @pytest.mark.feature("H10")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_padding_writes_to_the_scratch_block_only(seed: int) -> None:
-    """Of a bucketed step, rows that nobody asked for: not written if they are prompts, to the scratch block if they
+    """Padding rows of a bucketed step: not written if they are prompts, to the scratch block if they
     decode; and their requests read nothing but that block."""
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, VOCAB)

@@ -1,5 +1,5 @@
 """The project's own products: every mode against its twin by the emulator, which does copies and wgmma as late as the
-kernel allows; the choice between them and the library; what the compiler makes of every variant."""
+kernel allows; the choice between them and the library; the compiled code of every variant."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def randn(device: SimulatedDevice, *shape: int, dtype: torch.dtype = BF16, scale
 def product(
     device: SimulatedDevice, mode: int, rows: int, outputs: int, inner: int, variant: Variant, spare: int = 8
 ) -> Tensor:
-    """By ``variant``, into the front of wider rows that must keep what is beside them."""
+    """By ``variant``, into the front of wider rows, whose other columns must stay."""
     x = randn(device, rows, inner + spare)[:, :inner]
     weight = randn(device, outputs, inner, scale=inner**-0.5)
     width = outputs // 2 if mode == GATE else outputs
@@ -118,7 +118,7 @@ def test_a_rows_bits_do_not_depend_on_the_others() -> None:
 
 
 class Device(SimulatedDevice):
-    """Runs what it is given at once, in time that ``cost`` states; kernels of ``wrong`` groups give other numbers."""
+    """Runs each operation at once, in time that ``cost`` states; kernels of ``wrong`` groups give other numbers."""
 
     def __init__(self, cost: Callable[[str], float] = lambda name: 1.0, wrong: tuple[int, ...] = ()) -> None:
         super().__init__(BF16)
@@ -253,7 +253,7 @@ def test_what_the_kernel_does_not_do_is_the_librarys() -> None:
         assert own_matmul.job_of(*args) is None
 
 
-# ------------------------------------------------------------------ what the compiler makes of it
+# ------------------------------------------------------------------ the compiled code
 
 REGISTERS = {(16, 1): 64, (16, 2): 64, (32, 1): 64, (32, 2): 64, (64, 1): 80, (64, 2): 80}
 """At most, of a thread; the others' accumulators leave room for one block or two of 65,536 registers."""

@@ -28,7 +28,7 @@ BLOCK = 16
 
 
 class Recording(CostedExecutor):
-    """Takes no time and keeps what it was given."""
+    """Takes no time and keeps its batches."""
 
     def __init__(self) -> None:
         h200 = machine("h200-qwen3-4b", kv_blocks=20_000)

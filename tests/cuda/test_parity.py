@@ -37,7 +37,7 @@ def same(ours: StepResult, theirs: StepResult, tolerance: float) -> None:
 
 
 def same_pools(ours: CudaExecutor, theirs: Any, tolerance: float) -> None:
-    """Every slot that anybody is told of. Heads are interleaved in the CPU's pool."""
+    """Every slot of a step that ended. Heads are interleaved in the CPU's pool."""
     ours.device.close()
     width = theirs.config.spec.attention.head_dim
     split = theirs.pool.tensor.view(*theirs.pool.tensor.shape[:-1], width // 2, 2).transpose(-1, -2).flatten(-2)

@@ -1,5 +1,5 @@
-"""The sampling kernel against the reference sampler: the same token for the same uniform number, whichever way
-through the kernel a row takes (a list of few tokens, sums over the row, greedy), in clusters of one block and of
+"""The sampling kernel against the reference sampler: the same token for the same uniform number, on every path
+through the kernel (a list of few tokens, sums over the row, greedy), in clusters of one block and of
 several."""
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def qk_rope(
 
 
 HEAD_DIM = 0
-"""A compile-time constant of the real kernels; set by who makes a device."""
+"""A compile-time constant of the real kernels; set by the maker of a device."""
 
 
 def twins_head_dim(*_: Any) -> int:

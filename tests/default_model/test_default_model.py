@@ -1,4 +1,4 @@
-"""The default model: its size, its files, and what it gets right on sentences it never saw."""
+"""The default model: its size, its files, and its right answers on sentences it never saw."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_completes_with_transformers() -> None:
     ids = tokenizer("User: Which language is it? Das Haus ist alt und klein.\nAssistant:", return_tensors="pt")
     out = model.generate(**ids, max_new_tokens=4, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert tokenizer.decode(out) == " German<|endoftext|>"
-    # In the chat template it keeps the form and stops; what it says there is not held to anything.
+    # In the chat template it keeps the form and stops; its answer there is not checked.
     messages = [{"role": "user", "content": "Which language is it?\n\nМоя сестра выращивает фасоль."}]
     chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     out = model.generate(**chat, max_new_tokens=16, do_sample=False)[0, chat["input_ids"].shape[1] :]

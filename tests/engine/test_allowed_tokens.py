@@ -1,4 +1,4 @@
-"""``allowed_tokens_fn``: the caller chooses, token by token, what may come next."""
+"""``allowed_tokens_fn``: the caller chooses, token by token, the ids that may come next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The asyncio engine: loops, threads, cancellation, bad rows, closing, and what it must not open."""
+"""The asyncio engine: loops, threads, cancellation, bad rows, closing, and the files and sockets that it must not
+open."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert RequestOptions(deadline=np.int64(2)).deadline == 2.0  # type: ignore[arg-type]
 
 
-def test_what_came_in_has_ended_or_is_there() -> None:
-    """The counters add up, whatever became of a request: also of one that was cancelled before it was queued."""
+def test_every_request_that_came_in_has_ended_or_is_there() -> None:
+    """The counters add up for every end of a request: also for one that was cancelled before it was queued."""
     core = service_core(FaultyExecutor(Fault("raise", "wait", 0)), running=2)
     sink = ById()
     requests = [post(core, chat(prompt(5, i), 6), sink) for i in range(6)]

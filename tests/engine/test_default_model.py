@@ -1,4 +1,5 @@
-"""The packaged model through our own engine: its two decisions on sentences nobody trained on, and the demo."""
+"""The packaged model through our own engine: its two decisions on sentences that it was not trained on, and the
+demo."""
 
 from __future__ import annotations
 

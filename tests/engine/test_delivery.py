@@ -1,4 +1,4 @@
-"""Ends on their way to an event loop: an interrupt on the way costs nobody theirs."""
+"""Ends on their way to an event loop: an interrupt on the way loses none of them."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_prompts_belong_to_text_and_are_never_cut(tmp_path: Path) -> None:
 
 
 def write_dense(folder: Path, inputs: int, outputs: int, activation: str, bias: bool = True, said: Any = None) -> Any:
-    """A module as sentence-transformers saves it; and what torch makes of a vector by it."""
+    """A module as sentence-transformers saves it; and torch's function of a vector by it."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""Encoders through the engine: embeddings, classification, pairs, and what they are not asked for."""
+"""Encoders through the engine: embeddings, classification, pairs, and the verbs that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executors that go wrong: who fails, who runs again, and that everybody is answered."""
+"""Executors that go wrong: the requests that fail, those that run again, and an answer for every caller."""
 
 from __future__ import annotations
 

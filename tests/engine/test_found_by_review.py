@@ -42,7 +42,9 @@ def test_what_is_kept_does_not_depend_on_company(make_engine: Make) -> None:
     assert [engine.embed(tokens, pooling="last").stats.cached_tokens for tokens in (a, b)] == [160, 160]
     engine = make_engine()
     engine.run_many([Embed(a, pooling="last", cache="never"), Embed(b, pooling="last")])
-    assert engine.embed(b, pooling="last").stats.cached_tokens == 96, "the common part, published by who may"
+    assert engine.embed(b, pooling="last").stats.cached_tokens == 96, (
+        "the common part, published by a request that may"
+    )
 
 
 def test_results_and_errors_can_be_copied_and_pickled(make_engine: Make) -> None:

@@ -88,7 +88,7 @@ def test_max_tokens_of_one_takes_the_same_settings(make_engine: Make) -> None:
 
 @pytest.mark.fault(75)
 def test_logprobs_are_the_models_own(make_engine: Make, oracle: Oracle) -> None:
-    """Whatever the settings; rows that ask for different numbers share steps."""
+    """With all settings; rows that ask for different numbers share steps."""
     engine = make_engine()
     heavy = {"seed": 5, "ignore_eos": True, "temperature": 0.3, "logit_bias": {9: 50.0}}
     tasks = [Generate(STATE, SamplingParams(max_tokens=6, logprobs=k, **heavy)) for k in (None, 0, 1, 7)]
@@ -166,7 +166,7 @@ def test_settings_of_one_text_never_alter_another(make_engine: Make) -> None:
 
 @pytest.mark.fault(58)
 def test_a_row_that_is_not_a_number_fails_alone(tmp_path: Path, make_engine: Make) -> None:
-    """One token's embedding is NaN: texts that meet it fail, in prefill and in the middle; nobody else does."""
+    """One token's embedding is NaN: texts that meet it fail, in prefill and in the middle; no other text does."""
     engine = make_engine(make_checkpoint(tmp_path / "nan", tie_word_embeddings=False))
     bad = 77
     clean = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, banned_token_ids=[bad])

@@ -1,5 +1,5 @@
 """Something goes wrong at each named place of a request's path: it raises, it is slow, or the request is cancelled
-right there. Whatever it is, everybody is told, nothing stays held, and the engine answers the next request."""
+right there. In each case every caller gets an end, nothing stays held, and the engine answers the next request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.patience import PATIENCE
 from tests.scheduling.test_engine_core import chat, last_logprob, prompt
 from tests.service import is_empty, service_core, toy_service
 
-# What is called where, as attributes of (engine, core).
+# The function that is replaced at each place, as attributes of (engine, core).
 PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
     "executor.submit": lambda engine, core: (core.executor, "submit"),
     "executor.wait": lambda engine, core: (core.executor, "wait"),

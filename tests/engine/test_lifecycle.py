@@ -1,4 +1,4 @@
-"""The engine in a process that it does not own: loops, threads, closing, and what idling costs."""
+"""The engine in a process that it does not own: loops, threads, closing, and the cost of idling."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_an_idle_engine_uses_no_cpu_and_wakes_at_once() -> None:
         return started[-1] - asked
 
     def wakes_at_once() -> bool:
-        """As soon as a thread that sleeps on an event does, beside what a step's planning takes."""
+        """As soon as a thread that sleeps on an event does, beside the time of a step's planning."""
         pairs = [(woken(i), handed_over()) for i in range(101)]
         ours, plain = (sorted(times)[len(times) // 2] for times in zip(*pairs))
         return ours < 0.001 + plain

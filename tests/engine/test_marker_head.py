@@ -1,4 +1,4 @@
-"""Models with a marker head (Laya): recorded answers of its own program, and what is refused."""
+"""Models with a marker head (Laya): recorded answers of its own program, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``max_memory``: what a step takes is measured at load, the rest becomes blocks, and the longest prompt follows."""
+"""``max_memory``: a step's memory is measured at load, the rest becomes blocks, and the longest prompt follows."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_prompt_in_runs_of_tokens_takes_less_memory_and_gives_the_same_bits(wi
             taken = peak_bytes(lambda: vectors.append(np.asarray(engine.run(Embed(ids, pooling="last")))))  # noqa: B023
             found[chunk] = (taken or 0, vectors[0])
         assert (found[256][1] == found[1 << 20][1]).all() and (found[64][1] == found[256][1]).all()
-        whole = 6000 * 2 * 2048 * 4  # bytes of what the MLP makes of all tokens
+        whole = 6000 * 2 * 2048 * 4  # bytes of the MLP's activations of all tokens
         assert found[1 << 20][0] - found[256][0] > whole * 3 // 4
 
 

@@ -170,8 +170,8 @@ def test_the_engine_thread_outlives_a_lack_of_memory() -> None:
     core.close()
 
 
-def test_what_was_taken_from_a_queue_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list of what was taken is made before anything leaves the queue."""
+def test_items_taken_from_a_queue_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of the taken items is made before any of them leaves the queue."""
     import _testcapi
 
     outlet = Outlet()

@@ -164,7 +164,7 @@ def test_a_stream_has_the_ten_spans_and_one_on_its_way_out_a_chunk(checkpoint: P
             path = [name for name in first if name != "repeat"]
             assert path == list(NAMES[:-1]), "the path, in its order"
             assert names.count("run") == names.count("sample") == names.count("append") == 6
-            assert names.count("detokenise") == 7, "one a token, and what was held back at the end"
+            assert names.count("detokenise") == 7, "one a token, and the held-back text at the end"
             assert names.count("stream") == len(chunks)
             for name in ("append", "detokenise"):
                 mine = [span for span in spans if span.name == name]

@@ -1,4 +1,4 @@
-"""The KV pool that an engine makes where nothing is said: its size, its memory, and what does not fit in it."""
+"""The KV pool of an engine without settings: its size, its memory, and requests that do not fit into it."""
 
 from __future__ import annotations
 

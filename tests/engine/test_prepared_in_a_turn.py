@@ -1,4 +1,4 @@
-"""Calls that are made in one turn of an event loop are prepared together; what is wrong with one is its caller's."""
+"""Calls that are made in one turn of an event loop are prepared together; an error of one goes to its caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARAMS = SamplingParams(max_tokens=1, temperature=0)
 
 
 def watched(engine: AsyncEngine, broken: BaseException | None = None) -> list[int]:
-    """How many tasks each call of the preparer had. ``broken``: what a call for several tasks raises."""
+    """How many tasks each call of the preparer had. ``broken``: the error of a call for several tasks."""
     preparer: Any = engine.engine._preparer
     inner, counts = preparer.prepare_all, list[int]()
 

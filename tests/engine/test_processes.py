@@ -33,7 +33,7 @@ def test_a_forked_child_is_told_at_once() -> None:
     engine = slow_service()
     core = engine.engine._core
     core.submit(core.request(chat(prompt(6, 1), 200), ById()))
-    assert core.loop.lock.try_acquire() or core.loop.thread is not None  # somebody has it at that moment
+    assert core.loop.lock.try_acquire() or core.loop.thread is not None  # one thread has it at that moment
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover

@@ -51,8 +51,8 @@ def test_a_short_context_of_longer_continuations_is_computed_once(
 
 
 def test_the_deeper_of_two_common_prefixes_stays_where_it_saves_more(make_engine: Callable[..., Engine]) -> None:
-    """Two texts with ten tokens in common and two with twelve, of which three are everybody's: two folds. Three with
-    eleven in common, one of whom has the next token of a fourth as well: one fold."""
+    """Two texts with ten tokens in common and two with twelve, of which three are common to all: two folds. Three
+    with eleven in common, one of which has the next token of a fourth as well: one fold."""
     engine = make_engine(prefix_cache=False)
     start = [9, 4, 2]
     first, second = start + list(range(10, 17)), start + list(range(30, 39))

@@ -1,4 +1,4 @@
-"""Streams of the real engine: what they add up to, what closing one gives back, and what a slow reader costs."""
+"""Streams of the real engine: their whole text, the memory that closing gives back, and the cost of a slow reader."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def all_back(engine: AsyncEngine) -> None:
 
 
 def at_rest(core: Any) -> bool:
-    nobody = core.queues.empty and not core.live and not core.inbox.items and not core.steps
-    return nobody and core.pool.live_leases == core.pool.allocator.num_used == 0
+    empty = core.queues.empty and not core.live and not core.inbox.items and not core.steps
+    return empty and core.pool.live_leases == core.pool.allocator.num_used == 0
 
 
 def same(chunks: list[Chunk], whole: Completion) -> None:
@@ -110,7 +110,7 @@ def test_decode_states_live_only_while_texts_are_read_along(make_engine: Make) -
     engine.run_many([Decide(STATE, [YesNo("?")]), Embed(STATE, pooling="last"), Generate(STATE, one)])
     list(engine.stream(STATE, one))
     engine.complete(STATE, GREEDY)
-    assert counters() == (0, 0), "OneShot needs none, nor does a text that nobody follows"
+    assert counters() == (0, 0), "OneShot needs none, nor does a text without a stream"
     steps = Paced.of(engine._core, 100)  # all three are far from their end
     streams = [engine.stream(f"{i} {STATE}", LONG) for i in range(3)]
     for stream in streams:

@@ -99,7 +99,7 @@ def test_questions_past_a_step_say_how_many_fit(make_engine: Callable[..., Engin
     assert engine.complete("A text", SamplingParams(max_tokens=1)).token_ids
 
 
-# ------------------------------------------------------------------ what is said without being asked
+# ------------------------------------------------------------------ the log
 
 
 def test_an_error_of_run_many_names_its_task(make_engine: Callable[..., Engine]) -> None:

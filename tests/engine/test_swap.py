@@ -1,4 +1,4 @@
-"""One engine after another in a process, and what runs while one is closed or the interpreter leaves."""
+"""One engine after another in a process, and calls that run while one is closed or the interpreter leaves."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_an_engine_is_swapped_for_another_while_requests_run(checkpoint: Path) -
         return sizes[-1]
 
     def memory_comes_back() -> bool:
-        """One pool and a copy of the weights are 32 MiB and more. What others of this process take now and then, and
-        what an allocator keeps, does not grow with every four engines."""
+        """One pool and a copy of the weights are 32 MiB and more. Other memory of this process, and memory that an
+        allocator keeps, does not grow with every four engines."""
         before = swap()
         return [swap() for _ in range(4)][-1] - before < 40 << 20
 

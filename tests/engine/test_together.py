@@ -107,7 +107,7 @@ def test_options_reach_every_request(make_engine: Callable[..., Engine]) -> None
     heard: list[tuple[str, str | None]] = []
     forget = engine.on_event(lambda event: heard.append((event.name, event.request_id)))
     assert [r.stats.request_id for r in engine.run_many(tasks, request_id="mine", deadline=60)] == ["mine"] * 3
-    assert [name for name, who in heard if who == "mine"].count("finished") == 3
+    assert [name for name, request in heard if request == "mine"].count("finished") == 3
     forget()
     with pytest.raises(DeadlineExceeded):
         engine.run_many(tasks, deadline=0.0)

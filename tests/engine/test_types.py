@@ -81,7 +81,7 @@ async def awaited(engine: AsyncEngine) -> None:
     reveal_type(await engine.rerank("a", ["b"], top_k=1))
     await engine.embed("a", pooling="lsat")
 """
-# line: what mypy says of it, and what pyright says
+# line: mypy's type of it, and pyright's
 ANSWERS, EMBEDDING = "prelude.results.Answers", "prelude.results.Embedding"
 SAID: dict[int, tuple[str, str]] = {
     6: (f'"{ANSWERS}"', '"Answers"'),

@@ -61,7 +61,7 @@ def test_decide_equals_brute_force_label_by_label(make_engine: Make, oracle: Ora
         assert list(answer.probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-4)
         assert answer.label == list(joint)[int(shares.argmax())]
         assert sum(answer.probabilities.values()) == pytest.approx(1, abs=1e-6)
-    assert any(len(ids) > 1 for _, ids in whole(engine, task, 0)[1]), "labels of several tokens are what is tested"
+    assert any(len(ids) > 1 for _, ids in whole(engine, task, 0)[1]), "the test needs labels of several tokens"
 
 
 @pytest.mark.parametrize("norm", ["none", "token", "unconditional"])
@@ -158,7 +158,7 @@ def test_prompt_logprobs_cold_and_over_a_cached_prefix(make_engine: Make, oracle
     assert [token.logprob for token in warm[1:]] == pytest.approx([token.logprob for token in cold[1:]], abs=1e-4)
     last = engine.prompt_logprobs(STATE, top=0, last=2)
     assert [token.logprob for token in last] == pytest.approx([token.logprob for token in cold[-2:]], abs=1e-4)
-    assert last.stats.cached_tokens > 0, "what nobody reads comes from the cache"
+    assert last.stats.cached_tokens > 0, "rows that are not read come from the cache"
     before = engine.stats()
     nothing = engine.complete(STATE, SamplingParams(max_tokens=0, prompt_logprobs=3))
     assert nothing.text == "" and nothing.token_ids == () and nothing.finish_reason == "length"

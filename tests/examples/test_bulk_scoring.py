@@ -1,4 +1,4 @@
-"""Bulk scoring: order, the bound on what is in flight, bad lines, and the command line."""
+"""Bulk scoring: order, the bound on tasks in flight, bad lines, and the command line."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def asks(lines: Sequence[str]) -> Callable[[], Awaitable[str | None]]:
 def talk(
     lines: Sequence[str], params: SamplingParams = GREEDY, **options: Any
 ) -> tuple[Any, list[str], dict[str, Any]]:
-    """The conversation, what was written, and the engine's counters."""
+    """The conversation, the written lines, and the engine's counters."""
     written: list[str] = []
 
     async def main() -> tuple[Any, dict[str, Any]]:

@@ -108,7 +108,7 @@ def test_decisions_text_and_a_streamed_chat() -> None:
             whole = (await client.post("/v1/generate", json=body)).json()
             visitor, streams = Visitor(app, "/v1/generate", {**body, "stream": True}), 1
             await visitor.task
-            while len(visitor.parts) <= 3 and streams < 100:  # tokens that nobody was there to take come together
+            while len(visitor.parts) <= 3 and streams < 100:  # tokens that wait for a reader come together
                 visitor, streams = Visitor(app, "/v1/generate", {**body, "stream": True}), streams + 1
                 await visitor.task
             assert visitor.sent[0]["status"] == 200

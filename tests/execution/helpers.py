@@ -158,7 +158,7 @@ def last_logprobs(executor: CpuExecutor, s: PromptSlices, rows: np.ndarray | Non
 
 
 def hidden(executor: CpuExecutor, s: PromptSlices, rows: Any) -> np.ndarray:
-    """[rows, hidden] after the final norm: what bit comparisons are made on."""
+    """[rows, hidden] after the final norm, for comparisons of bits."""
     rows = i32(rows)
     readout = PooledRows(rows, i32(np.arange(len(rows) + 1)))
     return run(executor, OneShotBatch(s, readout)).outputs[0].vectors
@@ -179,10 +179,10 @@ def greedy(
     """[prompts, steps] greedy tokens: the prompts in one mixed step, then decode steps. States of a recurrent model
     are in the first slots."""
     s = slices([Segment(ids, write=table) for ids, table in zip(prompts_, tables)])
-    nobody = decode_rows([], [], [[]])
+    no_rows = decode_rows([], [], [[]])
     held = i32(range(len(prompts_))) if executor.limits().running_states else None
     batch: DecodeBatch | MixedBatch
-    batch = MixedBatch(owned(s, held), (sampling(ends(s)),), nobody, None, None if held is None else held[:0])
+    batch = MixedBatch(owned(s, held), (sampling(ends(s)),), no_rows, None, None if held is None else held[:0])
     tokens = [run(executor, batch).outputs[0].token_ids]
     for step in range(steps - 1):
         lengths = [len(ids) + step for ids in prompts_]

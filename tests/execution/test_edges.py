@@ -1,4 +1,4 @@
-"""Inputs and numbers at the edge of what there is."""
+"""Inputs and numbers at their limits."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_failed_step_leaves_nothing_behind(model: Model, monkeypatch: pytest.M
 @pytest.mark.fault(58)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_poisoned_block_fails_its_own_rows(model: Model, deterministic: bool) -> None:
-    """NaN in the pool: in a context, in a decode row, and in freed memory that lies behind somebody's last token."""
+    """NaN in the pool: in a context, in a decode row, and in freed memory behind a row's last token."""
     executor = model.executor(deterministic=deterministic)
     fill = slices([Segment(random_ids(i, 32), write=[2 * i, 2 * i + 1]) for i in range(4)])
     run(executor, OneShotBatch(fill, sampling(ends(fill))))
@@ -142,7 +142,7 @@ def test_extreme_logits() -> None:
     error = np.abs(ours[finite] - theirs[finite]) / np.maximum(1, np.abs(theirs[finite]))
     assert error.max() < 1e-6
     assert np.abs(np.exp(ours).sum(axis=1) - 1).max() < 1e-6
-    assert ours[2, 2] == pytest.approx(-1000 - np.log(2))  # far below what exp can hold, finite as a logprob
+    assert ours[2, 2] == pytest.approx(-1000 - np.log(2))  # far below the range of exp, finite as a logprob
 
 
 @pytest.mark.fault(75)
@@ -254,7 +254,7 @@ def test_classification_head(model: Model, dtype: str) -> None:
     assert executor.limits().num_labels == 3
     s = prompts(random_ids(0, 9), random_ids(1, 4))
     logits = run(executor, OneShotBatch(s, HeadRows(ends(s)))).outputs[0].logits
-    # The head is float32 whatever the body is in.
+    # The head is float32 for a body of any type.
     expected = hidden(executor, s, ends(s)) @ score.numpy().T
     assert logits.dtype == np.float32 and np.abs(logits - expected).max() < 1e-4
     with pytest.raises(ValueError, match="no classification head"):

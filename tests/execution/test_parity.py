@@ -112,7 +112,7 @@ def test_the_forward_makes_the_last_layers_rows_that_are_read_and_no_others(mode
 def test_no_tensor_of_a_step_outlives_it(model: Model) -> None:
     executor = model.executor()
     s = prompts(random_ids(1, 90), random_ids(2, 30))
-    last_logprobs(executor, s)  # what is made once
+    last_logprobs(executor, s)  # makes the tensors that are made once
     before = live_tensor_bytes()
     for rows in (ends(s), np.arange(20, 120), np.arange(120)):
         last_logprobs(executor, s, rows)
@@ -200,7 +200,7 @@ def test_nothing_stays_in_the_pool_that_was_not_published(model: Model) -> None:
 
 
 def test_windows_are_counted_as_they_are_read(windowed: Model) -> None:
-    """One layer of three sees all, two see 12 tokens: what the cost model learns from."""
+    """One layer of three sees all, two see 12 tokens: the cost model learns from these counts."""
     executor = windowed.executor()
     fill = slices([Segment(random_ids(0, 30), write=[0, 1])])
     rows = decode_rows([5], [30], [[0, 1]])
@@ -276,9 +276,9 @@ def test_chunked_prefill_beside_decode(kind: str, chunk: int, request: pytest.Fi
 
 def test_steps_that_read_nothing_or_hold_nothing(model: Model) -> None:
     executor = model.executor()
-    nobody = decode_rows([], [], [[]])
+    no_rows = decode_rows([], [], [[]])
     part = slices([Segment(random_ids(0, 20), write=[1, 2])])
-    assert run(executor, MixedBatch(part, (), nobody, None)).outputs == ()
+    assert run(executor, MixedBatch(part, (), no_rows, None)).outputs == ()
     rest = slices([Segment(random_ids(1, 3), context=20, blocks=[1, 2])])
     whole = np.concatenate([random_ids(0, 20), random_ids(1, 3)])
     assert np.abs(last_logprobs(executor, rest)[0] - model.logprobs(whole)[-1]).max() < 1e-4

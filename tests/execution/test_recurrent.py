@@ -35,7 +35,7 @@ from tests.execution.helpers import (
     slices,
 )
 
-NOBODY = decode_rows([], [], [[]])
+NO_ROWS = decode_rows([], [], [[]])
 
 
 @pytest.fixture(scope="session", params=list(RECURRENT))
@@ -51,7 +51,7 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def chunk_hidden(executor: CpuExecutor, s: PromptSlices, entries: list[int], rows: np.ndarray) -> np.ndarray:
     """As ``hidden``, of segments that hold entries; -1 for one that has none."""
     readout = PooledRows(i32(rows), i32(np.arange(len(rows) + 1)))
-    return run(executor, MixedBatch(owned(s, entries), (readout,), NOBODY, None, i32([]))).outputs[0].vectors
+    return run(executor, MixedBatch(owned(s, entries), (readout,), NO_ROWS, None, i32([]))).outputs[0].vectors
 
 
 # ------------------------------------------------------------------ transformers
@@ -203,7 +203,7 @@ def test_decode_rows_and_prompt_rows(executor: CpuExecutor) -> None:
     for rows in ([1], [0, 1, 2], [2, 0]):
         for i in rows:
             fill = slices([Segment(texts[i][:-1], write=tables[i])])
-            run(executor, MixedBatch(owned(fill, [i]), (), NOBODY, None, i32([])))
+            run(executor, MixedBatch(owned(fill, [i]), (), NO_ROWS, None, i32([])))
         held = i32(rows)
         batch = decode_rows([tokens[i] for i in rows], [lengths[i] for i in rows], [tables[i] for i in rows])
         output = run(executor, DecodeBatch(batch, sampling(range(len(rows)), top=vocab), held)).outputs[0]
@@ -264,7 +264,7 @@ def test_a_context_without_its_state_is_refused(hybrid: Model) -> None:
     rows = decode_rows([5], [3], [[0]])
     for batch, told in (
         (OneShotBatch(part, all_logprobs(ends(part))), "goes on from 16 tokens without their state"),
-        (MixedBatch(owned(part, [-1]), (), NOBODY, None, i32([])), "goes on from 16 tokens without their state"),
+        (MixedBatch(owned(part, [-1]), (), NO_ROWS, None, i32([])), "goes on from 16 tokens without their state"),
         (DecodeBatch(rows, sampling([0])), "1 decode rows without a state"),
         (DecodeBatch(rows, sampling([0]), i32([-1])), "1 decode rows without a state"),
         (DecodeBatch(rows, sampling([0]), i32([2])), "no such entry"),

@@ -24,7 +24,7 @@ def last_token(seed: int) -> OneShotBatch:
 
 
 class Slow(ToyExecutor):
-    """Runs when ``go`` is set, and writes down which thread ran what."""
+    """Runs when ``go`` is set, and writes down the thread of each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def test_steps_run_in_order_in_one_thread_while_the_caller_goes_on() -> None:
     executor = ThreadedExecutor(inner)
     batches = [last_token(i) for i in range(5)]
     steps = [executor.submit(batch) for batch in batches]
-    assert not inner.ran, "nobody waited"
+    assert not inner.ran, "no step was waited for"
     inner.go.set()
     found = [executor.wait(step) for step in reversed(steps)]
     assert [batch for batch, _ in inner.ran] == batches

@@ -1,5 +1,5 @@
-"""The thread count of a step on processors that others use as well: what is learned from waiting that a test tells,
-what the system itself counts, and that torch's own setting is the same after a step as before."""
+"""The thread count of a step on processors that others use as well: lessons from waiting times that a test states,
+the system's own counts, and torch's own setting, which is the same after a step as before."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_products_obey_the_count(machine: Machine) -> None:
     def one_thread_computes() -> bool:
         """Threads of earlier tests may take processor time beside it, now and then."""
         with machine.governor:
-            a @ b  # whoever still looks for work stops meanwhile
+            a @ b  # threads that still look for work stop meanwhile
             time.sleep(0.1)
             process, own = time.process_time(), time.thread_time()
             for _ in range(50):
@@ -223,7 +223,7 @@ LOADS = "import os; from prelude import Engine; e = Engine.from_pretrained(); e.
 
 
 def test_the_environment_is_as_it_was_after_loading() -> None:
-    """The count is for torch's own library; what this process starts later decides for itself."""
+    """The count is for torch's own library; processes that it starts later decide for themselves."""
     done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True, env=silent())
     assert "GOMP_SPINCOUNT" not in done.stdout
 

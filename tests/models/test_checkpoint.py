@@ -13,7 +13,7 @@ from prelude.errors import CheckpointError, UnsupportedModel
 
 from .conftest import FILE, INDEX, Copy, edit_json, edit_weights, open_checkpoint, reference_weights, refused
 
-# -- what loads ------------------------------------------------------------------------------------
+# -- files that load -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["untied", "tied", "bf16", "sharded", "sharded_tied", "biased", "multi_query"])

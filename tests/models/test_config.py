@@ -1,4 +1,4 @@
-"""config.json: what is read, in which spellings, and every way to refuse it."""
+"""config.json: the values that are read, their spellings, and every way to refuse it."""
 
 from __future__ import annotations
 
@@ -511,7 +511,7 @@ HOSTILE: list[Any] = [
 @pytest.mark.fault(43)
 @pytest.mark.parametrize("base", [OLD, NEW], ids=["transformers4", "transformers5"])
 def test_any_value_anywhere_is_read_or_refused(base: dict[str, Any]) -> None:
-    """Nothing but a ModelError, of bounded length, whatever stands where; and what is read can be used."""
+    """Any value at any place gives a ModelError of bounded length, or a config that can be used."""
     refused = 0
     more = ("rope_scaling", "layer_types", "quantization_config", "auto_map", "num_experts", "partial_rotary_factor")
     for key in (*base, *more):

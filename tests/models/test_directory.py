@@ -64,7 +64,7 @@ def test_no_weights_at_all(copy_of: Copy) -> None:
 
 @contextlib.contextmanager
 def unprivileged() -> Iterator[None]:
-    """As somebody whom permissions stop."""
+    """As a user that permissions stop."""
     if os.geteuid() != 0:
         yield
         return
@@ -268,7 +268,7 @@ def test_memory_that_ends_while_loading(failure: Exception, tmp_path: Path, monk
         Engine.from_pretrained(tmp_path, config=EngineConfig(kv_blocks=8))
 
 
-# -- what is in the files --------------------------------------------------------------------------
+# -- the contents of the files ---------------------------------------------------------------------
 
 
 @pytest.mark.fault(42)

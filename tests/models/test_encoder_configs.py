@@ -1,4 +1,4 @@
-"""config.json and checkpoints of encoders: what is read, and every way to refuse it."""
+"""config.json and checkpoints of encoders: the values that are read, and every way to refuse it."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_numbers_are_those_of_transformers(family: str, kind: str, tmp_path: Pat
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
 def test_eight_bits_are_computed_as_they_are_stored(family: str, tmp_path: Path) -> None:
-    """Against transformers over the dequantized weights: what differs is the rounding of a product's inputs."""
+    """Against transformers over the dequantized weights: the difference is the rounding of a product's inputs."""
     model = source(tmp_path / "model", family)
     path = write_model(model, tmp_path / "model.gguf", "Q8_0")
     oracle = Model(dequantized(path, model, tmp_path / "values"))

@@ -153,7 +153,7 @@ def test_the_tokenizer_alone_follows_links(model: Path) -> None:
     assert Tokenizer.from_file(model / "tokenizer.json").encode("a").ids
 
 
-# -- what is promised in docs/SERVICES.md --------------------------------------------------------------
+# -- the promises of docs/SERVICES.md ------------------------------------------------------------------
 
 
 def documented(heading: str) -> set[str]:
@@ -208,7 +208,7 @@ print(json.dumps([sorted(outside), sorted(written)]))
 
 @pytest.mark.fault(49)
 def test_loading_opens_files_of_the_directory_and_the_kept_tables_alone(model: Path, tmp_path: Path) -> None:
-    """Beside what Python imports and what the kernel says of the machine."""
+    """Beside Python's imports and the kernel's files about the machine."""
     cache = tmp_path / "cache"
     done = subprocess.run(
         [sys.executable, "-B", "-c", OPENED, str(model)],

@@ -1,4 +1,4 @@
-"""One safetensors file: what loads, every malformed header, and mutations against the reference library."""
+"""One safetensors file: files that load, every malformed header, and mutations against the reference library."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refused(tmp_path: Path) -> Callable[..., None]:
     return check
 
 
-# -- what loads -----------------------------------------------------------------------------------
+# -- files that load ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def check(edits: Sequence[Edit]) -> None:
 
 
 def keep(path: Path, verdicts: dict[str, dict[str, object]]) -> None:
-    """Beside what the file says of other edits of the tables."""
+    """Beside the file's verdicts on other edits of the tables."""
     kept = json.loads(path.read_text())["edits"] if path.exists() else {}
     kept = {**kept, **verdicts}
     edits = {edit.name: kept[edit.name] for edit in EDITS if edit.name in kept}

@@ -1,4 +1,4 @@
-"""Edits of planning, policies, queues and what follows a step."""
+"""Edits of planning, policies, queues and postprocessing."""
 
 # ruff: noqa: E501 - the source is quoted as it is
 from __future__ import annotations

@@ -4,7 +4,7 @@ numbers out of range, arrays of the wrong shape, things of other types. Any exce
     python tests/native/abuse.py prelude._native.core --seed 1 --calls 1000000
 
 The name of each call is written to standard error before it is made, so that the last line names a crash. Left out
-are functions that take addresses: their callers vouch for what lies there.
+are functions that take addresses: their callers vouch for the memory there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-ROOM = 1 << 30  # bytes of address space beyond what the process has: larger requests are a MemoryError
+ROOM = 1 << 30  # bytes of address space beyond those of the process: larger requests are a MemoryError
 WAITS = {"WakeEvent.wait"}  # for ever, by contract
 NUMBERS = [-(2**31), -3, -1, 0, 1, 2, 3, 7, 16, 4097, 2**31, 2**40, 2**63, 2**70]
 
@@ -134,7 +134,7 @@ class Abuse:
         return self.random.choice(self.others)
 
     def of_type(self, kind: str) -> Any:
-        """Mostly what the signature asks for."""
+        """Mostly a value of the signature's type."""
         if self.random.random() < 0.2:
             return self.value()
         if kind in self.classes:

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# The C++ tests, without Python. Needs cmake 3.20 and a C++20 compiler; uses ninja and ccache where they are installed.
+# The C++ tests, without Python. Needs cmake 3.20 and a C++20 compiler; uses ninja and ccache where they are
+# installed.
 #
 #   tests/native/run_cpp.sh         the scheduling core under the address and undefined-behaviour sanitizers
-#   tests/native/run_cpp.sh full    that core, the CPU kernels and the tokenizer: without sanitizers, under these two, and
+#   tests/native/run_cpp.sh full    that core, the CPU kernels and the tokenizer: without sanitizers, under these two,
+#   and
 #                                   under the thread sanitizer
 #   tests/native/run_cpp.sh full thread         the same with these sanitizers alone
 #
-# The builds stay in BUILD_DIR (build where it is not set), in folders cpp-*. A build's output is shown where it fails,
-# and lies in output.txt there.
+# The builds stay in BUILD_DIR (build where it is not set), in folders cpp-*. A build's output is shown where it
+# fails, and lies in output.txt there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 # copies of the tree share what was compiled
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 # copies of the tree share compiled files
 root=${BUILD_DIR:-build}
 launcher=$(command -v ccache || true)
 export CMAKE_GENERATOR=${CMAKE_GENERATOR:-$(command -v ninja >/dev/null && echo Ninja || echo "Unix Makefiles")}

@@ -36,7 +36,7 @@ def test_extensions_are_hardened(module: ModuleType) -> None:
     if data[:6] != b"\x7fELF\x02\x01":
         pytest.skip("not a 64-bit little-endian ELF file: the flags are those of Linux")
     if b"\0__asan_init\0" in data:
-        pytest.skip("a sanitizer checks what these flags do")
+        pytest.skip("a sanitizer replaces these flags")
     found = segments(data)
     assert RELRO in found
     tags = dict(struct.iter_unpack("<QQ", found[DYNAMIC]))
@@ -112,7 +112,7 @@ def test_a_build_has_debug_symbols_where_they_are_asked_for() -> None:
 
 
 def test_sources_are_compiled_alike_for_every_python() -> None:
-    """A compiler cache finds a source without Python in it again, whatever this Python was compiled with."""
+    """A compiler cache finds a source without Python in it again, for any flags of this Python's own compilation."""
     command = printed_by(
         "import sysconfig, types\n"
         "setuptools.setup = lambda **_: None\n"

@@ -85,7 +85,7 @@ def test_the_match_can_be_capped() -> None:
 @pytest.mark.feature("E11")
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_a_constant_hash_changes_no_answer(size: int) -> None:
-    """Keys that all collide: the comparison of tokens decides, so nobody gets another prompt's blocks."""
+    """Keys that all collide: the comparison of tokens decides, so no prompt gets another prompt's blocks."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 3, 4 * size).astype(np.int32) for _ in range(30)]
     _, hashed = make(512, size)
@@ -185,7 +185,7 @@ def test_a_promise_is_seen_but_not_used() -> None:
     assert (match.num_blocks, match.promised) == (1, 2)
     assert trie.would_hit(ids(1, 2, 3)) == 1
     assert pool.num_used == 3 and trie.evict(9) == 0  # nor can it be evicted
-    # A second leader is told, and so is who computed the same for itself.
+    # A second leader gets no promise, and neither does a request that computed the same for itself.
     assert trie.promise(ids(1, 2), trie.allocate(1), first_block=1) == -1
     mine = trie.insert(ids(1, 2, 9), trie.allocate(2), first_block=1)
     assert (mine.num_taken, len(mine.duplicates)) == (0, 0)

@@ -106,7 +106,7 @@ def test_many_threads_lose_nothing_and_keep_their_order() -> None:
         sys.setswitchinterval(before)
     taken += outlet.take()
     for me in range(3):
-        assert [number for who, number in taken if who == me] == list(range(each))
+        assert [number for producer, number in taken if producer == me] == list(range(each))
 
 
 def test_a_tally_counts_what_every_thread_adds() -> None:

@@ -40,7 +40,7 @@ def test_probation_goes_before_what_was_hit() -> None:
     _, trie = make(8)
     put(trie, ids(1, 2))
     trie.match(ids(1, 2))
-    for unique in range(10, 20):  # unique traffic, each larger than what is free
+    for unique in range(10, 20):  # unique traffic, each larger than the free part
         put(trie, ids(unique, unique, unique, unique))
     assert trie.match(ids(1, 2)).num_blocks == 2
     assert trie.stats()["evicted_protected"] == 0

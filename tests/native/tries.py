@@ -21,7 +21,7 @@ def make(num_blocks: int = 64, size: int = 1, **options: Any) -> tuple[core.Bloc
 
 
 def put(trie: core.PrefixTrie, tokens: Any, salt: int = 0) -> core.Inserted:
-    """Computes what the trie lacks of ``tokens`` and inserts it, as a finished prefill does."""
+    """Inserts the tokens that the trie lacks, as a finished prefill does."""
     have = trie.match(tokens, salt, touch=False)
     need = len(tokens) // trie.alloc.block_size - have.num_blocks
     trie.lock(have.node)

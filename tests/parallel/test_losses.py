@@ -1,4 +1,4 @@
-"""A process that ends or stands still: what is in flight fails with ``RankLost``, and nothing hangs."""
+"""A process that ends or stands still: requests in flight fail with ``RankLost``, and nothing hangs."""
 
 from __future__ import annotations
 

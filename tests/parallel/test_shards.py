@@ -132,7 +132,7 @@ def test_a_batch_survives_the_way_to_another_rank() -> None:
 
 @pytest.mark.feature("H11")
 def test_one_process_pays_nothing_for_the_ranks() -> None:
-    """The projections of one process are what they were: no object of the ranks stands in the forward pass."""
+    """The projections of one process stay plain: no object of the ranks stands in the forward pass."""
     from prelude import Engine
     from prelude.execution.cpu import CpuExecutor
     from prelude.execution.hidden_rows import HiddenRows

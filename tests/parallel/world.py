@@ -49,7 +49,7 @@ class World:
             self.processes.append(process)
 
     def run(self, model: Path, use: Callable[[Any], Any], configs: list[dict[str, Any]], **load: Any) -> list[Any]:
-        """Of each rank: what ``use`` made of the engine, how many steps a rank served, or ``Failed``."""
+        """Of each rank: the result of ``use``, the number of steps that the rank served, or ``Failed``."""
         self.begin(model, use, configs, **load)
         return [self.end(rank) for rank in range(self.size)]
 

@@ -1,4 +1,4 @@
-"""Recipes of decide for plain chat models: the text is what Qwen3's own chat template renders; letters are scored."""
+"""Recipes of decide for plain chat models: the text is that of Qwen3's own chat template; letters are scored."""
 
 from __future__ import annotations
 

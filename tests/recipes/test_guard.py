@@ -1,4 +1,4 @@
-"""guard: the text and ids of Qwen3Guard-Gen's card, its labels against transformers, and what is refused."""
+"""guard: the text and ids of Qwen3Guard-Gen's card, its labels against transformers, and refusals."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_text_ids_and_labels_are_those_of_the_qwen3guard_card(
 
 
 def test_the_answer_of_one_token_is_the_greedy_one(engine: Engine, model: Any, qwen_tokenizer: Any) -> None:
-    """Among the labels' own first tokens, what greedy decoding would draw next."""
+    """Among the labels' own first tokens, the next token of greedy decoding."""
     said = engine.explain(Guard(PROMPT))
     first = [ids[0] for _, ids in said.labels[0]]
     assert len(set(first)) == len(first)
@@ -205,7 +205,7 @@ def test_detail_reads_the_lines_that_the_model_would_write(
 def test_a_list_goes_on_behind_the_categories_that_it_has(
     engine: Engine, model: Any, qwen_tokenizer: Any, messages: Any
 ) -> None:
-    """Each next one is scored behind the text so far; the end is what stands behind the list."""
+    """Each next one is scored behind the text so far; the end is the text behind the list."""
     end = "\nRefusal:" if messages is RESPONSE else "<|im_end|>"
     task = Guard(messages, given={"safety": "Unsafe", "categories": ["PII", "Violent"]})
     answer = engine.run(task)

@@ -1,4 +1,4 @@
-"""rerank: the card's text and ids, sentence-transformers' files, cross-encoders, and what is refused."""
+"""rerank: the card's text and ids, sentence-transformers' files, cross-encoders, and refusals."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_truncation_cuts_the_document_as_the_card_does(qwen: Path, qwen_tokenize
             engine.run(Rerank(document, QUERY, recipe="qwen3-reranker", truncation="tail"))
 
 
-# ------------------------------------------------------------------ what the files say
+# ------------------------------------------------------------------ the model directory's files
 
 
 PAIR_TEMPLATE = (

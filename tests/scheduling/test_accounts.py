@@ -1,4 +1,4 @@
-"""Accounts of tenants by themselves; what the line makes of them is in ``test_policies``."""
+"""Accounts of tenants by themselves; ``test_policies`` tests the order that the waiting queue makes of them."""
 
 from __future__ import annotations
 

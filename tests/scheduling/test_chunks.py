@@ -247,7 +247,8 @@ def test_the_memory_of_readouts_alone_can_end_a_group() -> None:
 @pytest.mark.parametrize("chunk", [4, 16])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_taking_turns_over_a_pool_that_is_too_small_does_not_go_round_for_ever(overlap: bool, chunk: int) -> None:
-    """Two prompts fill the pool and neither can go on; what is preempted for them must not take the room again."""
+    """Two prompts fill the pool and neither can go on; a request that is preempted for them must not take the room
+    again."""
     core = service_core(
         toy.ToyExecutor(num_blocks=24),
         running=3,

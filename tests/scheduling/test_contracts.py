@@ -1,6 +1,6 @@
 """What each class may count on: budgets, rows, blocks, pace, turns, and that the load always moves on.
 
-Time is what the executor reports, so these hold in every run and on every machine.
+Time is the executor's own report, so these hold in every run and on every machine.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def test_a_chats_pace_beside_saturating_decisions_is_within_the_stated_factor(le
     assert beside <= 1.5 * alone
     assert len(shots.ends) > 0, "and decisions go on, however long"
     unbounded, _, _ = pace(1.0, load=50, length=length)
-    assert unbounded > 3 * alone, "what it is without the bound"
+    assert unbounded > 3 * alone, "the gap without the bound"
 
 
 @pytest.mark.fault(69)
@@ -313,7 +313,7 @@ def test_a_long_decision_behind_short_ones_is_not_starved_by_chats() -> None:
 @pytest.mark.fault(53)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_rows_that_outgrow_the_pool_together_all_end(seed: int) -> None:
-    """Progress: between two preemptions of the same request somebody ahead of it gets a token."""
+    """Progress: between two preemptions of the same request a request ahead of it gets a token."""
     rng = np.random.default_rng(seed)
     core = service_core(toy.ToyExecutor(num_blocks=9), running=6, chunk=16, step_tokens=40)
     sink = ById()

@@ -1,4 +1,4 @@
-"""The cost model: what it learns from steps, what it forgets, and what it never predicts."""
+"""The cost model: learning from steps, forgetting, and predictions that it never makes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_sums_stay_bounded_and_one_kind_of_step_alone_does_not_unlearn_the_other
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 9000), st.floats(1e-6, 10)), max_size=40))
 @pytest.mark.feature("G7")
 def test_a_longer_hit_is_never_predicted_to_take_longer(steps: list[tuple[int, int, float]]) -> None:
-    """Whatever was measured: with equal prompts, more cached means less to do."""
+    """For any measured steps: with equal prompts, more cached tokens mean less work."""
     model = CostModel()
     for uncached, cached, taken in steps:
         model.observe(request_work(uncached, cached), taken)
@@ -163,8 +163,8 @@ def test_results_carry_what_the_model_expected_of_them() -> None:
 @pytest.mark.feature("G3")
 def test_on_the_cpu_executor_the_estimate_follows_the_time_that_a_request_takes() -> None:
     """Prompts of 8 to 1,500 tokens, half of them with a part that was seen before. The executor's seconds are CPU
-    time of the one thread that computes. Others who use the memory and the caches are part of it all the same: where
-    they come or go in the middle, what was learned before does not hold after, and it is learned anew."""
+    time of the one thread that computes. Other processes that use the memory and the caches are part of it all the
+    same: where they come or go in the middle, the model of before does not hold after, and it is learned anew."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     draw = np.random.default_rng(5)

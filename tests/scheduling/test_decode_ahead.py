@@ -1,5 +1,5 @@
-"""A decode step is submitted before the one it goes on from is waited for: what is sent, what is thrown away, what is
-held how long, and that nobody can tell from the tokens."""
+"""A decode step is submitted before the one it goes on from is waited for: the submitted rows, the dropped rows, the
+time that blocks are held, and tokens that are the same as without it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def dated(core: Any, prepared: Prepared, sink: ById, expires: float | None) -> R
     return core.request(prepared, sink, options, expires=math.inf if expires is None else expires)
 
 
-# ------------------------------------------------------------------ time, and what is sent
+# ------------------------------------------------------------------ time, and submitted rows
 
 
 @pytest.mark.feature("H13")
@@ -137,7 +137,7 @@ def test_who_ended_is_told_at_once_and_its_extra_row_thrown_away() -> None:
         core.audit()
     assert text(sink, ending) == toy.generate(prompt(9, 1).tolist(), 3)
     assert len(rows_of(core.steps[0].packed.batch).token_ids) == 2, "its row is under way"
-    assert ending.lease is not None and not ending.lease.released, "which writes what it holds"
+    assert ending.lease is not None and not ending.lease.released, "the row writes its blocks"
     stats = repr(ending.stats)
     core.step()
     core.audit()
@@ -187,8 +187,8 @@ def test_who_is_cancelled_or_late_in_flight_ends_at_once_and_holds_until_it_land
 
 
 @pytest.mark.feature("H13")
-def test_a_leader_that_is_cancelled_in_flight_leaves_its_peers_what_it_wrote() -> None:
-    """Rows of one step stand on each other's promises; the promise is kept though nobody wants the leader's text."""
+def test_a_leader_that_is_cancelled_in_flight_leaves_its_blocks_to_its_peers() -> None:
+    """Rows of one step stand on each other's promises; the promise is kept though the leader's text is cancelled."""
     core = service_core(OverlappedExecutor(2, 1, num_blocks=256), step_tokens=512, chunk=256, overlap=True)
     sink = ById()
     head = prompt(40, 9)
@@ -222,7 +222,7 @@ def test_a_sink_that_ends_its_text_or_raises_ends_it_one_row_late() -> None:
     assert core.stats.discarded_rows == 2 and is_empty(core)
 
 
-# ------------------------------------------------------------------ what is postprocessed first
+# ------------------------------------------------------------------ steps that are postprocessed first
 
 
 def penalised(tokens: np.ndarray, count: int) -> Prepared:
@@ -264,13 +264,13 @@ def test_half_a_prompt_is_settled_before_the_other_half_is_planned() -> None:
     assert late.stats.chunks == 3
     halves = [i for i, batch in enumerate(core.executor.batches) if isinstance(batch, MixedBatch)][1:3]
     ids = named(core)
-    assert [ids[i] for i in halves[:1]] == [[-1]], "what came before was in flight"
+    assert [ids[i] for i in halves[:1]] == [[-1]], "the token before was in flight"
     assert all(ids[i + 1][0] >= 0 for i in halves), "they were not"
 
 
 @pytest.mark.feature("H13")
-def test_nobody_gives_way_to_others_while_it_is_in_flight() -> None:
-    """A pool for two and a half of four: steps that need somebody's blocks are planned once those are
+def test_no_row_is_preempted_while_it_is_in_flight() -> None:
+    """A pool for two and a half of four: steps that need the blocks of other rows are planned once those are
     postprocessed."""
     gave_way: list[int] = []
     core = service_core(OverlappedExecutor(2, 1, num_blocks=20), chunk=64, overlap=True)
@@ -455,7 +455,7 @@ def test_a_storm_of_ends_cancels_deadlines_and_failures_over_a_small_pool(
     deadlines: bool,
     failing: set[int],
 ) -> None:
-    """Audited after every step; who ended well has the text that it has alone."""
+    """Audited after every step; a request that ended well has the text that it has alone."""
     core = service_core(
         toy.ToyExecutor(num_blocks=num_blocks), step_tokens=96, running=running, chunk=chunk, fold=fold, cache=cache,
         overlap=True, unhealthy=100,

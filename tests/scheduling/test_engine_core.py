@@ -198,7 +198,7 @@ def test_publishing_never_evicts_what_was_hit() -> None:
     run(core, [last_logprob(np.concatenate([shared, prompt(2, i)])) for i in range(1)])
     run(core, [last_logprob(np.concatenate([shared, prompt(2, 9)]))])  # the shared blocks are hit: promoted
     for i in range(20):
-        run(core, [last_logprob(prompt(30, 100 + i))])  # unique prompts larger than what is left
+        run(core, [last_logprob(prompt(30, 100 + i))])  # unique prompts larger than the rest of the pool
     [again] = run(core, [last_logprob(np.concatenate([shared, prompt(2, 7)]))])
     assert again.stats.cached_tokens == 16
 
@@ -432,7 +432,7 @@ def test_mixed_steps_keep_chunks_decisions_and_rows_apart() -> None:
 @pytest.mark.feature("A7")
 @pytest.mark.parametrize("seed", range(8))
 def test_every_step_keeps_its_accounts_apart_and_its_budget(seed: int) -> None:
-    """Chats and decisions of random lengths: what each side of a step says it costs is what it was given."""
+    """Chats and decisions of random lengths: the stated cost of each side of a step is that of its rows."""
     rng = np.random.default_rng(seed)
     budget = int(rng.integers(40, 90))
     core = make_core(

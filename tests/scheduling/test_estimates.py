@@ -1,4 +1,4 @@
-"""Continuous re-estimation: exact against matching everybody again, and what it is for."""
+"""Continuous re-estimation: exact against matching all requests again, and its use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def naive_work(core: Any, request: Any) -> int:
 
 
 def check_columns(core: Any) -> int:
-    """Every ranked request's work is what a fresh match says, once the events so far are read."""
+    """Every ranked request's work is that of a fresh match, once the events so far are read."""
     core.queues.look_again()
     ranked = 0
     for line in (core.queues.oneshot, core.queues.decode):
@@ -68,7 +68,7 @@ def check_columns(core: Any) -> int:
 def test_events_keep_every_estimate_at_what_a_fresh_match_says(
     items: list[Any], blocks: int, fold: bool, failing: int
 ) -> None:
-    """Whatever is published, evicted, promised, broken, cancelled or preempted meanwhile."""
+    """With prefixes published, evicted, promised and broken, and requests cancelled and preempted meanwhile."""
     core = service_core(
         toy.ToyExecutor(num_blocks=blocks),
         step_tokens=70,
@@ -89,7 +89,7 @@ def test_events_keep_every_estimate_at_what_a_fresh_match_says(
 
 
 class NeverLooksAgain(ShortestPrefillFirst):
-    """Shortest first by what a request brings, whatever the cache has meanwhile."""
+    """Shortest first by the length at arrival, without a look at the cache."""
 
     estimates = False  # type: ignore[misc]
 
@@ -120,8 +120,8 @@ def test_figure_5_as_a_golden_schedule() -> None:
 
 
 @pytest.mark.feature("G12")
-def test_every_step_sees_what_the_step_before_it_published() -> None:
-    """Five requests, each the last one's prompt and more: after each step the next one's work is what is left."""
+def test_every_step_sees_the_blocks_that_the_step_before_it_published() -> None:
+    """Five requests, each the last one's prompt and more: after each step the next one's work is the rest."""
     core = service_core(toy.ToyExecutor(num_blocks=256), step_requests=1, running=1, fold=False)
     sink = ById()
     parts = prompt(200, 9)

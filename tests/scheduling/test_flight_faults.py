@@ -1,4 +1,4 @@
-"""What goes wrong around a step in flight: behind a failed one, and while one that could not be submitted waits."""
+"""Faults around a step in flight: behind a failed one, and while one that could not be submitted waits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_watchdog_sees_a_step_that_hangs_behind_one_that_failed() -> None:
 
 
 def test_ctrl_c_while_a_step_that_could_not_be_submitted_waits_for_the_one_before() -> None:
-    """Its rows go back into their lines with those in flight, and what it promised to the trie with them."""
+    """Its rows go back into their queues with those in flight, and its promises to the trie are broken."""
 
     class Device(toy.ToyExecutor):
         armed = failed = False

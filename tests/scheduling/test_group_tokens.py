@@ -11,7 +11,7 @@ from prelude.simulation import Arrival, Fleet, machine
 
 
 def steps(*arrivals: Arrival, **config: object) -> list[list[str | None]]:
-    """Who is in each step, everybody having come at once."""
+    """The requests of each step, all of which came at once."""
     fleet = Fleet(machine("cpu-default", **{"max_step_tokens": 2200, "block_size": 4, **config}))
     seen: list[list[str | None]] = []
 
@@ -55,7 +55,7 @@ def test_everybody_is_served_once_whatever_the_bound(policy: str) -> None:
 @pytest.mark.feature("G4")
 def test_a_prefix_that_others_wait_for_displaces_promoted_blocks_and_a_unique_one_does_not() -> None:
     """Once old prefixes that were hit fill the pool, a new one is still kept while peers wait for it: it is computed
-    once. A prompt that nobody shares computes as much and displaces nothing."""
+    once. A prompt that no request shares computes as much and displaces nothing."""
 
     def run(second: str | None) -> tuple[int, int]:
         old = [Arrival(float(n), ((f"old-{n % 5}", 400), (None, 4)), id=f"old-{n}") for n in range(10)]

@@ -1,4 +1,4 @@
-"""The life of a text, in the numbers of the textbooks: lengths, states, pages, what each step is given."""
+"""The life of a text, in the numbers of the textbooks: lengths, states, pages, the rows of each step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text(prompt: list[int], count: int, stops: frozenset[int] = frozenset(), **o
 
 
 class Scripted(toy.ToyExecutor):
-    """Draws what it is told to."""
+    """Draws given tokens."""
 
     def __init__(self, *tokens: int, **options: int) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -301,8 +301,8 @@ class Constant(toy.ToyExecutor):
             readouts = [handle.readout]
         for readout in readouts:
             outputs.append(SampleOutput(np.ones(len(readout.rows), np.int32)))
-        nobody = np.zeros(0, np.int32)
-        return toy.StepResult(tuple(outputs), tuple(nobody for _ in outputs), 1e-6)
+        no_rows = np.zeros(0, np.int32)
+        return toy.StepResult(tuple(outputs), tuple(no_rows for _ in outputs), 1e-6)
 
 
 @pytest.mark.feature("C9")

@@ -1,4 +1,4 @@
-"""A prompt is matched with the prefix cache before anything is taken for it, and charged with what is left."""
+"""A prompt is matched with the prefix cache before anything is taken for it, and charged with the rest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def behind(shared: np.ndarray, own: int, seed: int) -> np.ndarray:
 @pytest.mark.feature("A24")
 @pytest.mark.feature("B2")
 def test_a_text_is_charged_for_the_tokens_that_the_cache_does_not_have() -> None:
-    """A prompt of 27 tokens, of which 24 are cached: a step of eight tokens has room for what is left of it."""
+    """A prompt of 27 tokens, of which 24 are cached: a step of eight tokens has room for the rest of it."""
     core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=8, running=1, chunk=64)
     sink = ById()
     post(core, chat(SHARED, 2, cache="always"), sink)
@@ -136,7 +136,7 @@ def test_cached_tokens_are_the_whole_blocks_that_are_known(text: bool, known: in
 
 
 def deferred(prefix: int, **limits: int) -> tuple[int, int]:
-    """Steps that a chat waits for another one which computes the same prefix, and what they compute together."""
+    """Steps that a chat waits for another one which computes the same prefix, and the tokens that both compute."""
     core = service_core(
         toy.ToyExecutor(num_blocks=100),
         step_tokens=256,
@@ -189,9 +189,11 @@ def test_a_shared_load_is_through_no_later_for_waiting_for_leaders(seed: int) ->
     blocks=st.integers(14, 40),
     chunk=st.integers(1, 20),
 )
-def test_extend_len_is_what_a_step_has_to_compute(loads: list[tuple[int, int, int]], blocks: int, chunk: int) -> None:
-    """Of a prompt what is not cached, of a text that goes on one token, of a preempted one all that is known; and
-    the step in flight brings so many of its tokens, or a chunk of them."""
+def test_extend_len_counts_the_tokens_that_a_step_has_to_compute(
+    loads: list[tuple[int, int, int]], blocks: int, chunk: int
+) -> None:
+    """Of a prompt the tokens that are not cached, of a text that goes on one token, of a preempted one all known
+    tokens; and the step in flight brings so many of its tokens, or a chunk of them."""
     core = service_core(toy.ToyExecutor(num_blocks=blocks), running=4, chunk=chunk, step_tokens=40)
     sink = ById()
     requests: list[Request] = [

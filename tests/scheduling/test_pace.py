@@ -1,6 +1,7 @@
-"""The slowest hundredth: gaps between a chat's tokens beside decisions, and what decisions wait beside long ones.
+"""The slowest hundredth: gaps between a chat's tokens beside decisions, and waiting times of decisions beside long
+ones.
 
-Time is what the executor reports: 3.4 ms for a step of four rows, and 0.2 ms for each token of a prompt.
+Time is the executor's own report: 3.4 ms for a step of four rows, and 0.2 ms for each token of a prompt.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def test_the_slowest_tokens_of_a_chat_wait_for_one_group_of_decisions_at_most(le
     longest = float(np.percentile(gaps, 99))
     if length * PER_TOKEN <= 0.3 * ALONE:  # short ones are taken a few in a step, within the share
         assert longest <= 1.5 * ALONE
-    assert longest <= 1.01 * (ALONE + length * PER_TOKEN), "what one decision takes, which is not cut"
+    assert longest <= 1.01 * (ALONE + length * PER_TOKEN), "the time of one decision, which is not cut"
     assert float(gaps.mean()) <= 1.5 * ALONE, "the steps between pay it off"
 
 

@@ -1,4 +1,4 @@
-"""The stages of a request one after the other, and what one stage leaves to the next."""
+"""The stages of a request one after the other, and the state that one stage leaves to the next."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_stage_takes_up_what_the_one_before_it_left() -> None:
     assert second.id not in sink.ends
     core.step()
     assert second.state is not State.WAITING and executor.batches[-1].slices.context_lens.tolist() == [10]
-    # What ended is told once, and nothing is kept.
+    # An end is delivered once, and nothing is kept.
     run_steps(core)
     assert text(sink, second) == toy.generate([*known, *second_own], 2)
     assert set(sink.ends) >= {first.id, second.id} and is_empty(core)
@@ -82,7 +82,7 @@ def test_what_a_request_may_take_is_decided_for_it_alone_when_it_comes(count: in
     [batch] = executor.batches
     assert isinstance(batch, MixedBatch) and batch.slices.num_segments == 3
     assert set(sink.ends) == {score.id, again.id}, "one step is all they take part in"
-    assert core.pool.allocator.num_used == 4, "blocks for the 13 tokens of the chat and for nobody else's"
+    assert core.pool.allocator.num_used == 4, "blocks for the 13 tokens of the chat and for no others"
     core.step()
     assert one.id in sink.ends and core.pool.allocator.num_used == (4 if count > 2 else 0)
     assert list(core.queues.running) == [many] or many.id in sink.ends

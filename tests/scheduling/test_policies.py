@@ -1,4 +1,5 @@
-"""Policies: each against its definition written out request by request, and what each promises to those who wait."""
+"""Policies: each against its definition written out request by request, and the promise of each to waiting
+requests."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def waiting_request(tokens: int, order: int, priority: int = 0, tenant: str | No
             st.sampled_from([None, None, "a", "b"]),
             st.sampled_from([math.inf, 5.0, 6.0, 7.0]),
             st.integers(0, 5),  # how many are served then
-            st.integers(0, 60),  # what the cache has of it
+            st.integers(0, 60),  # its tokens in the cache
             st.integers(0, 40),  # how many more tokens were served
             st.booleans(),  # whether one leaves unserved
         ),
@@ -120,7 +121,7 @@ def waiting_request(tokens: int, order: int, priority: int = 0, tenant: str | No
 @pytest.mark.feature("G5")
 @pytest.mark.feature("F22")
 def test_a_line_is_in_the_order_that_its_policy_defines(name: str, steps: list[Any]) -> None:
-    """Whatever joins, leaves, is served, is matched anew, and whenever it is asked."""
+    """With requests that join, leave, are served and are matched anew, at any time."""
     cached: dict[int, int] = {}
     policy = POLICIES[name]()
     queue = WaitingQueue(policy, Known(cached))
@@ -198,7 +199,7 @@ def endless(half_life: float, long: int = 200, most: int = 900) -> int | None:
 @pytest.mark.feature("G6")
 @pytest.mark.parametrize("half_life", [40, 200, 1000])
 def test_a_long_request_starts_within_the_stated_bound(half_life: float) -> None:
-    """Only what comes within half_life * log2(work / its own) tokens served can overtake it; then come those left."""
+    """Only requests that come within half_life * log2(work / its own) tokens served can overtake it."""
     waited = endless(half_life)
     overtaking = half_life * math.log2(200 / 10)
     backlog = 41 * 10

@@ -97,9 +97,9 @@ def test_half_prompts_that_fill_the_pool_together_do_not_wait_for_each_other() -
 
 @pytest.mark.feature("F13")
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_planning_and_a_failed_step_leave_what_is_computed_as_it_was(at: int) -> None:
-    """``cached_len`` counts what has been computed, not what has been planned: it stays while a chunk is in flight,
-    and after the step of one that failed."""
+def test_planning_and_a_failed_step_leave_the_computed_length_unchanged(at: int) -> None:
+    """``cached_len`` counts computed tokens, not planned ones: it stays while a chunk is in flight, and after the
+    step of one that failed."""
     executor = FaultyExecutor(Fault("raise", "wait", at), num_blocks=64)
     core = service_core(executor, chunk=8, step_tokens=8)
     sink = ById()

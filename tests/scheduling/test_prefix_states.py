@@ -1,5 +1,5 @@
 """Prefixes of a recurrent model that are cached with their state: the numbers are those of the whole sequence, and
-what is computed again is what no state stands for."""
+only tokens behind the last kept state are computed again."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_nothing_is_kept_of_a_request_that_says_so() -> None:
 @OVERLAP
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overlap: bool) -> None:
-    """Prompts of a few families, three states for all of them, too few blocks: audited after every step; whoever
-    survives has its own numbers, to the bit."""
+    """Prompts of a few families, three states for all of them, too few blocks: audited after every step; a request
+    that survives has its own numbers, to the bit."""
     rng = np.random.default_rng(seed)
     faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 300, 10)]
     executor = FaultyRecurrent(*faults, entries=3, prefixes=3, num_blocks=20)

@@ -188,7 +188,7 @@ def test_a_state_that_a_failed_step_may_have_moved_is_computed_again(overlap: bo
 @OVERLAP
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_random_loads_with_cancellations_faults_and_preemptions(seed: int, overlap: bool) -> None:
-    """Audited after every step; whoever survives has its own numbers, to the bit."""
+    """Audited after every step; a request that survives has its own numbers, to the bit."""
     rng = np.random.default_rng(seed)
     faults = [Fault("raise", str(rng.choice(["submit", "wait"])), int(at)) for at in rng.integers(0, 400, 12)]
     executor = FaultyRecurrent(*faults, entries=3, num_blocks=14)

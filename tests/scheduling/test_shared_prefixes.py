@@ -1,6 +1,6 @@
 """Requests that share a prefix: attach, fold, read in the same step, wait for a leader; and leaders that never end.
 
-The toy model refuses to read a slot that nobody wrote, and every number is compared with the request's own sequence.
+The toy model refuses to read a slot that no row wrote, and every number is compared with the request's own sequence.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def test_a_failed_step_out_of_memory_with_borrowed_blocks_is_repeated_in_halves(
     assert is_empty(core)
 
 
-# ------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------ kept prefixes
 
 
 @pytest.mark.feature("G10")

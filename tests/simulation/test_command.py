@@ -1,4 +1,4 @@
-"""``prelude simulate``: what it prints, writes and draws."""
+"""``prelude simulate``: its printed lines, files and figures."""
 
 from __future__ import annotations
 

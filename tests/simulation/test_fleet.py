@@ -117,7 +117,7 @@ def test_bursts_with_callers_who_go_away_leave_nothing_behind(blocks: int) -> No
 
 
 def test_prefix_affine_routing_reuses_what_random_routing_computes_again() -> None:
-    """Each of 8 replicas holds an eighth of what is asked for: affinity finds it, chance does not."""
+    """Each of 8 replicas holds an eighth of the rubrics: affinity finds it, chance does not."""
     chosen = machine("h200-qwen3-4b", kv_blocks=2500)
     by_way = {
         way: simulate(chosen, rubrics(300.0, requests=1500, rubrics=120, skew=0.3), replicas=8, routing=way)
@@ -206,7 +206,7 @@ def test_the_simulator_imports_no_torch() -> None:
 
 
 def test_a_million_requests_are_not_kept() -> None:
-    """Of an ended request only numbers are left: memory is that of what is under way."""
+    """Of an ended request only numbers are left: memory is that of the requests under way."""
     import gc
 
     fleet = Fleet(machine("h200-qwen3-4b", kv_blocks=1000))

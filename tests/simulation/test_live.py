@@ -39,8 +39,8 @@ def described(plan: Plan) -> tuple[object, ...]:
 
 
 class Steered(toy.ToyExecutor):
-    """The toy model, on the engine's own thread. A step takes as long as the test lets it, and says it took what the
-    cost model says: while it runs, the test posts what would arrive in that time."""
+    """The toy model, on the engine's own thread. A step takes as long as the test lets it, and reports the cost
+    model's time: while it runs, the test posts the arrivals of that time."""
 
     def __init__(self, chosen: Machine) -> None:
         limits = chosen.limits()
@@ -92,7 +92,7 @@ def live(chosen: Machine, trace: list[Arrival]) -> list[tuple[object, ...]]:
     now = 0.0
 
     def post(until: float) -> None:
-        """In the simulator's order: arrivals, then those who go."""
+        """In the simulator's order: arrivals, then cancellations."""
         due = [arrival for arrival in waiting if arrival.at <= until]
         del waiting[: len(due)]
         requests = []
@@ -130,7 +130,7 @@ def live(chosen: Machine, trace: list[Arrival]) -> list[tuple[object, ...]]:
 def test_a_trace_gives_the_same_plans_live_and_simulated(
     settings: dict[str, object],
 ) -> None:
-    """Decisions that share rubrics, chats, and callers who go away: every step of an engine with its thread, its toy
+    """Decisions that share rubrics, chats, and callers that cancel: every step of an engine with its thread, its toy
     model that checks what each row reads, and its real clock, is the simulator's."""
     chosen = machine(
         "cpu-default", **{"kv_blocks": 120, "max_length": 256, "max_step_tokens": 300, "max_running": 4, **settings}

@@ -1,4 +1,4 @@
-"""A little of what ``python -m tests.simulate_many`` does at length."""
+"""A short run of ``python -m tests.simulate_many``."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_what_the_cache_saves_is_what_the_load_shares() -> None:
 @pytest.mark.feature("Q5")
 def test_the_two_savings() -> None:
     """Memory that requests do not take is throughput: with twice the blocks nearly twice the texts run at a time.
-    What the cache has is latency: of a prompt whose prefix is known the rest is computed."""
+    A cached prefix is latency: of a prompt whose prefix is known the rest is computed."""
 
     def texts(blocks: int) -> float:
         chosen = machine("h200-qwen3-4b", kv_blocks=blocks)

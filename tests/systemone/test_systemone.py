@@ -341,7 +341,7 @@ def test_what_is_wrong_in_openais_form_has_its_place(one: SystemOne, change: Any
 
 
 def test_questions_that_were_asked_before_are_those_of_the_body(one: SystemOne) -> None:
-    """What a caller changes in a body, or in an answer, changes no later answer."""
+    """A caller's change of a body, or of an answer, changes no later answer."""
     levels: list[Any] = ["Calm", {"label": "Angry"}]
     questions = {
         "a": {"type": "score", "instructions": "How?", "criteria": levels},

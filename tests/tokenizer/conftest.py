@@ -181,7 +181,7 @@ def file_text(name: str) -> str:
 
 
 def reference(text: str) -> Tokenizer:
-    """Our tokenizer on the last backend, whatever backend the file would get."""
+    """Our tokenizer on the last backend, in place of the file's own backend."""
     made = Tokenizer.__new__(Tokenizer)
     made._assemble(ReferenceCore(text.encode(), "the test"), "reference", FileConfig())
     return made

@@ -1,4 +1,5 @@
-"""Chat templates that once took minutes or gigabytes, by what they do. Each ends within the bounds of a rendering."""
+"""Chat templates that once took minutes or gigabytes, by their operation. Each ends within the bounds of a
+rendering."""
 
 # ruff: noqa: E501, UP031 - a template stands on one line and is full of braces
 from __future__ import annotations

@@ -47,7 +47,7 @@ class TemplateChild:
 
 
 def rendered(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What ``render_segments`` gives for a job, and what that took."""
+    """The result of ``render_segments`` for a job, and its time and memory."""
     from prelude.tokenizer import chat
 
     template, messages = job.pop("template"), job.pop("messages")

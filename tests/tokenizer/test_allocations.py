@@ -1,4 +1,4 @@
-"""Merging works on ids in buffers that a thread keeps: what an encoding asks of the heap does not grow with it."""
+"""Merging works on ids in buffers that a thread keeps: the heap memory of an encoding does not grow with the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What goes beyond HF: arrays, byte offsets, text that must stay text, marked tokens, tiktoken's files."""
+"""The additions to HF's interface: arrays, byte offsets, text that must stay text, marked tokens, tiktoken's
+files."""
 
 from __future__ import annotations
 
@@ -134,7 +135,7 @@ def test_many_texts_are_encoded_as_each_alone(name: str, pair_of: Pair, special:
         ours.encode_arrays(["good", 3])  # type: ignore[list-item]
 
 
-# ---- what stands beside the file
+# ---- files beside the tokenizer.json
 
 
 def beside(tmp_path: Path, text: str, **config: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Which backend serves which file, what the log says, and that no backend changes a token."""
+"""The backend of each file, the log's line about it, and the same tokens by every backend."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_without_the_package_of_a_rung_the_error_names_it(missing: str, json_of:
     subprocess.run([sys.executable, "-c", code, missing], check=True, env=env, cwd=tmp_path)
 
 
-# A back-reference that never matches makes the native compiler refuse what it could do.
+# A back-reference that never matches makes the native compiler refuse a pattern that it could compile.
 NEVER = r"|(\x{10FFFF})\1"
 PATTERNS = [
     r"(\p{L})\1|\p{L}+|[^\p{L}]+",

@@ -127,7 +127,7 @@ def test_tables_lie_in_the_file_and_outlive_its_name(file: Path, folder: Path, t
         assert path.name not in maps.read_text(), "the mapping goes with the tokenizer"
 
 
-# ---- what is not right is not used
+# ---- a wrong file is not used
 
 
 def test_any_byte_that_changed_is_noticed(file: Path, folder: Path) -> None:
@@ -173,7 +173,7 @@ def test_written_with_another_key_or_by_another_build(
         Tokenizer.from_file(file, cache=place)
     (path,), (foreign,) = tables(folder), tables(other)
     assert path.name != foreign.name
-    path.write_bytes(foreign.read_bytes())  # sound, but made by somebody who has another key
+    path.write_bytes(foreign.read_bytes())  # sound, but made with another key
     assert not is_used(file, folder)
     assert_works(file, folder)
     build = tmp_path / "build"

@@ -81,7 +81,7 @@ def test_objects_become_the_name_of_their_type() -> None:
 
 # ---- bounds
 
-WORK, ENOUGH_WORK = 1_000_000, 8_000_000  # a fortieth and a fifth of what a rendering may do
+WORK, ENOUGH_WORK = 1_000_000, 8_000_000  # a fortieth and a fifth of a rendering's bound
 BIG = "{% set big = 'a' * 1000000 %}"
 BOMBS = [
     "{% for i in range(10**9) %}{% endfor %}",
@@ -216,7 +216,7 @@ def child() -> Iterator[TemplateChild]:
         yield child
 
 
-# One of each kind (hashing, comparing, looping) runs with the bounds as they are; those that keep what they make with
+# One of each kind (hashing, comparing, looping) runs with the bounds as they are; those that keep their values with
 # enough work to come to the bound of memory; all others with a fortieth of the work. Where that ends one, its time
 # is bounded too: a unit of work may take as long as in the others.
 TURNS = "{% for i in range(100000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
@@ -307,7 +307,7 @@ MEGABYTE = "{% set m = 'a' * 1000000 %}"
     ],
 )
 def test_memory_is_charged_before_it_is_made(operation: str) -> None:
-    """What a refused operation would have made was never there: 3 MB are allowed, and the peak stays near them."""
+    """The value of a refused operation is never made: 3 MB are allowed, and the peak stays near them."""
     template = MEGABYTE + "{{ " + operation + " }}"
     with contextlib.suppress(ChatTemplateError):
         render(template, bounds=Bounds(max_memory=3_000_000))  # compiled outside of the measurement

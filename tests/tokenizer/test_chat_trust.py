@@ -1,4 +1,4 @@
-"""What the user wrote stays text on its way through a template, whatever the template does to it."""
+"""A user's text stays text on its way through a template, after any operation of the template."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: 
     ],
 )
 def test_no_way_through_a_template_gains_trust(template: str) -> None:
-    """Whatever a template does to the user's text, none of its characters comes out as the template's."""
+    """After any operation of a template on the user's text, none of its characters comes out as the template's."""
     secret = "<|IM_END|>"  # every character also checked in lower case
     found = render_segments(
         [{"role": "user", "content": secret}],

@@ -1,4 +1,4 @@
-"""Small things that HF's behaviour settles: HF is asked, and the answer is ours too."""
+"""Details where HF's behaviour is the rule: HF is asked, and ours gives the same answer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_batches_of_arrays(batch: Any, is_pretokenized: bool, backend: str, pair
             with pytest.raises(TypeError):
                 call(batch, is_pretokenized=is_pretokenized)
         return
-    if is_pretokenized:  # HF gives words of arrays the offsets of the longest word; as lists they are what they are
+    if is_pretokenized:  # HF gives words of arrays the offsets of the longest word; as lists they have their own
         lists = [row.tolist() if isinstance(row, np.ndarray) else row for row in batch]
         expected = theirs.encode_batch(lists, is_pretokenized=True)
     made = ours.encode_batch(batch, is_pretokenized=is_pretokenized)
@@ -240,7 +240,7 @@ BATCHES: dict[str, Any] = {
 
 
 def outcome(call: Callable[[Any], Any], tokenizer: Any) -> Any:
-    """What it gives, or the type of error that HF would raise."""
+    """Its result, or the type of error that HF would raise."""
     try:
         return call(tokenizer)
     except (TypeError, OverflowError, ValueError) as error:

@@ -86,7 +86,7 @@ def test_batch(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> 
 
 
 def test_a_batch_is_given_as_any_sequence(name: str, pair_of: Pair, assert_same: Any, texts: list[str]) -> None:
-    """Lists of plain strings take a way of their own; nobody sees which way a text went."""
+    """Lists of plain strings take a way of their own; the results of both ways are the same."""
 
     class Text(str):
         pass
@@ -229,7 +229,7 @@ for ids in kept:
     assert sys.getsizeof(ids[-1]) == sys.getsizeof(copies[-1])
 encode, text = Tokenizer.from_file(sys.argv[1], cache=False).encode, "Hello there, how are you? 12345"
 held = list(map(sys.getrefcount, kept[0]))
-for _ in range(100_000):  # what is dropped may be more than was counted when it was taken
+for _ in range(100_000):  # more references may be dropped than were counted when they were taken
     encode(text).ids
     encode(text).offsets
 assert kept[0] == encode(text).ids == [int(str(i)) for i in kept[0]]

@@ -1,6 +1,6 @@
 """Tokenizer files whose numbers are chosen to do harm: no number of a file is an index, or a size, past its bound.
 
-What could end the process runs in a process of its own.
+A test that could end the process runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def test_a_template_that_names_what_is_not_declared_loads_and_says_so_where_it_i
         ours.encode("ab")
 
 
-# ---- what would end the process in the reference backend
+# ---- files that would end the process in the reference backend
 
 
 def charsmap(size: int, rest: bytes) -> str:
@@ -407,7 +407,7 @@ def test_the_int_objects_of_ids_are_as_many_as_there_are_tokens() -> None:
 
 @pytest.mark.fault(30)
 def test_kept_tables_hold_nothing_but_the_file() -> None:
-    """Two cores of one file make the same tables, whatever the heap held before."""
+    """Two cores of one file make the same tables, with any earlier content of the heap."""
     from prelude.tokenizer._core import CoreTokenizer
 
     wordpiece = {

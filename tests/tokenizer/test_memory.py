@@ -1,4 +1,4 @@
-"""What a loaded tokenizer takes: 40 MB for the tables of a large file, and 32 MB more whatever is encoded with it."""
+"""The memory of a loaded tokenizer: 40 MB for the tables of a large file, and at most 32 MB more for any texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def resident():
 
 small, large = sys.argv[1:]
 first = Tokenizer.from_file(small, cache=False)
-first.encode("once, for what every tokenizer shares: é").offsets
+first.encode("once, for the tables that all tokenizers share: é").offsets
 rng = random.Random(1)
 words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randrange(3, 14))) for _ in range(300_000)]
 hostile = [text.encode() for text in hostile_texts(600_000).values()]  # a str would keep its UTF-8
@@ -36,7 +36,7 @@ for at in range(0, len(words), 1000):
 for at in range(0, len(words), 1000):  # chats: their stretches are kept apart from words
     tokenizer.encode_array("<|im_end|><|eot_id|>".join(" ".join(words[i : i + 4]) for i in range(at, at + 1000, 4)))
     texts = "<|im_end|><|eot_id|>".join(" ".join(words[i : i + 400]) for i in range(at, at + 1000, 400))
-    for _ in range(2):  # what is met again is kept whole
+    for _ in range(2):  # a text that is met again is kept whole
         tokenizer.encode_array(texts)
 for text in hostile:
     tokenizer.encode_array(text)
@@ -50,7 +50,7 @@ import mmap, resource, sys
 from prelude.tokenizer import Tokenizer
 
 def large_pages():
-    "Whether this system has pages of 2 MB left for one who asks."
+    "Whether this system has pages of 2 MB left."
     memory = mmap.mmap(-1, 16 << 20)
     memory.madvise(mmap.MADV_HUGEPAGE)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
@@ -76,7 +76,7 @@ for unit in "\u1100", "a\u0301", "\U0001f600":
     not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no transparent huge pages here"
 )
 def test_a_long_text_touches_few_pages(shared: Path) -> None:
-    """What a call takes is given back after it, and taken again in pages of 2 MB."""
+    """The memory of a call is given back after it, and taken again in pages of 2 MB."""
     file = shared / "tokenizers" / "gpt-neox" / "tokenizer.json"
     done = subprocess.run(
         [sys.executable, "-c", FAULTS, str(file)], cwd=REPO, check=True, capture_output=True, text=True
@@ -102,7 +102,7 @@ def test_memory_is_bounded(shared: Path, family: str) -> None:
         seen.append(done.stdout)
         tables, more, said, cache = map(float, done.stdout.split())
         assert cache <= 32e6
-        # What the core says of its tables is what they take, but for the int objects of ids and the pages' ends.
+        # The core's own figure for its tables is their memory, but for the int objects of ids and the pages' ends.
         return tables <= 40 and more <= 32 and said / 1e6 * 0.8 <= tables <= said / 1e6 * 1.2 + 12
 
     assert shown(bounded, 3), seen

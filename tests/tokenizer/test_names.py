@@ -1,4 +1,4 @@
-"""The names that code which reads imports from ``tokenizers`` are here, and mean what they mean there."""
+"""The names that reading code imports from ``tokenizers`` are here, with the same meaning."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_offsets_are_those_of_hf_whichever_way_they_come(pair_of: Pair, name: st
 
 
 def test_which_texts_take_the_short_way(pair_of: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Untouched text does; what was normalized, or swallowed by a token, is encoded again."""
+    """Untouched text does; text that was normalized, or swallowed by a token, is encoded again."""
     ours, theirs = with_nfc(pair_of)
     if ours.backend == "reference":
         pytest.skip("HF makes the offsets there")

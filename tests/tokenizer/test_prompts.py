@@ -1,4 +1,4 @@
-"""Conversations that come again with a turn more, against HF: the core goes on from what it remembers of them."""
+"""Conversations that come again with a turn more, against HF: the core goes on from the part that it remembers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_turn_more_equals_hf(family: str) -> None:
             expected.ids,
             theirs.encode(text + "x").ids,
         ]
-        # Control tokens that are plain text are other ids, whatever is remembered.
+        # Control tokens that are plain text are other ids, also where the text is remembered.
         assert specials.isdisjoint(ours.encode_array(text, False, parse_special=False).tolist())
 
 

@@ -22,7 +22,7 @@ Pair = Callable[[str], tuple[Tokenizer, Any]]
 
 TYPING = "a name of the standard library that HF imports for itself"
 EXTENSION = "HF's compiled module under the Python one of the same names"
-VISUALIZER = "draws what an encoding says: HF's own class takes a tokenizer of ours"
+VISUALIZER = "draws an encoding: HF's own class takes a tokenizer of ours"
 LEFT_OUT = {
     "tokenizers": EXTENSION,
     "Enum": TYPING,
@@ -42,8 +42,8 @@ LEFT_OUT = {
     "implementations.char_level_bpe": "one module has all implementations",
     "implementations.sentencepiece_bpe": "one module has all implementations",
     "implementations.sentencepiece_unigram": "one module has all implementations",
-    "normalizers.Replace.pattern": "HF's raises whatever it is asked for",
-    "pre_tokenizers.Split.pattern": "HF's raises whatever it is asked for",
+    "normalizers.Replace.pattern": "HF's raises on every read",
+    "pre_tokenizers.Split.pattern": "HF's raises on every read",
     "SentencePieceUnigramTokenizer.from_spm": "reads a SentencePiece model through protobuf",
     "implementations.SentencePieceUnigramTokenizer.from_spm": "reads a SentencePiece model through protobuf",
 }

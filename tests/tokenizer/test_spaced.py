@@ -50,7 +50,7 @@ def made(seed: int, way: str) -> dict[str, Any]:
     parts = [c for c in CHARACTERS if rng.random() < 0.85]
     merges: list[list[str]] = []
     known = set(vocab) | set(parts)
-    crossing = rng.random() < 0.3  # merges that join a mark to what is before it
+    crossing = rng.random() < 0.3  # merges that join a mark to the symbol before it
     for _ in range(2000):
         if len(merges) == 120:
             break
@@ -63,7 +63,7 @@ def made(seed: int, way: str) -> dict[str, Any]:
             known.add(a + b)
             parts.append(a + b)
             merges.append([a, b])
-    if fallback == "all" and rng.random() < 0.15:  # merges of what stands for unknown characters
+    if fallback == "all" and rng.random() < 0.15:  # merges of tokens for unknown characters
         merges.append(rng.choice([["<0xF0>", "<0x9F>"], ["<unk>", "a"], ["a", "<0x0A>"]]))
         parts.append("".join(merges[-1]))
     vocab += parts

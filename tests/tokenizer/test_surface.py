@@ -1,4 +1,4 @@
-"""Loading, saving, vocabulary, components, copies, and what is left out on purpose."""
+"""Loading, saving, vocabulary, components, copies, and the parts that are left out on purpose."""
 
 from __future__ import annotations
 

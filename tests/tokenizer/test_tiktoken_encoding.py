@@ -137,7 +137,7 @@ IDS = [0, 65, 255, 256, 262, 267, 268, 600, 700, 701, 705, 706, -1, 1 << 32, 1.0
 
 
 def outcome(call: Any, encoding: Any) -> Any:
-    """What it gives, or the kind of error that tiktoken raises."""
+    """Its result, or the kind of error that tiktoken raises."""
     try:
         found = call(encoding)
     except (KeyError, TypeError, ValueError) as error:
