@@ -16,7 +16,7 @@ import numpy as np
 from prelude.admission import validation
 from prelude.admission.context import AdmissionContext, admitted
 from prelude.admission.decide import named
-from prelude.admission.forms import FORMS, Form, Rendered
+from prelude.admission.forms import FORMS, Asked, Form, Rendered
 from prelude.admission.plain_question import PlainQuestion, check_characters, plain_question
 from prelude.admission.prepared import Admitted, Outcome
 from prelude.admission.prompts import TRUNCATIONS
@@ -50,7 +50,7 @@ def prepare_marked(
         field = f"questions[{at}]"
         plain = plain_question(ctx, question, field)
         check_characters(ctx, plain, field)
-        rendered.append(form.render(scope, settings, plain, state, longest, field))
+        rendered.append(form.render(Asked(scope, settings, plain, state, longest, field)))
     tree, rows = form.tree(settings, state, rendered)
     cut = _cut(ctx, settings, rendered, truncation)
     if tree.depth > longest:

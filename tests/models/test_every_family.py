@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import transformers
 
-from prelude.errors import ModelError
-from prelude.models.config import ModelConfig
 from prelude.models.families import ARCHITECTURES, FAMILIES
 from tests.encoders import DEBERTA
+from tests.models.configs import refusal, refusals
 
 SMALL: dict[str, dict[str, Any]] = {"deberta-v2": DEBERTA}
 """Settings without which transformers' default config of a family is not supported here."""
@@ -52,26 +51,16 @@ def changed(base: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {**base, key: value}
 
 
-def refusal(config: dict[str, Any]) -> str | None:
-    """What it is refused for; None where it is read, and can be used."""
-    try:
-        found = ModelConfig.from_dict(config)
-    except ModelError as failure:
-        return str(failure)
-    assert found.max_positions >= 1 and found.spec.tensors()
-    return None
-
-
 @pytest.mark.fault(43)
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_sizes_that_no_network_has_are_refused(architecture: str) -> None:
     base = base_of(architecture)
     assert refusal(base) is None
-    for what, names in COUNTS.items():
+    for size, names in COUNTS.items():
         [key] = [name for name in names if name in base.get("text_config", base)]
         for value in (0, -1, 10**9, "4", 2.5, None, True):
             reason = refusal(changed(base, key, value))
-            assert reason is not None and key in reason and len(reason) <= 500, (what, value, reason)
+            assert reason is not None and key in reason and len(reason) <= 500, (size, value, reason)
 
 
 @pytest.mark.fault(43)
@@ -79,10 +68,5 @@ def test_sizes_that_no_network_has_are_refused(architecture: str) -> None:
 def test_any_value_under_any_key_is_read_or_refused(family: str) -> None:
     """Nothing but a ModelError, of bounded length."""
     base = base_of(next(iter(FAMILIES[family].architectures)))
-    refused = 0
-    for key in base.get("text_config", base):
-        for value in VALUES:
-            reason = refusal(changed(base, key, value))
-            refused += reason is not None
-            assert reason is None or len(reason) <= 500, key
-    assert refused > 60
+    keys = base.get("text_config", base)
+    assert refusals(changed(base, key, value) for key in keys for value in VALUES) > 60

@@ -3,7 +3,7 @@ line here."""
 
 from __future__ import annotations
 
-from prelude.admission.forms.base import Form, Rendered
+from prelude.admission.forms.base import Asked, Form, Rendered
 from prelude.admission.forms.bev import Bev
 from prelude.admission.forms.gliner import Gliner
 from prelude.admission.forms.kev import Kev
@@ -21,4 +21,4 @@ FORMS: dict[str, Form] = {
     "sparrow": Sparrow(),
 }
 
-__all__ = ["FORMS", "Form", "Rendered"]
+__all__ = ["FORMS", "Asked", "Form", "Rendered"]

@@ -38,6 +38,19 @@ class Rendered:
     parts: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question of a request, with its state. ``most``: tokens that a prompt may have. ``field``: the question's
+    place in the request, for errors."""
+
+    scope: TokenizationScope
+    settings: OptionSettings
+    plain: PlainQuestion
+    state: State
+    most: int
+    field: str
+
+
 class Form:
     """Each question is a prompt of its own, with the state in it; the head reads single rows. Forms that do it
     otherwise override it."""
@@ -50,17 +63,8 @@ class Form:
     def state(self, scope: TokenizationScope, settings: OptionSettings, text: str, from_left: bool) -> State:
         return State(encode(scope, settings, text), text, from_left)
 
-    def render(
-        self,
-        scope: TokenizationScope,
-        settings: OptionSettings,
-        plain: PlainQuestion,
-        state: State,
-        most: int,
-        field: str,
-    ) -> Rendered:
-        """``most``: tokens that a prompt may have; a form cuts the state to it and leaves the rest longer where it
-        does not fit."""
+    def render(self, asked: Asked) -> Rendered:
+        """A form cuts the state to ``asked.most`` tokens, and leaves the rest longer where it does not fit."""
         raise NotImplementedError
 
     def kind(self, plain: PlainQuestion) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prelude.admission.forms.base import Form, Rendered, State, as_ids, described, levels, sides
+from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, described, levels, sides
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
@@ -34,30 +34,23 @@ class Bev(Form):
         kept = text if len(ids) <= settings.state_length else _decoded(scope, ids[: settings.state_length])
         return State(ids, kept, False)
 
-    def render(
-        self,
-        scope: TokenizationScope,
-        settings: OptionSettings,
-        plain: PlainQuestion,
-        state: State,
-        most: int,
-        field: str,
-    ) -> Rendered:
-        prompt = scope.encode(f"{_TASKS[plain.kind]}\nQuestion: {plain.text}\n\n{state.text}\n").tolist()
-        before, behind = (scope.encode(mark).tolist() for mark in ("<option>", "</option>"))
+    def render(self, asked: Asked) -> Rendered:
+        text = f"{_TASKS[asked.plain.kind]}\nQuestion: {asked.plain.text}\n\n{asked.state.text}\n"
+        prompt = asked.scope.encode(text).tolist()
+        before, behind = (asked.scope.encode(mark).tolist() for mark in ("<option>", "</option>"))
         ids, parts, read = list(prompt), [len(prompt)], []
-        cut = max(0, len(state.ids) - settings.state_length)
-        for option in _options(plain):
-            own = scope.encode(option).tolist()
-            if len(own) > settings.option_length:
-                cut += len(own) - settings.option_length
-                own = scope.encode(_decoded(scope, own[: settings.option_length])).tolist()
+        cut = max(0, len(asked.state.ids) - asked.settings.state_length)
+        for option in _options(asked.plain):
+            own = asked.scope.encode(option).tolist()
+            if len(own) > asked.settings.option_length:
+                cut += len(own) - asked.settings.option_length
+                own = asked.scope.encode(_decoded(asked.scope, own[: asked.settings.option_length])).tolist()
             ids += [*before, *own, *behind]
             parts.append(len(ids))
             read.append(len(ids) - 1 - len(behind))
-        ids += scope.encode(_ANSWER).tolist()
+        ids += asked.scope.encode(_ANSWER).tolist()
         read.append(len(ids) - 1)
-        return Rendered(plain, ids, read, cut, (*parts, len(ids)))
+        return Rendered(asked.plain, ids, read, cut, (*parts, len(ids)))
 
     def tree(self, settings: OptionSettings, state: State, questions: Sequence[Rendered]) -> tuple[TokenTree, I32]:
         alone = len(questions) == 1

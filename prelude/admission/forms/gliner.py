@@ -14,7 +14,7 @@ import sys
 import unicodedata
 from functools import lru_cache
 
-from prelude.admission.forms.base import Form, Rendered, State
+from prelude.admission.forms.base import Asked, Form, Rendered, State
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest
@@ -46,25 +46,17 @@ class Gliner(Form):
             ids += found.tolist()
         return State(ids, text, False)
 
-    def render(
-        self,
-        scope: TokenizationScope,
-        settings: OptionSettings,
-        plain: PlainQuestion,
-        state: State,
-        most: int,
-        field: str,
-    ) -> Rendered:
-        if plain.kind != "choice":
+    def render(self, asked: Asked) -> Rendered:
+        if asked.plain.kind != "choice":
             raise InvalidRequest(
-                f"this head compares labels, and was not trained on a {plain.kind.capitalize()}; ask a Choice with a "
-                "label for each answer",
-                field=field,
+                f"this head compares labels, and was not trained on a {asked.plain.kind.capitalize()}; ask a Choice "
+                "with a label for each answer",
+                field=asked.field,
             )
-        ids, markers = classification(scope, settings, plain)
-        ids.append(settings.tokens["text"])
-        kept = state.ids[: max(0, most - len(ids))]
-        return Rendered(plain, ids + kept, markers, len(state.ids) - len(kept))
+        ids, markers = classification(asked.scope, asked.settings, asked.plain)
+        ids.append(asked.settings.tokens["text"])
+        kept = asked.state.ids[: max(0, asked.most - len(ids))]
+        return Rendered(asked.plain, ids + kept, markers, len(asked.state.ids) - len(kept))
 
 
 def classification(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from prelude.admission.forms.base import Form, Rendered, State, as_ids, described, encode, levels, sides
+from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, described, encode, levels, sides
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
@@ -31,25 +31,18 @@ class Kev(Form):
     def state(self, scope: TokenizationScope, settings: OptionSettings, text: str, from_left: bool) -> State:
         return State(encode(scope, settings, _plain(text)), text, False)
 
-    def render(
-        self,
-        scope: TokenizationScope,
-        settings: OptionSettings,
-        plain: PlainQuestion,
-        state: State,
-        most: int,
-        field: str,
-    ) -> Rendered:
-        tokens = settings.tokens
-        ids = [tokens["question"], *encode(scope, settings, _plain(plain.text))]
+    def render(self, asked: Asked) -> Rendered:
+        tokens = asked.settings.tokens
+        ids = [tokens["question"], *encode(asked.scope, asked.settings, _plain(asked.plain.text))]
         read = []
-        for option in _options(plain):
-            ids += [tokens["open"], *encode(scope, settings, _plain(option)), tokens["close"]]
+        for option in _options(asked.plain):
+            ids += [tokens["open"], *encode(asked.scope, asked.settings, _plain(option)), tokens["close"]]
             read.append(len(ids) - 1)
         ids.append(tokens["answer"])
         read.append(len(ids) - 1)
-        over = max(0, len(ids) - settings.head_length) + max(0, len(state.ids) - settings.state_length)
-        return Rendered(plain, ids, read, max(over, 1 + len(state.ids) + len(ids) - most, 0))
+        settings, length = asked.settings, len(asked.state.ids)
+        over = max(0, len(ids) - settings.head_length) + max(0, length - settings.state_length)
+        return Rendered(asked.plain, ids, read, max(over, 1 + length + len(ids) - asked.most, 0))
 
     def tree(self, settings: OptionSettings, state: State, questions: Sequence[Rendered]) -> tuple[TokenTree, I32]:
         trunk = as_ids([settings.tokens["state"], *state.ids])

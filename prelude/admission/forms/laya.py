@@ -8,7 +8,7 @@ state to the rest.
 
 from __future__ import annotations
 
-from prelude.admission.forms.base import Form, Rendered, State, described, encode, levels, sides
+from prelude.admission.forms.base import Asked, Form, Rendered, State, described, encode, levels, sides
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import TokenizationScope
 from prelude.errors import InvalidRequest
@@ -31,22 +31,16 @@ class Laya(Form):
         false, true = (note or usual for note, usual in zip(sides(plain), _UNDESCRIBED))
         return [f"false: {false}", f"true: {true}"]
 
-    def render(
-        self,
-        scope: TokenizationScope,
-        settings: OptionSettings,
-        plain: PlainQuestion,
-        state: State,
-        most: int,
-        field: str,
-    ) -> Rendered:
-        tokens, head = settings.tokens, settings.head_length
-        whole = [encode(scope, settings, f" {option}") for option in self.options(plain, field)]
-        options = [[tokens["mask"], *ids[: settings.option_length]] for ids in whole]
+    def render(self, asked: Asked) -> Rendered:
+        tokens, head = asked.settings.tokens, asked.settings.head_length
+        whole = [
+            encode(asked.scope, asked.settings, f" {option}") for option in self.options(asked.plain, asked.field)
+        ]
+        options = [[tokens["mask"], *ids[: asked.settings.option_length]] for ids in whole]
         if head - sum(map(len, options)) < _LEAST_QUESTION:
             longest = max(_LEAST_OPTION, (head - _LEAST_QUESTION) // len(options))
             options = [ids[:longest] for ids in options]
-        all_ids = encode(scope, settings, f"{plain.kind} question: {plain.text}")
+        all_ids = encode(asked.scope, asked.settings, f"{asked.plain.kind} question: {asked.plain.text}")
         text = all_ids[: max(8, head - sum(map(len, options)))]
         cut = len(all_ids) - len(text) + sum(map(len, whole)) + len(whole) - sum(map(len, options))
         ids, markers = [tokens["cls"], *text, tokens["sep"]], []
@@ -54,10 +48,11 @@ class Laya(Form):
             markers.append(len(ids))
             ids += option
         ids.append(tokens["sep"])
-        room = max(0, most - len(ids) - 1)
-        kept = state.ids[max(0, len(state.ids) - room) :] if state.from_left else state.ids[:room]
+        room = max(0, asked.most - len(ids) - 1)
+        ids_of_state = asked.state.ids
+        kept = ids_of_state[max(0, len(ids_of_state) - room) :] if asked.state.from_left else ids_of_state[:room]
         ids += [*kept, tokens["sep"]]
-        return Rendered(plain, ids, markers, cut + len(state.ids) - len(kept))
+        return Rendered(asked.plain, ids, markers, cut + len(ids_of_state) - len(kept))
 
 
 class Julia(Laya):

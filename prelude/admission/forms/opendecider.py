@@ -7,7 +7,7 @@ Pieces are tokenised apart, and the state alone is cut.
 
 from __future__ import annotations
 
-from prelude.admission.forms.base import Form, Rendered, State, encode, levels, sides
+from prelude.admission.forms.base import Asked, Form, Rendered, State, encode, levels, sides
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.tokenization import TokenizationScope
 from prelude.option_settings import OptionSettings
@@ -19,25 +19,17 @@ class OpenDecider(Form):
     def state(self, scope: TokenizationScope, settings: OptionSettings, text: str, from_left: bool) -> State:
         return State(encode(scope, settings, f"input: {text}"), text, False)
 
-    def render(
-        self,
-        scope: TokenizationScope,
-        settings: OptionSettings,
-        plain: PlainQuestion,
-        state: State,
-        most: int,
-        field: str,
-    ) -> Rendered:
-        tokens = settings.tokens
-        ids = [tokens["cls"], *encode(scope, settings, f"question: {plain.text}"), tokens["sep"]]
+    def render(self, asked: Asked) -> Rendered:
+        tokens = asked.settings.tokens
+        ids = [tokens["cls"], *encode(asked.scope, asked.settings, f"question: {asked.plain.text}"), tokens["sep"]]
         markers = []
-        for option in _options(plain):
+        for option in _options(asked.plain):
             markers.append(len(ids))
-            ids += [tokens["mask"], *encode(scope, settings, f" {option}")]
+            ids += [tokens["mask"], *encode(asked.scope, asked.settings, f" {option}")]
         ids.append(tokens["sep"])
-        kept = state.ids[: max(0, most - len(ids) - 1)]
+        kept = asked.state.ids[: max(0, asked.most - len(ids) - 1)]
         ids += [*kept, tokens["sep"]]
-        return Rendered(plain, ids, markers, len(state.ids) - len(kept))
+        return Rendered(asked.plain, ids, markers, len(asked.state.ids) - len(kept))
 
 
 def _options(plain: PlainQuestion) -> list[str]:

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from prelude.admission.forms.base import Form, Rendered, State, as_ids, levels, sides
+from prelude.admission.forms.base import Asked, Form, Rendered, State, as_ids, levels, sides
 from prelude.admission.plain_question import PlainQuestion
 from prelude.admission.prepared import TokenTree
 from prelude.admission.tokenization import TokenizationScope
@@ -36,27 +36,20 @@ class Sparrow(Form):
     def state(self, scope: TokenizationScope, settings: OptionSettings, text: str, from_left: bool) -> State:
         return State(_ids(scope, text.strip()), text.strip(), False)
 
-    def render(
-        self,
-        scope: TokenizationScope,
-        settings: OptionSettings,
-        plain: PlainQuestion,
-        state: State,
-        most: int,
-        field: str,
-    ) -> Rendered:
-        longest = settings.option_length
-        pieces = [_ids(scope, plain.text.strip()), *(_ids(scope, option) for option in _options(plain))]
-        cut = sum(max(0, len(piece) - longest) for piece in (state.ids, *pieces))
-        pieces = [state.ids[:longest], *(piece[:longest] for piece in pieces)]
-        if settings.tokens:
-            pieces += _pairs(scope, settings, state.text)
+    def render(self, asked: Asked) -> Rendered:
+        longest = asked.settings.option_length
+        texts = [asked.plain.text.strip(), *_options(asked.plain)]
+        pieces = [_ids(asked.scope, text) for text in texts]
+        cut = sum(max(0, len(piece) - longest) for piece in (asked.state.ids, *pieces))
+        pieces = [asked.state.ids[:longest], *(piece[:longest] for piece in pieces)]
+        if asked.settings.tokens:
+            pieces += _pairs(asked.scope, asked.settings, asked.state.text)
         ends = [0]
         for piece in pieces:
             ends.append(ends[-1] + len(piece))
-        count = len(_options(plain))
+        count = len(_options(asked.plain))
         read = [end - 1 for end in [*ends[3 : 3 + count], ends[2]]]
-        return Rendered(plain, [token for piece in pieces for token in piece], read, cut, tuple(ends[1:]))
+        return Rendered(asked.plain, [token for piece in pieces for token in piece], read, cut, tuple(ends[1:]))
 
     def tree(self, settings: OptionSettings, state: State, questions: Sequence[Rendered]) -> tuple[TokenTree, I32]:
         """The state stands once, with its pairs."""
