@@ -1,0 +1,202 @@
+"""A layer, the embeddings, and the whole network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from prelude.models.spec.basics import Norm, Projection, Shapes
+from prelude.models.spec.heads import Classifier, MaskedHead, OptionHead
+from prelude.models.spec.mixers import Attention, Mixer, Recurrent
+
+Activation: TypeAlias = str  # of a native kernel ("silu", "gelu", "gelu_tanh", "relu"), or of ACTIVATIONS in ops.py
+LmHead = Literal["own", "tied"]
+LM_HEAD = "lm_head"
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """``down(activation(up x))``. ``gated``: ``up`` stacks two halves, and the result is
+    ``down(activation(first half) * second half)``."""
+
+    inner: int
+    up: Projection
+    down: Projection
+    activation: Activation
+    gated: bool
+
+    def tensors(self) -> Shapes:
+        yield from self.up.tensors()
+        yield from self.down.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The operation on x before a layer: ``x = norm(x) + types``, with the row of ``types`` [num_types, width] of
+    each token's type (see ``Embeddings``)."""
+
+    norm: Norm
+    types: str
+    num_types: int
+
+    def tensors(self) -> Shapes:
+        yield from self.norm.tensors()
+        yield f"{self.types}.weight", (self.num_types, self.norm.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    mixer: Mixer
+    mlp: Mlp
+    mixer_norm: Norm | None
+    """None, with ``norm_first``: the mixer reads x itself."""
+    mlp_norm: Norm
+    norm_first: bool = True
+    mixer_after: Norm | None = None
+    """With ``norm_first``: the norm of the mixer's output, before it is added to x,"""
+    mlp_after: Norm | None = None
+    """and of the MLP's output."""
+    entry: Entry | None = None
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a layer that has attention."""
+        if not isinstance(self.mixer, Attention):
+            raise TypeError(f"a layer with a {type(self.mixer).__name__} has no attention")
+        return self.mixer
+
+    def norms(self) -> Iterator[Norm]:
+        """All that there are, those of single heads among them."""
+        yield from self._own_norms()
+        yield from self.mixer.norms
+
+    def tensors(self) -> Shapes:
+        if self.entry is not None:
+            yield from self.entry.tensors()
+        for norm in self._own_norms():
+            yield from norm.tensors()
+        yield from self.mixer.tensors()
+        yield from self.mlp.tensors()
+
+    def _own_norms(self) -> Iterator[Norm]:
+        candidates = (self.mixer_norm, self.mixer_after, self.mlp_norm, self.mlp_after)
+        yield from (norm for norm in candidates if norm is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionEmbeddings:
+    """Learned positions: row ``first + i`` of ``name`` [rows, width] belongs to position i."""
+
+    name: str
+    rows: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """``norm(scale * tokens + positions + types)``, then ``projection`` where the layers are wider. Tokens are rows
+    of ``name`` [vocab, width]; the scale is rounded to the type of the weights. The type of a token counts the
+    segments above its own, up to ``num_types - 1``: 0 for a prompt and for the first text of a pair, 1 for the
+    second text."""
+
+    name: str
+    vocab: int
+    width: int
+    positions: PositionEmbeddings | None = None
+    types: str | None = None
+    num_types: int = 0
+    norm: Norm | None = None
+    projection: Projection | None = None
+    scale: float = 1.0
+
+    def tensors(self) -> Shapes:
+        yield f"{self.name}.weight", (self.vocab, self.width)
+        if self.positions is not None:
+            yield f"{self.positions.name}.weight", (self.positions.rows, self.width)
+        if self.types is not None:
+            yield f"{self.types}.weight", (self.num_types, self.width)
+        for part in (self.norm, self.projection):
+            if part is not None:
+                yield from part.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """``prefix`` begins the names of the body's weights in a checkpoint of a model with a head; one of the body alone
+    leaves it out. At least one of ``layers`` has attention. It is causal in all of them or in none. Where it is
+    causal, all have heads of the same number and width; so have all layers that rotate. The convolutions of recurrent
+    layers have the same kernel."""
+
+    prefix: str
+    hidden: int
+    max_positions: int
+    embeddings: Embeddings
+    layers: tuple[Layer, ...]
+    final_norm: Norm | None = None
+    lm_head: LmHead | None = None
+    """``tied``: the embeddings are the LM head's weight. None: no logits over the vocabulary."""
+    logit_cap: float = 0.0
+    """Above 0, a logit over the vocabulary becomes ``cap * tanh(logit / cap)``."""
+    classifier: Classifier | None = None
+    options: OptionHead | None = None
+    masked: MaskedHead | None = None
+    longer: ModelSpec | None = None
+    """The same weights for contexts longer than ``max_positions``, where those turn every token by other angles."""
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether tokens see those that follow them: then no prefix of a prompt is kept or shared, and no text is
+        written."""
+        return not self.attention.causal
+
+    @property
+    def attention(self) -> Attention:
+        """The first one, for the values that all layers with attention share: the number and width of heads."""
+        return self.attentions[0]
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
+    @property
+    def recurrent(self) -> tuple[Recurrent, ...]:
+        """The mixers that keep a state of each sequence."""
+        return tuple(layer.mixer for layer in self.layers if not isinstance(layer.mixer, Attention))
+
+    @property
+    def num_types(self) -> int:
+        """How many types of tokens there are; 0 for models without types."""
+        entries = (0 if layer.entry is None else layer.entry.num_types for layer in self.layers)
+        return max(self.embeddings.num_types, *entries)
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of keys and values that one token takes over all layers; 0 where none are kept."""
+        if self.bidirectional:
+            return 0
+        return 2 * len(self.attentions) * self.attention.kv_heads * self.attention.head_dim * dtype_bytes
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every weight in a checkpoint."""
+        return dict(self._tensors())
+
+    def masked_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Those of the masked-language head, which a checkpoint may lack."""
+        return {} if self.masked is None else dict(self.masked.tensors(self.embeddings.vocab))
+
+    def num_parameters(self) -> int:
+        """Weights, a tied head counted once."""
+        return sum(math.prod(shape) for shape in self.tensors().values())
+
+    def _tensors(self) -> Shapes:
+        yield from self.embeddings.tensors()
+        for layer in self.layers:
+            yield from layer.tensors()
+        if self.final_norm is not None:
+            yield from self.final_norm.tensors()
+        if self.lm_head == "own":
+            yield f"{LM_HEAD}.weight", (self.embeddings.vocab, self.hidden)
+        for head in (self.classifier, self.options):
+            if head is not None:
+                yield from head.tensors()
