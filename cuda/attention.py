@@ -32,7 +32,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from prelude.cuda.device import CudaDevice, Mark
+from prelude.cuda.cuda_device import CudaDevice
+from prelude.cuda.device import Mark
 from torch import Tensor
 
 HEAD_DIMS = (64, 128, 256)

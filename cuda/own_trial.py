@@ -109,7 +109,7 @@ def note(own: OwnMatmuls, rows: int) -> bool:
 
 def main(arguments: list[str]) -> int:
     if arguments:
-        from prelude.cuda.device import CudaDevice
+        from prelude.cuda.cuda_device import CudaDevice
 
         device = CudaDevice(torch.bfloat16, head_dim=128)
         if device.own_matmuls is None:

@@ -15,7 +15,7 @@ from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
 from prelude.streams import watching
 from tests import toy
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt, tree_request
+from tests.scheduling.cores import chat, last_logprob, prompt, tree_request
 from tests.service import is_empty, service_core
 
 _COUNTED = ("finished", "cancelled", "preemptions", "evictions", "prefix_hit_tokens", "discarded_rows")

@@ -91,7 +91,7 @@ class Bench:
         **options: Any,
     ) -> CudaExecutor:
         """``pdl``: programmatic dependent launch. ``prefill``: FlashInfer's backend of ragged prefill, or "auto"."""
-        from prelude.cuda.device import CudaDevice
+        from prelude.cuda.cuda_device import CudaDevice
 
         config = MODELS[name]
         element = torch.float32 if float32 else torch.bfloat16

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from prelude.cuda import kernels, weights
-from prelude.cuda.device import CudaDevice, CudaGraph
+from prelude.cuda.cuda_device import CudaDevice, CudaGraph
 from prelude.cuda.driver import Driver
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy

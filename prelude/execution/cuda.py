@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from prelude.cuda.attention import Calls
-    from prelude.cuda.device import CudaDevice
+    from prelude.cuda.cuda_device import CudaDevice
     from prelude.cuda.executor import CudaExecutor
     from prelude.models.files import Where
 
@@ -40,7 +40,7 @@ def open_executor(
     import torch
 
     from prelude.cuda import weights
-    from prelude.cuda.device import CudaDevice
+    from prelude.cuda.cuda_device import CudaDevice
     from prelude.cuda.memory import fits
     from prelude.models.checkpoint import Checkpoint
 

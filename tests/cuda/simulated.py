@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 from prelude._native.gpu import reached
-from prelude.cuda.device import FIXED_ROWS, _tile
+from prelude.cuda.cuda_device import _tile
+from prelude.cuda.device import FIXED_ROWS
 from prelude.cuda.kernels import Argument, Kernel, check
 from prelude.cuda.own_matmul import OwnMatmuls
 from prelude.cuda.staging import Area

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from prelude.cuda import kernels
-from prelude.cuda.device import CudaGraph, CudaMark
+from prelude.cuda.cuda_device import CudaGraph, CudaMark
 from prelude.cuda.driver import CudaError
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy

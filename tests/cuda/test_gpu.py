@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from prelude.cuda import attention, weights
-from prelude.cuda.device import CudaDevice
+from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 

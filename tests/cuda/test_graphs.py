@@ -38,7 +38,7 @@ from tests.execution.helpers import (
     sampling,
     slices,
 )
-from tests.scheduling.test_engine_core import chat
+from tests.scheduling.cores import chat
 
 ONCE = GraphPolicy(at_once=True)
 

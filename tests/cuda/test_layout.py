@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from prelude.cuda.layout import Levels, Paged, StepLayout, Tree, lay_out
+from prelude.cuda.layout import Levels, Paged, StepLayout, lay_out
+from prelude.cuda.prompt_tree import Tree
 from prelude.cuda.shapes import SHORT, SHORT_STEP, STEP, Shape, Writer, power_bucket, token_bucket
 from prelude.cuda.staging import Fields
 

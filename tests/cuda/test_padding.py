@@ -21,7 +21,7 @@ from prelude.simulation.machines import machine
 from prelude.simulation.replica import Clock, CostedExecutor
 from tests.engine.test_faults import ById
 from tests.execution.helpers import Model, random_ids
-from tests.scheduling.test_engine_core import chat, last_logprob
+from tests.scheduling.cores import chat, last_logprob
 from tests.service import run_steps
 
 BLOCK = 16

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.test_faults import ById, generated, text
 from tests.engine.test_limits import post
 from tests.patience import Paced, comes, until
-from tests.scheduling.test_engine_core import chat, prompt
+from tests.scheduling.cores import chat, prompt
 from tests.service import is_empty, run_steps, service_core, toy_service
 
 

@@ -16,7 +16,7 @@ from prelude.errors import (
 )
 from tests.engine.test_faults import ById, generated, text
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 

@@ -20,7 +20,7 @@ from prelude.streams import watching
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
 from tests.patience import comes
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import ToyPreparer, is_empty, run_steps, service_core
 
 

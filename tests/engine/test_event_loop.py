@@ -17,7 +17,7 @@ from prelude import AsyncEngine, Embed, EngineConfig, SamplingParams
 from prelude.calls import INLINE_CHARS, JOB_CHARS
 from tests import toy
 from tests.patience import comes, shown
-from tests.scheduling.test_engine_core import chat, prompt
+from tests.scheduling.cores import chat, prompt
 from tests.service import service_core, toy_service
 
 SMALL = EngineConfig(kv_bytes=1 << 22)

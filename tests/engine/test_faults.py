@@ -13,7 +13,7 @@ from prelude.batch import DecodeBatch, MixedBatch, OneShotBatch
 from prelude.errors import ExecutionError
 from tests import toy
 from tests.patience import shown, until
-from tests.scheduling.test_engine_core import Collect, chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 HANG_SECONDS = (0.2, 1.0, 5.0)  # to be tried in turn: a step that does not hang may take long for no fault of its own

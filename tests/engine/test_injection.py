@@ -15,7 +15,7 @@ from prelude.runtime.delivery import LoopSink
 from prelude.scheduling import planner, postprocess
 from tests.engine.test_faults import generated
 from tests.patience import PATIENCE
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import is_empty, service_core, toy_service
 
 # The function that is replaced at each place, as attributes of (engine, core).

@@ -15,7 +15,7 @@ from prelude.errors import EngineClosed, InvalidRequest, UnknownParameter
 from tests import toy
 from tests.engine.test_faults import ById, generated
 from tests.patience import PATIENCE, Paced, comes, shown, until
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import is_empty, service_core, toy_service
 
 SLOW = 0.004  # seconds a step

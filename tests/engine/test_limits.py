@@ -20,7 +20,7 @@ from prelude.errors import (
 from prelude.scheduling.request import State
 from tests.engine.test_faults import ById, generated, text
 from tests.patience import Paced, comes, shown
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import is_empty, run_steps, service_core, toy_service
 
 

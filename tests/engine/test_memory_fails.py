@@ -17,7 +17,7 @@ from tests import no_memory, toy
 from tests.engine.test_faults import ById, generated, text
 from tests.engine.test_limits import post
 from tests.patience import PATIENCE
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import run_steps, service_core
 
 pytest.importorskip("_testcapi", reason="this Python was built without its test module")

@@ -18,10 +18,10 @@ from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_lifecycle import slow_service
 from tests.patience import PATIENCE, until
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import service_core, toy_service
 
-TOY = "from tests.service import *; from tests.scheduling.test_engine_core import *; import asyncio, time, os\n"
+TOY = "from tests.service import *; from tests.scheduling.cores import *; import asyncio, time, os\n"
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +75,7 @@ def test_spawned_processes_have_their_own_engine_and_none_is_pickled() -> None:
     code = """
 import multiprocessing as mp
 from tests.service import toy_service
-from tests.scheduling.test_engine_core import last_logprob, prompt
+from tests.scheduling.cores import last_logprob, prompt
 
 def work(queue):
     with toy_service().engine as engine:

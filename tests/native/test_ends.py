@@ -29,7 +29,7 @@ from prelude.scheduling.pack import Packed
 from prelude.scheduling.request import Request
 from prelude.scheduling.result_check import check_result
 from tests.engine.test_lifecycle import ById
-from tests.scheduling.test_engine_core import last_logprob, prompt
+from tests.scheduling.cores import last_logprob, prompt
 
 
 def requests(count: int) -> list[Request]:

@@ -16,7 +16,7 @@ from prelude.runtime.inbox import Inbox
 from prelude.scheduling.request import Request
 from tests.engine.test_lifecycle import ById
 from tests.patience import PATIENCE
-from tests.scheduling.test_engine_core import last_logprob, prompt
+from tests.scheduling.cores import last_logprob, prompt
 
 
 def request(tokens: int = 4) -> Request:

@@ -7,7 +7,7 @@ import pytest
 from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import chat, prompt
+from tests.scheduling.cores import chat, prompt
 from tests.service import is_empty, service_core
 
 

@@ -17,7 +17,7 @@ from prelude.scheduling.request import State
 from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import chat, ids, last_logprob, prompt
+from tests.scheduling.cores import chat, ids, last_logprob, prompt
 from tests.scheduling.test_shared_prefixes import check
 from tests.service import is_empty, run_steps, service_core
 

@@ -19,7 +19,7 @@ from tests import toy
 from tests.engine.test_faults import ById, generated, text
 from tests.engine.test_limits import post
 from tests.patience import shown, until
-from tests.scheduling.test_engine_core import chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
 from tests.service import is_empty, run_steps, service_core
 
 BASE, PER_ROW, PER_TOKEN = 3e-3, 1e-4, 2e-4  # seconds

@@ -22,8 +22,8 @@ from prelude.errors import ConfigError
 from prelude.execution.cpu import Finished
 from prelude.scheduling.cost import CostModel, Work
 from tests.patience import shown
+from tests.scheduling.cores import Collect, last_logprob, prompt
 from tests.scheduling.test_contracts import BASE, PER_TOKEN, Timed
-from tests.scheduling.test_engine_core import Collect, last_logprob, prompt
 from tests.service import run_steps, service_core
 
 TRUE = {"constant": 2e-3, "token": 3e-5, "key": 4e-9, "lm_row": 1e-5}

@@ -23,7 +23,7 @@ from prelude.scheduling.request import Request, State
 from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.scheduling.test_overlap import OverlappedExecutor
 from tests.scheduling.test_shared_prefixes import check
 from tests.service import Fault, FaultyExecutor, is_empty, play, run_steps, service_core

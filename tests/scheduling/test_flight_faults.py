@@ -16,7 +16,7 @@ from tests import toy
 from tests.engine.test_faults import HANG_SECONDS, ById, text
 from tests.engine.test_limits import post
 from tests.patience import PATIENCE, shown, until
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import is_empty, run_steps, service_core
 
 

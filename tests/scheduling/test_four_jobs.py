@@ -20,7 +20,7 @@ from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
 from prelude.scheduling.result_check import check_result
 from tests import toy
-from tests.scheduling.test_engine_core import Collect, chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, prompt
 
 
 @pytest.mark.feature("H7")

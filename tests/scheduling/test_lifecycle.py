@@ -13,7 +13,7 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import Request, State
 from tests import toy
-from tests.scheduling.test_engine_core import Collect, make_core
+from tests.scheduling.cores import Collect, make_core
 
 
 def text(prompt: list[int], count: int, stops: frozenset[int] = frozenset(), **options: object) -> Prepared:

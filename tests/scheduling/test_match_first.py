@@ -16,8 +16,8 @@ from prelude.scheduling.request import Request, State
 from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
+from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
 from tests.scheduling.test_contracts import Timed
-from tests.scheduling.test_engine_core import chat, expected_logprob, last_logprob, prompt
 from tests.service import Pool, is_empty, run_steps, service_core
 
 SHARED = prompt(24, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from prelude.scheduling import lease
 from prelude.scheduling.request import State
-from tests.scheduling.test_engine_core import Collect, last_logprob, make_core, prompt
+from tests.scheduling.cores import Collect, last_logprob, make_core, prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 

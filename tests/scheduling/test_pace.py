@@ -17,8 +17,8 @@ from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, State
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.scheduling.test_contracts import PER_TOKEN, Timed
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
 from tests.service import service_core
 
 ALONE = 3.4e-3

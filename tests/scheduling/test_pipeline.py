@@ -13,7 +13,7 @@ from prelude.scheduling.request import State
 from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
 from tests.service import is_empty, run_steps, service_core
 
 

@@ -32,7 +32,7 @@ from prelude.scheduling.waiting_queue import WaitingQueue
 from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt
+from tests.scheduling.cores import chat, last_logprob, prompt
 from tests.service import run_steps, service_core
 
 ORDERS = {

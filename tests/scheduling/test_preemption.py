@@ -16,7 +16,7 @@ from prelude.scheduling.request import Request, State
 from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import chat, prompt
+from tests.scheduling.cores import chat, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, run_steps, service_core
 
 

@@ -13,7 +13,7 @@ from prelude.scheduling.lease import KvPool
 from tests import recurrent
 from tests.engine.test_faults import ById, submit
 from tests.recurrent import FaultyRecurrent, RecurrentToy
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt, run, tree_request
+from tests.scheduling.cores import chat, last_logprob, prompt, run, tree_request
 from tests.scheduling.test_recurrent import OVERLAP, check, stepped
 from tests.service import Fault, is_empty, service_core
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prelude.errors import ExecutionError
 from prelude.scheduling.request import State
 from tests import toy
-from tests.scheduling.test_engine_core import (
+from tests.scheduling.cores import (
     Collect,
     chat,
     expected_logprob,

@@ -22,7 +22,7 @@ from tests import recurrent, toy
 from tests.engine.test_faults import ById, submit, text
 from tests.patience import Paced, comes
 from tests.recurrent import FaultyRecurrent, RecurrentToy
-from tests.scheduling.test_engine_core import chat, last_logprob, prompt, run, tree_request
+from tests.scheduling.cores import chat, last_logprob, prompt, run, tree_request
 from tests.service import Fault, is_empty, service_core, toy_service
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])

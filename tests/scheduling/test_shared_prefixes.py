@@ -18,7 +18,7 @@ from prelude.scheduling.request import Request, State
 from tests import toy
 from tests.engine.test_faults import ById, text
 from tests.engine.test_limits import post
-from tests.scheduling.test_engine_core import chat, expected_logprob, last_logprob, prompt
+from tests.scheduling.cores import chat, expected_logprob, last_logprob, prompt
 from tests.service import Fault, FaultyExecutor, is_empty, play, run_steps, service_core
 
 RUBRIC = prompt(2000, 77)
