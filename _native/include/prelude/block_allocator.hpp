@@ -66,7 +66,6 @@ class BlockAllocator {
     const uint32_t s = blocks_[b].state;
     return s >= kHeld ? s - kHeld + 1 : 0;
   }
-  bool is_free(int32_t b) const { return blocks_[b].state == kFree; }
   bool in_trie(int32_t b) const { return blocks_[b].state == kInTrie; }
   bool is_block(int64_t b) const { return b >= 0 && b < num_blocks_; }
   // Readable from any thread; a change tells a reader that the block's node, as it saw it, is gone.

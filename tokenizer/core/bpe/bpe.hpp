@@ -126,7 +126,6 @@ class Bpe {
     for (auto* flag : {&self.bytes_, &self.plain_, &self.complete_, &self.falls_back_}) io.value(*flag);
   }
 
-  bool reads_bytes() const { return bytes_; }
   // Whether a word is read as bytes that each have a token, with any neighbours.
   bool plain_bytes() const { return complete_ && plain_; }
   const WordTable& words() const { return short_words_; }

@@ -49,7 +49,6 @@ class JsonDocument {
     uint32_t begin = tape_[at].begin;
     return text_.substr(begin, ends_.at(at) - begin);
   }
-  uint32_t end_of(uint32_t at) const { return ends_[at]; }
 
  private:
   [[noreturn]] void fail(size_t at, const std::string& what) const {

@@ -40,7 +40,6 @@ class PreTokenizer {
       }
     }
   }
-  bool ends_in_bytes() const { return !steps_.empty() && steps_.back().kind == Kind::bytes; }
   bool bytes_ready() const { return bytes_ready_; }
   // Whether a step asks where in the original its piece starts: of text that an earlier step may have rewritten.
   bool needs_shift() const { return needs_shift_; }

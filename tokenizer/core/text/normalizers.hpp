@@ -71,7 +71,6 @@ class Normalizer {
       } while (p < end && static_cast<unsigned char>(*p) >= 0x80);
     }
   }
-  static bool composed(std::string_view v) { return first_dirty(v) == v.size(); }
 
   void apply(Text& text, Scratch& scratch) const;
 

@@ -160,7 +160,6 @@ class Unicode {
 
   uint8_t record(uint32_t c) const { return record_[c]; }
   uint8_t quick(uint32_t c) const { return quick_[c]; }
-  uint8_t category(uint32_t c) const { return tables::record_category[record(c)]; }
   uint8_t combining_class(uint32_t c) const { return tables::record_class[record(c)]; }
   uint16_t flags(uint32_t c) const { return tables::record_flags[record(c)]; }
   bool is(uint32_t c, uint16_t any) const { return flags(c) & any; }
