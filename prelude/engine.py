@@ -25,7 +25,7 @@ from prelude.bulk.bar import RowBar, Told, length
 from prelude.bulk.mapping import checked, map_rows_async
 from prelude.bulk.windows import WINDOW_ROWS, Mapped
 from prelude.call import Call, Options, make_calls, mark_all
-from prelude.calls import (
+from prelude.call_steps import (
     INLINE_CHARS,
     PART_TASKS,
     TURN_PAIRS,
@@ -50,7 +50,6 @@ from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import Outbox
 from prelude.runtime.events import Listener
 from prelude.scheduling.request import Request
-from prelude.streams import AsyncTextStream, watching
 from prelude.sync import Engine
 from prelude.tasks import (
     Generate,
@@ -58,6 +57,7 @@ from prelude.tasks import (
     Task,
     TaskOf,
 )
+from prelude.text_streams import AsyncTextStream, watching
 from prelude.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 
 if TYPE_CHECKING:

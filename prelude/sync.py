@@ -12,17 +12,17 @@ from prelude.bulk.bar import RowBar, Told, length
 from prelude.bulk.mapping import checked, map_rows
 from prelude.bulk.windows import WINDOW_ROWS, Mapped
 from prelude.call import Options, make_calls, mark_all
-from prelude.calls import finish_all, first_error, task_list
+from prelude.call_steps import finish_all, first_error, task_list
 from prelude.compound import drive
 from prelude.config import EngineConfig
 from prelude.options import RequestOptions
 from prelude.progress import Advance, Progress
 from prelude.runtime.delivery import BlockingSink
-from prelude.streams import TextStream, watching
 from prelude.tasks import (
     R,
     TaskOf,
 )
+from prelude.text_streams import TextStream, watching
 from prelude.verbs import Ask, AskStream, RequestKeywords, Verbs
 
 if TYPE_CHECKING:

@@ -33,7 +33,6 @@ from prelude.results import (
     RewardResult,
     TokenClassification,
 )
-from prelude.streams import AsyncTextStream, TextStream
 from prelude.tasks import (
     Activation,
     CacheMode,
@@ -62,6 +61,7 @@ from prelude.tasks import (
     Truncation,
     unknown_keyword,
 )
+from prelude.text_streams import AsyncTextStream, TextStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

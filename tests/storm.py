@@ -13,7 +13,7 @@ import numpy as np
 
 from prelude.runtime.core import EngineCore
 from prelude.scheduling.request import Request, Sink
-from prelude.streams import watching
+from prelude.text_streams import watching
 from tests import toy
 from tests.scheduling.cores import chat, last_logprob, prompt, tree_request
 from tests.service import is_empty, service_core

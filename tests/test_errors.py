@@ -19,7 +19,7 @@ FOLDERS = ("", "bulk", "calibration", "recipes", "simulation", "systemone")  # m
 PROTOCOLS = {"AttributeError", "StopIteration", "StopAsyncIteration", "NotImplementedError", "ImportError"}
 # Of a request that ended wrongly inside the engine; its caller turns it into a TraceError.
 INTERNAL = {
-    ("prelude.streams", "RuntimeError"),
+    ("prelude.text_streams", "RuntimeError"),
     ("prelude.simulation.replica", "RuntimeError"),
     ("prelude.simulation.traces", "ValueError"),
 }

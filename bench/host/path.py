@@ -29,7 +29,7 @@ from prelude.loading import load
 from prelude.runtime.core import EngineCore
 from prelude.runtime.delivery import BlockingSink
 from prelude.scheduling.lease import KvPool
-from prelude.streams import watching
+from prelude.text_streams import watching
 
 BLOCK = 16
 LONGEST = 2048  # tokens of the longest prompt

@@ -1,7 +1,7 @@
 """Everyday sentences, one a line, written for this model, in the languages where the catalogues have none.
 
-Catalogues of translations speak of settings and permissions; people write about shops, weather and dinner. The file is
-one list of data, and so it is longer than a file of code.
+Catalogues of translations speak of settings and permissions; people write about shops, weather and dinner. The file
+is one list of data, and so it is longer than a file of code.
 """
 
 from __future__ import annotations

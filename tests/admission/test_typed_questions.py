@@ -18,7 +18,7 @@ from prelude import confidence
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import DecisionTemplate
-from prelude.calls import text_size
+from prelude.call_steps import text_size
 from prelude.errors import InvalidRequest, PromptTooLong, RequestTooLarge, TemplateError
 from prelude.tasks import Choice, Decide, Noul, Score, YesNo
 from tests.admission import toys

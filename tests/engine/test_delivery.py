@@ -16,7 +16,7 @@ from prelude._native.core import Group
 from prelude import AsyncEngine, Engine
 from prelude.admission.prepared import Admitted, Outcome, Prepared
 from prelude.runtime.delivery import Outbox
-from prelude.streams import watching
+from prelude.text_streams import watching
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
 from tests.patience import comes

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, Embed, EngineConfig, SamplingParams
-from prelude.calls import INLINE_CHARS, JOB_CHARS
+from prelude.call_steps import INLINE_CHARS, JOB_CHARS
 from tests import toy
 from tests.patience import comes, shown
 from tests.scheduling.cores import chat, prompt

@@ -12,7 +12,7 @@ import pytest
 
 import prelude.engine
 from prelude import AsyncEngine, EngineConfig, Generate, RequestOptions, SamplingParams
-from prelude.calls import PART_TASKS, TURN_PAIRS, parts
+from prelude.call_steps import PART_TASKS, TURN_PAIRS, parts
 from prelude.errors import DeadlineExceeded, InvalidRequest
 from prelude.tasks import Task
 from tests.patience import Paced, comes
@@ -104,7 +104,7 @@ def test_many_tasks_have_their_own_options_and_deadlines(checkpoint: Path) -> No
 def test_a_deadline_counts_from_the_call_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 100.0, 101.5, 104.0])
     # The name in that module alone: watchdogs of other engines read the clock as well.
-    monkeypatch.setattr("prelude.calls.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("prelude.call_steps.time", SimpleNamespace(monotonic=lambda: next(clock)))
     said = [one for _, one in parts(draws(MANY), RequestOptions(deadline=2.0), {})]
     assert [one.deadline for one in said] == [2.0, 0.5, 0.0]  # type: ignore[union-attr]
 

@@ -110,7 +110,7 @@ EDITS = (
         "stream_close_no_cancel",
         "57 H4",
         (
-            "prelude/streams.py",
+            "prelude/text_streams.py",
             "            self._sink.abandoned = True\n            self._core.cancel(self._request)\n",
             "            self._sink.abandoned = True\n",
         ),

@@ -307,7 +307,7 @@ EDITS = (
     edit(
         "long_texts_are_prepared_by_the_caller",
         "N2",
-        ("prelude/calls.py", "INLINE_CHARS = 4096\n", "INLINE_CHARS = 1 << 30\n"),
+        ("prelude/call_steps.py", "INLINE_CHARS = 4096\n", "INLINE_CHARS = 1 << 30\n"),
     ),
     edit(
         "chat_is_as_bulk_is",

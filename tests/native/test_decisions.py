@@ -16,7 +16,7 @@ from prelude.admission.decide import transcript
 from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.snapshot import snapshot
 from prelude.admission.structured import Owned
-from prelude.calls import LABEL_CHARS, QUESTION_CHARS, text_size
+from prelude.call_steps import LABEL_CHARS, QUESTION_CHARS, text_size
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.results import Answer
 from prelude.runtime.delivery import BlockingSink

@@ -22,7 +22,7 @@ from prelude.batch import (
     StepResult,
 )
 from prelude.call import Call
-from prelude.calls import finish_all
+from prelude.call_steps import finish_all
 from prelude.errors import ExecutionError, InvalidRequest
 from prelude.options import RequestOptions
 from prelude.scheduling.pack import Packed

@@ -14,8 +14,8 @@ from prelude.call import Call, Options, make_calls
 from prelude.errors import InvalidRequest, PreludeError, shown
 from prelude.options import merge_options
 from prelude.scheduling.request import Request
-from prelude.streams import timed_finish
 from prelude.tasks import Decide, Task
+from prelude.text_streams import timed_finish
 
 # More than this is prepared on threads, so that it cannot hold up the caller's loop.
 INLINE_CHARS = 4096
