@@ -25,7 +25,6 @@ cdef extern from "prelude/ndarray.hpp" namespace "prelude::ndarray":
     int PyArray_TYPE(ndarray) noexcept nogil
     bint PyArray_IS_C_CONTIGUOUS(ndarray) noexcept nogil
     bint PyArray_ISCARRAY_RO(ndarray) noexcept nogil
-    bint PyArray_ISCARRAY(ndarray) noexcept nogil
     bint PyArray_Check(object) noexcept
     object new_array(int, const npy_intp*, int)
     object array_over(int, const npy_intp*, int, void*, object)
