@@ -15,8 +15,7 @@
 //   border that a merging leaves is one that its two tokens leave alone. The pair at the left of a merged window is
 //   checked, and the pair at its right is checked with the next candidate.
 //
-//   extensions_   (token or prefix, character) -> token or prefix     one word of 64 bits an entry, at most 3/4 full
-//   filter_       a bit for each of these, 5 bits or more an entry: most pairs asked for are not there
+//   extensions_   (token or prefix, character) -> token or prefix     extensions.hpp
 //   pieces_       the tokens of a character's bytes, and of a blank and them, as met: up to three tokens
 //   pairs_        whether pairs were found to stand, so that a pair of a text is looked at once: one word a pair, the
 //                 whole pair in it. An entry depends on the model alone, so any thread may write it or overwrite it
@@ -37,6 +36,7 @@
 #include <vector>
 
 #include "bpe/character_ids.hpp"
+#include "bpe/extensions.hpp"
 #include "bpe/merging.hpp"
 #include "bpe/pair_validity.hpp"
 #include "cache/word_cache.hpp"
@@ -132,9 +132,9 @@ class LongestMatch {
         id = characters_.find(c = utf8_next(p));
       }
       // For a character that is no token, or a large code point, the filter may say yes by mistake, as for any other.
-      const uint64_t hash = hash_of(before, c);
-      const bool extends = may_be(hash);
-      __builtin_prefetch(&extensions_[extends ? place_of(hash) : 0]);
+      const uint64_t hash = Extensions::hash_of(before, c);
+      const bool extends = extensions_.may_be(hash);
+      extensions_.prefetch(hash, extends);
       *to = {id, c, static_cast<uint32_t>(p - begin), extends};
       before = id;
     }
@@ -205,16 +205,13 @@ class LongestMatch {
     return true;
   }
 
-  size_t bytes() const {
-    return pair_validity_.bytes() + characters_.bytes() + extensions_.bytes() + filter_.bytes();
-  }
+  size_t bytes() const { return pair_validity_.bytes() + characters_.bytes() + extensions_.bytes(); }
   size_t cache_bytes() const { return (pairs_.size() + pieces_.size()) * 8 + repairs_.bytes(); }
   template <class Self, class Io>
   static void tables(Self& self, Io& io) {
     PairValidity::tables(self.pair_validity_, io);
     CharacterIds::tables(self.characters_, io);
-    io.array(self.extensions_);
-    io.array(self.filter_);
+    Extensions::tables(self.extensions_, io);
     io.value(self.blank_);
     io.value(self.tokens_);
     if constexpr (!std::is_const_v<Self>)
@@ -225,8 +222,8 @@ class LongestMatch {
   static constexpr size_t small = Merger::linear_limit;
   static constexpr int pair_bits = 16;
   static constexpr size_t repair_bytes = size_t{1} << 19;
-  using RepairCache = CacheOfWords<4, 3>;         // with the lengths of the tokens beside them
-  static constexpr uint32_t leads_on = 1u << 23;  // of an entry: there are longer ones
+  using RepairCache = CacheOfWords<4, 3>;  // with the lengths of the tokens beside them
+  static constexpr uint32_t leads_on = Extensions::leads_on;
   static constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
   static constexpr uint32_t sure = 1u << 31;  // in the length of a candidate: it is valid behind the one before it
 
@@ -286,7 +283,7 @@ class LongestMatch {
           continue;
         }
         if (all[i].code == ' ' && i + 1 < n && has_pieces(all[i + 1].code) &&
-            (!all[i + 1].extends || extension(id, all[i + 1].code) == none)) {
+            (!all[i + 1].extends || extensions_.find(id, all[i + 1].code) == none)) {
           top += pieces_of(all[i + 1].code, true, piece.substr(at, 4), byte_ids, merger, top);
           if (top[-1].id == all[i + 1].id) {  // by itself, and may begin a longer one
             --top;
@@ -313,7 +310,7 @@ class LongestMatch {
       size_t reached = at;
       for (size_t j = i, second = i; j < n; ++j) {
         if (j == second && !all[j].extends) break;
-        uint32_t entry = extension(node, all[j].code);
+        uint32_t entry = extensions_.find(node, all[j].code);
         if (entry == none) break;
         node = entry & (leads_on - 1);
         reached += all[j].length;
@@ -366,7 +363,7 @@ class LongestMatch {
     size_t at = 0, i = 0;
     // A blank and a letter are often merged before the letter's own bytes are.
     if (n > 1 && all[0].code == ' ' && all[1].code >= 0x80) {
-      uint32_t entry = extension(all[0].id, all[1].code), both = entry & (leads_on - 1);
+      uint32_t entry = extensions_.find(all[0].id, all[1].code), both = entry & (leads_on - 1);
       if (entry != none && both < tokens_) {
         at = 1 + utf8_length_of(all[1].code);
         i = 2;
@@ -430,7 +427,7 @@ class LongestMatch {
         pair_validity_.fetch(node);
       }
       if (p == end || path.n == Path::most || !(entry & leads_on)) return;
-      entry = extension(node, utf8_next(p));
+      entry = extensions_.find(node, utf8_next(p));
       node = entry & (leads_on - 1);
     }
   }
@@ -536,25 +533,6 @@ class LongestMatch {
 
   // ---- the trie
 
-  static uint64_t hash_of(uint32_t node, uint32_t c) { return (uint64_t{node} << 16 | c) * golden; }
-  size_t place_of(uint64_t hash) const { return hash >> (std::countl_zero(extensions_.size()) + 1); }
-  // Whether there may be an entry of this hash.
-  size_t filter_bit(uint64_t hash) const { return hash >> 20 & (filter_.size() * 64 - 1); }
-  bool may_be(uint64_t hash) const {
-    size_t bit = filter_bit(hash);
-    return filter_[bit / 64] >> (bit & 63) & 1;
-  }
-  // The node, with leads_on or not.
-  uint32_t extension(uint32_t node, uint32_t c) const {
-    if (c > 0xFFFF) return none;
-    uint64_t key = uint64_t{node} << 16 | c, hash = hash_of(node, c);
-    if (!may_be(hash)) return none;
-    for (size_t i = place_of(hash);; i = (i + 1) & (extensions_.size() - 1)) {
-      uint64_t entry = extensions_[i];
-      if (entry == 0) return none;
-      if (entry >> 24 == key) return static_cast<uint32_t>(entry & (2 * leads_on - 1));
-    }
-  }
   // The bytes of a known token, if they are whole characters and not ASCII alone.
   bool whole_characters(const Vocab& vocab, uint32_t id, std::string& bytes) const {
     if (!vocab.has(id) || !pair_validity_.known(id)) return false;
@@ -576,13 +554,10 @@ class LongestMatch {
   }
   void extend_all(const Vocab& vocab, const std::vector<std::pair<uint32_t, uint32_t>>& longer,
                   const ByteIds& byte_ids) {
-    std::vector<uint64_t> made;  // entries: a key of 40 bits, the node in 24
     uint32_t fresh = tokens_;
-    // In a table large enough for all prefixes there can be; then in the smallest one that holds them.
     size_t most = 0;
     for (auto [size, id] : longer) most += size / 2;
-    extensions_.assign(std::bit_ceil(most * 2 + 8), 0);
-    filter_.assign(extensions_.size() / 8, 0);
+    extensions_.reserve(most);
     std::string bytes;
     for (auto [size, id] : longer) {
       if (!whole_characters(vocab, id, bytes)) continue;
@@ -590,34 +565,20 @@ class LongestMatch {
       uint32_t c = utf8_next(p), node = c < 0x80 ? byte_ids[c] : characters_.find(c);
       while (node != none && p < end) {
         c = utf8_next(p);
-        uint32_t next = extension(node, c);
+        uint32_t next = extensions_.find(node, c);
         if (next == none) {
           next = p == end ? id : fresh++;
-          made.push_back((uint64_t{node} << 16 | c) << 24 | next);
-          place(made.back());
+          extensions_.add(node, c, next);
         }
         node = next;
       }
     }
-    std::vector<bool> leads(fresh);
-    for (uint64_t entry : made) leads[entry >> 40] = true;
-    extensions_.assign(std::bit_ceil(made.size() * 4 / 3 + 8), 0);
-    filter_.assign(std::max<size_t>(1, extensions_.size() / 16), 0);
-    for (uint64_t entry : made) place(entry | (leads[entry & (leads_on - 1)] ? leads_on : 0));
-  }
-  void place(uint64_t entry) {
-    const uint64_t hash = hash_of(static_cast<uint32_t>(entry >> 40), static_cast<uint32_t>(entry >> 24 & 0xFFFF));
-    const size_t bit = filter_bit(hash);
-    filter_[bit / 64] |= uint64_t{1} << (bit & 63);
-    size_t i = place_of(hash);
-    while (extensions_[i]) i = (i + 1) & (extensions_.size() - 1);
-    extensions_[i] = entry;
+    extensions_.build(fresh);
   }
 
   PairValidity pair_validity_;
-  CharacterIds characters_;          // beyond ASCII, that come out of their bytes
-  TableArray<uint64_t> extensions_;  // (node, character) in 40 bits, in 24 the node reached; 0: nothing
-  TableArray<uint64_t> filter_;
+  CharacterIds characters_;  // beyond ASCII, that come out of their bytes
+  Extensions extensions_;
   uint32_t blank_ = none;  // the token of a blank
   uint32_t tokens_ = 0;    // nodes from here on are prefixes and no tokens
   BigArray<uint64_t> pairs_;
