@@ -97,7 +97,7 @@ def damage(rng: random.Random, folder: Path) -> str:
 
 def rank_file(rng: random.Random) -> tuple[bytes, str, dict[str, int]]:
     """(content, split pattern, control tokens); about half of them are right."""
-    from tests.fuzz_tokenizer_files import PATTERNS
+    from tests.random_tokenizer_files import PATTERNS
 
     pieces = [bytes([b]) for b in range(256)]
     for _ in range(rng.choice([0, 5, 60])):

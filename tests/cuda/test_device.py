@@ -47,7 +47,7 @@ def test_importing_the_package_reaches_no_driver() -> None:
     """torch may import cuda-python for itself; neither it nor FlashInfer is imported or asked by us."""
     code = (
         "import sys, torch; before = set(sys.modules);"
-        "import prelude.cuda.executor, prelude.cuda.attention, prelude.cuda.device, prelude.execution.cuda;"
+        "import prelude.cuda.executor, prelude.cuda.attention, prelude.cuda.cuda_device, prelude.execution.cuda;"
         "from prelude.cuda import driver;"
         "new = set(sys.modules) - before;"
         "print([m for m in new if m.startswith(('cuda.', 'flashinfer'))], driver.missing.cache_info().currsize)"

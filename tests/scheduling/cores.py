@@ -91,3 +91,10 @@ def run(core: EngineCore, items: list[Prepared]) -> list[Outcome]:
 
 def expected_logprob(tokens: np.ndarray, target: int = 5) -> float:
     return float(toy.logprobs_of(tokens.tolist())[target])
+
+
+def tree_request(state: np.ndarray, branches: list[np.ndarray]) -> Prepared:
+    tree = TokenTree.build([(-1, state), *((0, b) for b in branches)])
+    rows = tree.starts[2:] - 1
+    n = len(branches)
+    return Prepared(tree, LogprobRows(rows.astype(np.int32), np.arange(n, dtype=np.int32), np.full(n, 5, np.int32)))

@@ -11,7 +11,17 @@ from prelude.admission.prepared import Prepared, TokenTree
 from prelude.batch import HeadRows, LogprobRows, OneShotBatch, PooledRows, Readout
 from prelude.errors import QueueFull, RequestTooLarge
 from tests import toy
-from tests.scheduling.cores import Collect, chat, expected_logprob, ids, last_logprob, make_core, prompt, run
+from tests.scheduling.cores import (
+    Collect,
+    chat,
+    expected_logprob,
+    ids,
+    last_logprob,
+    make_core,
+    prompt,
+    run,
+    tree_request,
+)
 
 # ------------------------------------------------------------------ OneShot
 
@@ -117,13 +127,6 @@ def test_publishing_never_evicts_what_was_hit() -> None:
 
 
 # ------------------------------------------------------------------ trees and folds
-
-
-def tree_request(state: np.ndarray, branches: list[np.ndarray]) -> Prepared:
-    tree = TokenTree.build([(-1, state), *((0, b) for b in branches)])
-    rows = tree.starts[2:] - 1
-    n = len(branches)
-    return Prepared(tree, LogprobRows(rows.astype(np.int32), np.arange(n, dtype=np.int32), np.full(n, 5, np.int32)))
 
 
 def test_one_state_many_questions_is_computed_once() -> None:
