@@ -47,10 +47,9 @@ class Executor(Protocol):
     before it was waited for, and may name tokens that it draws (``DecodeRows.token_ids``).
 
     ``submit`` raises ``TypeError`` for anything but a ``ForwardBatch`` variant. ``wait`` returns the result of
-    that handle or raises the step's error. After a failed step the executor takes the next one as usual. Undefined
-    are then the pool's contents in that step's write slots, the states in its state entries, and the numbers of rows
-    that name a token which the step should have drawn. One thread at a time submits; any
-    thread may wait.
+    that handle or raises the step's error. After a failed step the executor takes the next one as usual. These are
+    then undefined: the pool's contents in that step's write slots, the states in its state entries, and the numbers
+    of rows that name a token which the step should have drawn. One thread at a time submits; any thread may wait.
     """
 
     def submit(self, batch: ForwardBatch) -> Any: ...
