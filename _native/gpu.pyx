@@ -66,30 +66,30 @@ ctypedef int (*copy_t)(uintptr_t, uintptr_t, size_t, void*) noexcept nogil
 ctypedef int (*launch_t)(void*, void*) noexcept nogil
 
 
-cdef inline const int32_t* _ints(object x, Py_ssize_t* n) noexcept:
-    """The values of a flat int32 array in C order; NULL for anything else."""
+cdef inline const void* _flat(object x, int number, Py_ssize_t* n) noexcept:
+    """The values of a flat array in C order, and their count; NULL for anything else. ``number``: numpy's, of the
+    type."""
     cdef cnp.ndarray a
     if not cnp.PyArray_Check(x):
         return NULL
     a = <cnp.ndarray>x
-    if cnp.PyArray_TYPE(a) != cnp.NPY_INT32 or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a):
+    if cnp.PyArray_TYPE(a) != number or cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a):
         return NULL
     n[0] = cnp.PyArray_DIM(a, 0)
-    return <const int32_t*>cnp.PyArray_DATA(a)
+    return cnp.PyArray_DATA(a)
+
+
+cdef inline const int32_t* _ints(object x, Py_ssize_t* n) noexcept:
+    return <const int32_t*>_flat(x, cnp.NPY_INT32, n)
 
 
 cdef inline const void* _values(object x, Py_ssize_t count, int number) noexcept:
-    """The values of a flat array of a type in C order of ``count`` items; NULL for anything else. ``number``: numpy's,
-    of the type."""
-    cdef cnp.ndarray a
-    if not cnp.PyArray_Check(x):
+    """As ``_flat``; NULL also for another count."""
+    cdef Py_ssize_t n = 0
+    cdef const void* found = _flat(x, number, &n)
+    if n != count:
         return NULL
-    a = <cnp.ndarray>x
-    if cnp.PyArray_NDIM(a) != 1 or not cnp.PyArray_ISCARRAY_RO(a) or cnp.PyArray_DIM(a, 0) != count:
-        return NULL
-    if cnp.PyArray_TYPE(a) != number:
-        return NULL
-    return cnp.PyArray_DATA(a)
+    return found
 
 
 cdef class Places:
