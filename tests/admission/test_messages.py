@@ -148,7 +148,7 @@ def test_an_object_that_cannot_say_what_is_in_it_fails_alone(chatty: Preparer) -
         def model_dump(self) -> Any:
             raise KeyError("gone")
 
-    with pytest.raises(InvalidRequest, match=r"prompt\[0\]\.call: Broken does not say.*give a dict"):
+    with pytest.raises(InvalidRequest, match=r"prompt\[0\]\.call: Broken cannot be read as fields.*give a dict"):
         chatty.prepare(task(call=Broken()))
 
 
