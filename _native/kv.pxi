@@ -127,7 +127,7 @@ cdef class KvPool:
 
     @property
     def evictions(self) -> int:
-        """Cached blocks that gave way to others."""
+        """Cached blocks that were evicted for others."""
         return self.c.evictions()
 
     @property

@@ -22,7 +22,7 @@ Advance: TypeAlias = Callable[[int, int], object]  # (tasks that have ended, tas
 
 
 class Progress:
-    """Counts the units of one call that have ended, well or not, and tells ``told``. An error of ``told`` is logged
+    """Counts the units of one call that have ended, well or not, and calls ``told``. An error of ``told`` is logged
     once, and ``told`` is called no more: a bar must not end the work it shows. Used by the caller's thread alone."""
 
     def __init__(self, told: Any, total: int | None, unit: str = "task", done: int = 0) -> None:
@@ -47,7 +47,7 @@ class Progress:
         try:
             self._told(self.done, self._total)
         except Exception:
-            log.exception("progress= raised, and is told no more")
+            log.exception("progress= raised, and is called no more")
             self._told = None
 
     def __enter__(self) -> Self:

@@ -111,7 +111,7 @@ class StreamSink:
             self.timeline.mark("detokenise")
             self._ready = self._ready or time.perf_counter()
         self._tokens.append((text, token_id, logprob))
-        if text and not stop:  # the end is going to be told anyway
+        if text and not stop:  # the end wakes the reader anyway
             self._tell(request)
         return stop
 
@@ -307,7 +307,7 @@ class AsyncTextStream:
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise WrongUse("this stream began in another event loop, where its chunks are told; read it there")
+            raise WrongUse("this stream began in another event loop, which gets its chunks; read it there")
         self._reading = True
         try:
             chunk = await self._next()

@@ -5,8 +5,8 @@
 //     key >= 0: token of this step (k, v [tokens][row of `stride` elements]); key < 0: pool slot -1 - key
 //
 // One warp a (row, head). Keys are taken 32 at a time from the front of the row's list, which is in order of position
-// whether a key lies in the pool or in the step. So a row's bits depend on its own keys alone: not on its
-// company, on how its prompt was cut into chunks, or on the cache.
+// whether a key lies in the pool or in the step. So a row's bits depend on its own keys alone: not on
+// other rows, on the chunks of its prompt, or on the cache.
 extern "C" __global__ void attend(const element* q, int q_stride, const element* k, const element* v, int stride,
                                   const element* pool_k, const element* pool_v, const int* keys, const int* first,
                                   const int* count, int heads, int kv_heads, float scale, element* out) {

@@ -16,7 +16,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from prelude.affinity import Affinity, chain_of_task
 from prelude.tasks import TaskOf
 
-WAITED = "waited"  # the keyword by which a replica hears how long its request waited here, in seconds
+WAITED = "waited"  # the keyword by which a replica gets the seconds that its request waited here
 METHODS = frozenset(["run", "run_many"])  # of ``Replica``: they take it
 
 

@@ -34,7 +34,7 @@ class EndSink:
 
 class BlockingSink(EndSink, Collector):
     """Collects the ends of a group of requests, by request id; ``wait`` returns when all have ended. ``progress``
-    hears of them in the thread that made the sink and waits."""
+    is called for them in the thread that made the sink and waits."""
 
     _said = 0
 
@@ -61,7 +61,7 @@ class BlockingSink(EndSink, Collector):
         progress.advance(count - said)
 
 
-class Told(Protocol):
+class EndReceiver(Protocol):
     """An object in the loop that an outbox gives ends to."""
 
     def end(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None: ...
@@ -176,18 +176,18 @@ class Outbox(LoopFlush):
             at = end
         return live
 
-    def put(self, sink: Told, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
+    def put(self, sink: EndReceiver, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         self._put((sink.end, request, outcome, error))
 
     def put_all(self, sink: LoopSink, requests: list[Request], outcomes: list[Outcome]) -> None:
         self._put((sink.end_all, requests, outcomes))
 
     def again(self, sink: LoopSink, requests: list[Request], outcomes: list[Outcome]) -> None:
-        """In the loop, by a sink that is interrupted while it tells ends: ``_deliver`` comes back to these."""
+        """In the loop, by a sink that is interrupted while it delivers ends: ``_deliver`` takes these again."""
         self._ends.put((sink.end_all, requests, outcomes))
 
     def _put(self, call: tuple[Any, ...]) -> None:
-        if self._ends.put(call):  # else the loop has been told, or will be at the step's end
+        if self._ends.put(call):  # else the loop has been woken, or will be at the step's end
             self._core.sinks.wake_later(self)
 
     def flush(self) -> None:

@@ -45,7 +45,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 class Listeners:
-    """Calls the listeners. A listener that raises is logged and counted, and never heard of by the loop.
+    """Calls the listeners. A listener that raises is logged and counted; its error does not reach the loop.
 
     ``inside`` says whether the calling thread is in the middle of a step. Ctrl-C that lands in a listener there is
     kept as ``interrupt``, for the step's holder to raise when its accounts are whole again.

@@ -26,7 +26,7 @@ log = logging.getLogger("prelude.engine")
 
 class Failures:
     """``limit``: rows that a step may have while rows of failed steps run again; None: there are none. ``broken``:
-    the error of the engine's own that ended a step, while some requests have not been told of it. ``last_error`` is
+    the error of the engine's own that ended a step, while it was not delivered to all requests. ``last_error`` is
     text: an exception refers to the frames of the caller that ran the step, and so to the engine, which would never
     be freed."""
 
@@ -106,7 +106,7 @@ class Failures:
         self._sinks.flush()
 
     def hung(self, seconds: float) -> None:
-        """The watchdog's: all callers are told of a step that may never return."""
+        """The watchdog's: all callers get an error for a step that may never return."""
         if not self._hang_told:
             self._stats.hangs += 1
             log.error("a step has run for %.1f s", seconds, extra={"event": "hung", "seconds": seconds})

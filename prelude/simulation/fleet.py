@@ -3,7 +3,7 @@
 A step that begins at s and takes d is planned at s and postprocessed at once. Its results count from s + d on: the
 replica's clock is set to s + d, and the router gets the results at that time.
 
-A replica that fails loses its cache and its requests. The router hears of it at once; each caller asks again
+A replica that fails loses its cache and its requests. The router is notified at once; each caller asks again
 ``RETRY`` seconds later, and its time counts from its first asking. After ``down`` seconds an empty replica takes its
 place.
 """

@@ -68,7 +68,7 @@ class BlockAllocator {
   }
   bool in_trie(int32_t b) const { return blocks_[b].state == kInTrie; }
   bool is_block(int64_t b) const { return b >= 0 && b < num_blocks_; }
-  // Readable from any thread; a change tells a reader that the block's node, as it saw it, is gone.
+  // Readable from any thread. Where it has changed, the block's node of the reader is gone.
   uint32_t generation(int32_t b) const { return blocks_[b].generation.load(std::memory_order_acquire); }
 
   // --- for the trie, the only other owner of blocks -------------------------------------------------------

@@ -12,8 +12,8 @@
 // taken; after close() it accepts nothing. Since takers take everything, a link that comes back while another thread
 // pushes (the ABA of stacks that pop) does no harm: the links below the compared head are the ones that it links to.
 //
-// Counts are exact: a caller that takes a place or tokens gives back as many, once. The step lock's holder hears at
-// release() whether another wanted it meanwhile, and wakes that one; so a thread that does not get it goes to sleep,
+// Counts are exact: a caller that takes a place or tokens gives back as many, once. The step lock's holder learns at
+// release() whether another thread wanted it meanwhile, and wakes that one. So a thread that does not get it sleeps,
 // and none spins. All of it may be called without the GIL, from any thread, but for take() and newest(), which are
 // one taker's at a time.
 #pragma once
@@ -115,7 +115,7 @@ class StepLock {
     uint64_t unlocked = 0;
     return state_.compare_exchange_strong(unlocked, me << 1, std::memory_order_acquire, std::memory_order_relaxed);
   }
-  // As try_acquire(); where another thread holds it, that one is told at its release().
+  // As try_acquire(); where another thread holds it, that thread wakes this one at its release().
   bool try_acquire_or_request(uint64_t me) {
     uint64_t state = state_.load(std::memory_order_relaxed);
     for (;;) {

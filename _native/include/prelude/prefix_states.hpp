@@ -9,8 +9,8 @@
 //                └───put_back()────┘                                               ▼ coldest, unless it is pinned
 //                                                                                taken
 //
-// Kept states have an order of their own beside the trie's: those that were never gone on from give way first, the
-// one that was used longest ago before the others. A pinned one stays: a lease goes on from it.
+// Kept states have an order of their own, apart from the trie's. States from which no request went on are evicted
+// first, then the one that was used longest ago. A pinned state stays: a lease goes on from it.
 //
 // Invariants: an entry is free, taken, or kept at one node; a node has one entry at most. The search for a victim
 // reads all entries: there are some hundreds, and each holds kilobytes to megabytes of computed state.

@@ -135,8 +135,9 @@ class PrefixTrie {
     return {id_of(w.tail), w.ready, w.promised};
   }
 
-  // A match that is kept up to date by events: a waiting request is told when its answer may have changed, instead of
-  // asking before every step. `ready`: blocks found now. The prompt is not kept: give it again to rewatch().
+  // A match that is kept up to date by events: a waiting request is reported when its answer may have changed,
+  // instead of being matched before every step. `ready`: blocks found now. The prompt is not kept: give it again to
+  // rewatch().
   int32_t watch(const int32_t* tokens, int64_t n, uint64_t salt, int64_t max_blocks, int32_t* ready) {
     const int32_t id = watches_.add();
     try {

@@ -1,4 +1,4 @@
-// Watches: the waiting requests that are told of a change of the trie.
+// Watches: the waiting requests that a change of the trie concerns.
 //
 //   prompt  [A B][C D][E F] ...      the trie has A B and C D:
 //                     │ └─ waits for: a node that the table would know by this hash (E F below C D)

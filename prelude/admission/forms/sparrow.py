@@ -4,7 +4,7 @@
            └─ question ─┬─ <label> <description>
                         └─ <label> <description>
 
-Each segment is read by itself, and the model is told which part it is. A piece of more tokens than the model reads is
+Each segment is read by itself, with the number of its part. A piece of more tokens than the model reads is
 cut, and a piece without tokens is the first token of the vocabulary.
 """
 
