@@ -1,5 +1,5 @@
 // The CPU kernels of every target that this machine runs, against plain float64 loops; and the promise that a row's
-// bits do not depend on its company, its cut or the threads.
+// bits do not depend on other rows, its cut or the threads.
 #include <array>
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Products with packed weights: int8 against plain integer loops, and weights of bfloat16 with rows of float32
 // against plain loops of fma, bit for bit on every target; bfloat16 and float32 against float64; and the promise that
-// a row's bits do not depend on its company, its cut or the threads.
+// a row's bits do not depend on other rows, its cut or the threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

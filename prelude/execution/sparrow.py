@@ -3,7 +3,7 @@
     s, q, o    means of the state's, the question's (plus its kind's vector) and an option's tokens, of length 1
     features   o · s o · q o · s q o · o - mean(o) · (s - mean(o)) o, and four of pairs ─▶ gelu ─▶ gelu ─▶ logit
 
-A question is computed by itself, so that its bits do not depend on its company.
+A question is computed by itself, so that its bits do not depend on the other questions.
 """
 
 from __future__ import annotations

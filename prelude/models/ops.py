@@ -30,8 +30,8 @@ class Linear:
     """A weight [out, in] and maybe a bias. Products are in the weight's dtype, sums into ``x`` in float32.
 
     ``min_rows`` above 1 is deterministic mode. A product of fewer rows is padded to so many: a float32 product of few
-    rows takes another kernel than one of many, so a row's bits would depend on its company (measured). A wide float32
-    product becomes a sum of products of ``STEADY_WIDTH`` inner values.
+    rows takes another kernel than one of many, so a row's bits would depend on the other rows (measured). A wide
+    float32 product becomes a sum of products of ``STEADY_WIDTH`` inner values.
     """
 
     __slots__ = ("_few", "_inner", "_min_rows", "_of_few", "bias", "transposed", "weight")

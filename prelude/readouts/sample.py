@@ -67,8 +67,8 @@ class SampleRows(Readout):
     """One sampled token per row. Greedy where ``temperature`` is 0.
 
     The uniform number of row n is a pure function of (``seeds[n]``, ``steps[n]``), so the same request draws the
-    same tokens in any company. ``logprobs`` asks for the logprob of the sampled token, ``top`` > 0 for the ``top``
-    best tokens and theirs as well. ``edits=None``: logits are sampled as they are.
+    same tokens beside any other rows. ``logprobs`` asks for the logprob of the sampled token, ``top`` > 0 for the
+    ``top`` best tokens and theirs as well. ``edits=None``: logits are sampled as they are.
     """
 
     rows: I32  # [N], token indices; for decode rows the row itself

@@ -256,7 +256,7 @@ class EngineCore(Forkable):
 
 @atexit.register
 def _at_exit() -> None:
-    """Engines that were not closed: no thread of ours may be inside native code while the interpreter goes away."""
+    """Engines that were not closed: no thread of ours may be inside native code while the interpreter shuts down."""
     for core in alive(EngineCore):
         if core.forked:
             continue

@@ -60,7 +60,7 @@ class Arrival:
     user: str | None = None  # a name for the fairness index alone; the tenant where there is none
     priority: int = 0
     deadline: float | None = None  # seconds after ``at``
-    cancel_after: float | None = None  # the caller goes away, seconds after ``at``
+    cancel_after: float | None = None  # the caller cancels, seconds after ``at``
     cache: CacheMode = "auto"
     id: str | None = None
 

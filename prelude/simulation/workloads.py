@@ -161,7 +161,7 @@ def merged(*workloads: Iterable[Arrival]) -> Iterator[Arrival]:
 
 
 def cancelled(workload: Iterable[Arrival], share: float, after: float, seed: int = 0) -> Iterator[Arrival]:
-    """A ``share`` of the callers go away, ``after`` seconds in the mean after they came."""
+    """A ``share`` of the callers cancel, ``after`` seconds in the mean after their arrival."""
     rng = random.Random(f"cancel {seed}")
     for arrival in workload:
         if rng.random() < share:

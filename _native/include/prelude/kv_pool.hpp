@@ -21,10 +21,10 @@
 //   prompt blocks   [0 .... node with a state ....)[ known to the trie, no state )[ ... end of the prompt )
 //                    └── shared, `base` blocks ───┘                            branch                  own end
 //
-// Where the trie knows more of a prompt than it has a state for, others came the same way and went on elsewhere: the
-// step that computes these tokens again keeps a state at that branch, and one at the end of the prompt for
-// later requests that repeat or continue it. The entries are the lease's until publish() gives them to nodes.
-// Nothing is promised in such a pool: a peer could go on from the leader's last block only.
+// Where the trie knows more of a prompt than it has a state for, earlier prompts had the same beginning and another
+// continuation. The step that computes these tokens again keeps a state at that branch, and one at the end of the
+// prompt, for later prompts that repeat or continue it. The entries are the lease's until publish() gives them to
+// nodes. Nothing is promised in such a pool: a peer could go on from the leader's last block only.
 //
 // Owner: leases are the callers', the pool keeps pointers to leaders only, and only while they are promised. One
 // writer at a time.
