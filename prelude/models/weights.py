@@ -35,9 +35,9 @@ from prelude.models.spec import (
     ChoiceLayer,
     Classifier,
     Embeddings,
-    Entry,
     HeadActivation,
     Layer,
+    LayerInput,
     MaskedHead,
     ModelSpec,
     Norm,
@@ -410,7 +410,7 @@ class _Reader:
             self.linear(spec.down),
         )
 
-    def _entry(self, entry: Entry) -> EntryWeights:
+    def _entry(self, entry: LayerInput) -> EntryWeights:
         return EntryWeights(self.norm(entry.norm), self.vector(f"{entry.types}.weight"))
 
     def _relative(self, mixer: Attention, qkv: Linear) -> RelativeWeights | None:

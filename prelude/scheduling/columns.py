@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from prelude.scheduling.policies import Waiting
+from prelude.scheduling.policies import WaitingColumns
 from prelude.scheduling.request import Request
 
 _FIRST = 256
@@ -86,11 +86,11 @@ class Columns:
         """Of all that wait."""
         return np.flatnonzero(self.alive[: self._used])
 
-    def waiting(self, rows: Rows, served: Sequence[int]) -> Waiting:
+    def waiting(self, rows: Rows, served: Sequence[int]) -> WaitingColumns:
         """``served``: by account."""
         columns = self._columns
         account = columns["account"][rows]
-        return Waiting(
+        return WaitingColumns(
             self.work[rows],
             columns["tokens"][rows],
             columns["arrived"][rows],

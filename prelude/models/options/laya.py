@@ -29,7 +29,7 @@ from prelude.models.options.base import (
     special_names,
     token_ids,
 )
-from prelude.models.spec import Attention, Classifier, Entry, Layer, Mlp, Norm, Projection
+from prelude.models.spec import Attention, Classifier, Layer, LayerInput, Mlp, Norm, Projection
 from prelude.option_settings import KINDS, OptionSettings
 
 LAYA_CONFIG, JULIA_CONFIG = "rl_agent_config.json", "julia_config.json"
@@ -77,7 +77,7 @@ def _network(directory: ModelDirectory, fields: Fields) -> Network:
     width = body.hidden
     if body.final_norm is None or width % max(1, width // _HEAD_WIDTH):
         raise ModelError(f"{where}: hidden_size is {width}, the head needs a multiple of {_HEAD_WIDTH}")
-    entry = Entry(body.final_norm, "type_emb", len(KINDS))
+    entry = LayerInput(body.final_norm, "type_emb", len(KINDS))
     head = [_layer(index, width, entry if index == 0 else None) for index in range(count)]
     scorer = Classifier(
         Projection(("scorer.3",), (1,), width, bias=True),
@@ -90,7 +90,7 @@ def _network(directory: ModelDirectory, fields: Fields) -> Network:
     return Network(replace(body, layers=(*body.layers, *head), final_norm=None, classifier=scorer), encoder)
 
 
-def _layer(index: int, width: int, entry: Entry | None) -> Layer:
+def _layer(index: int, width: int, entry: LayerInput | None) -> Layer:
     at, heads, inner = f"head.layers.{index}", max(1, width // _HEAD_WIDTH), 4 * width
 
     def linear(name: str, rows: int, columns: int) -> Projection:

@@ -33,7 +33,7 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LayerInput:
     """The operation on x before a layer: ``x = norm(x) + types``, with the row of ``types`` [num_types, width] of
     each token's type (see ``Embeddings``)."""
 
@@ -58,7 +58,7 @@ class Layer:
     """With ``norm_first``: the norm of the mixer's output, before it is added to x,"""
     mlp_after: Norm | None = None
     """and of the MLP's output."""
-    entry: Entry | None = None
+    entry: LayerInput | None = None
 
     @property
     def attention(self) -> Attention:

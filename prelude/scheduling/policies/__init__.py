@@ -1,7 +1,7 @@
 """Orders of waiting requests: objects that read the requests as columns. The contract is in ``base``, its use in
 docs/PLANNING.md."""
 
-from prelude.scheduling.policies.base import Keys, Policy, Waiting, ranked
+from prelude.scheduling.policies.base import Keys, Policy, WaitingColumns, ranked
 from prelude.scheduling.policies.layers import FairTenants, Priority, by_arrival, composed
 from prelude.scheduling.policies.named import POLICIES, policy_named
 from prelude.scheduling.policies.orders import (
@@ -27,7 +27,7 @@ __all__ = [
     "RoundRobin",
     "ShortestPrefillFirst",
     "StaticBatches",
-    "Waiting",
+    "WaitingColumns",
     "by_arrival",
     "composed",
     "policy_named",

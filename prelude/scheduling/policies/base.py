@@ -19,7 +19,7 @@ Keys: TypeAlias = tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingColumns:
     """N requests of one class that wait; all arrays are [N], in one arbitrary order."""
 
     work: F64  # tokens left to compute, without the tokens that the prefix cache has now
@@ -34,8 +34,8 @@ class Waiting:
     def __len__(self) -> int:
         return len(self.order)
 
-    def take(self, index: npt.NDArray[np.intp]) -> Waiting:
-        return Waiting(*(getattr(self, name)[index] for name in _COLUMNS))
+    def take(self, index: npt.NDArray[np.intp]) -> WaitingColumns:
+        return WaitingColumns(*(getattr(self, name)[index] for name in _COLUMNS))
 
 
 _COLUMNS = ("work", "tokens", "arrived", "order", "priority", "account", "served", "expires")
@@ -64,10 +64,10 @@ class Policy(Protocol):
     @property
     def takes_turns(self) -> bool: ...
 
-    def keys(self, waiting: Waiting, now: float) -> Keys: ...
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys: ...
 
 
-def ranked(policy: Policy, waiting: Waiting, now: float, least: int | None = None) -> npt.NDArray[np.intp]:
+def ranked(policy: Policy, waiting: WaitingColumns, now: float, least: int | None = None) -> npt.NDArray[np.intp]:
     """Indices into ``waiting`` in the policy's order. With ``least``: its first part, so many or more."""
     keys = [key for key in policy.keys(waiting, now) if len(key) and (key != key[0]).any()]
     if len(keys) == 1 and least is not None and least < len(waiting) // 2:

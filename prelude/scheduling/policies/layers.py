@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prelude.scheduling.policies.base import Key, Keys, Policy, Waiting
+from prelude.scheduling.policies.base import Key, Keys, Policy, WaitingColumns
 from prelude.scheduling.policies.orders import FirstComeFirstServed, PrefillFirst, RoundRobin, StaticBatches
 
 
@@ -49,17 +49,17 @@ class _Layer:
 class Priority(_Layer):
     """Higher priorities first, strictly."""
 
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return (-waiting.priority, *self.inner.keys(waiting, now))
 
 
 @dataclass(frozen=True, slots=True)
 class FairTenants(_Layer):
     """Equal tokens for all tenants that wait (start-time fair queueing): a request's turn is the tokens that its
-    tenant was served, plus those of the requests before it within the tenant. ``Waiting.served`` has the first part:
-    a tenant that was away starts level with the others, not ahead of them."""
+    tenant was served, plus those of the requests before it within the tenant. ``WaitingColumns.served`` has the first
+    part: a tenant that was away starts level with the others, not ahead of them."""
 
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         inner = self.inner.keys(waiting, now)
         account = waiting.account
         if len(account) == 0 or not (account != account[0]).any():
@@ -67,7 +67,7 @@ class FairTenants(_Layer):
         return (_turns(waiting, inner), *inner)
 
 
-def _turns(waiting: Waiting, inner: Keys) -> Key:
+def _turns(waiting: WaitingColumns, inner: Keys) -> Key:
     """[N]: tokens served to the account when the request's turn comes, were its account's requests taken in order."""
     at = np.lexsort((waiting.order, *reversed(inner), waiting.account))
     tokens = np.maximum(waiting.tokens[at], 1.0)

@@ -24,7 +24,7 @@ import numpy as np
 
 from prelude._native.core import prompt_keys
 from prelude.errors import ConfigError
-from prelude.scheduling.policies.base import F64, Keys, Policy, Waiting
+from prelude.scheduling.policies.base import F64, Keys, Policy, WaitingColumns
 
 
 class _Usual:
@@ -41,7 +41,7 @@ class _Usual:
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed(_Usual):
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return (waiting.order,)
 
 
@@ -62,7 +62,7 @@ class ShortestPrefillFirst(_Usual):
             raise ConfigError(f"half_life={life!r} is not a positive number of tokens")
         _share("curvature", self.curvature)
 
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         work = effort(waiting, self.curvature)
         return (work,) if self.half_life == math.inf else (self.half_life * np.log2(work) + waiting.arrived,)
 
@@ -80,7 +80,7 @@ class ResponseRatio(_Usual):
     def __post_init__(self) -> None:
         _share("curvature", self.curvature)
 
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return ((waiting.arrived - now) / effort(waiting, self.curvature),)
 
 
@@ -88,7 +88,7 @@ class ResponseRatio(_Usual):
 class EarliestDeadline(_Usual):
     """The nearest deadline first; requests without one come last. Only which of two is earlier is looked at."""
 
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return (waiting.expires,)
 
 
@@ -111,7 +111,7 @@ class PrefillFirst:
     def estimates(self) -> bool:
         return self.order.estimates
 
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return self.order.keys(waiting, now)
 
 
@@ -122,7 +122,7 @@ class RoundRobin(_Usual):
 
     takes_turns: ClassVar[bool] = True
 
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return (waiting.order,)
 
 
@@ -134,11 +134,11 @@ class StaticBatches(_Usual):
     whole_prompts: ClassVar[bool] = True
     refills: ClassVar[bool] = False
 
-    def keys(self, waiting: Waiting, now: float) -> Keys:
+    def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return (waiting.order,)
 
 
-def effort(waiting: Waiting, curvature: float) -> F64:
+def effort(waiting: WaitingColumns, curvature: float) -> F64:
     """Tokens left, and the keys that they read as so many tokens more. At least 1."""
     work = waiting.work
     if curvature:
