@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._bounds import checked
-from ._post_processing import parse, trimmed
+from ._post_processing import trimmed
+from ._processor_file import parse
 from .errors import BackendUnavailable, LoneSurrogateError, TokenizerError, TokenizerFileError
 
 Int32 = npt.NDArray[np.int32]

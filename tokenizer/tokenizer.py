@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _post_processing, components
+from . import _post_processing, _processor_file, components
 from ._arrays import ArrayMethods
 from ._backends import load
 from ._cache import at as cache_at
@@ -129,7 +129,7 @@ class Tokenizer(ArrayMethods):
 
     def _assemble(self, core: Core, backend: str, config: FileConfig) -> None:
         self._core, self._backend, self._config = core, backend, config
-        self._processor = _post_processing.parse(self._section("post_processor"))
+        self._processor = _processor_file.parse(self._section("post_processor"))
         self._untrimmed = _post_processing.without_trimming(self._processor)
         self._frames = _post_processing.frame(self._processor, False), _post_processing.frame(self._processor, True)
         self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)

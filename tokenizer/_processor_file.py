@@ -1,0 +1,145 @@
+"""The post-processor that a tokenizer.json describes, checked and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ._post_processing import (
+    BertProcessing,
+    ByteLevel,
+    Processor,
+    RobertaProcessing,
+    Sequenced,
+    SequencePiece,
+    Special,
+    TemplateProcessing,
+)
+from .errors import TokenizerFileError
+
+_MOST_PIECES = 64  # of a template, and processors of a Sequence; each copies the result of those before it
+_MOST_SPECIAL = 1 << 10  # ids of one piece of a template
+
+
+def parse(member: Any, path: str = "post_processor") -> Processor | None:
+    """The processor that the file's ``post_processor`` describes."""
+    if member is None:
+        return None
+    kind = _get(member, "type", path)
+    if kind not in _PARSERS:
+        raise TokenizerFileError(f"{path}.type", f"{kind!r} is not one of {', '.join(_PARSERS)}")
+    return _PARSERS[kind](member, path)
+
+
+def _byte_level(member: Any, path: str) -> Processor:
+    return ByteLevel(
+        _flag(member, "add_prefix_space", path),
+        _flag(member, "trim_offsets", path),
+        bool(member.get("use_regex", True)),
+    )
+
+
+def _bert(member: Any, path: str) -> Processor:
+    return BertProcessing(_named(member, "sep", path), _named(member, "cls", path))
+
+
+def _roberta(member: Any, path: str) -> Processor:
+    return RobertaProcessing(
+        _named(member, "sep", path),
+        _named(member, "cls", path),
+        _flag(member, "trim_offsets", path),
+        _flag(member, "add_prefix_space", path),
+    )
+
+
+def _template(member: Any, path: str) -> Processor:
+    specials = _get(member, "special_tokens", path)
+
+    def piece(item: Any, where: str) -> Special | SequencePiece:
+        if isinstance(item, dict) and isinstance(item.get("Sequence"), dict):
+            name = _get(item["Sequence"], "id", where)
+            if name not in ("A", "B"):
+                raise TokenizerFileError(f"{where}.Sequence.id", f"{name!r} is neither 'A' nor 'B'")
+            return SequencePiece("AB".index(name), _number(item["Sequence"], "type_id", where))
+        inner = _get(item, "SpecialToken", where)
+        name = _get(inner, "id", where)
+        type_id = _number(inner, "type_id", where)
+        if not isinstance(specials, dict) or not isinstance(name, str):
+            raise TokenizerFileError(where, "the special tokens are no object, or the name of one is no string")
+        if name not in specials:
+            return Special((), (), type_id, name)
+        described = specials[name]
+        at = f"{path}.special_tokens[{name!r}]"
+        ids, tokens = _list(described, "ids", at), _list(described, "tokens", at)
+        if max(len(ids), len(tokens)) > _MOST_SPECIAL:
+            raise TokenizerFileError(at, f"more than {_MOST_SPECIAL} ids or tokens")
+        for i, id in enumerate(ids):
+            if not _is_id(id):
+                raise TokenizerFileError(f"{at}.ids[{i}]", f"{id!r:.60} is not an id")
+        for i, token in enumerate(tokens):
+            if not isinstance(token, str):
+                raise TokenizerFileError(f"{at}.tokens[{i}]", f"{token!r:.60} is not a string")
+        return Special(tuple(ids), tuple(tokens), type_id)
+
+    def pieces(side: str) -> tuple[Special | SequencePiece, ...]:
+        items = _list(member, side, path)
+        if len(items) > _MOST_PIECES:
+            raise TokenizerFileError(f"{path}.{side}", f"{len(items)} pieces; the limit is {_MOST_PIECES}")
+        return tuple(piece(item, f"{path}.{side}[{i}]") for i, item in enumerate(items))
+
+    return TemplateProcessing(pieces("single"), pieces("pair"))
+
+
+def _sequence(member: Any, path: str) -> Processor:
+    items = _list(member, "processors", path)
+    if len(items) > _MOST_PIECES:
+        raise TokenizerFileError(f"{path}.processors", f"{len(items)} processors; the limit is {_MOST_PIECES}")
+    parsed = (parse(item, f"{path}.processors[{i}]") for i, item in enumerate(items))
+    return Sequenced(tuple(p for p in parsed if p is not None))
+
+
+_PARSERS: dict[str, Callable[[Any, str], Processor]] = {
+    "ByteLevel": _byte_level,
+    "BertProcessing": _bert,
+    "RobertaProcessing": _roberta,
+    "TemplateProcessing": _template,
+    "Sequence": _sequence,
+}
+
+
+def _get(member: Any, key: str, path: str) -> Any:
+    if not isinstance(member, dict) or key not in member:
+        raise TokenizerFileError(f"{path}.{key}", "missing")
+    return member[key]
+
+
+def _list(member: Any, key: str, path: str) -> list[Any]:
+    value = _get(member, key, path)
+    if not isinstance(value, list):
+        raise TokenizerFileError(f"{path}.{key}", f"a list, not {type(value).__name__}")
+    return value
+
+
+def _flag(member: Any, key: str, path: str) -> bool:
+    value = _get(member, key, path)
+    if not isinstance(value, bool):
+        raise TokenizerFileError(f"{path}.{key}", f"true or false, not {value!r:.60}")
+    return value
+
+
+def _number(member: Any, key: str, path: str) -> int:
+    value = _get(member, key, path)
+    if not _is_id(value):
+        raise TokenizerFileError(f"{path}.{key}", f"a number from 0 on, not {value!r:.60}")
+    return int(value)
+
+
+def _named(member: Any, key: str, path: str) -> tuple[str, int]:
+    value = _get(member, key, path)
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and _is_id(value[1])):
+        raise TokenizerFileError(f"{path}.{key}", f'expected ["token", id], not {value!r:.60}')
+    return value[0], value[1]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
