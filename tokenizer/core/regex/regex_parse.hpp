@@ -10,14 +10,14 @@
 #include <string_view>
 #include <vector>
 
-#include "errors.hpp"
+#include "regex/class_parser.hpp"
 #include "regex/regex_tree.hpp"
 
 namespace fasttoken {
 
-class RegexParser {
+class RegexParser : private ClassParser {
  public:
-  RegexParser(std::string_view pattern, std::string path) : pattern_(pattern), path_(std::move(path)) {}
+  using ClassParser::ClassParser;
 
   ReNode parse() {
     ReNode node = alternatives(0);
@@ -27,26 +27,6 @@ class RegexParser {
 
  private:
   static constexpr uint32_t unlimited = UINT32_MAX;
-
-  [[noreturn]] void refuse(const std::string& what) const {
-    const size_t end = std::min<size_t>(pattern_.size(), 200);
-    const size_t shown =
-        end < pattern_.size() ? static_cast<size_t>(utf8_back(pattern_.data() + end + 1) - pattern_.data()) : end;
-    throw Unsupported("a pattern with " + what + ": " + std::string(pattern_.substr(0, shown)), path_, true);
-  }
-  bool more() const { return at_ < pattern_.size(); }
-  char look(size_t ahead = 0) const { return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0'; }
-  bool take(std::string_view text) {
-    if (pattern_.substr(at_, text.size()) != text) return false;
-    at_ += text.size();
-    return true;
-  }
-  uint32_t character() {
-    const char* p = pattern_.data() + at_;
-    uint32_t c = utf8_next(p);
-    at_ = static_cast<size_t>(p - pattern_.data());
-    return c;
-  }
 
   static ReNode set(CharSet s) {
     ReNode node{ReKind::set};
@@ -227,105 +207,6 @@ class RegexParser {
     return true;
   }
 
-  uint32_t hex(size_t least, size_t most) {
-    uint32_t value = 0;
-    size_t n = 0;
-    for (; n < most && more(); ++n, ++at_) {
-      char c = look();
-      uint32_t digit = c >= '0' && c <= '9'   ? static_cast<uint32_t>(c - '0')
-                       : c >= 'a' && c <= 'f' ? static_cast<uint32_t>(c - 'a' + 10)
-                       : c >= 'A' && c <= 'F' ? static_cast<uint32_t>(c - 'A' + 10)
-                                              : 99;
-      if (digit == 99) break;
-      value = value << 4 | digit;
-    }
-    if (n < least || value >= code_points) refuse("a bad code point");
-    return value;
-  }
-
-  // After a backslash: a set of characters, or (nothing set) a single one in c.
-  bool class_escape(CharSet& s, uint32_t& c, bool in_brackets) {
-    if (!more()) refuse("a backslash at its end");
-    uint32_t x = character();
-    switch (x) {
-      case 's':
-        s = CharSet::flagged(onig_space);
-        return true;
-      case 'S':
-        s = CharSet::flagged(onig_space).negated();
-        return true;
-      case 'w':
-        s = CharSet::word(in_brackets);
-        return true;
-      case 'W':
-        s = CharSet::word(in_brackets).negated();
-        return true;
-      case 'd':
-        s = *CharSet::property("Nd");
-        return true;
-      case 'D':
-        s = CharSet::property("Nd")->negated();
-        return true;
-      case 'h':
-      case 'H':
-        s = CharSet::range('0', '9');
-        s.add(CharSet::range('a', 'f'));
-        s.add(CharSet::range('A', 'F'));
-        if (x == 'H') s = s.negated();
-        return true;
-      case 'p':
-      case 'P': {
-        if (!take("{")) refuse("\\p without braces");
-        bool negative = take("^") != (x == 'P');
-        size_t end = pattern_.find('}', at_);
-        if (end == std::string_view::npos) refuse("an unclosed property");
-        auto found = CharSet::property(pattern_.substr(at_, end - at_));
-        if (!found) refuse("the property " + std::string(pattern_.substr(at_, end - at_)));
-        at_ = end + 1;
-        s = negative ? found->negated() : *found;
-        return true;
-      }
-      case 'n':
-        c = '\n';
-        return false;
-      case 't':
-        c = '\t';
-        return false;
-      case 'r':
-        c = '\r';
-        return false;
-      case 'f':
-        c = '\f';
-        return false;
-      case 'v':
-        c = '\v';
-        return false;
-      case 'a':
-        c = '\a';
-        return false;
-      case 'e':
-        c = 0x1B;
-        return false;
-      case 'x':
-        if (take("{")) {
-          c = hex(1, 8);
-          if (!take("}")) refuse("an unclosed code point");
-        } else {
-          c = hex(1, 2);
-          if (c >= 0x80) refuse("a raw byte");
-        }
-        return false;
-      case 'u':
-        c = hex(4, 4);
-        return false;
-      default:
-        if ((x >= '0' && x <= '9') || (x >= 'a' && x <= 'z') || (x >= 'A' && x <= 'Z'))
-          refuse("the escape \\" + std::string(1, static_cast<char>(x)));
-        c = x;
-        return false;
-    }
-  }
-
   void escape(ReNode& out) {
     ++at_;
     switch (look()) {
@@ -360,73 +241,6 @@ class RegexParser {
     } else {
       out = literal(c);
     }
-  }
-
-  // Past the opening bracket.
-  CharSet bracket(int depth) {
-    if (depth > 20) refuse("too deep nesting");
-    bool negative = take("^");
-    CharSet all, current;
-    bool intersect = false, first = true, any = false;
-    auto join = [&] {
-      all = intersect ? all.common(current) : current;
-      current = {};
-    };
-    for (;; first = false) {
-      if (!more()) refuse("an unclosed class");
-      if (look() == ']' && !first) break;
-      if (look() == ']' && pattern_.find(']', at_ + 1) == std::string_view::npos) refuse("an empty class");
-      if (take("&&")) {
-        join();
-        intersect = true;
-        continue;
-      }
-      any = true;
-      if (look() == '[') {
-        if (look(1) == ':') refuse("a POSIX class");
-        ++at_;
-        if (fold_) refuse("nested classes under case folding");
-        current.add(bracket(depth + 1));
-        continue;
-      }
-      class_item(current);
-    }
-    ++at_;
-    if (!any) refuse("an empty class");
-    join();
-    return negative ? all.negated() : all;
-  }
-
-  void class_item(CharSet& into) {
-    CharSet s;
-    uint32_t low = 0;
-    if (take("\\")) {
-      if (more() && (look() == 'b' || look() == 'R' || look() == 'X')) refuse("an escape in a class");
-      if (class_escape(s, low, true)) {
-        if (look() == '-' && look(1) != ']' && look(1) != '\0') refuse("a range from a class");
-        if (fold_ && !s.folded().same(s)) refuse("a property under case folding");
-        return into.add(s);
-      }
-    } else {
-      low = character();
-    }
-    uint32_t high = low;
-    if (look() == '-' && look(1) != ']' && look(1) != '\0' && !(look(1) == '&' && look(2) == '&')) {
-      ++at_;
-      if (look() == '[') refuse("a range to a class");
-      if (take("\\")) {
-        if (class_escape(s, high, true)) refuse("a range to a class");
-      } else {
-        high = character();
-      }
-      if (high < low) refuse("an empty range");
-    }
-    CharSet range = CharSet::range(low, high);
-    if (fold_) {
-      if (high >= 0x80) refuse("case folding of a character beyond ASCII");
-      range = range.folded();
-    }
-    into.add(range);
   }
 
   // Wraps the node before it; returns whether there was a quantifier.
@@ -500,10 +314,7 @@ class RegexParser {
     return true;
   }
 
-  std::string_view pattern_;
-  std::string path_;
-  size_t at_ = 0;
-  bool fold_ = false, dot_all_ = false, extended_ = false;
+  bool dot_all_ = false, extended_ = false;
   uint32_t literal_ = 0;
 };
 
