@@ -67,7 +67,7 @@ class GenerateBody(Body):
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What ``work`` gives. It is cancelled when the client goes away: nobody would read it."""
+    """The result of ``work``, which is cancelled when the client disconnects."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

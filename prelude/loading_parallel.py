@@ -1,4 +1,4 @@
-"""What loading does otherwise for a tensor-parallel model: the ranks meet, each reads its part, and they agree."""
+"""Loading of a tensor-parallel model: the ranks meet, each reads its part, and they compare their settings."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ CLASSES |= {"qwen3_5_text": "Qwen3_5Text", "lfm2": "Lfm2"}
 """How transformers' class names of a family begin."""
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 PLAIN: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}, "phi3": _IDS, "smollm3": _IDS}
-"""What a family's config must say for models this small with nothing but full attention."""
+"""Settings of a family's config for models this small with full attention alone."""
 
 
 def write_checkpoint(

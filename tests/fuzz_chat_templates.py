@@ -292,7 +292,7 @@ def judged(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def fault(found: dict[str, Any]) -> str | None:
-    """What is wrong with an answer, if anything is."""
+    """The error of an answer; None where there is none."""
     message = found.get("message", "")
     if found.get("error") not in (None, "ChatTemplateError"):
         return "error"

@@ -119,7 +119,7 @@ def used(tokenizer: Any, text: str) -> None:
 
 
 def one_file(data: bytes, texts: list[str], compare: bool) -> str | None:
-    """What is wrong with how this file is served; None: nothing."""
+    """The error in serving this file; None: there is none."""
     from prelude.tokenizer import Tokenizer
 
     def served() -> str | None:
@@ -134,7 +134,8 @@ def one_file(data: bytes, texts: list[str], compare: bool) -> str | None:
 
 
 def within_time(served: Callable[..., str | None], *arguments: Any) -> str | None:
-    """What ``served(*arguments)`` gives, an error that is not ``accepted``, or that it took more than ``SECONDS``."""
+    """The result of ``served(*arguments)``, an error that is not ``accepted``, or that it took more than
+    ``SECONDS``."""
     began = time.process_time()
     try:
         wrong = served(*arguments)

@@ -1,4 +1,4 @@
-"""What an installed wheel does without torch, in any folder: python tests/installed.py"""
+"""An installed wheel without torch, in any folder: python tests/installed.py"""
 
 from prelude.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""What the tokenizer's own wheel does, in any folder: python tests/installed_tokenizer.py TOKENIZER_JSON"""
+"""The tokenizer's own wheel, in any folder: python tests/installed_tokenizer.py TOKENIZER_JSON"""
 
 import importlib.util
 import sys

@@ -126,7 +126,7 @@ def build(leg: Leg, folder: Path) -> Path:
 
 
 def try_out(leg: Leg, numpy: str, wheel: Path, torch: str | None, folder: Path) -> list[str]:
-    """What ran in a fresh environment, in ``folder``, with the tests copied away from the sources."""
+    """The run in a fresh environment, in ``folder``, with the tests copied away from the sources."""
     bin_folder = folder / "venv" / "bin"
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     environment.pop("PYTHONPATH", None)

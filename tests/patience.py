@@ -1,4 +1,4 @@
-"""What tests do about time, on a machine that others use as well and that may stand still for seconds.
+"""Waiting in tests, on a machine that others use as well and that may stand still for seconds.
 
 An event that must come is waited for (``until``, ``comes``), for as long as it takes; ``PATIENCE`` only ends a test
 whose event never comes. Where a test looks at the engine in the middle of something it holds the steps there

@@ -1,4 +1,4 @@
-"""What tests of the service share: a toy engine behind the real front, and an executor that goes wrong."""
+"""The common parts of the service's tests: a toy engine behind the real front, and an executor that goes wrong."""
 
 from __future__ import annotations
 

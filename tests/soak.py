@@ -187,7 +187,7 @@ async def soak(requests: int, in_flight: int, seed: int, hours: float | None = N
 
 
 def _commit() -> str:
-    """What was run: the commit of this working tree, and whether something in it differs from that."""
+    """The code of the run: the commit of this working tree, and whether a file in it differs from that."""
     here = Path(__file__).parent
     try:
         told = [

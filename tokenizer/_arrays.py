@@ -1,4 +1,4 @@
-"""What goes beyond HF's API: numpy arrays straight from the core, token bytes, and the marked tokens.
+"""The additions to HF's API: numpy arrays straight from the core, token bytes, and the marked tokens.
 
 Truncation and padding are settings of ``encode``; the arrays hold the whole text.
 """

@@ -1,4 +1,4 @@
-"""What a tokenizer.json may ask for before HF ``tokenizers`` gets it.
+"""The bounds of a tokenizer.json before HF ``tokenizers`` gets it.
 
 HF makes lists as long as the largest id and texts as long as replacements make them (``_growth``), and takes the
 sizes in a ``precompiled_charsmap`` as they are. Where memory ends it ends the process, so that no error can be

@@ -1,4 +1,4 @@
-"""What the tokenizer benches encode: fixed inputs, and text of several scripts that no cache has seen.
+"""The texts of the tokenizer benches: fixed inputs, and text of several scripts that no cache has seen.
 
     python -m bench tokenizer_texts FOLDER [--man DIR ...]
 

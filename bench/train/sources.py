@@ -101,7 +101,7 @@ def clean(text: str, language: Language) -> str | None:
 
 
 def shingles(text: str) -> set[str]:
-    """What must not be common to a held-out sentence and the training text: five words in a row,
+    """The parts that must not be common to a held-out sentence and the training text: five words in a row,
     or twelve characters where a script does not separate words."""
     words = regex.findall(r"[\p{L}\p{M}\p{N}]+", text.lower())
     if words and max(map(len, words)) > 20:

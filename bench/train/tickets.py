@@ -133,7 +133,7 @@ def clauses() -> dict[str, dict[str, tuple[str, ...]]]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a message. ``mood``: place in ``MOODS``."""
+    """The facts of a message. ``mood``: place in ``MOODS``."""
 
     topic: str
     mood: int = 0

@@ -133,7 +133,7 @@ def _labels_given(field: GuardField, value: Any, response: bool) -> tuple[tuple[
 
 
 def continuations(recipe: GuardRecipe, field: GuardField, said: tuple[str, ...], response: bool) -> dict[str, str]:
-    """What the model may write next, and its text: a label; behind labels that it has, another one, or "" and the
+    """The next texts that the model may write: a label; behind labels that it has, another one, or "" and the
     field's end."""
     labels = field.labels_for(response)
     if not said:

@@ -2,7 +2,7 @@
 
 Text comes in *pieces*, ``(text, trusted)``. Control tokens such as ``<|im_start|>`` are recognised only inside
 trusted pieces (templates); in untrusted ones (the texts of users) the same characters are ordinary text. The rule for
-what is encoded together:
+runs that are encoded together:
 
     trusted pieces are cut at their control tokens; everything between two control tokens, trusted or not, is joined
     and encoded as one run

@@ -18,7 +18,7 @@ from prelude.models.spec import ModelSpec
 
 log = logging.getLogger("prelude.engine")
 HOST_BYTES = 16 << 20
-"""What the control plane takes beside the tokenizer: prepared prompts, plans, words that were looked up before."""
+"""Bytes of the control plane beside the tokenizer: prepared prompts, plans, words that were looked up before."""
 
 SURE_EIGHTHS = 7
 """Of the length that a profile run found, in eighths: another run's peak differs by up to a tenth."""
@@ -49,7 +49,7 @@ class MemoryPlan:
 
     @property
     def room(self) -> int | None:
-        """What the weights and states leave; of the caller's own budget, the tokenizer and ``HOST_BYTES`` as well."""
+        """The memory less weights and states; of the caller's own budget, less the tokenizer and ``HOST_BYTES``."""
         if self.budget is None:
             return None
         return max(0, self.budget - self.held - (0 if self.config.max_memory is None else self.host + HOST_BYTES))

@@ -1,4 +1,4 @@
-"""What a step takes beside the weights, the states and the KV pool.
+"""The memory of a step beside the weights, the states and the KV pool.
 
 A step's largest intermediates exist for one layer and one run of tokens at a time (``models/transformer.py``), so its
 memory is a constant, a number of bytes for each token, and the arrays of its readout:

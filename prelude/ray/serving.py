@@ -28,7 +28,7 @@ ONGOING = 512  # requests that one replica may have at a time, waiting and runni
 
 
 class Replica:
-    """What runs in a replica's process. Tasks and results are Prelude's own, pickled by Ray.
+    """The object in a replica's process. Tasks and results are Prelude's own, pickled by Ray.
 
         handle = serve.run(prelude.ray.deployment())
         answers = await handle.run.remote(Decide(text, questions), deadline=2.0)

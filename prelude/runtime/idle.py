@@ -1,4 +1,4 @@
-"""What an executor does for itself while no request waits, such as recording graphs. Most executors do nothing."""
+"""Work of an executor for itself while no request waits, such as recording graphs. Most executors have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run comes to: latency, throughput, reuse, starvation, fairness. As a value, as JSON, as a table."""
+"""The figures of a run: latency, throughput, reuse, starvation, fairness. As a value, as JSON, as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a request, by the place in its body; and any error as an HTTP status with a body."""
+"""The errors of a request, by the place in its body; and any error as an HTTP status with a body."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_garbage_is_refused_and_the_next_request_served(kind: Any) -> None:
 
 
 def check(preparer: Preparer, prepared: Any) -> None:
-    """What every admitted request satisfies."""
+    """The invariants of every admitted request."""
     tree, readout = prepared.tree, prepared.readout
     assert 1 <= tree.num_tokens <= 8192 and tree.depth <= preparer.max_length
     assert tree.token_ids.min() >= 0 and tree.token_ids.max() < 420

@@ -124,7 +124,7 @@ def sequences(tree: TokenTree) -> list[tuple[int, ...]]:
 
 
 def outputs(admitted: Admitted, row: Callable[[tuple[int, ...]], Any] = row_of) -> LogprobOutput | None:
-    """What an executor would give for a LogprobRows readout."""
+    """An executor's output for a LogprobRows readout."""
     readout = admitted.prepared.readout
     if readout is None:
         return None

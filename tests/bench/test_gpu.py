@@ -1,4 +1,4 @@
-"""What of bench/gpu/device.py can be shown without a GPU: floors, the checks of correctness, the loads' own code."""
+"""The parts of bench/gpu/device.py that run without a GPU: floors, the checks of correctness, the loads' own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``device="cuda"`` says without a GPU, and what the executor refuses before the device could."""
+"""The error of ``device="cuda"`` without a GPU, and refusals of the executor before the device's own."""
 
 from __future__ import annotations
 

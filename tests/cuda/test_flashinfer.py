@@ -125,7 +125,7 @@ def vector(struct: str) -> list[str]:
 
 
 def last_allocated(function: str) -> list[str]:
-    """What a plan allocates of the integer workspace, in order."""
+    """The parts of the integer workspace that a plan allocates, in order."""
     text = sources()["data/include/flashinfer/attention/scheduler.cuh"]
     start = text.index(f"inline cudaError_t {function}(")
     end = text.index("\ntemplate", start)

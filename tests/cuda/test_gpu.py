@@ -116,7 +116,7 @@ def test_flashinfer_against_key_lists_and_float32(
 @pytest.mark.feature("A29")
 @pytest.mark.feature("H10")
 def test_replayed_decode_is_eager_decode(on_gpu: Callable[..., CudaExecutor]) -> None:
-    """Every size up to 9, so that every bucket has padding; slots that are not written keep what they had."""
+    """Every size up to 9, so that every bucket has padding; slots that are not written keep their values."""
     replayed = on_gpu(torch.bfloat16, policy=GraphPolicy(at_once=True))
     eager = on_gpu(torch.bfloat16, policy=GraphPolicy(enabled=False))
     order = np.random.default_rng(0).permutation(BLOCKS)

@@ -144,7 +144,7 @@ def test_readouts_that_no_graph_has_are_read_behind_a_replayed_body(
 
 @pytest.mark.feature("H10")
 def test_a_batch_of_5_replays_the_bucket_of_8(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
-    """Padding rows write to the scratch block and nowhere else: every other slot keeps what it had; tokens are those
+    """Padding rows write to the scratch block and nowhere else: every other slot keeps its values; tokens are those
     of eager steps."""
     replayed, eager = on_device(model, policy=ONCE), on_device(model)
     rng = np.random.default_rng(0)

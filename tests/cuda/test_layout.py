@@ -220,8 +220,8 @@ def _decode_places(layout: StepLayout, shape: Shape) -> range:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_idle_step_fills_its_buckets(seed: int) -> None:
-    """What a graph is recorded on has as many rows as the bucket, no more requests than rows, and touches no block
-    but the scratch one."""
+    """The step that a graph is recorded on has as many rows as the bucket, no more requests than rows, and touches no
+    block but the scratch one."""
     layout = lay_out(random_batch(np.random.default_rng(seed), VOCAB), BLOCK)
     keys = len(layout.key_lists(BLOCK).keys) if seed % 2 else 0
     shape = Shape.exact(layout, keys).bucket(None)

@@ -1,4 +1,5 @@
-"""What rounding up to recorded shapes adds, over the steps that the engine's own planning makes of a load."""
+"""The rows that rounding up to recorded shapes adds, over the steps that the engine's own planning makes of a
+load."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def test_padding_is_under_3_percent_at_load(load: str) -> None:
 
 
 def test_loads_do_meet_graphs_and_padding() -> None:
-    """What is bounded above is there: prompts of any length are rounded up, and short ones are replayed."""
+    """The padding bounded above exists: prompts of any length are rounded up, and short ones are replayed."""
     share, served, _ = padding(saturated(*LOADS["any_length_c1"], 150))
     assert share > 0.002 and served > 10
 

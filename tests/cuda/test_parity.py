@@ -86,5 +86,5 @@ def bits_in_any_company(executor: CudaExecutor) -> None:
 
 @pytest.mark.fault(74)
 def test_bits_in_any_company(model: Model, on_device: Callable[..., CudaExecutor]) -> None:
-    """What the device is asked for: products by tiles of one size, keys in an order of the row's own."""
+    """The operations of the device: products by tiles of one size, keys in an order of the row's own."""
     bits_in_any_company(on_device(model, levels=False, deterministic=True))

@@ -1,4 +1,4 @@
-"""What each kernel computes, in torch on the host: one function a kernel, of the same name and arguments, with
+"""The result of each kernel, in torch on the host: one function a kernel, of the same name and arguments, with
 ``Pointer``s where it takes addresses. ``n`` is the grid's first size."""
 
 from __future__ import annotations

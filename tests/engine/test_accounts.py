@@ -1,4 +1,4 @@
-"""What a request cost is reported: tokenising, waiting, the forward, and the host's share."""
+"""The cost of a request is reported: tokenising, waiting, the forward, and the host's share."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_result_that_cannot_be_made_is_its_own_error_and_keeps_nobody_from_the
 
 
 class Result:
-    """What a caller gets."""
+    """The result of a caller."""
 
 
 @pytest.mark.feature("Q10")

@@ -1,4 +1,4 @@
-"""What a model directory says about scores and vectors, against the libraries that wrote it."""
+"""Settings of a model directory for scores and vectors, against the libraries that wrote it."""
 
 from __future__ import annotations
 

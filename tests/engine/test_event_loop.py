@@ -1,4 +1,4 @@
-"""What a call leaves to other threads, so that the caller's event loop goes on; and what it does without: sockets,
+"""Work that a call leaves to other threads, so that the caller's event loop goes on; and no use of sockets,
 pickles, processes."""
 
 from __future__ import annotations

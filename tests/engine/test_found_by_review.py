@@ -1,4 +1,4 @@
-"""What readers of the code found wrong once: each stays right."""
+"""Errors that readers of the code found once: each stays mended."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def test_the_bits_do_not_depend_on_how_a_prefix_is_shared(made: Made, kind: str)
 
 @pytest.mark.feature("G17")
 def test_an_engine_says_how_much_of_a_prompt_it_has(made: Made) -> None:
-    """What a router compares between engines: it changes nothing, keeps salts apart and is a hint, not a hold."""
+    """The figure that a router compares between engines: it changes nothing, keeps salts apart and is a hint, not a
+    hold."""
     engine = made()
     rubric = np.random.default_rng(70).integers(10, 400, 100).tolist()
     asked = Loglikelihood([*rubric, 11, 12], [7])

@@ -156,7 +156,7 @@ def test_an_engine_that_only_callers_stepped_leaves_no_thread() -> None:
 
 @pytest.mark.parametrize("kind", ["one step", "a text"])
 def test_an_engine_whose_step_failed_is_freed_like_any_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a failed step leaves behind does not refer to the engine: neither its error nor its rows."""
+    """A failed step leaves no reference to the engine: neither in its error nor in its rows."""
     import weakref
 
     monkeypatch.setattr(logging.getLogger("prelude.engine"), "disabled", True)  # pytest would keep the error
@@ -179,7 +179,7 @@ def test_an_engine_whose_step_failed_is_freed_like_any_other(kind: str, monkeypa
 @pytest.mark.fault(60)
 @pytest.mark.parametrize("kind", ["SIGTERM drains", "SIGINT"])
 def test_signals(kind: str) -> None:
-    """What the README says of signals: SIGTERM sets an event, and leaving the ``async with`` block drains."""
+    """The signals of the README: SIGTERM sets an event, and leaving the ``async with`` block drains."""
     drains = """
 import signal
 async def main():

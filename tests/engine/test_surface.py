@@ -1,4 +1,4 @@
-"""What the engines say of their model, and what they answer to a newcomer's first mistakes."""
+"""The engines' statements about their model, and their answers to a newcomer's first mistakes."""
 
 from __future__ import annotations
 

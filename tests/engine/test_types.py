@@ -1,4 +1,4 @@
-"""What a type checker and an editor know of the engines' verbs."""
+"""The types of the engines' verbs, as a type checker and an editor read them."""
 
 from __future__ import annotations
 

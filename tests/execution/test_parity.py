@@ -88,7 +88,7 @@ def test_last_five_of_4096_positions(tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.feature("A17")
 @pytest.mark.feature("A18")
 def test_the_forward_makes_the_last_layers_rows_that_are_read_and_no_others(model: Model) -> None:
-    """What leaves the decoder has a row for each row that is read, in memory of that size."""
+    """The decoder's output has a row for each row that is read, in memory of that size."""
     executor = model.executor()
     made: list[Tensor] = []
     forward = executor.decoder.forward

@@ -51,7 +51,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def names(engine: Engine, reranker: Engine) -> dict[str, Any]:
-    """What the pages' first lines have made before an example begins."""
+    """The names that the pages' first lines have made before an example begins."""
     rows = [json.loads(line) for line in (DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[::12]]
     state, question = rows[0]["text"], Choice("Which language is it?", sorted({row["language"] for row in rows}))
     answers = [engine.decide(row["text"], [question])[0] for row in rows]

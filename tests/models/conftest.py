@@ -63,7 +63,7 @@ def edit_weights(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def reference_weights(directory: Path) -> dict[str, Any]:
-    """What the reference library reads."""
+    """The tensors that the reference library reads."""
     from safetensors.torch import load
 
     found: dict[str, Any] = {}

@@ -88,7 +88,7 @@ def byte_level() -> dict[str, Any]:
 
 
 def test_ids_are_those_of_the_packaged_tokenizer() -> None:
-    """What begins and ends a text is added as the file says."""
+    """The first and last tokens of a text are added as the file says."""
     theirs = Tokenizer.from_file(packaged() / "tokenizer.json")
     told = byte_level()
     for text in TEXTS:

@@ -1,4 +1,4 @@
-"""What a user may type for a model: directories first, hub names through a cache or a stand-in for it."""
+"""A user's names of a model: directories first, hub names through a cache or a stand-in for it."""
 
 from __future__ import annotations
 

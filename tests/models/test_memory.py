@@ -1,4 +1,4 @@
-"""What counts as available: the machine, and every control group above the process."""
+"""Available memory: of the machine, and of every control group above the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a directory says about pooling, in both spellings, and what is refused."""
+"""A directory's pooling, in both spellings, and refusals."""
 
 from __future__ import annotations
 

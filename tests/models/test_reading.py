@@ -1,4 +1,5 @@
-"""What loading reads: plain files of the model directory, of bounded size, and what docs/SERVICES.md lists beside."""
+"""The files that loading reads: plain files of the model directory, of bounded size, and those that docs/SERVICES.md
+lists beside."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from tests.mutations.edit import Edit, TableError
 from tests.mutations.table import EDITS
 
 SECONDS = 300
-"""What the tests of one edit may take."""
+"""The time of the tests of one edit."""
 _MARK = r"mark\.(?:feature\(\"{0}\"|fault\({0})\)"
 
 
@@ -85,7 +85,7 @@ def run(root: Path, arguments: Sequence[str], seconds: float) -> tuple[int, str]
 
 
 def verdict(root: Path, edit: Edit) -> tuple[str, str]:
-    """What the tests with the edit's marks say of it, and the first of them that failed."""
+    """The verdict of the tests with the edit's marks, and the first of them that failed."""
     files = nearest_first(files_with(root, edit.marks), edit)
     if not files:
         return "not shown", "no test has the mark"

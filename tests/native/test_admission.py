@@ -1,4 +1,4 @@
-"""What admission asks of the native core: runs of tasks that say the same, requests of one setting, labels."""
+"""Admission's calls of the native core: runs of equal tasks, requests of one setting, labels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What ends of requests become: in the order they were told, in another, again, one by one; and what a step's result
-is taken for before it is postprocessed."""
+"""The results of ended requests: in the order of delivery, in another, again, one by one; and the checks of a step's
+result is taken for before it is postprocessed."""
 
 from __future__ import annotations
 

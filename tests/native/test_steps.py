@@ -1,4 +1,4 @@
-"""What a step is made of beside its rows: instances without their ``__init__``, ids out of lists, large arrays."""
+"""The parts of a step beside its rows: instances without their ``__init__``, ids out of lists, large arrays."""
 
 from __future__ import annotations
 

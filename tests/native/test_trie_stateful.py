@@ -21,7 +21,7 @@ class Entry:
 
 
 class Oracle:
-    """What the trie has to do, with a scan for everything."""
+    """The contract of the trie, with a scan for every operation."""
 
     def __init__(self, num_blocks: int, size: int) -> None:
         self.size = size

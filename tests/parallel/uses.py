@@ -1,4 +1,4 @@
-"""What the tests do with an engine, in whichever process it is. Results are plain values."""
+"""The tests' uses of an engine, in any process. Results are plain values."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _WAIT = 4 * PATIENCE  # processes start, and load, beside those of other tests
 
 
 class Failed(Exception):
-    """What a rank raised: the name of its type, and its text."""
+    """The error of a rank: the name of its type, and its text."""
 
     def __init__(self, kind: str, said: str, trace: str) -> None:
         super().__init__(f"{kind}: {said}\n{trace}")
@@ -64,7 +64,7 @@ class World:
     def answers(
         self, model: Path, use: Callable[[Any], Any], load: dict[str, Any] | None = None, **config: Any
     ) -> Any:
-        """What ``use`` made of the engine; no rank failed."""
+        """The result of ``use``; no rank failed."""
         config = {"tensor_parallel": self.size, **config}
         found = self.run(model, use, [config] * self.size, **(load or {}))
         for one in found:

@@ -248,7 +248,7 @@ class _Categories:
     ],
 )
 def test_a_list_ends_where_the_model_ends_it(engine: Engine, labels: list[str], expected: Any, refusal: Any) -> None:
-    """What is asked next depends on the answers before; here they are given instead of read."""
+    """The next question depends on the answers before; here they are given instead of read."""
     answers = _Categories(*labels)
     steps = guard_steps(engine._model_parts, RESPONSE, True, {})
     tasks = next(steps)

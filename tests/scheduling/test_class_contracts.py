@@ -1,4 +1,4 @@
-"""What each execution class and each policy may count on, whatever the load beside it."""
+"""The contract of each execution class and of each policy, under any other load."""
 
 from __future__ import annotations
 

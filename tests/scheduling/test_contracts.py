@@ -1,4 +1,4 @@
-"""What each class may count on: budgets, rows, blocks, pace, turns, and that the load always moves on.
+"""The contract of each class: budgets, rows, blocks, pace, turns, and that the load always moves on.
 
 Time is the executor's own report, so these hold in every run and on every machine.
 """

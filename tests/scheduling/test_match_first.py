@@ -45,7 +45,7 @@ def test_a_text_is_charged_for_the_tokens_that_the_cache_does_not_have() -> None
 @pytest.mark.feature("A24")
 @pytest.mark.feature("B2")
 def test_the_trace_of_a_plan_has_each_match_before_its_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the planner asks of the pool, in order: a match takes no block, and what is taken after it is the rest."""
+    """The planner's calls of the pool, in order: a match takes no block, and the take after it is the rest."""
     core = service_core(toy.ToyExecutor(num_blocks=64), step_tokens=256, running=4)
     sink = ById()
     post(core, last_logprob(behind(SHARED, 2, 5), cache="always"), sink)

@@ -65,7 +65,7 @@ def naive(waiting: list[Request], cached: dict[int, int], served: dict[Any, int]
 
 
 class Known:
-    """What a cache would have, by order of arrival."""
+    """Cached tokens, by order of arrival."""
 
     def __init__(self, cached: dict[int, int]) -> None:
         self.cached = cached

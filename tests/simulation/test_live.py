@@ -131,7 +131,7 @@ def test_a_trace_gives_the_same_plans_live_and_simulated(
     settings: dict[str, object],
 ) -> None:
     """Decisions that share rubrics, chats, and callers that cancel: every step of an engine with its thread, its toy
-    model that checks what each row reads, and its real clock, is the simulator's."""
+    model that checks the tokens that each row reads, and its real clock, is the simulator's."""
     chosen = machine(
         "cpu-default", **{"kv_blocks": 120, "max_length": 256, "max_step_tokens": 300, "max_running": 4, **settings}
     )

@@ -1,4 +1,4 @@
-"""What the textbooks' figures look like here: chunks, turns, concurrency and reuse, in virtual time."""
+"""The textbooks' figures, simulated: chunks, turns, concurrency and reuse, in virtual time."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class RankGroup:
     # -------------------------------------------------------------- agreement
 
     def gather_said(self, said: Any) -> list[Any]:
-        """What each rank says, as JSON."""
+        """The message of each rank, as JSON."""
         text = np.frombuffer(json.dumps(said).encode(), np.uint8)
         lengths = self.gather(np.array([len(text)], np.int64))[:, 0]
         padded = np.zeros(int(lengths.max()), np.uint8)

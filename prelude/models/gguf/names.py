@@ -28,7 +28,7 @@ _NORMED_AFTER = {
 }
 """Gemma 2 and 3."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""What each inverse frequency is divided by: rotary scaling of Llama 3.1 and later."""
+"""The divisor of each inverse frequency: rotary scaling of Llama 3.1 and later."""
 _PART = re.compile(r"(?:blk\.(\d{1,6})\.)?([a-z_]+)\.(weight|bias)")
 
 GEMMAS = ("gemma", "gemma2", "gemma3")
