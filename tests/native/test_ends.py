@@ -1,5 +1,5 @@
 """The results of ended requests: in the order of delivery, in another, again, one by one; and the checks of a step's
-result is taken for before it is postprocessed."""
+result before it is postprocessed."""
 
 from __future__ import annotations
 
