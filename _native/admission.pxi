@@ -1,5 +1,47 @@
 # Requests of one setting, made together from their token ids. Part of core.pyx.
 
+from types import GenericAlias as _GenericAlias
+
+
+@cython.final
+cdef class Memo:
+    """A bounded cache that needs no lock: least-recently-used in two generations.
+
+        young   entries that were used lately; when it is full it becomes the old one
+        old     the generation before; a hit moves the entry back to the young one
+
+    At most twice ``capacity`` stays alive, in units of ``weight(value)``, 1 by default. Only single dict operations are
+    used, so threads that race lose an entry at worst and compute it again."""
+
+    cdef dict young, old
+    cdef object weight
+    cdef int64_t capacity, held
+
+    __class_getitem__ = classmethod(_GenericAlias)
+
+    def __cinit__(self, int64_t capacity, weight=None):
+        self.capacity, self.weight, self.young, self.old = capacity, weight, {}, {}
+
+    cpdef get(self, key):
+        cdef object found = self.young.get(key)
+        if found is None:
+            found = self.old.get(key)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    cpdef put(self, key, value):
+        cdef int64_t weight = 1 if self.weight is None else <int64_t>self.weight(value)
+        if weight > self.capacity:
+            return
+        if self.held + weight > self.capacity:
+            self.old, self.young, self.held = self.young, {}, 0
+        self.held += weight
+        self.young[key] = value
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self.old)
+
 
 @cython.final
 cdef class Alike:
@@ -81,7 +123,7 @@ cdef class PromptMould:
                              f"positions for {_len(self.tail)} tokens")
         self.back, self.least, self.most = back, least, most
 
-    def make(self, list prompts not None, int64_t id_limit, double tokenize_ms, finish=None) -> tuple:
+    cpdef tuple make(self, list prompts, int64_t id_limit, double tokenize_ms, finish=None):
         """An ``Admitted`` for each prompt: an int32 array, or an argument of ``ids_below``. None for a prompt that is
         anything else, has an id that is not below ``id_limit``, or makes a state of another length. And whether there
         is none of these. ``finish``: the first of ``admitted_fields``, where it is the call's own."""
@@ -128,7 +170,7 @@ cdef inline void _copy(int32_t* to, cnp.ndarray ids) noexcept:
         memcpy(to, _data(ids), _len(ids) * sizeof(int32_t))
 
 
-def scope_of(task, default_cache) -> tuple:
+cpdef tuple scope_of(task, default_cache):
     """The texts that a task may share with others: (its salt or None, whether nothing of it is kept, whether the
     tokenizer remembers its texts, whether trusted text that it brings is its own). Its fields are not checked so far:
     they may be any objects."""

@@ -58,7 +58,7 @@ def ids_below(object x, int64_t limit):
     return out if _length_of_ids(x) == n and _copy_ids(x, n, limit, _data(out)) else None
 
 
-def any_nan(values) -> bool:
+cpdef bint any_nan(values) except -1:
     """Whether a number of an array is NaN."""
     cdef cnp.ndarray a
     cdef const double* p

@@ -2,7 +2,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, final, overload
+from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -343,19 +343,33 @@ RecordT = TypeVar("RecordT", bound=Record)
 def begin_request(
     r: Record, prepared: Any, sink: Any, options: Any, execution_class: Any, id: int, now: float
 ) -> None: ...
-def begin_requests(
-    kind: type[RecordT],
-    admitted: Sequence[Any],
-    calls: Sequence[Any],
-    sink: Any,
-    classes: tuple[Any, Any],
-    ids: Iterator[int],
-    ending: Any,
-    watching: Callable[[Any, Any], Any],
-    groups: list[Any] | None,
-    outbox: Any,
-    now: float,
-) -> list[RecordT | Exception]: ...
+
+class Entry:
+    classes: tuple[Any, Any]
+    @property
+    def most_oneshot(self) -> int: ...
+    def __init__(
+        self,
+        kind: type[Record],
+        classes: tuple[Any, Any],
+        ids: Iterator[int],
+        ending: Any,
+        inbox: Inbox,
+        events: Any,
+        owner: Any,
+        most_oneshot: int,
+    ) -> None: ...
+    def reserve(self, count: int) -> Places: ...
+    def requests(
+        self,
+        admitted: list[Any],
+        calls: list[Any],
+        sink: Any,
+        places: Places,
+        watching: Callable[[Any, Any], Any],
+        groups: list[Any] | None = None,
+        outbox: object = None,
+    ) -> list[Any]: ...
 
 @final
 class OneShotRow:
@@ -421,6 +435,7 @@ class Waiting:
     @property
     def groups(self) -> dict[Any, list[int]]: ...
     unranked: list[Any]
+    columns: Any
     tokens: int
     logits_rows: int
     def __init__(self, arrivals: Any, accounts: AccountBook) -> None: ...
@@ -430,7 +445,21 @@ class Waiting:
     def fits(self, tokens: int, rows: int, logits_bytes: int, row_bytes: int) -> bool: ...
     def all_of(self, ledger: Ledger, limits: StepLimits) -> list[Any] | None: ...
 
-def plain(requests: Sequence[Record], oneshot: object) -> bool: ...
+class QueueSet:
+    oneshot: Any
+    decode: Any
+    running: list[Any]
+    estimates: Any
+    served: int
+    arrivals: int
+    @property
+    def empty(self) -> bool: ...
+
+class Watched:
+    @property
+    def watched(self) -> dict[int, Any]: ...
+
+def take_in(inbox: Inbox, queues: QueueSet, oneshot: object, counts: dict[str, int]) -> list[Any]: ...
 
 @final
 class StepLimits:
@@ -446,6 +475,7 @@ class StepLimits:
         defer_tokens: int,
         defer_steps: int,
         fold: bool,
+        overlap: bool = False,
     ) -> None: ...
     def ledger(self, limit: int | None = None) -> Ledger: ...
 
@@ -468,25 +498,46 @@ class Pacer:
     def allowance(self, rows: int) -> int | None: ...
     def measured(self, rows: int, oneshot_tokens: int, prefill_tokens: int, seconds: float) -> None: ...
 
-def admit_group(
-    pool: KvPool,
-    requests: Iterable[Record],
-    ledger: Ledger,
-    limits: StepLimits,
-    allowance: int | None,
-    retry: bool,
-    seen: bool,
-    deferred: list[tuple[Any, int]],
-) -> list[OneShotRow]: ...
-def folds_of(pool: KvPool, rows: list[OneShotRow]) -> list[tuple[tuple[int, ...], int]]: ...
-def keep_all(
-    pool: KvPool,
-    rows: list[OneShotRow],
-    folds: list[tuple[tuple[int, ...], int]],
-    seen: bool,
-    common: Callable[[Any, int, Any], int],
-    estimates: Any,
-) -> None: ...
+@final
+class Planner:
+    def __init__(
+        self,
+        *,
+        make: Maker,
+        plan_running: Callable[..., tuple[list[Any] | None, list[Any]]],
+        plan_prompts: Callable[..., list[Any]],
+        oneshot_first: Callable[[Any], bool],
+        give_way: Callable[[Any, Any], Any],
+        one_group: Callable[[Any, bool], Iterable[Any]],
+        common: Callable[[Any, int, Any], int],
+        fold: Callable[[tuple[int, ...], int], Any],
+        deferral: Callable[[Any, int], Any],
+    ) -> None: ...
+    def __call__(
+        self,
+        queues: QueueSet,
+        pool: KvPool,
+        budgets: Any,
+        pacer: Pacer | None = None,
+        limit: int | None = None,
+        *,
+        in_flight: bool = False,
+    ) -> Any: ...
+
+@final
+class Packer:
+    def __init__(
+        self,
+        *,
+        slices: Maker,
+        batch: Maker,
+        packed: Maker,
+        nothing: Any,
+        with_states: Callable[..., Any],
+        mixed: Callable[[Any, int, bool], Any],
+    ) -> None: ...
+    def __call__(self, plan: Any, block_size: int, recurrent: bool = False) -> Any: ...
+
 def pack_step(
     rows: Sequence[OneShotRow],
     folds: Sequence[tuple[tuple[int, ...], int]],
@@ -494,7 +545,19 @@ def pack_step(
     block_size: int,
     states: bool = False,
 ) -> tuple[tuple[Any, ...], Int32s, Int32s, Int32s, Int32s, Sequence[tuple[int, int, Lease]]]: ...
-def join_pairs(readouts: Sequence[Any], row_ends: Int32s) -> tuple[Int32s, Int32s, Int32s]: ...
+
+class PairReadout:
+    def join(self, readouts: Sequence[Any], rows: Int32s, row_ends: Int32s) -> Any: ...
+    def answers(self, output: object) -> bool: ...
+    def not_finite(self, output: Any) -> Int32s: ...
+
+class DrawReadout:
+    def join(self, readouts: Sequence[Any], rows: Int32s, row_ends: Int32s) -> Any: ...
+
+class TokenReadout:
+    def answers(self, output: object) -> bool: ...
+    def not_finite(self, output: Any) -> Int32s: ...
+
 def pack_running(
     requests: Sequence[Record], block_size: int
 ) -> tuple[Int32s, Int32s, Int32s, Int32s, Int32s, Int32s]: ...
@@ -509,13 +572,19 @@ def postprocess_group(
     vocab_size: int,
 ) -> tuple[list[Any], list[Outcome], list[tuple[Any, int | None]]]: ...
 def traced(requests: list[RecordT]) -> list[RecordT]: ...
-def end_all(
-    requests: list[RecordT],
-    outcomes: list[Outcome],
-    live: dict[int, Any],
-    now: float,
-    tell: Callable[[Any, list[RecordT], list[Outcome]], object],
-) -> list[tuple[RecordT, Outcome]]: ...
+
+@final
+class OneShotEnds:
+    def __init__(
+        self,
+        live: dict[int, Any],
+        stats: StepCounts,
+        events: Any,
+        sinks: Any,
+        one: Callable[[Any, Outcome | None, BaseException | None], object],
+    ) -> None: ...
+    def __call__(self, requests: list[Any], outcomes: list[Outcome]) -> None: ...
+
 def postprocess_running(
     requests: tuple[Record, ...],
     token_ids: Int32s | None,
@@ -548,6 +617,13 @@ class Collector:
     def deliver(self, request: Any, outcome: Outcome | None, error: BaseException | None) -> None: ...
     def deliver_all(self, requests: list[Any], outcomes: list[Outcome]) -> None: ...
     def wait(self) -> None: ...
+
+@final
+class CompletionReader:
+    def __init__(
+        self, make: Maker, words: Memo[int, str], complete: Callable[[Outcome], Any], *, plain: bool
+    ) -> None: ...
+    def __call__(self, outcome: Outcome) -> Any: ...
 
 def records_in(found: list[RecordT | Exception]) -> list[RecordT]: ...
 def error_in(results: list[Any]) -> int: ...
@@ -687,8 +763,13 @@ class CostFit:
 def prompt_keys(uncached: int, cached: int) -> float: ...
 @overload
 def prompt_keys(uncached: npt.NDArray[Any], cached: npt.NDArray[Any]) -> npt.NDArray[np.float64]: ...
-def check_outputs(readouts: tuple[Any, ...], result: Any) -> list[frozenset[int]]: ...
-def begin_all(requests: list[RecordT], now: float, cost: CostFit, inbox: Inbox) -> list[RecordT]: ...
+
+@final
+class ResultCheck:
+    def __init__(self, result: type, mixed: type, error: type[Exception]) -> None: ...
+    def __call__(self, packed: Any, result: object) -> list[frozenset[int]]: ...
+
+def begin_plan(plan: Any, now: float, cost: CostFit, inbox: Inbox) -> tuple[list[Any], list[Any], bool]: ...
 def requests_of(rows: Iterable[OneShotRow]) -> list[Any]: ...
 def readouts_of(rows: Sequence[OneShotRow], nothing: Any) -> list[Any]: ...
 
@@ -702,6 +783,7 @@ class StepCounts:
     eager_steps: int
     graph_replays: int
     peak_activation_bytes: int
+    finished: int
     forward_seconds: float
     def count_step(self, plan: Any, tokens: int, result: Any, pacer: Pacer, fit: CostFit) -> None: ...
     def counted(self) -> dict[str, Any]: ...
@@ -735,6 +817,33 @@ class PromptMould:
         self, prompts: list[Any], id_limit: int, tokenize_ms: float, finish: Callable[[Outcome], Any] | None = None
     ) -> tuple[list[Any], bool]: ...
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+@final
+class Memo(Generic[K, V]):
+    def __init__(self, capacity: int, weight: Callable[[V], int] | None = None) -> None: ...
+    def get(self, key: K) -> V | None: ...
+    def put(self, key: K, value: V) -> None: ...
+    def __len__(self) -> int: ...
+
+@final
+class DecisionPreparer:
+    def __init__(
+        self,
+        context: Any,
+        keys: QuestionKeys,
+        *,
+        most_messages: int,
+        scope: Callable[[Any], Any],
+        named: Callable[[Any], tuple[Any, tuple[str, ...] | None]],
+        decision: Callable[[Any, Any, Any], Any],
+        mould: Callable[[Any, Any], tuple[PromptMould | None, AnswerReader]],
+        contents: Callable[[list[Any], Any], tuple[list[Any], list[str]]],
+        one_by_one: Callable[..., list[Any]],
+    ) -> None: ...
+    def __call__(self, tasks: list[Any]) -> list[Any]: ...
+
 @final
 class LabelPaths:
     def __init__(self, paths: Iterable[Iterable[int]], counted: Iterable[int], num_edges: int) -> None: ...
@@ -760,7 +869,7 @@ class AnswerReader:
     def __init__(
         self,
         answer: Maker,
-        answers: Callable[[list[Any], RequestStats, tuple[str, ...] | None], Any],
+        answers: type[tuple[Any, ...]],
         questions: tuple[tuple[Any, ...], ...],
         names: tuple[str, ...] | None,
         *,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math as _math
 import os
+from time import perf_counter as _perf_counter
 
 cimport cython
 cimport ndarray as cnp
@@ -51,7 +52,6 @@ include "stats.pxi"
 include "records.pxi"
 include "outcomes.pxi"
 include "ledger.pxi"
-include "groups.pxi"
 include "rows.pxi"
 include "waiting.pxi"
 include "postprocess.pxi"
@@ -59,7 +59,11 @@ include "ends.pxi"
 include "loops.pxi"
 include "queues.pxi"
 include "steps.pxi"
+include "entry.pxi"
+include "planning.pxi"
+include "batches.pxi"
 include "admission.pxi"
+include "results.pxi"
 include "labels.pxi"
 include "decisions.pxi"
 include "bodies.pxi"

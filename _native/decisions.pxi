@@ -24,7 +24,7 @@ cdef class QuestionKeys:
         self.choice, self.noul, self.score = choice, noul, score
         self.mappings, self.template = mappings, template
 
-    def of(self, task, questions, salt):
+    cpdef of(self, task, questions, salt):
         """Of a decision that asks ``questions``. None where a value is of a type that is equal to others (``True``
         and 1, a string of an enumeration) or may change."""
         cdef list parts = []
@@ -143,7 +143,8 @@ cdef class QuestionKeys:
 cdef class AnswerReader:
     """Makes the answers of decisions that ask the same, from the outcome of each.
 
-    ``answer`` makes one answer, ``answers(list, stats, names)`` all of them. A question is a tuple
+    ``answer`` makes one answer. ``answers`` is the class of all of them: a tuple with the attributes ``stats`` and
+    ``names``. A question is a tuple
 
         (paths, labels, edges, kind, first level, weigh)
 
@@ -153,19 +154,22 @@ cdef class AnswerReader:
     ``unconditional``: the second half of the numbers is without the state."""
 
     cdef Maker answer
-    cdef object answers, names
+    cdef type answers
+    cdef object names
     cdef tuple questions
     cdef bint unconditional, by_length, relative
 
-    def __cinit__(self, Maker answer not None, answers, tuple questions not None, names, *, cbool unconditional,
-                  cbool by_length, cbool relative):
+    def __cinit__(self, Maker answer not None, type answers not None, tuple questions not None, names, *,
+                  cbool unconditional, cbool by_length, cbool relative):
         for question in questions:
             if not isinstance(question[0], LabelPaths):
                 raise TypeError("a question without the paths of its labels")
+        if not issubclass(answers, tuple):
+            raise TypeError(f"{answers.__name__} is not a class of tuples")
         self.answer, self.answers, self.questions, self.names = answer, answers, questions, names
         self.unconditional, self.by_length, self.relative = unconditional, by_length, relative
 
-    def named(self, tuple names not None) -> AnswerReader:
+    cpdef AnswerReader named(self, tuple names):
         """The same reader for questions of these names."""
         cdef AnswerReader reader = AnswerReader.__new__(
             AnswerReader, self.answer, self.answers, (), names, unconditional=self.unconditional,
@@ -187,7 +191,9 @@ cdef class AnswerReader:
             found.append(self.one(labels, kind, first, weighed))
             at += edges
             alone += edges if alone >= 0 else 0
-        return self.answers(found, outcome.stats, self.names)
+        cdef object made = tuple.__new__(self.answers, found)
+        made.stats, made.names = outcome.stats, self.names
+        return made
 
     cdef object one(self, tuple labels, str kind, int64_t first, tuple weighed):
         """One answer, from the numbers of ``LabelPaths.weigh``, in the order of ``labels``."""
@@ -200,8 +206,8 @@ cdef class AnswerReader:
                                  shares[0 if kind == "noul" else index], expected, kind))
 
 
-def plain_texts(list tasks not None, str before not None, str after not None, cbool strips, Py_ssize_t most,
-                Py_ssize_t most_messages) -> list | None:
+cpdef list plain_texts(list tasks, str before, str after, bint strips, Py_ssize_t most,
+                       Py_ssize_t most_messages):
     """The text that the state of each task is encoded as, between ``before`` and ``after``; without white space at
     its beginning where ``strips``. None where a state is neither a text in ASCII of 1 to ``most`` characters, nor up
     to ``most_messages`` messages of such texts: these need no check, with any ``truncation``."""
@@ -246,7 +252,7 @@ cdef str _transcript(messages, Py_ssize_t most, Py_ssize_t most_messages):
     return "\n\n".join(parts) if parts else None
 
 
-def names_of(questions not None) -> tuple:
+cpdef tuple names_of(questions):
     """The names of a mapping of questions; a name that is not a string of 1 or more characters is a ``ValueError``
     with the name. Strings of a subclass are copied as plain strings."""
     cdef list names = []
@@ -255,3 +261,101 @@ def names_of(questions not None) -> tuple:
             raise ValueError(name)
         names.append(name if type(name) is str else str.__str__(name))
     return tuple(names)
+
+
+cdef int64_t _INT32_MAX = 2147483647  # no id that the tokenizer made is above
+
+
+@cython.final
+cdef class DecisionPreparer:
+    """Prepares decisions that differ in their state alone, in one call. ``context`` is the engine's admission context,
+    ``keys`` finds their shared parts in its ``decisions``. The other arguments are called where the shared parts are
+    not known, or a state is not plain text of a fitting length:
+
+        scope(task)                               the task's use of the tokenizer
+        named(questions)                          (questions, their names) of a mapping
+        decision(scope, task, questions)          the shared parts
+        mould(decision, task)                     (their mould or None, the reader of their answers)
+        contents(tasks, frame)                    (states and how much was cut of each, the texts among them)
+        one_by_one(tasks, decision, names, contents, encoded, ms)    each with its own error
+    """
+
+    cdef QuestionKeys keys
+    cdef object context, scope, named, decision, mould, contents, one_by_one
+    cdef Py_ssize_t most_messages
+
+    def __cinit__(self, context, QuestionKeys keys not None, *, Py_ssize_t most_messages, scope, named, decision, mould,
+                  contents, one_by_one):
+        self.context, self.keys, self.most_messages = context, keys, most_messages
+        self.scope, self.named, self.decision, self.mould = scope, named, decision, mould
+        self.contents, self.one_by_one = contents, one_by_one
+
+    def __call__(self, list tasks not None) -> list:
+        """The error of one state stands in its place; an error of all tasks is raised."""
+        cdef object context = self.context, encoder = context.encoder, task = tasks[0], names = None, contents = None
+        cdef object key = None, decision = None, known = None, frame, mould, reader
+        cdef list texts, ids = [], made
+        cdef bint whole = False
+        cdef double ms = 0.0
+        salt, alone, remember, _ = scope_of(task, context.config.default_cache)
+        questions = task.questions
+        if type(questions) is not tuple and type(questions) is not list:
+            questions, names = self.named_questions(questions)
+        if not alone:
+            key = self.keys.of(task, questions, salt)
+        if key is not None:
+            decision = (<Memo?>context.decisions).get(key)
+        if decision is None:
+            scope = self.scope(task)
+            try:
+                decision = self.decision(scope, task, questions)
+            finally:
+                ms = scope.close()
+        frame, mode = decision.frame, task.cache
+        if type(mode) is str:
+            known = decision.moulds.get(mode)
+        if known is None:
+            known = self.mould(decision, task)
+        mould, reader = known
+        texts = plain_texts(tasks, frame.before, frame.after, frame.strips, context.max_chars,
+                            min(<Py_ssize_t>context.max_length, self.most_messages))
+        if texts is None:
+            contents, texts = self.contents(tasks, frame)
+        if texts:
+            ids, spent = self.encode(encoder, task, texts, remember)
+            ms = (ms + <double>spent) / len(ids)
+        if mould is None:
+            made = [None] * len(ids)
+        else:
+            made, whole = (<PromptMould?>mould).make(
+                ids, _INT32_MAX, ms, reader if names is None else (<AnswerReader?>reader).named(names))
+        if whole and len(made) == len(tasks):
+            return made
+        if contents is None:
+            contents, _ = self.contents(tasks, frame)
+        return self.one_by_one(tasks, decision, names, contents, iter(zip(ids, made)), ms)
+
+    cdef tuple named_questions(self, questions):
+        """(the questions of a mapping, their names)."""
+        if type(questions) is dict:
+            try:
+                return tuple((<dict>questions).values()), names_of(questions)
+            except ValueError:
+                pass  # `named` says what is wrong
+        return self.named(questions)
+
+    cdef tuple encode(self, encoder, task, list texts, remember):
+        """(ids of each text, or its error; milliseconds)."""
+        cdef double began
+        cdef object found
+        if not encoder.may_pass_rows:
+            began = _perf_counter()
+            try:
+                found = encoder.tokenizer.encode_arrays(texts, False, parse_special=False, remember=remember)
+                (<Tally?>encoder.tally).add(len(texts))
+                return found, (<double>_perf_counter() - began) * 1e3
+            except (ValueError, TypeError):
+                pass  # of one of them; which one is found by asking for each alone
+        scope = self.scope(task)
+        found = scope.encode_all(texts)
+        return found, scope.close()

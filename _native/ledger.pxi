@@ -3,20 +3,23 @@
 
 @cython.final
 cdef class StepLimits:
-    """The limits of a step and of its group of OneShot requests, which hold for all steps of an engine."""
+    """The limits of a step and of its group of OneShot requests, which hold for all steps of an engine. ``overlap``:
+    the next step is planned before this one is postprocessed."""
 
     cdef GroupLimits most
+    cdef bint overlap
 
     def __cinit__(self, *, int64_t step_tokens, int64_t step_requests, int64_t logits_bytes, int64_t logits_row_bytes,
                   int64_t logits_chunk_rows, int64_t group_tokens, int64_t defer_tokens, int64_t defer_steps,
-                  cbool fold):
+                  cbool fold, cbool overlap=False):
         self.most.tokens, self.most.rows, self.most.logits_bytes = step_tokens, step_requests, logits_bytes
         self.most.logits_row_bytes, self.most.logits_chunk_rows = logits_row_bytes, logits_chunk_rows
         self.most.group_tokens, self.most.allowance = group_tokens, -1
         self.most.defer_tokens, self.most.defer_steps = defer_tokens, defer_steps
         self.most.fold, self.most.retry, self.most.seen = fold, False, False
+        self.overlap = overlap
 
-    def ledger(self, limit=None) -> Ledger:
+    cpdef Ledger ledger(self, limit=None):
         """The budgets of a step, of ``limit`` rows at most."""
         cdef Ledger ledger = Ledger.__new__(Ledger)
         ledger.tokens, ledger.rows, ledger.logits_bytes = self.most.tokens, self.most.rows, self.most.logits_bytes
@@ -92,7 +95,7 @@ cdef class Pacer:
         for i in range(65):
             self.alone[i] = -1.0
 
-    def allowance(self, int64_t rows):
+    cpdef allowance(self, int64_t rows):
         """Tokens of OneShot work for a step beside ``rows``; ``None``: as many as fit. A positive number admits one
         request of any length."""
         if rows <= 0 or self.share >= 1:

@@ -130,7 +130,7 @@ cdef class Inbox:
         """Counts rejected requests."""
         self.refusals[_REASONS.index(reason)].take(count, True)
 
-    def reserve(self, int64_t count) -> Places:
+    cpdef Places reserve(self, int64_t count):
         """Up to ``count`` places; as many as there are."""
         self.check_open()
         cdef Places places = Places.__new__(Places)
@@ -235,7 +235,7 @@ cdef class Places:
             raise
         self.left -= 1
 
-    def take_all(self, list requests not None, oneshot, int64_t most) -> bool:
+    cpdef bint take_all(self, list requests, oneshot, int64_t most) except -1:
         """``take`` of requests that all find room; False, and nothing taken, where they do not, or where one of them is
         to be checked by itself (``_all_fit``)."""
         cdef Py_ssize_t before = len(self.unposted)
@@ -304,7 +304,7 @@ cdef class Tally:
     def __dealloc__(self):
         del self.c
 
-    def add(self, int64_t n) -> None:
+    cpdef add(self, int64_t n):
         self.c.take(n, True)
 
     @property

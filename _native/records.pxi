@@ -188,41 +188,6 @@ cdef int _begin(Record r, prepared, sink, options, execution_class, id, double n
     return 0
 
 
-def begin_requests(type kind not None, list admitted not None, list calls not None, sink, tuple classes not None, ids,
-                   ending, watching, list groups, outbox, double now) -> list:
-    """The request, of class ``kind``, of each admitted task, and the error of one that was not admitted. ``calls``:
-    of the task at the same place, its options, the moment it expires and its timeline. ``groups``: of that task the
-    call of an event loop that it belongs to, or None. ``classes``: of at most one new token, and of more.
-    ``watching(admitted, sink)`` is the sink of a task that is ``watched``."""
-    cdef list out = []
-    cdef Record r
-    cdef Py_ssize_t i, n = len(admitted)
-    cdef object item, prepared, call, before = None, options = None, timeline = None, readout = None
-    cdef tuple facts = (None, 0)  # requests of one decision share their readout
-    cdef double expires = INFINITY
-    oneshot, decode = classes
-    if len(calls) < n or (groups is not None and len(groups) < n):
-        raise ValueError(f"{len(calls)} calls of {n} tasks, or not a group of each")
-    for i in range(n):
-        item, call = admitted[i], calls[i]
-        if isinstance(item, BaseException):
-            out.append(item)
-            continue
-        if call is not before:
-            options, expires, timeline, before = call.options, call.expires, call.timeline, call
-        prepared = item.prepared
-        if prepared.readout is not readout:
-            readout = prepared.readout
-            facts = _facts_of(readout)
-        r = kind.__new__(kind)
-        _begin(r, prepared, watching(item, sink) if item.watched else sink, options,
-               decode if prepared.max_new_tokens > 1 else oneshot, next(ids), now, facts)
-        r.ending, r.outbox, r.expires, r.timeline = ending, outbox, expires, timeline
-        r.call = None if groups is None else groups[i]
-        out.append(r)
-    return out
-
-
 cdef bint _all_fit(list requests, oneshot, int64_t most) except -1:
     """Whether all are requests of class ``oneshot`` without a deadline, of at most ``most`` tokens each."""
     cdef Record r

@@ -68,6 +68,10 @@ def pack_step(rows, folds, more, int32_t block_size, cbool states=False):
     the earlier row whose first segment this row continues, or -1. ``context``: pool blocks of the ``context_len``
     tokens before, or None. The first ``slot_count`` tokens are written to ``slot_blocks``, from their position
     ``slot_start`` on."""
+    return _pack_rows(rows, folds, more, block_size, states)
+
+
+cdef tuple _pack_rows(rows, folds, more, int32_t block_size, bint states):
     cdef int64_t i, n = len(rows), m = len(more)
     cdef PackedRows packed
     cdef _Borrowed borrowed = _Borrowed()
@@ -123,7 +127,7 @@ cdef tuple _tokens_read(rows, PackedRows& packed):
     return read, ends
 
 
-def join_pairs(readouts, row_ends):
+cdef tuple _join_pairs(readouts, row_ends):
     """(row, target) pairs of readouts in one piece: (target_rows, targets, where the pairs of each end). Rows of
     readout i come after those that end at ``row_ends[i - 1]``."""
     cdef cnp.ndarray ends = _int32(row_ends, "row_ends"), rows, ids, target_rows, targets, pair_ends
@@ -150,6 +154,75 @@ def join_pairs(readouts, row_ends):
             at += 1
         first = _data(ends)[i]
     return target_rows, targets, pair_ends
+
+
+cdef dict _pair_makers = {}
+
+
+cdef class PairReadout:
+    """The part of a readout of (row, target) pairs that every step asks for: a base of a dataclass of slots with the
+    fields ``rows``, ``target_rows``, ``targets``, ``top``, ``ranks`` and ``raw``. ``output_kind`` is the class of its
+    outputs."""
+
+    def join(self, readouts, rows, row_ends):
+        """``readouts`` of one key as one: (readout, row_ends, where the pairs of each end)."""
+        cdef type kind = type(self)
+        cdef object make = _pair_makers.get(kind)
+        if make is None:
+            make = _pair_makers[kind] = Maker(kind)
+        target_rows, targets, pair_ends = _join_pairs(readouts, row_ends)
+        return make(rows, target_rows, targets, self.top, self.ranks, self.raw), row_ends, pair_ends
+
+    def answers(self, output) -> bool:
+        """Whether ``output`` has the kind and the shapes that the readout asks for."""
+        cdef object pairs = self.targets.shape, rows
+        if not isinstance(output, self.output_kind) or _shape_of(output.logprobs) != pairs:
+            return False
+        if self.ranks and _shape_of(output.ranks) != pairs:
+            return False
+        if not self.top:
+            return True
+        rows = self.rows.shape
+        return _shape_of(output.top_ids)[:1] == rows and _shape_of(output.top_logprobs)[:1] == rows
+
+    def not_finite(self, output):
+        """The row of each logprob that is NaN."""
+        logprobs = output.logprobs
+        return self.target_rows[np.isnan(logprobs)] if any_nan(logprobs) else _new_int32(0)
+
+
+cdef object _shape_of(array):
+    return getattr(array, "shape", ())
+
+
+cdef class DrawReadout:
+    """``join`` of a request's readout that draws one token: a base of a dataclass of slots with the field ``sampling``.
+    ``make_rows`` makes the batch's readout of its fields, ``edits_of(readouts)`` the edits of logits."""
+
+    def join(self, readouts, rows, row_ends):
+        """``readouts`` as one: (readout, None, None), since each has one row and no pairs. Arrays of settings may be
+        those of other batches: they are not to be written."""
+        cdef list settings = [one.sampling for one in readouts]
+        temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, edited = sampling_arrays(settings)
+        edits = self.edits_of(readouts) if edited else None
+        made = self.make_rows(rows, temperature, top_k, top_p, min_p, seeds, steps, top, logprobs, edits)
+        return made, None, None
+
+
+cdef class TokenReadout:
+    """The checks of an output of one drawn token a row: a base of a dataclass of slots with the field ``rows``.
+    ``output_kind`` is the class of its outputs."""
+
+    def answers(self, output) -> bool:
+        """Whether ``output`` has the kind and the shape that the readout asks for."""
+        if type(output) is not self.output_kind:
+            return False
+        ids = output.token_ids
+        return cnp.PyArray_Check(ids) and ids.shape == self.rows.shape
+
+    def not_finite(self, output):
+        """None: token ids are numbers."""
+        return _new_int32(0)
 
 
 def pack_running(requests, int32_t block_size):
@@ -180,7 +253,7 @@ cdef object _U64 = np.dtype(np.uint64)
 cdef tuple _last_settings = (None, 0, None)  # the settings of the last call, their number of rows, and their arrays
 
 
-def sampling_arrays(list settings not None):
+cpdef sampling_arrays(list settings):
     """One row a set of sampling settings: (temperature, top_k, top_p, min_p, seeds, steps, the most alternatives,
     whether logprobs are wanted, whether logits are edited); ``steps`` are 0. Rows that all ask for the same, without
     edits, share arrays with the call before: they are not to be written."""

@@ -121,12 +121,18 @@ def prompt_keys(uncached, cached):
     return out
 
 
-def begin_all(list requests, double now, CostFit cost not None, Inbox inbox not None) -> list:
-    """Requests of a step that begins: those that are planned for the first time have their expected seconds now, and
-    wait no more. These."""
+def begin_plan(plan, double now, CostFit cost not None, Inbox inbox not None) -> tuple:
+    """(the requests of a plan whose step begins; those of them that are planned for the first time; whether one of
+    these has a timeline). Those of the first time have their expected seconds now, and wait no more."""
     cdef Record r
     cdef double cached, uncached
-    cdef list fresh = []
+    cdef bint traced = False
+    cdef list requests = requests_of(plan.oneshot), fresh = []
+    prompts, running = plan.prefill, plan.decode
+    if prompts:
+        requests += [row.request for row in prompts]
+    if running:
+        requests += running
     for r in requests:
         if r.planned == 0.0:
             r.planned = now
@@ -135,25 +141,28 @@ def begin_all(list requests, double now, CostFit cost not None, Inbox inbox not 
             r.stats.estimated_jct = cost.expect(uncached, c_prompt_keys(uncached, cached), <double>r.row.logits_rows)
             inbox.admission.leave(r.queued_tokens)
             fresh.append(r)
-    return fresh
+            traced = traced or r.timeline is not None
+    return requests, fresh, traced
 
 
-def requests_of(rows) -> list:
+cpdef list requests_of(rows):
     cdef OneShotRow row
     return [row.request for row in rows]
 
 
-def readouts_of(rows, nothing) -> list:
+cpdef list readouts_of(rows, nothing):
     """The readout of each row; ``nothing`` for a request that reads none."""
     cdef OneShotRow row
     return [nothing if row.request.readout is None else row.request.readout for row in rows]
 
 
 cdef class StepCounts:
-    """The sums over steps since the engine was made: ``steps`` by kind, tokens, rows that met the vocabulary."""
+    """The sums over steps since the engine was made: ``steps`` by kind, tokens, rows that met the vocabulary, requests
+    that ended well."""
 
     cdef public int64_t prefill_tokens, decode_tokens, prefix_hit_tokens, folded_tokens, lm_head_rows
     cdef public int64_t eager_steps, graph_replays, peak_activation_bytes
+    cdef public int64_t finished
     cdef public double forward_seconds
     cdef readonly dict steps
 
@@ -197,12 +206,39 @@ cdef class StepCounts:
                 "prefix_hit_tokens": self.prefix_hit_tokens, "folded_tokens": self.folded_tokens,
                 "lm_head_rows": self.lm_head_rows, "eager_steps": self.eager_steps,
                 "graph_replays": self.graph_replays, "peak_activation_bytes": self.peak_activation_bytes,
-                "forward_seconds": self.forward_seconds}
+                "forward_seconds": self.forward_seconds, "finished": self.finished}
 
 
-def check_outputs(tuple readouts not None, result) -> list:
-    """Of each output of a step its rows (items, for pooled ones) with a number that is not finite: those that the
-    executor lists, and those that it missed. ``ValueError`` where outputs and readouts do not belong together."""
+@cython.final
+cdef class ResultCheck:
+    """Checks an executor's result against its batch. ``result`` and ``mixed`` are the classes of results and of batches
+    with several readouts; ``error`` is raised where an output and its readout do not belong together."""
+
+    cdef type result, mixed, error
+
+    def __cinit__(self, type result not None, type mixed not None, type error not None):
+        self.result, self.mixed, self.error = result, mixed, error
+
+    def __call__(self, packed, result) -> list:
+        """Of each output its rows (items, for pooled ones) with a number that is not finite: those that the executor
+        lists, and those that it missed."""
+        cdef tuple readouts
+        if not isinstance(result, self.result):
+            raise self.error(f"the executor returned a {type(result).__name__}, not a {self.result.__name__}")
+        batch = packed.batch
+        if isinstance(batch, self.mixed):
+            readouts = batch.readouts
+            if batch.decode_readout is not None:
+                readouts = (*readouts, batch.decode_readout)
+        else:
+            readouts = (batch.readout,)
+        try:
+            return _check_outputs(readouts, result)
+        except ValueError as error:
+            raise self.error(str(error)) from None
+
+
+cdef list _check_outputs(tuple readouts, result):
     cdef list found = []
     cdef Py_ssize_t i, n = len(readouts)
     cdef object readout, output, listed, missed

@@ -64,14 +64,16 @@ cdef class AccountBook:
 
 
 cdef class Waiting:
-    """``arrivals`` has all that wait, by order of arrival; ``groups``: of each key that requests may share a batch
-    by, its number and how many wait. ``tokens`` and ``logits_rows`` are those of all together. ``unranked`` have no
-    row in the policy's columns."""
+    """``arrivals`` has all that wait, by order of arrival; ``groups``: of each key that requests may share a batch by,
+    its number and how many wait. ``tokens`` and ``logits_rows`` are those of all together. ``unranked`` have no row in
+    the policy's columns. ``columns`` are these, whose ``count`` says how many have a row. ``serve_all(requests)`` takes
+    requests of one key: by a subclass."""
 
     cdef readonly object arrivals  # an OrderedDict
     cdef readonly dict groups
     cdef AccountBook book
     cdef public list unranked
+    cdef public object columns
     cdef public int64_t tokens, logits_rows
     cdef int64_t next_group
 
@@ -120,7 +122,7 @@ cdef class Waiting:
             self.next_group += 1
         return group
 
-    def serve_whole(self, list requests not None) -> bool:
+    cpdef bint serve_whole(self, list requests) except -1:
         """A step takes all that wait, of one account: ``requests``, of which none has a row in the columns. False,
         and nothing done, where that is not so."""
         cdef Record r
@@ -148,7 +150,7 @@ cdef class Waiting:
         """Whether all requests fit one batch of so much, without counting on the cache."""
         return self.holds(tokens, rows, logits_bytes, row_bytes)
 
-    def all_of(self, Ledger ledger not None, StepLimits limits not None):
+    cpdef list all_of(self, Ledger ledger, StepLimits limits):
         """All requests in order of arrival, where they fit the rest of the step and its group; else None."""
         cdef int64_t tokens = min(ledger.tokens, limits.most.group_tokens)
         if not self.holds(tokens, ledger.rows, ledger.logits_bytes, limits.most.logits_row_bytes):

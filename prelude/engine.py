@@ -81,6 +81,7 @@ class AsyncEngine(AsyncVerbs):
         self._load = load
         self._pool: ThreadPoolExecutor | None = None
         self._outboxes: dict[int, Outbox] = {}
+        self._recent: Outbox | None = None  # of the loop that asked last
         self._start_lock = threading.Lock()
         self._closed = False
 
@@ -226,19 +227,21 @@ class AsyncEngine(AsyncVerbs):
         self, tasks: Sequence[Any], options: Options, keywords: Mapping[str, Any], progress: Progress | None
     ) -> list[Any]:
         """``run_many`` of the tasks that one turn of the loop may begin with; errors are results."""
-        engine = self.engine
-        outbox = self._outbox(get_running_loop(), engine)
+        engine, loop, outbox = self._engine or self.engine, get_running_loop(), self._recent
+        if outbox is None or outbox.loop is not loop:
+            outbox = self._recent = self._outbox(loop, engine)
+        preparer = engine._preparer
         calls, timelines = make_calls(len(tasks), options, keywords)
         if timelines:
             mark_all(timelines, "prompt")
-        tasks, size = owned(engine.preparer, tasks)
-        group = Group(outbox.loop, tasks, calls, timelines, progress or None)
+        tasks, size = owned(preparer, tasks)
+        group = Group(loop, tasks, calls, timelines, progress or None)
         try:
-            if size > INLINE_CHARS or engine.preparer.may_wait(tasks):
+            if size > INLINE_CHARS or preparer.may_wait(tasks):
                 group.places = engine.core.reserve(len(tasks))
                 for timeline in timelines:
                     timeline.mark("accept")
-                group.admitted = await self._prepare(engine.preparer, tasks[: group.places.left])
+                group.admitted = await self._prepare(preparer, tasks[: group.places.left])
             outbox.ask(group)
             await group
         except BaseException:  # cancelled, or the loop went away and closed this coroutine

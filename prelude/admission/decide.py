@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from prelude._native.core import AnswerReader, Maker, PromptMould, join_ids, names_of, plain_texts
+from prelude._native.core import AnswerReader, DecisionPreparer, Maker, PromptMould, join_ids, names_of
 from prelude.admission import validation
 from prelude.admission.context import (
     AdmissionContext,
@@ -20,6 +21,7 @@ from prelude.admission.decision import Decision, StateFrame, assembled, decision
 from prelude.admission.messages import MAX_VALUES, check_messages, content_text, shorten_messages
 from prelude.admission.prepared import Admitted, make_tree, shape_of
 from prelude.admission.prompts import beginning, is_messages, kept, shorten
+from prelude.admission.question_keys import QUESTION_KEYS
 from prelude.admission.questions import Places, QuestionPlan, cut_notes, cut_question, question_too_long
 from prelude.admission.structured import MAX_TEXT, text_of
 from prelude.admission.tokenization import TokenizationScope, token_ids
@@ -30,37 +32,23 @@ from prelude.results import Answer, Answers
 from prelude.tasks import Decide
 
 _make_answer = Maker(Answer)
-INT32_MAX = (1 << 31) - 1  # of ids that the tokenizer made
 MAX_PLAIN = MAX_VALUES // 3  # messages of a role and a content, each of which counts as three values
 
 
-def prepare_decides(
-    ctx: AdmissionContext, scope: TokenizationScope, tasks: list[Decide]
-) -> list[Admitted | Exception]:
-    """Prepares tasks that differ in their state alone. The error of one state stands in its place; an error of all
-    tasks is raised."""
-    task = tasks[0]
-    questions, names = named(task.questions)
-    decision = decision_of(ctx, scope, task, questions)
-    frame, mode = decision.frame, task.cache
-    known = decision.moulds.get(mode) if type(mode) is str else None
-    mould, reader = mould_of(ctx, decision, task) if known is None else known
-    contents: list[tuple[Any, int]] | None = None
-    most = ctx.max_chars
-    texts = plain_texts(tasks, frame.before, frame.after, frame.strips, most, min(ctx.max_length, MAX_PLAIN))
-    if texts is None:
-        contents, texts = _contents(ctx, tasks, frame)
-    ids: list[Any] = scope.encode_all(texts) if texts else []
-    ms = scope.close() / max(1, len(ids))
-    made: list[Any] = [None] * len(ids)
-    whole = False
-    if mould is not None:
-        made, whole = mould.make(ids, INT32_MAX, ms, reader if names is None else reader.named(names))
-    if whole and len(made) == len(tasks):
-        return made
-    if contents is None:
-        contents, _ = _contents(ctx, tasks, frame)
-    return _one_by_one(ctx, tasks, decision, names, contents, iter(zip(ids, made)), ms)
+def decision_preparer(ctx: AdmissionContext) -> DecisionPreparer:
+    """Prepares decisions that differ in their state alone: ``preparer(tasks)``. The native part knows the questions
+    that were asked before, and states of plain text; it calls these functions for the others."""
+    return DecisionPreparer(
+        ctx,
+        QUESTION_KEYS,
+        most_messages=MAX_PLAIN,
+        scope=partial(TokenizationScope, ctx.encoder, ctx.config.default_cache),
+        named=named,
+        decision=partial(decision_of, ctx),
+        mould=partial(mould_of, ctx),
+        contents=partial(_contents, ctx),
+        one_by_one=partial(_one_by_one, ctx),
+    )
 
 
 def _contents(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prelude._native.core import Maker, PromptMould, ids_below
+from prelude._native.core import CompletionReader, Maker, PromptMould, ids_below
 from prelude.admission import validation
 from prelude.admission.context import (
     AdmissionContext,
@@ -64,10 +64,11 @@ def prepare_generates(ctx: AdmissionContext, tasks: list[Generate]) -> list[Admi
     """Prepares tasks that differ in their prompt alone; the error of one stands in its place. Tasks whose settings
     are not kept have settings of their own each."""
     found: list[Admitted | Exception] = []
-    if kept_settings(ctx, tasks[0]) is None:
+    settings, rest = kept_settings(ctx, tasks[0]), tasks
+    if settings is None:
         found += each_alone(ctx, prepare_generate, tasks[:1])
-    rest = tasks[len(found) :]
-    settings = kept_settings(ctx, tasks[0]) if rest else None
+        rest = tasks[1:]
+        settings = kept_settings(ctx, tasks[0]) if rest else None
     if settings is None or settings.mould is None:
         return found + each_alone(ctx, prepare_generate, rest)
     made, whole = settings.mould.make([task.prompt for task in rest], ctx.encoder.id_limit, 0.0)
@@ -126,7 +127,8 @@ def settings_of(ctx: AdmissionContext, task: Generate) -> Settings | None:
     validation.one_of(task.truncation, "truncation", TRUNCATIONS)
     sampling = resolve(ctx, params, wanted)
     state = SamplingState(0, sampling)
-    finish = partial(complete, ctx, sampling)
+    plain = sampling.logprobs is None and sampling.stops is None
+    finish = CompletionReader(_make_completion, ctx.words, partial(complete, ctx, sampling), plain=plain)
 
     def reader(hold_words: bool) -> TextReader:
         return TextReader(ctx.texts, sampling, hold_words)

@@ -11,7 +11,7 @@ from prelude._native.core import Alike, runs_of
 from prelude.admission.chat import ChatRenderer
 from prelude.admission.classes import classify
 from prelude.admission.context import AdmissionContext, each_alone, make_context
-from prelude.admission.decide import named, prepare_decides
+from prelude.admission.decide import decision_preparer, named
 from prelude.admission.decision import decision_of
 from prelude.admission.generate import prepare_generates
 from prelude.admission.marked import prepare_marked
@@ -39,7 +39,7 @@ _NOTHING_MORE = Notes()
 _ALIKE = {kind: Alike(kind) for kind in (Decide, Generate)}
 _NOTHING_READ = "nothing: the prompt is computed for the prefix cache alone"
 
-PrepareDecides: TypeAlias = Callable[[AdmissionContext, TokenizationScope, list[Any]], list[Admitted | Exception]]
+PrepareDecides: TypeAlias = Callable[[list[Any]], list[Admitted | Exception]]
 Prepare: TypeAlias = Callable[[AdmissionContext, TokenizationScope, Any], Admitted | tuple[Admitted, Notes]]
 
 
@@ -82,11 +82,6 @@ class Preparer:
         options: OptionSettings | None = None,
     ) -> None:
         self._template_process = template_process
-        self._prepare_decides: PrepareDecides = prepare_decides
-        if options is not None:
-            self._prepare_decides = lambda ctx, _, tasks: each_alone(ctx, partial(prepare_marked, options), tasks)
-        elif limits.masked_lm:
-            self._prepare_decides = lambda ctx, _, tasks: each_alone(ctx, prepare_masked, tasks)
         if template is None:
             template = CHAT_TEMPLATE if chat is not None else DecisionTemplate()
         self._context = make_context(
@@ -108,6 +103,11 @@ class Preparer:
                 "options": options,
             },
         )
+        self._prepare_decides: PrepareDecides = decision_preparer(self._context)
+        if options is not None:
+            self._prepare_decides = partial(each_alone, self._context, partial(prepare_marked, options))
+        elif limits.masked_lm:
+            self._prepare_decides = partial(each_alone, self._context, prepare_masked)
 
     @property
     def tokenizer_calls(self) -> int:
@@ -176,16 +176,20 @@ class Preparer:
 
     def _prepare_run(self, tasks: list[Any]) -> list[Admitted | Exception]:
         """Of tasks that differ in their prompt alone."""
-        ctx, task = self._context, tasks[0]
-        scope = TokenizationScope(ctx.encoder, ctx.config.default_cache, task)
+        task = tasks[0]
         try:
             if isinstance(task, Decide):
-                return self._prepare_decides(ctx, scope, tasks)
+                return self._prepare_decides(tasks)
             if isinstance(task, Generate):
-                return prepare_generates(ctx, tasks)
-            return [self._prepare_alone(scope, task)[0]]
+                return prepare_generates(self._context, tasks)
+            return [self._prepare_scoped(task)]
         except Exception as error:  # wrong with all of them; each has an error of its own
             return [error, *(found for one in tasks[1:] for found in self._prepare_run([one]))]
+
+    def _prepare_scoped(self, task: Any) -> Admitted:
+        scope = TokenizationScope(self._context.encoder, self._context.config.default_cache, task)
+        try:
+            return self._prepare_alone(scope, task)[0]
         finally:
             scope.close()
 

@@ -70,7 +70,7 @@ class Encoder:
 
     def __init__(self, tokenizer: TokenizerLike, vocab_rows: int) -> None:
         self.tokenizer = tokenizer
-        self._calls = Tally()
+        self.tally = Tally()  # of the tokenizer's encode calls
         self._atoms: Memo[TextKey, Atoms] = Memo(1 << 10)
         self._fixed: Memo[TextKey, I32] = Memo(1 << 10)
         self.vocab_rows = vocab_rows
@@ -82,10 +82,10 @@ class Encoder:
 
     @property
     def calls(self) -> int:
-        return self._calls.count
+        return self.tally.count
 
     def count(self, calls: int) -> None:
-        self._calls.add(calls)
+        self.tally.add(calls)
 
     def _known_ids(self) -> int:
         """One more than the largest id that means something, as far as the model has rows."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
-from prelude._native.core import Maker, any_nan, join_pairs
+from prelude._native.core import PairReadout
 from prelude.arrays import F32, F64, I32
-from prelude.readouts.base import Joined, Key, Output, Readout, RequestReadout, Rows, bad_rows, counted_rows, shape
+from prelude.readouts.base import Key, Output, Readout, RequestReadout, Rows, bad_rows, counted_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LogprobOutput(Output):
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobRows(Readout, RequestReadout):
+class LogprobRows(PairReadout, Readout, RequestReadout):
     """Logprobs (float32 log-softmax over the whole vocabulary) of given tokens at given positions.
 
     ``rows[r]`` is a token index; its logits predict the token that follows it. Rows of requests that read the same
@@ -40,6 +40,8 @@ class LogprobRows(Readout, RequestReadout):
 
     ``raw``: the targets' logits instead, which takes a product with their rows of the LM head alone; neither ``top``
     nor ``ranks`` can be had with it.
+
+    ``PairReadout`` (``_native/rows.pxi``) joins requests' readouts and checks outputs.
     """
 
     rows: I32  # [R]
@@ -48,6 +50,8 @@ class LogprobRows(Readout, RequestReadout):
     top: int = 0
     ranks: bool = False
     raw: bool = False
+
+    output_kind: ClassVar[type[Output]] = LogprobOutput
 
     # ---- of a request
 
@@ -73,11 +77,6 @@ class LogprobRows(Readout, RequestReadout):
             return f"logits of {len(self.targets)} tokens at {rows} (none meets the vocabulary)"
         best = f", the {self.top} best tokens of each row" if self.top else ""
         return f"logprobs of {len(self.targets)} tokens at {rows} ({self.logits_rows} meet the vocabulary){best}"
-
-    def join(self, readouts: Sequence[LogprobRows], rows: I32, row_ends: I32) -> Joined:
-        target_rows, targets, pair_ends = join_pairs(readouts, row_ends)
-        joined = _make_rows(rows, target_rows, targets, self.top, self.ranks, self.raw)
-        return Joined(joined, row_ends, pair_ends)
 
     # ---- of a batch
 
@@ -123,21 +122,5 @@ class LogprobRows(Readout, RequestReadout):
             found = replace(found, top_ids=found.top_ids[places], top_logprobs=found.top_logprobs[places])
         return found, bad_rows(finite)
 
-    def answers(self, output: object) -> bool:
-        pairs = self.targets.shape
-        if not isinstance(output, LogprobOutput) or getattr(output.logprobs, "shape", ()) != pairs:
-            return False
-        if self.ranks and shape(output.ranks) != pairs:
-            return False
-        rows = self.rows.shape
-        return not self.top or (shape(output.top_ids)[:1] == rows and shape(output.top_logprobs)[:1] == rows)
-
-    def not_finite(self, output: LogprobOutput) -> I32:
-        return self.target_rows[np.isnan(output.logprobs)] if any_nan(output.logprobs) else _NONE
-
     def blank(self) -> LogprobOutput:
         return LogprobOutput(np.full(len(self.targets), -1.0), None, None, None)
-
-
-_NONE: I32 = np.zeros(0, np.int32)
-_make_rows = Maker(LogprobRows)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from prelude._native.core import TokenReadout
 from prelude.arrays import F32, I32, U64
 from prelude.readouts.base import Output, Readout, Rows, bad_rows
 from prelude.readouts.draw import sample_token, uniforms
@@ -63,12 +65,14 @@ class SampleOutput(Output):
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRows(Readout):
+class SampleRows(TokenReadout, Readout):
     """One sampled token per row. Greedy where ``temperature`` is 0.
 
     The uniform number of row n is a pure function of (``seeds[n]``, ``steps[n]``), so the same request draws the
     same tokens beside any other rows. ``logprobs`` asks for the logprob of the sampled token, ``top`` > 0 for the
     ``top`` best tokens and theirs as well. ``edits=None``: logits are sampled as they are.
+
+    ``TokenReadout`` (``_native/rows.pxi``) checks outputs.
     """
 
     rows: I32  # [N], token indices; for decode rows the row itself
@@ -81,6 +85,8 @@ class SampleRows(Readout):
     top: int = 0
     logprobs: bool = False
     edits: LogitEdits | None = None
+
+    output_kind: ClassVar[type[Output]] = SampleOutput
 
     @property
     def vocab_rows(self) -> int:
@@ -116,17 +122,5 @@ class SampleRows(Readout):
         token_ids[~finite] = 0
         return SampleOutput(token_ids, logprobs, top_ids, top_logprobs), bad_rows(finite)
 
-    def answers(self, output: object) -> bool:
-        if type(output) is not SampleOutput:
-            return False
-        ids = output.token_ids
-        return type(ids) is np.ndarray and ids.shape == self.rows.shape
-
-    def not_finite(self, output: SampleOutput) -> I32:
-        return _NONE  # token ids are numbers
-
     def blank(self) -> SampleOutput:
         return SampleOutput(np.zeros(len(self.rows), np.int32))
-
-
-_NONE: I32 = np.zeros(0, np.int32)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import Maker, sampling_arrays
+from prelude._native.core import DrawReadout, Maker, sampling_arrays
 from prelude.arrays import F32, I32
-from prelude.readouts.base import Joined, Key, RequestReadout
+from prelude.readouts.base import Key, RequestReadout
 from prelude.readouts.sample import LogitEdits, SampleRows
 
 if TYPE_CHECKING:
@@ -107,14 +107,16 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingState(RequestReadout):
+class SamplingState(DrawReadout, RequestReadout):
     """One row that is about to be sampled: ``row`` among its request's tokens, or in its batch; ``step`` tokens were
-    drawn before."""
+    drawn before. ``DrawReadout`` (``_native/rows.pxi``) joins requests' readouts."""
 
     row: int
     sampling: Sampling
     step: int = 0
     history: History | None = None
+
+    make_rows: ClassVar[Maker] = Maker(SampleRows)
 
     @property
     def rows(self) -> I32:  # type: ignore[override]
@@ -135,9 +137,9 @@ class SamplingState(RequestReadout):
     def describe(self) -> str:
         return "sample at 1 row"
 
-    def join(self, readouts: Sequence[SamplingState], rows: I32, row_ends: I32) -> Joined:
-        found = sampled_rows([one.sampling for one in readouts], rows, lambda: readouts)
-        return Joined(found, None, None)
+    @staticmethod
+    def edits_of(readouts: Sequence[SamplingState]) -> LogitEdits | None:
+        return logit_edits(readouts)
 
 
 _COUNT: I32 = np.arange(1 << 10, dtype=np.int32)
@@ -145,9 +147,6 @@ _COUNT.setflags(write=False)
 _KEY: Key = ("sample",)  # rows that ask for fewer numbers read their part of the wider result
 
 # ------------------------------------------------------------------ arrays
-
-
-_make_rows = Maker(SampleRows)
 
 
 def sample_rows(states: Sequence[SamplingState], rows: Sequence[int] | None = None) -> SampleRows:
@@ -167,7 +166,9 @@ def sampled_rows(
     temperature, top_k, top_p, min_p, seeds, zeros, top, logprobs, edited = sampling_arrays(settings)
     drawn = zeros if steps is None else np.array(steps, dtype=np.int32)
     edits = logit_edits(states()) if edited else None
-    found: SampleRows = _make_rows(rows, temperature, top_k, top_p, min_p, seeds, drawn, top, logprobs, edits)
+    found: SampleRows = SamplingState.make_rows(
+        rows, temperature, top_k, top_p, min_p, seeds, drawn, top, logprobs, edits
+    )
     return found
 
 

@@ -33,7 +33,6 @@ from prelude.runtime.loop import StepLoop
 from prelude.runtime.sinks import LoopFlush, Sinks
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import Stepper
-from prelude.runtime.unkept import Unkept
 from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.cost import CostModel
 from prelude.scheduling.estimates import PoolEstimates
@@ -107,13 +106,12 @@ class EngineCore(Forkable):
             self.pacer,
             self.cost,
         )
-        self.stepper.plan_hooks.append(Unkept(pool).look)
         self.watchdog: Watchdog | None = None
         if math.isfinite(hang_seconds):
             self.watchdog = self.stepper.watchdog = Watchdog(self.stepper, hang_seconds)
         self.loop = StepLoop(self.stepper, lock, self._close_when_idle)
         self.step = self.stepper.step
-        self.entry = Entry(self.inbox, self.lifecycle, events, budgets, pool, self.limits, self.check_process)
+        self.entry = Entry(self.inbox, self.lifecycle, events, budgets, pool, self.limits, self)
         self.reserve, self.request, self.requests = self.entry.reserve, self.entry.request, self.entry.requests
 
     @property
@@ -180,9 +178,10 @@ class EngineCore(Forkable):
             while self.step() and any_lives(self.live, requests):
                 pass
         finally:
-            idle = self.loop.idle.wanted  # under the lock: a step of another thread changes the list of shapes
+            idle = self.loop.idle  # asked under the lock: a step of another thread changes the list of shapes
+            wants = idle.works and idle.wanted
             wanted = lock.release()
-            if wanted or self.stepper.busy or self.inbox.closed or idle:
+            if wanted or self.stepper.busy or self.inbox.closed or wants:
                 self.loop.wake()  # work of others, or the rest after an interrupt, or the executor's own
 
     def warm_up(self) -> None:

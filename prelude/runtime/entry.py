@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
 
-from prelude._native.core import begin_requests
+from prelude._native import core
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Prepared
 from prelude.errors import DeadlineExceeded, RequestTooLarge
 from prelude.execution.executor import ExecutorLimits
 from prelude.options import NO_OPTIONS, RequestOptions
 from prelude.runtime.events import Listeners
+from prelude.runtime.forks import Forkable
 from prelude.runtime.inbox import Inbox, Places
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.scheduling.lease import KvPool
@@ -21,8 +19,8 @@ from prelude.scheduling.planner import Budgets
 from prelude.scheduling.request import IDS, Request, Sink
 
 
-class Entry:
-    """Its methods may be called from any thread. ``check_process`` raises in a forked child."""
+class Entry(core.Entry):
+    """Its methods may be called from any thread. ``reserve`` and ``requests`` are native (``_native/entry.pxi``)."""
 
     def __init__(
         self,
@@ -32,29 +30,21 @@ class Entry:
         budgets: Budgets,
         pool: KvPool,
         limits: ExecutorLimits,
-        check_process: Callable[[], None],
+        owner: Forkable,
     ) -> None:
+        classes = (ExecutionClass.ONESHOT, ExecutionClass.DECODE)
+        most = budgets.step_tokens - budgets.running
+        super().__init__(Request, classes, IDS, lifecycle.ended, inbox, events, owner, most)
         self._inbox = inbox
         self._lifecycle = lifecycle
         self._events = events
         self._pool = pool
         self._limits = limits
-        self._check_process = check_process
-        self._classes = (ExecutionClass.ONESHOT, ExecutionClass.DECODE)  # of at most one new token, and of more
-        self._most_oneshot = budgets.step_tokens - budgets.running  # tokens of a OneShot request, beside running rows
+        self._owner = owner
 
     def force_class(self, kind: ExecutionClass) -> None:
         """For tests: every request has this class, and the same numbers."""
-        self._classes = (kind, kind)
-
-    def reserve(self, count: int) -> Places:
-        """Places in the queue, before anything is tokenised; use it in a ``with`` block around ``request`` and
-        ``submit_many``."""
-        self._check_process()
-        places = self._inbox.reserve(count)
-        if places.left < count and self._events:
-            self._events.emit("rejected", reason="queued_requests", count=count - places.left)
-        return places
+        self.classes = (kind, kind)
 
     def request(
         self,
@@ -66,8 +56,8 @@ class Entry:
     ) -> Request:
         """One request, with a place of its own where none is given; raises the error of a bad one. ``expires``: the
         moment of its deadline, on the monotonic clock."""
-        self._check_process()
-        request = Request(prepared, sink, self._classes[prepared.max_new_tokens > 1], options)
+        self._owner.check_process()
+        request = Request(prepared, sink, self.classes[prepared.max_new_tokens > 1], options)
         request.ending = self._lifecycle.ended
         request.expires = options.expires() if expires is None else expires
         if places is not None:
@@ -78,38 +68,7 @@ class Entry:
             own.posted()
         return request
 
-    def requests(
-        self,
-        admitted: Sequence[Any],
-        calls: Sequence[Any],
-        sink: Sink,
-        places: Places,
-        watching: Callable[[Any, Sink], Sink],
-        groups: list[Any] | None = None,
-        outbox: object = None,
-    ) -> list[Request | Exception]:
-        """The request of each admitted task, checked against everything that could keep it from ever being planned;
-        or the error of one that was not admitted, or is refused. They hold nothing but their ``places``. ``calls``:
-        of each task its options, deadline and timeline. ``groups``: of each task the call of an event loop that it
-        belongs to. ``watching(admitted, sink)``: the sink of a task whose text is followed."""
-        found = begin_requests(
-            Request,
-            admitted,
-            calls,
-            sink,
-            self._classes,
-            IDS,
-            self._lifecycle.ended,
-            watching,
-            groups,
-            outbox,
-            time.perf_counter(),
-        )
-        if places.take_all(found, ExecutionClass.ONESHOT, self._most_oneshot):
-            return found
-        return [self._placed(one, places) if isinstance(one, Request) else one for one in found]
-
-    def _placed(self, request: Request, places: Places) -> Request | Exception:
+    def placed(self, request: Request, places: Places) -> Request | Exception:
         try:
             self._place(request, places)
         except Exception as error:
@@ -128,7 +87,7 @@ class Entry:
 
     def _check_fits(self, request: Request) -> None:
         tree = request.prepared.tree
-        most = self._most_oneshot
+        most = self.most_oneshot
         if request.execution_class is ExecutionClass.ONESHOT and tree.num_tokens > most:
             raise RequestTooLarge(
                 f"the request has {tree.num_tokens} tokens with all its branches, a step computes at most {most} "

@@ -14,6 +14,7 @@ class IdleWork:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._idle: Callable[[], bool] | None = getattr(executor, "idle", None)
+        self.works = self._idle is not None
 
     @property
     def wanted(self) -> bool:

@@ -84,7 +84,7 @@ class StepsInFlight(deque[InFlightStep]):
         self.overlap = overlap
         self._pool = pool
         self._oneshot: frozenset[int] = frozenset()
-        self._ended: dict[int, Request] = {}
+        self.holding: dict[int, Request] = {}  # that have ended and hold a lease, by id
 
     def has(self, request: Request) -> bool:
         """Whether it is a OneShot row of a step in flight. It ends with that step."""
@@ -113,35 +113,35 @@ class StepsInFlight(deque[InFlightStep]):
 
     def keep_lease(self, request: Request) -> None:
         """The request ended while a step in flight has a row of it."""
-        self._ended[request.id] = request
+        self.holding[request.id] = request
 
     def give_back_ended(self) -> None:
         """Leases of ended requests go back once no step in flight writes their blocks."""
-        if not self._ended:
+        if not self.holding:
             return
-        for request in [request for request in self._ended.values() if not request.in_flight]:
-            del self._ended[request.id]
+        for request in [request for request in self.holding.values() if not request.in_flight]:
+            del self.holding[request.id]
             request.give_back(self._pool)
 
     def valid(self, step: InFlightStep) -> Plan:
         """The rows of a completed step whose requests have not ended and are not void."""
-        return step.plan.without(step.void) if self._ended or step.void else step.plan
+        return step.plan.without(step.void) if self.holding or step.void else step.plan
 
     @property
     def ended(self) -> list[Request]:
         """Requests that have ended and still hold a lease."""
-        return list(self._ended.values())
+        return list(self.holding.values())
 
     def audit(self, waiting: Iterable[Request]) -> None:
         """The requests' counts of steps in flight, against the steps; raises with the numbers."""
         steps = self if self.overlap else ()
         rows = Counter(request.id for step in steps for request in step.rows())
         sampled = Counter(request.id for step in steps for request in step.sampled())
-        for request in [*waiting, *self._ended.values()]:
+        for request in [*waiting, *self.holding.values()]:
             if (request.in_flight, request.ahead) != (rows[request.id], sampled[request.id]):
                 raise RuntimeError(
                     f"request {request.id} counts {request.in_flight} steps in flight that sample {request.ahead} "
                     f"tokens; they are {rows[request.id]} and {sampled[request.id]}"
                 )
-        if any(not request.in_flight for request in self._ended.values()):
+        if any(not request.in_flight for request in self.holding.values()):
             raise RuntimeError("a request that ended holds blocks that no step in flight writes")

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from prelude._native.core import end_all, plain
+from prelude._native.core import OneShotEnds, take_in
 from prelude.admission.classes import ExecutionClass
 from prelude.admission.prepared import Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
@@ -24,11 +24,12 @@ from prelude.scheduling.lease import KvPool
 from prelude.scheduling.postprocess import finish
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.recovery import failure_of
-from prelude.scheduling.request import Request, Sink, State
+from prelude.scheduling.request import Request, State
 
 
 class Lifecycle:
-    """``clock``: seconds, for deadlines. ``aborting``: requests that wait end with ``EngineClosed``."""
+    """``clock``: seconds, for deadlines. ``aborting``: requests that wait end with ``EngineClosed``.
+    ``ended_well(requests, outcomes)`` is ``ended`` of the OneShot requests that a step ended without an error."""
 
     def __init__(
         self,
@@ -53,7 +54,8 @@ class Lifecycle:
         self._stats = stats
         self._events = events
         self._cancels: deque[Request] = deque()
-        self._late: list[tuple[Request, Exception]] = []  # ends that wait for a step in flight
+        self.late: list[tuple[Request, Exception]] = []  # ends that wait for a step in flight
+        self.ended_well = OneShotEnds(self.live, stats, events, sinks, self.ended)
 
     # -------------------------------------------------------------- in
 
@@ -80,13 +82,8 @@ class Lifecycle:
 
     def take_in(self) -> None:
         """The inbox into the queues; then requests end that were cancelled, have expired, or whose loop is closed."""
-        came = self._inbox.take()
-        if plain(came, ExecutionClass.ONESHOT):
-            self._stats.requests["oneshot"] += len(came)
-            self._queues.add_all(came)
-        else:
-            for request in came:
-                self._enter(request)
+        for request in take_in(self._inbox, self._queues, ExecutionClass.ONESHOT, self._stats.requests):
+            self._enter(request)
         if self._sinks.loops:
             for loop in self._sinks.remove_closed():
                 self._cancels.extend(request for request in self._queues if request.outbox is loop)
@@ -128,14 +125,14 @@ class Lifecycle:
     def end(self, request: Request, error: Exception) -> None:
         """Ends a request that waits or runs. A OneShot row in flight ends with its step."""
         if self._steps.has(request):
-            self._late.append((request, error))
+            self.late.append((request, error))
         elif request.order and request.state is not State.FINISHED:
             finish(request, self._queues, self._pool, None, error)
 
     def end_late(self) -> None:
         """After a step: the ends that waited for it."""
-        if self._late:
-            late, self._late = self._late, []
+        if self.late:
+            late, self.late = self.late, []
             for request, error in late:
                 self.end(request, error)
 
@@ -147,7 +144,7 @@ class Lifecycle:
     def abandon(self, error: BaseException) -> None:
         """The queues are empty and in an unknown order: all requests but those in the inbox give back their leases
         and end with ``error``. Where memory is missing, it raises, and goes on from there when it is called again."""
-        self._late = []
+        self.late = []
         posted = set(map(id, self._inbox.items))
         for request in list(self.live.values()):
             if id(request) in posted:
@@ -199,25 +196,6 @@ class Lifecycle:
             self._sinks.deliver(request, outcome, error)
         except BaseException:
             _count_end(self._stats, error, -1)
-            raise
-
-    def ended_well(self, requests: list[Request], outcomes: list[Outcome]) -> None:
-        """``ended`` of the OneShot requests that a step ended without an error."""
-        more = end_all(requests, outcomes, self.live, time.perf_counter(), self._tell_all)
-        for request, outcome in more:
-            self.ended(request, outcome, None)
-
-    def _tell_all(self, sink: Sink, requests: list[Request], outcomes: list[Outcome]) -> None:
-        """Raises where there is no memory: the ends are told by the next step."""
-        counted = 0
-        try:
-            self._stats.finished += len(requests)  # an integer takes memory as well
-            counted = len(requests)
-            if self._events.heard:
-                self._events.emit_finished(requests)
-            self._sinks.deliver_all(sink, requests, outcomes)
-        except BaseException:
-            self._stats.finished -= counted
             raise
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from typing import Any
 
 from prelude.admission.prepared import Outcome
 from prelude.runtime.stats import EngineStats
@@ -36,7 +35,7 @@ class Sinks:
     def __init__(self, stats: EngineStats) -> None:
         self.loops: list[LoopFlush] = []
         self._stats = stats
-        self._to_wake: deque[LoopFlush] = deque()
+        self.to_wake: deque[LoopFlush] = deque()  # event loops that are flushed when the step is over
 
     def deliver(self, request: Request, outcome: Outcome | None, error: BaseException | None) -> None:
         """Raises ``MemoryError`` where there is no memory to tell the sink of its own error."""
@@ -46,19 +45,16 @@ class Sinks:
             self._deliver_again(request, raised)
             log_failure("a sink raised on its request's end", raised, request.options.request_id)
 
-    def deliver_all(self, sink: Any, requests: list[Request], outcomes: list[Outcome]) -> None:
-        """Requests of one sink that ended without an error."""
-        deliver_all = getattr(sink, "deliver_all", None)
-        if deliver_all is None:
-            for request, outcome in zip(requests, outcomes):
-                self.deliver(request, outcome, None)
-            return
-        try:
-            deliver_all(requests, outcomes)
-        except BaseException as raised:
-            for request in requests:
-                self._deliver_again(request, raised)
-            log_failure("a sink raised on the end of its requests", raised)
+    def deliver_each(self, requests: list[Request], outcomes: list[Outcome]) -> None:
+        """Requests that ended without an error, of a sink that takes one end at a time."""
+        for request, outcome in zip(requests, outcomes):
+            self.deliver(request, outcome, None)
+
+    def deliver_error(self, requests: list[Request], raised: BaseException) -> None:
+        """To the sink of these requests, which raised when it was told of their ends."""
+        for request in requests:
+            self._deliver_again(request, raised)
+        log_failure("a sink raised on the end of its requests", raised)
 
     def _deliver_again(self, request: Request, raised: BaseException) -> None:
         try:
@@ -72,7 +68,7 @@ class Sinks:
 
     def wake_later(self, loop: LoopFlush) -> None:
         """``loop`` has ends to hand over: it is flushed when the step is over. Any thread."""
-        self._to_wake.append(loop)
+        self.to_wake.append(loop)
 
     def remove_closed(self) -> list[LoopFlush]:
         """Event loops that were closed since the last call."""
@@ -83,12 +79,12 @@ class Sinks:
 
     def flush(self) -> None:
         """One wake-up of each event loop that has ends."""
-        while self._to_wake:
+        while self.to_wake:
             try:
-                loop = self._to_wake[0]
+                loop = self.to_wake[0]
                 self._stats.loop_wakeups += 1  # before: a caller that is woken may read it
                 loop.flush()  # before it is removed: after an interrupt between the two it is flushed again
-                self._to_wake.popleft()
+                self.to_wake.popleft()
             except IndexError:  # the watchdog flushed meanwhile
                 return
 

@@ -16,7 +16,8 @@ from prelude.admission.classes import ExecutionClass
 class EngineStats(StepCounts):
     """Counted natively, a step at a time: ``steps`` by kind, ``prefill_tokens``, ``decode_tokens``,
     ``prefix_hit_tokens``, ``folded_tokens`` (not computed again because rows of one step shared them),
-    ``lm_head_rows``, ``eager_steps``, ``graph_replays``, ``peak_activation_bytes`` and ``forward_seconds``.
+    ``lm_head_rows``, ``eager_steps``, ``graph_replays``, ``peak_activation_bytes``, ``forward_seconds``, and the
+    requests that ended well: ``finished``.
 
     Read without stopping the engine; each is exact, a set of them may be a step apart.
 
@@ -25,7 +26,6 @@ class EngineStats(StepCounts):
     """
 
     requests: dict[str, int] = field(default_factory=lambda: {c.value: 0 for c in ExecutionClass})
-    finished: int = 0
     failed: int = 0
     cancelled: int = 0
     expired: int = 0

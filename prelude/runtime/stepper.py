@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prelude._native.core import begin_all, traced
+from prelude._native.core import begin_plan, traced
 from prelude.batch import StepResult
 from prelude.execution.executor import Executor
 from prelude.runtime.events import Listeners, is_interrupt
@@ -18,6 +18,7 @@ from prelude.runtime.inbox import Inbox
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.sinks import Sinks, log_failure
 from prelude.runtime.stats import EngineStats
+from prelude.runtime.unkept import Unkept
 from prelude.runtime.watchdog import Watchdog
 from prelude.scheduling.cost import CostModel
 from prelude.scheduling.lease import KvPool
@@ -56,6 +57,7 @@ class Stepper:
         self.began = 0.0
         self.plan_hooks: list[Callable[[Plan], None]] = []
         self.watchdog: Watchdog | None = None
+        self._unkept = Unkept(pool)
         self._pool = pool
         self._budgets = budgets
         self._queues = queues
@@ -145,7 +147,8 @@ class Stepper:
         self._stats.host_seconds += time.perf_counter() - began - self._blocked
         if self._lifecycle.expiring:
             self._lifecycle.forget_expiring()
-        self._sinks.flush()
+        if self._sinks.to_wake:
+            self._sinks.flush()
         if submitted or completed:
             return True
         if self._queues.empty:
@@ -155,7 +158,8 @@ class Stepper:
 
     def plan(self) -> Plan:
         in_flight, limit = bool(self._steps), self._failures.limit
-        return plan_step(self._queues, self._pool, self._budgets, self._pacer, limit, in_flight=in_flight)
+        plan: Plan = plan_step(self._queues, self._pool, self._budgets, self._pacer, limit, in_flight=in_flight)
+        return plan
 
     def _note_waiting(self, plan: Plan) -> None:
         self._stats.deferrals += len(plan.deferred)
@@ -168,14 +172,16 @@ class Stepper:
     def _submit(self, plan: Plan) -> None:
         """Packs and submits. Where that fails, the steps before it are postprocessed, then its own rows, and nothing
         is in flight."""
-        began, requests = time.perf_counter(), plan.requests()
+        began = time.perf_counter()
         for hook in self.plan_hooks:
             hook(plan)
-        fresh = begin_all(requests, began, self._cost.fit, self._inbox)
+        if self._pool.unkept != self._unkept.seen:
+            self._unkept.look(plan)
+        requests, fresh, marked = begin_plan(plan, began, self._cost.fit, self._inbox)
         self.began = time.monotonic()
         if self.watchdog is not None:
             self.watchdog.step_begins()
-        if self._events.heard or traced(fresh):
+        if self._events.heard or marked:
             self._scheduled(fresh, began)
         try:
             packed = pack(plan, self._block_size, self._recurrent)
@@ -234,9 +240,12 @@ class Stepper:
             for request in traced(step.requests):
                 request.timeline.mark_run(step.began, result.extra.get("sample_seconds", 0.0))
             self._postprocess(step, result, bad_rows)
-            self._failures.step_succeeded()
-        steps.give_back_ended()
-        self._lifecycle.end_late()
+            if self._failures.limit is not None:
+                self._failures.step_succeeded()
+        if steps.holding:
+            steps.give_back_ended()
+        if self._lifecycle.late:
+            self._lifecycle.end_late()
         return succeeded
 
     def _interrupted(self, error: BaseException) -> None:
@@ -258,7 +267,7 @@ class Stepper:
 
     def _postprocess(self, step: InFlightStep, result: StepResult, bad_rows: list[frozenset[int]]) -> None:
         plan, packed = step.plan, step.packed
-        valid = self._steps.valid(step)
+        valid = self._steps.valid(step) if self._steps.holding or step.void else plan
         if valid is not plan:
             self._stats.discarded_rows += len(plan.decode) - len(valid.decode)
         if valid is plan or not valid.empty:  # else it shows nothing that the step before has not shown
@@ -267,7 +276,7 @@ class Stepper:
         self._stats.count_step(plan, tokens, result, self._pacer, self._cost.fit)
         if self._events.heard:
             self._tell_step(plan, tokens, result)
-        first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else []
+        first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else ()
         ended = self._lifecycle.ended_well
         postprocess(plan, packed, result, bad_rows, self._queues, self._pool, self._vocab_size, ended, step.void)
         for request in first:

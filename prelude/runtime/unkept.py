@@ -16,15 +16,13 @@ class Unkept:
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
-        self._seen = 0
+        self.seen = 0  # of ``pool.unkept``
         self._said: set[bool] = set()
 
     def look(self, plan: Plan) -> None:
-        """Called with every plan, before its rows run."""
+        """Called with a plan that ``pool.unkept`` has counted, before its rows run."""
         pool = self._pool
-        if pool.unkept == self._seen:
-            return
-        self._seen = pool.unkept
+        self.seen = pool.unkept
         room = pool.num_blocks * pool.block_size
         folded = {member for fold in plan.folds for member in fold.members[1:]}  # their leader keeps for them
         for at, row in enumerate(plan.oneshot):

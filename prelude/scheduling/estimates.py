@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
+from prelude._native.core import Watched
 from prelude.scheduling.lease import KvPool
 from prelude.scheduling.request import Request
 
@@ -37,12 +38,11 @@ class Estimates(Protocol):
 _Place: TypeAlias = "tuple[int, int, bytes]"  # salt, tokens cached, the tokens of the block that is lacked
 
 
-class PoolEstimates:
+class PoolEstimates(Watched):
     """From the trie of a pool. At most one object of a pool at a time: events are read once."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
-        self._waiting: dict[int, Request] = {}  # by watch
         self._watches: dict[int, int] = {}  # by request id
         self._places: dict[int, _Place] = {}  # by watch
         self._peers: dict[_Place, dict[int, Request]] = {}  # by watch
@@ -54,7 +54,7 @@ class PoolEstimates:
             return 0
         known = request.known[: request.num_known]
         watch, blocks = pool.trie.watch(known, request.salt, limit)
-        self._waiting[watch] = request
+        self.watched[watch] = request
         self._watches[request.id] = watch
         self._register(watch, request, blocks * pool.block_size)
         return int(blocks * pool.block_size)
@@ -62,16 +62,16 @@ class PoolEstimates:
     def forget(self, request: Request) -> None:
         watch = self._watches.pop(request.id, -1)
         if watch >= 0:
-            del self._waiting[watch]
+            del self.watched[watch]
             self._leave(watch)
             self._pool.trie.unwatch(watch)
 
     def moved(self) -> Iterator[tuple[Request, int]]:
         pool = self._pool
-        if not self._waiting:
+        if not self.watched:
             return
         for watch in pool.trie.moved().tolist():
-            request = self._waiting[watch]
+            request = self.watched[watch]
             known = request.known[: request.num_known]
             limit = request.reusable // pool.block_size
             cached = pool.trie.rewatch(watch, known, request.salt, limit) * pool.block_size
@@ -99,9 +99,9 @@ class PoolEstimates:
             del self._peers[place]
 
     def clear(self) -> None:
-        for watch in self._waiting:
+        for watch in self.watched:
             self._pool.trie.unwatch(watch)
-        self._waiting.clear()
+        self.watched.clear()
         self._watches.clear()
         self._places.clear()
         self._peers.clear()

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from prelude._native.core import Maker, pack_running, pack_step, readouts_of
+from prelude._native.core import Maker, Packer, pack_running, pack_step, readouts_of
 from prelude.batch import (
     I32,
     DecodeBatch,
@@ -59,7 +59,6 @@ class Packed:
 # ------------------------------------------------------------------ OneShot
 
 _NOTHING = LogprobRows(_EMPTY, _EMPTY, _EMPTY)  # for requests that warm the prefix cache
-_make_slices, _make_oneshot = Maker(PromptSlices), Maker(OneShotBatch)
 
 
 # ------------------------------------------------------------------ Decode
@@ -90,11 +89,9 @@ def _state_indices(requests: Iterable[Request]) -> I32:
 
 # ------------------------------------------------------------------ the whole step
 
-_make_packed = Maker(Packed)
 
-
-def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
-    """``recurrent``: the batch says in which slots the states of its Decode requests are."""
+def _pack_mixed(plan: Plan, block_size: int, recurrent: bool) -> Packed:
+    """A plan with rows of Decode requests, or without any row."""
     if plan.decode and not plan.prefill and not plan.oneshot:
         rows, readout = DecodeRows(*pack_running(plan.decode, block_size)), _decode_readout(plan.decode)
         batch = DecodeBatch(rows, readout, _state_indices(plan.decode)) if recurrent else DecodeBatch(rows, readout)
@@ -102,7 +99,7 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
     oneshot = plan.oneshot
     chunks = [_prefill_row(row) for row in plan.prefill] if plan.prefill else []
     arrays, offsets, tokens, ends, computed, states = pack_step(oneshot, plan.folds, chunks, block_size, recurrent)
-    slices = _make_slices(*arrays)
+    slices = PromptSlices(*arrays)
     if recurrent:
         slices = with_states(slices, states, list(zip(offsets.tolist(), plan.prefill)), block_size)
     readouts: list[Readout] = []
@@ -110,11 +107,6 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
     if oneshot:
         of_rows = readouts_of(oneshot, _NOTHING)  # of one key: they are joined to one
         joined, row_ends, pair_ends = of_rows[0].join(of_rows, tokens, ends)
-        if not (plan.prefill or plan.decode):
-            packed: Packed = _make_packed(
-                _make_oneshot(slices, joined), (), (), (0, 0, 0), computed, row_ends, pair_ends
-            )
-            return packed
         readouts.append(joined)
     chunk_ends = [(offset + row.count - 1, row.request) for offset, row in zip(offsets.tolist(), plan.prefill)]
     sampled = [(token, request) for (token, request), row in zip(chunk_ends, plan.prefill) if row.samples]
@@ -136,3 +128,15 @@ def pack(plan: Plan, block_size: int, recurrent: bool = False) -> Packed:
         row_ends,
         pair_ends,
     )
+
+
+pack = Packer(
+    slices=Maker(PromptSlices),
+    batch=Maker(OneShotBatch),
+    packed=Maker(Packed),
+    nothing=_NOTHING,
+    with_states=with_states,
+    mixed=_pack_mixed,
+)
+"""``pack(plan, block_size, recurrent=False) -> Packed``: ``Packer`` of ``_native/batches.pxi``. ``recurrent``: the
+batch says in which slots the states of its requests are."""

@@ -20,17 +20,14 @@ from itertools import chain
 
 import numpy as np
 
-from prelude._native.core import Maker, admit_group, folds_of, keep_all, requests_of
+from prelude._native.core import Maker, Planner
 from prelude.batch import I32
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.lease import KvPool, Lease
 from prelude.scheduling.ledger import LOGITS_BYTES, Ledger, StepLimits
-from prelude.scheduling.pacing import Pacer
-from prelude.scheduling.plan import Deferral, Fold, OneShotRow, Plan, PrefillRow
+from prelude.scheduling.plan import Deferral, Fold, Plan, PrefillRow
 from prelude.scheduling.queues import Queues
 from prelude.scheduling.request import Request, State
-
-_make_plan = Maker(Plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,49 +59,9 @@ class Budgets:
             defer_tokens=self.defer_tokens,
             defer_steps=self.defer_steps,
             fold=self.fold,
+            overlap=self.overlap,
         )
         object.__setattr__(self, "limits", limits)
-
-
-def plan_step(
-    queues: Queues,
-    pool: KvPool,
-    budgets: Budgets,
-    pacer: Pacer | None = None,
-    limit: int | None = None,
-    *,
-    in_flight: bool = False,
-) -> Plan:
-    """``limit``: only rows of failed steps, so many at most. ``in_flight``: another step is not postprocessed; rows
-    that it draws a token for go on from there, and no row is preempted beside it."""
-    ledger = budgets.limits.ledger(limit)
-    retry = limit is not None
-    pool.begin_plan()
-    queues.look_again()
-    deferred: list[Deferral] = []
-    decode: list[Request] | tuple[()] = ()
-    prefill: list[PrefillRow] | tuple[()] = ()
-    preempted: list[Request] | tuple[()] = ()
-    if queues.running:
-        planned, preempted = _plan_decode(queues, pool, ledger, retry, in_flight)
-        if planned is None:
-            return Plan(postprocess_first=True)
-        decode = planned
-    allowance = pacer.allowance(len(decode)) if pacer and not retry else None
-    prompts = bool(queues.running or queues.decode.arrivals)  # of Decode requests, that may get a chunk
-    if prompts and not _oneshot_first(queues):
-        prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry, deferred)
-        prompts = False
-    rows, folds = _plan_oneshot(queues, pool, budgets, ledger, allowance, retry, deferred)
-    if prompts:
-        prefill = _plan_prefill(queues, pool, budgets, ledger, bool(decode), retry, deferred)
-    if len(queues.running) > 1 and not (rows or prefill or decode or preempted or retry or in_flight):
-        # Prompts that wait for each other's blocks: the last one gives way, so the first one moves on.
-        preempted = [queues.running[-1]]
-        preempt(queues.running[-1], queues, pool)
-    queues.served += budgets.step_tokens - ledger.tokens
-    plan: Plan = _make_plan(rows, folds, tuple(prefill), tuple(decode), tuple(preempted), tuple(deferred), False)
-    return plan
 
 
 def _oneshot_first(queues: Queues) -> bool:
@@ -320,42 +277,6 @@ def _chunk(request: Request, pool: KvPool, ledger: Ledger, left: int, rows: list
 # ------------------------------------------------------------------ OneShot rows
 
 
-def _plan_oneshot(
-    queues: Queues,
-    pool: KvPool,
-    budgets: Budgets,
-    ledger: Ledger,
-    allowance: int | None,
-    retry: bool,
-    deferred: list[Deferral],
-) -> tuple[tuple[OneShotRow, ...], tuple[Fold, ...]]:
-    """One group: the requests that may share a batch with the first one, in order, until one of them does not fit.
-    Each is matched first, and charged for the tokens that the cache does not have. ``allowance`` bounds the group
-    beside running rows; the first request may be longer than it. Those behind the first bring ``group_tokens`` at
-    most: a short request is not made to wait for the long one that would fill up its step."""
-    waiting = len(queues.oneshot.arrivals)
-    if not waiting or allowance == 0:
-        return (), ()
-    limits = budgets.limits
-    group: Iterable[Request] | None = None
-    if allowance is None and not retry:  # where all waiting requests may share a batch and fit, the order is free
-        group = queues.oneshot.all_of(ledger, limits)
-    if group is None:
-        group = _one_group(queues, retry)
-    left: list[tuple[Request, int]] = []
-    urgent = not retry and (budgets.overlap or waiting > 1)
-    rows = admit_group(pool, group, ledger, limits, allowance, retry, urgent, left)
-    if left:
-        deferred += [_deferral(request, tokens) for request, tokens in left]
-    queues.take_oneshot(requests_of(rows))
-    folds = folds_of(pool, rows) if len(rows) > 1 else []
-    # A promise costs a few microseconds a row: only where another request may find it before it is kept.
-    seen = not retry and (budgets.overlap or bool(queues.decode.arrivals))
-    # The planned requests wait no more: a peer is one that does.
-    keep_all(pool, rows, folds, seen, _common, queues.estimates)
-    return tuple(rows), tuple([Fold(members, tokens) for members, tokens in folds]) if folds else ()
-
-
 def _one_group(queues: Queues, retry: bool) -> Iterable[Request]:
     """The requests that may share a batch, the first one first."""
     queue = queues.oneshot
@@ -373,3 +294,27 @@ def _common(request: Request, skip: int, estimates: Estimates | None) -> int:
     n = min(request.num_known, peer.num_known)
     differ = np.flatnonzero(request.known[:n] != peer.known[:n])
     return int(differ[0]) if len(differ) else n
+
+
+# ------------------------------------------------------------------ the whole step
+
+
+def _give_way(queues: Queues, pool: KvPool) -> Request:
+    last: Request = queues.running[-1]
+    preempt(last, queues, pool)
+    return last
+
+
+plan_step = Planner(
+    make=Maker(Plan),
+    plan_running=_plan_decode,
+    plan_prompts=_plan_prefill,
+    oneshot_first=_oneshot_first,
+    give_way=_give_way,
+    one_group=_one_group,
+    common=_common,
+    fold=Fold,
+    deferral=_deferral,
+)
+"""``plan_step(queues, pool, budgets, pacer=None, limit=None, *, in_flight=False) -> Plan``: ``Planner`` of
+``_native/planning.pxi``, which plans a group of OneShot requests itself and calls these functions for all else."""

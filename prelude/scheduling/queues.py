@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from prelude._native.core import QueueSet
 from prelude.admission.classes import ExecutionClass
 from prelude.scheduling.estimates import Estimates
 from prelude.scheduling.policies import FirstComeFirstServed, Policy, ShortestPrefillFirst
@@ -20,14 +21,20 @@ class Policies:
     decode: Policy = field(default_factory=FirstComeFirstServed)
 
 
-class Queues:
-    """``oneshot`` and ``decode`` wait; ``running`` hold a row: highest priority first, then oldest.
+class Queues(QueueSet):
+    """``oneshot`` and ``decode`` wait; ``take_in`` of ``prelude._native.core`` puts OneShot requests there that came
+    together, and ``plan_step`` takes them out. ``running`` hold a row: highest priority first, then oldest.
 
     The first of ``running`` is never preempted, and its blocks fit the pool alone: under any load,
     it moves on, so no two requests can push each other out for ever.
 
     ``served`` counts the tokens of all plans so far: the clock of policies.
     """
+
+    oneshot: WaitingQueue
+    decode: WaitingQueue
+    running: list[Request]
+    estimates: Estimates | None
 
     def __init__(self, policies: Policies | None = None, estimates: Estimates | None = None) -> None:
         """``estimates``: how much of a prompt the prefix cache has, for policies that ask."""
@@ -42,18 +49,13 @@ class Queues:
         self.oneshot = WaitingQueue(self._policies.oneshot, self.estimates)
         self.decode = WaitingQueue(self._policies.decode, self.estimates)
         self.served = 0
-        self.running: list[Request] = []
+        self.running = []
         self.arrivals = 0
 
     def add(self, request: Request) -> None:
         self.arrivals += 1
         request.order = self.arrivals
         self._waiting(request).append(request, self.served)
-
-    def add_all(self, requests: list[Request]) -> None:
-        """OneShot requests that came together, in order."""
-        self.oneshot.add_all(requests, self.arrivals + 1, self.served)
-        self.arrivals += len(requests)
 
     def enter(self, requests: list[Request]) -> None:
         """OneShot requests that have their numbers already."""
@@ -65,10 +67,6 @@ class Queues:
         if self.estimates is not None:
             for request, cached in self.estimates.moved():
                 self._waiting(request).look_again(request, cached)
-
-    def take_oneshot(self, requests: list[Request]) -> None:
-        """Out of the queue, into a step."""
-        self.oneshot.serve_all(requests)
 
     def start(self, request: Request) -> None:
         """Waiting -> running."""
@@ -97,10 +95,6 @@ class Queues:
     @property
     def num_waiting(self) -> int:
         return len(self.oneshot) + len(self.decode)
-
-    @property
-    def empty(self) -> bool:
-        return not (self.running or self.oneshot.arrivals or self.decode.arrivals)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running

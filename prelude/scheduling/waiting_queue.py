@@ -26,6 +26,8 @@ _NO_ROWS: Rows = np.zeros(0, dtype=np.intp)
 
 
 class WaitingQueue(Waiting):
+    columns: Columns
+
     def __init__(self, policy: Policy, estimates: Estimates | None = None) -> None:
         """``estimates``: the cached tokens of each request, for a policy that reads them."""
         self._accounts = Accounts()
@@ -33,7 +35,7 @@ class WaitingQueue(Waiting):
         self.policy = composed(policy)
         self._by_arrival = by_arrival(policy)
         self._estimates = estimates if self.policy.estimates else None
-        self._columns = Columns()
+        self.columns = Columns()
         self._order: Rows = _NO_ROWS  # valid while not _changed
         self._whole = True  # the order reaches to the end
         self._changed = False
@@ -66,7 +68,7 @@ class WaitingQueue(Waiting):
 
     def serve_all(self, requests: list[Request]) -> None:
         """Requests of one key that a step takes."""
-        if not self._columns.count and self.serve_whole(requests):
+        if not self.columns.count and self.serve_whole(requests):
             return
         for request in requests:
             self.serve(request)
@@ -79,7 +81,7 @@ class WaitingQueue(Waiting):
         group[1] -= 1
         if group[1] == 0:
             del self.groups[request.key]
-        if self._columns.remove(request):
+        if self.columns.remove(request):
             if self._accounts.busy > 1:
                 self._changed = True  # turns of a tenant's requests depend on the tokens that it was served
             if self._estimates:
@@ -121,12 +123,12 @@ class WaitingQueue(Waiting):
         for whole in (False, True):
             rows = self._ordered_rows(now, whole)
             if one_group and group is None and len(rows):
-                group = int(self._columns.group[rows[0]])
+                group = int(self.columns.group[rows[0]])
             if group is not None and len(self.groups) > 1:
-                rows = rows[self._columns.group[rows] == group]
+                rows = rows[self.columns.group[rows] == group]
             for at in range(0, len(rows), _FEW):
                 for row in rows[at : at + _FEW].tolist():
-                    request = self._columns.request(row)
+                    request = self.columns.request(row)
                     if request is not None and request.order not in given:
                         given.add(request.order)
                         yield request
@@ -144,21 +146,21 @@ class WaitingQueue(Waiting):
 
     def look_again(self, request: Request, cached: int) -> None:
         """The prefix cache has ``cached`` tokens of it now."""
-        if request in self._columns:
-            self._columns.set_work(request, request.num_known - cached)
+        if request in self.columns:
+            self.columns.set_work(request, request.num_known - cached)
             self._changed = True
 
     def _enter_new(self) -> None:
         for request in self.unranked:
-            if request.order in self.arrivals and request not in self._columns:
+            if request.order in self.arrivals and request not in self.columns:
                 cached = self._estimates.watch(request) if self._estimates else 0
                 account = _account(request).number
-                self._columns.add(request, request.num_known - cached, account, self.groups[request.key][0])
+                self.columns.add(request, request.num_known - cached, account, self.groups[request.key][0])
                 self._changed = True
         self.unranked.clear()
 
     def _ordered_rows(self, now: int, whole: bool) -> Rows:
-        columns = self._columns
+        columns = self.columns
         if not self._changed and (self.policy.timeless or now == self._ordered_at):
             left = self._order[columns.alive[self._order]]
             if self._whole or (not whole and len(left) >= _FEW // 2):

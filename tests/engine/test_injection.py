@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from prelude.errors import PreludeError
+from prelude.runtime import stepper
 from prelude.runtime.delivery import LoopSink
-from prelude.scheduling import planner, postprocess
+from prelude.scheduling import postprocess
 from tests.engine.test_faults import generated
 from tests.patience import PATIENCE
 from tests.scheduling.cores import chat, last_logprob, prompt
@@ -25,7 +26,7 @@ PLACES: dict[str, Callable[[Any, Any], tuple[Any, str]]] = {
     "pool.alloc": lambda engine, core: (core.pool, "grow"),
     "pool.attach": lambda engine, core: (core.pool, "attach"),
     "trie.insert": lambda engine, core: (core.pool, "publish"),
-    "oneshot.admit": lambda engine, core: (planner, "admit_group"),
+    "plan": lambda engine, core: (stepper, "plan_step"),
     "oneshot.postprocess": lambda engine, core: (postprocess, "postprocess_group"),
     "tokenise": lambda engine, core: (engine.engine._preparer, "prepare"),
     "deliver": lambda engine, core: (LoopSink, "deliver"),

@@ -10,7 +10,8 @@ LIFECYCLE = "prelude/runtime/lifecycle.py"
 PLANNER = "prelude/scheduling/planner.py"
 RECORDS = "_native/records.pxi"
 CPU = "prelude/execution/cpu.py"
-_CAME = '            self._stats.requests["oneshot"] += len(came)\n            self._queues.add_all(came)'
+PLANNING = "_native/planning.pxi"
+_CAME = "        for request in take_in(self._inbox, self._queues, ExecutionClass.ONESHOT, self._stats.requests):\n"
 _STATES = "None if self._states is None else self._states.step(batch))\n"
 _FORWARD = "        hidden = self._forward(step, rows, " + _STATES
 _HOST = """        self._stats.host_seconds += time.perf_counter() - began - self._blocked
@@ -67,10 +68,7 @@ EDITS = (
         (
             LIFECYCLE,
             _CAME,
-            _CAME.replace(
-                "            self._queues",
-                "            self._stats.decode_state_objects += len(came)\n            self._queues",
-            ),
+            "        self._stats.decode_state_objects += len(self._inbox.items)\n" + _CAME,
         ),
     ),
     edit(
@@ -79,10 +77,7 @@ EDITS = (
         (
             LIFECYCLE,
             _CAME,
-            _CAME.replace(
-                "            self._queues",
-                "            self._stats.streaming_objects += len(came)\n            self._queues",
-            ),
+            "        self._stats.streaming_objects += len(self._inbox.items)\n" + _CAME,
         ),
         (
             LIFECYCLE,
@@ -180,8 +175,8 @@ EDITS = (
         "J8 G14 5",
         (
             "prelude/engine.py",
-            "if size > INLINE_CHARS or engine.preparer.may_wait(tasks)",
-            "if engine.preparer.may_wait(tasks)",
+            "if size > INLINE_CHARS or preparer.may_wait(tasks)",
+            "if preparer.may_wait(tasks)",
         ),
     ),
     edit("range_unbounded", "37", ("tokenizer/_sandbox.py", "ACTIVE.get().bounds.max_range", "10**12")),
@@ -199,10 +194,9 @@ EDITS = (
         "stuck_preempt",
         "53",
         (
-            PLANNER,
-            "        preempted = [queues.running[-1]]\n        preempt(queues.running[-1], queues, pool)\n"
-            "    queues.served",
-            "        pass\n    queues.served",
+            PLANNING,
+            "            preempted = [self.give_way(queues, pool)]\n",
+            "            pass\n",
         ),
     ),
     edit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations.audited import PLANNER
+from tests.mutations.audited import PLANNER, PLANNING
 from tests.mutations.edit import edit
 from tests.mutations.surface import SNAPSHOT
 
@@ -159,7 +159,7 @@ EDITS = (
     edit(
         "what_was_published_is_not_looked_at",
         "G12",
-        (PLANNER, "    queues.look_again()\n", ""),
+        (PLANNING, "            queues.look_again()\n", "            pass\n"),
     ),
     edit(
         "shares_of_labels_are_joint_probabilities",
@@ -179,9 +179,9 @@ EDITS = (
         "names_reach_the_answer_in_another_order",
         "G18",
         (
-            DECIDE,
-            "        return tuple(questions.values()), names_of(questions)\n",
-            "        return tuple(questions.values()), names_of(questions)[::-1]\n",
+            "_native/decisions.pxi",
+            "return tuple((<dict>questions).values()), names_of(questions)\n",
+            "return tuple((<dict>questions).values()), names_of(questions)[::-1]\n",
         ),
     ),
     edit(
@@ -336,20 +336,20 @@ EDITS = (
         "scores_wait_for_texts",
         "Q3",
         (
-            PLANNER,
-            "    waiting = len(queues.oneshot.arrivals)\n",
-            "    if queues.running:\n        return (), ()\n    waiting = len(queues.oneshot.arrivals)\n",
+            PLANNING,
+            "        if waiting == 0 or allowance == 0:\n",
+            "        if waiting == 0 or allowance == 0 or queues.running:\n",
         ),
     ),
     edit(
         "a_request_waits_for_company",
         "Q14",
         (
-            PLANNER,
-            "    waiting = len(queues.oneshot.arrivals)\n",
-            "    waiting = len(queues.oneshot.arrivals)\n"
-            "    if waiting == 1 and not queues.running:\n"
-            '        __import__("time").sleep(0.05)\n',
+            PLANNING,
+            "        if waiting == 0 or allowance == 0:\n",
+            "        if waiting == 1 and not queues.running:\n"
+            '            __import__("time").sleep(0.05)\n'
+            "        if waiting == 0 or allowance == 0:\n",
         ),
     ),
 )

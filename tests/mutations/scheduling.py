@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - the source is quoted as it is
 from __future__ import annotations
 
-from tests.mutations.audited import CORE, LIFECYCLE, PLANNER, STEPPER
+from tests.mutations.audited import CORE, LIFECYCLE, PLANNER, PLANNING, STEPPER
 from tests.mutations.edit import edit
 
 POSTPROCESS_PY = "prelude/scheduling/postprocess.py"
@@ -84,9 +84,9 @@ EDITS = (
         "rows_wait_for_decisions",
         "F18 69",
         (
-            PLANNER,
-            "allowance = pacer.allowance(len(decode)) if pacer and not retry else None",
-            "allowance = None",
+            PLANNING,
+            "            allowance = pacer.allowance(len(running))\n",
+            "            allowance = None\n",
         ),
     ),
     edit(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from prelude._native import core, cpu
 from prelude.tokenizer import _core as tokenizer
+
+from prelude.readouts import LogprobRows
+from prelude.scheduling.planner import plan_step
+from prelude.scheduling.queues import Queues
 
 ABUSE = Path(__file__).with_name("abuse.py")
 
@@ -31,7 +36,7 @@ def test_what_needs_parts_is_not_made_without_them() -> None:
 
 
 def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
-    record, pool = core.Record(), core.KvPool(8, 4)
+    record, pool, tokens = core.Record(), core.KvPool(8, 4), np.zeros(8, np.int32)
     lease = core.Lease.__new__(core.Lease)
     assert lease.shared.tolist() == [] and lease.table().tolist() == []  # nothing is copied from nowhere
     with pytest.raises((TypeError, AttributeError)):
@@ -39,18 +44,22 @@ def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
     with pytest.raises((TypeError, AttributeError)):
         core.requests_of([core.OneShotRow.__new__(core.OneShotRow), None])
     with pytest.raises(ValueError, match="2 ends for 0 readouts"):
-        core.join_pairs([], np.zeros(2, np.int32))
+        LogprobRows(tokens, tokens, tokens).join([], tokens[:2], tokens[:2])
     with pytest.raises((TypeError, AttributeError)):
         core.Waiting.__new__(core.Waiting).join(record)
     with pytest.raises((TypeError, AttributeError)):
         core.Waiting({}, core.AccountBook()).add_all([record], 1, 0)
-    with pytest.raises(AttributeError):
-        core.keep_all(pool, [core.OneShotRow(record, 0)], [], False, lambda *_: 0, {})
     names = ["step_tokens", "step_requests", "logits_bytes", "logits_row_bytes", "logits_chunk_rows", "group_tokens"]
     limits = core.StepLimits(**dict.fromkeys([*names, "defer_tokens", "defer_steps"], 64), fold=True)
-    ledger = limits.ledger()
-    with pytest.raises(AttributeError):
-        core.admit_group(pool, [record], ledger, limits, None, False, False, [])
+    queues = Queues()
+    with pytest.raises(AttributeError):  # of the queues that are not there
+        plan_step(core.QueueSet(), pool, SimpleNamespace(limits=limits))
+    with pytest.raises(AttributeError):  # of the limits
+        plan_step(queues, pool, SimpleNamespace(limits=None))
+    record.id = record.order = 1
+    queues.oneshot.arrivals[1] = record
+    with pytest.raises(AttributeError):  # of the statistics that the record lacks
+        plan_step(queues, pool, SimpleNamespace(limits=limits))
     with pytest.raises(IndexError, match="fold's member 5"):
         core.pack_step([core.OneShotRow(record, 0)], [((5,), 1)], [], 4)
 

@@ -133,9 +133,9 @@ def test_only_plain_ascii_states_skip_their_checks() -> None:
 def test_an_answer_reader_needs_the_paths_of_its_labels() -> None:
     made = Maker(Answer)
     with pytest.raises(TypeError, match="paths"):
-        AnswerReader(made, list, ((None, ("a",), 1, "choice", 1, None),), None,
+        AnswerReader(made, tuple, ((None, ("a",), 1, "choice", 1, None),), None,
                      unconditional=False, by_length=False, relative=False)  # fmt: skip
-    reader = AnswerReader(made, list, ((LabelPaths([[0]], [0], 1), ("a",), 1, "choice", 1, None),), None,
+    reader = AnswerReader(made, tuple, ((LabelPaths([[0]], [0], 1), ("a",), 1, "choice", 1, None),), None,
                           unconditional=False, by_length=False, relative=False)  # fmt: skip
     with pytest.raises(TypeError):
         reader(None)  # type: ignore[arg-type]

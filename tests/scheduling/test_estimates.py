@@ -37,9 +37,9 @@ def check_columns(core: Any) -> int:
     ranked = 0
     for line in (core.queues.oneshot, core.queues.decode):
         for request in line:
-            if request in line._columns:
-                row = line._columns._rows[request.order]
-                assert line._columns.work[row] == naive_work(core, request)
+            if request in line.columns:
+                row = line.columns._rows[request.order]
+                assert line.columns.work[row] == naive_work(core, request)
                 ranked += 1
     assert core.pool.trie.num_watches <= ranked
     return ranked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prelude.batch import DecodeBatch, MixedBatch
-from prelude.scheduling import planner
 from prelude.scheduling.lease import KvPool, Lease
+from prelude.scheduling.recovery import withdraw_all
 from prelude.scheduling.request import Request, State
+from prelude.scheduling.waiting_queue import WaitingQueue
 from tests import toy
 from tests.engine.test_faults import ById
 from tests.engine.test_limits import post
@@ -51,7 +53,7 @@ def test_the_trace_of_a_plan_has_each_match_before_its_allocation(monkeypatch: p
     post(core, last_logprob(behind(SHARED, 2, 5), cache="always"), sink)
     run_steps(core)
     trace: list[tuple[str, int]] = []
-    attach, grow, admit, keep = KvPool.attach, KvPool.grow, planner.admit_group, planner.keep_all
+    attach, grow, in_order = KvPool.attach, KvPool.grow, WaitingQueue.in_order
     allocator = core.pool.allocator
 
     def attaching(pool: KvPool, *given: Any, **more: Any) -> Lease:
@@ -65,30 +67,30 @@ def test_the_trace_of_a_plan_has_each_match_before_its_allocation(monkeypatch: p
         trace.append(("allocate", blocks))
         return grow(pool, lease, blocks)
 
-    def admitting(*given: Any) -> Any:
+    def ordered(queue: WaitingQueue, *given: Any, **more: Any) -> Iterator[Any]:
         free = allocator.num_free
-        rows = admit(*given)
-        assert allocator.num_free == free
-        trace.extend(("match", row.request.held.num_shared) for row in rows)
-        return rows
-
-    def keeping(pool: KvPool, rows: list[Any], *given: Any) -> None:
-        free = allocator.num_free
-        keep(pool, rows, *given)
-        trace.append(("allocate", free - allocator.num_free))
+        for request in in_order(queue, *given, **more):
+            yield request
+            if queue is core.queues.oneshot:
+                assert allocator.num_free == free
+                trace.append(("match", request.held.num_shared))
 
     monkeypatch.setattr(Pool, "attach", attaching)
     monkeypatch.setattr(Pool, "grow", growing)
-    monkeypatch.setattr(planner, "admit_group", admitting)
-    monkeypatch.setattr(planner, "keep_all", keeping)
+    monkeypatch.setattr(WaitingQueue, "in_order", ordered)
     post(core, chat(behind(SHARED, 10, 6), 2), sink)
     core.step()
     assert trace == [("match", 6), ("allocate", 3)], "34 tokens, 24 of them cached, in blocks of 4"
     trace.clear()
     for i in (7, 8):
         post(core, last_logprob(behind(SHARED, 9, i)), sink)
-    core.step()
+    post(core, last_logprob(prompt(245, 9)), sink)  # a step of 256 tokens has no room for it beside the others
+    core.lifecycle.take_in()
+    free = allocator.num_free
+    plan = core.stepper.plan()
+    trace.append(("allocate", free - allocator.num_free))
     assert trace == [("match", 6), ("match", 6), ("allocate", 4)], "33 tokens each: two whole blocks more"
+    withdraw_all(plan, core.queues, core.pool)
     run_steps(core)
     assert is_empty(core)
 
