@@ -1,12 +1,13 @@
 # distutils: language = c++
 """Thin wrappers of the CPU kernels: rows of norms, rotations and gates, and attention over runs of keys.
 
-Memory is given as addresses and strides in values: ``prelude/models/kernels.py`` makes them out of tensors and is
-the only caller. The headers under ``include/prelude/cpu`` hold the kernels and their contracts.
+Memory is given as addresses and strides in values: ``tensors.pxi`` and ``prelude/models/kernels.py`` read them of
+tensors and are the only callers. The headers under ``include/prelude/cpu`` hold the kernels and their contracts.
 """
 
 from __future__ import annotations
 
+cimport cython
 cimport ndarray as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uintptr_t
 from libcpp cimport bool as cbool
@@ -201,8 +202,8 @@ cdef cbool norm(const NormArgs& args, int64_t rows, cbool centred, int threads) 
     return rms_norm(kernels[0], args, rows, fork, threads)
 
 
-def norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int64_t out_stride, bint half,
-              int64_t rows, int64_t width, float eps, int threads, bint centred=False, uintptr_t bias=0):
+cpdef norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int64_t out_stride, bint half,
+                int64_t rows, int64_t width, float eps, int threads, bint centred=False, uintptr_t bias=0):
     """``out = x / sqrt(mean(x ** 2) + eps) * gain``; ``gain`` may be 0, ``half``: out is bfloat16. ``centred``: the
     same of x minus its mean, plus ``bias``, which may be 0."""
     cdef NormArgs args
@@ -224,9 +225,9 @@ def norm_rows(uintptr_t x, int64_t x_stride, uintptr_t gain, uintptr_t out, int6
     check(done)
 
 
-def rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_stride, bint half, uintptr_t gain,
-                int64_t rows, int64_t heads, int64_t width, float eps, uintptr_t rope_table, uintptr_t positions,
-                int threads):
+cpdef rotate_rows(uintptr_t values, int64_t in_stride, uintptr_t out, int64_t out_stride, bint half, uintptr_t gain,
+                  int64_t rows, int64_t heads, int64_t width, float eps, uintptr_t rope_table, uintptr_t positions,
+                  int threads):
     """Norm per head (where ``gain`` is not 0) and rotary embedding; ``out`` may be ``values``."""
     cdef RotateArgs args
     cdef cbool done
@@ -257,8 +258,8 @@ ACTIVATIONS = {
 }
 
 
-def activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t inner, int kind, bint gated,
-                  int threads):
+cpdef activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int64_t inner, int kind, bint gated,
+                    int threads):
     """The activation of the first ``inner`` values of each row, in place; times the next ``inner`` where ``gated``.
     ``kind`` is one of ``ACTIVATIONS``."""
     cdef ActivateArgs args
@@ -279,8 +280,8 @@ def activate_rows(uintptr_t values, int64_t stride, bint half, int64_t rows, int
     check(done)
 
 
-def matmul_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows,
-                int64_t width, int64_t outputs, bint half, bint out_half, bint adds, int threads):
+cpdef matmul_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows,
+                  int64_t width, int64_t outputs, bint half, bint out_half, bint adds, int threads):
     """``out = x @ weight.T`` for a few rows, or ``out += ...`` where it ``adds``. ``weight`` is [outputs, width] and
     of x's type; ``half``: that is bfloat16."""
     cdef MatmulArgs args
@@ -301,9 +302,9 @@ def matmul_rows(uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t out, 
     check(done)
 
 
-def write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k, uintptr_t pool_v,
-                    int64_t values, int64_t num_tokens, int64_t num_slots, uintptr_t tokens, uintptr_t slots,
-                    int64_t rows, bint half, int threads):
+cpdef write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, uintptr_t pool_k, uintptr_t pool_v,
+                      int64_t values, int64_t num_tokens, int64_t num_slots, uintptr_t tokens, uintptr_t slots,
+                      int64_t rows, bint half, int threads):
     """K and V of token ``tokens[i]`` (``i`` where ``tokens`` is 0), ``values`` each, into the pool at
     ``slots[i]``."""
     cdef PoolRowsArgs args
@@ -322,6 +323,9 @@ def write_pool_rows(uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride
             write_pool(args, rows, fork, threads)
     else:
         write_pool(args, rows, fork, threads)
+
+
+include "tensors.pxi"
 
 
 cdef class Attention:

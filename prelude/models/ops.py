@@ -146,7 +146,8 @@ class RowNorm:
     def __call__(self, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Rows of ``x`` [T, width] in ``dtype``; in the first rows of ``out`` where it is given."""
         if self.kind == "rms":
-            return rms_norm(x, self.eps, self.gain, dtype, out)
+            found: Tensor = rms_norm(x, self.eps, self.gain, dtype, out)
+            return found
         return NORMS[self.kind](x, self.eps, self.gain, self.bias, dtype, out)
 
     def tensors(self) -> list[Tensor]:

@@ -1,0 +1,148 @@
+# The kernels on tensors: one call checks sizes, reads addresses and strides, and runs the kernel. Part of cpu.pyx.
+#
+# A tensor is any object with ``shape``, ``stride()``, ``dtype`` and ``data_ptr()``: torch is not imported here.
+
+from cpython.object cimport PyObject
+
+
+cdef extern from "Python.h":
+    Py_ssize_t PyTuple_GET_SIZE(object sizes)
+    PyObject* PyTuple_GET_ITEM(object sizes, Py_ssize_t at)  # borrowed
+
+
+cdef object _float32 = object(), _bfloat16 = object()  # torch's types, once they are known
+cdef object _num_threads = None, _empty = None
+
+
+def know_tensors(float32, bfloat16, num_threads, empty) -> None:
+    """The types of tensors that kernels take; ``num_threads()`` is how many threads a kernel runs in;
+    ``empty(rows, width, dtype=)`` makes a tensor."""
+    global _float32, _bfloat16, _num_threads, _empty
+    _float32, _bfloat16, _num_threads, _empty = float32, bfloat16, num_threads, empty
+
+
+cdef int64_t _entry(object sizes, Py_ssize_t at) except? -1:
+    """A number of a shape or of strides."""
+    if not isinstance(sizes, tuple) or at >= PyTuple_GET_SIZE(sizes):
+        raise ValueError(f"a tensor of more than {at} dimensions is needed, not one of sizes {sizes}")
+    return <int64_t><object>PyTuple_GET_ITEM(sizes, at)
+
+
+cdef bint _type_is_half(object dtype) except -1:
+    if dtype is _float32:
+        return False
+    if dtype is _bfloat16:
+        return True
+    raise TypeError(f"the CPU kernels take float32 and bfloat16, not {dtype}")
+
+
+cdef uintptr_t _address_of(object x) except? 0:
+    return 0 if x is None else <uintptr_t>x.data_ptr()
+
+
+def is_half(x) -> bool:
+    """Whether ``x`` is bfloat16; else it is float32, or ``TypeError``."""
+    return _type_is_half(x.dtype)
+
+
+def norm_tensor(x, float eps, gain, dtype, out=None):
+    """RMSNorm over the rows of float32 ``x`` [T, width]. ``gain`` [width] is None where the next weight has it inside.
+    ``out`` [T or more, width] of ``dtype`` takes the result; its first T rows are returned. The values of a row lie
+    side by side."""
+    cdef object size = x.shape, of_out
+    cdef int64_t rows = _entry(size, 0), width = _entry(size, 1)
+    if out is None:
+        out = _empty(rows, width, dtype=dtype)
+    elif _entry(out.shape, 0) != rows:
+        out = out[:rows]
+    of_out = out.shape
+    if (of_out != size or x.dtype is not _float32 or out.dtype is not dtype
+            or (dtype is not _float32 and dtype is not _bfloat16)):
+        raise ValueError(f"RMSNorm of {x.dtype} {list(size)} into {out.dtype} {list(of_out)}")
+    norm_rows(<uintptr_t>x.data_ptr(), _entry(x.stride(), 0), _address_of(gain), <uintptr_t>out.data_ptr(),
+              _entry(out.stride(), 0), dtype is _bfloat16, rows, width, eps, _num_threads())
+    return out
+
+
+def rotate_tensor(heads, gain, float eps, table, positions) -> None:
+    """Norm per head and rotary embedding, in place: ``heads`` [T, heads, D] with the two halves of each head
+    interleaved and heads side by side, ``gain`` [heads, D] float32 or None for models without that norm, ``table``
+    [positions, D / 2] complex64, ``positions`` [T] int64, each below the table's length."""
+    cdef object size = heads.shape, strides = heads.stride()
+    cdef int64_t rows = _entry(size, 0), count = _entry(size, 1), width = _entry(size, 2), stride = _entry(strides, 0)
+    cdef uintptr_t at
+    if _entry(strides, 1) != width or _entry(strides, 2) != 1:
+        raise ValueError(f"heads of a token are not side by side: strides {strides}")
+    if _entry(positions.shape, 0) != rows or not positions.is_contiguous() or _entry(table.shape, 1) * 2 != width:
+        raise ValueError(f"{len(positions)} positions, a rope table of {_entry(table.shape, 1)} pairs, "
+                         f"heads {list(size)}")
+    at = heads.data_ptr()
+    rotate_rows(at, stride, at, stride, _type_is_half(heads.dtype), _address_of(gain), rows, count, width, eps,
+                <uintptr_t>table.data_ptr(), <uintptr_t>positions.data_ptr(), _num_threads())
+
+
+@cython.final
+cdef class Product:
+    """Products of few rows with one weight [out, in] without gaps, of which address and sizes are asked once."""
+
+    cdef object weight, dtype  # the weight's memory stays where it is while this object lives
+    cdef uintptr_t address
+    cdef int64_t inputs, outputs
+    cdef bint half
+
+    def __cinit__(self, weight):
+        cdef object size = weight.shape
+        if not weight.is_contiguous():
+            raise ValueError(f"a weight with gaps: strides {weight.stride()}")
+        self.outputs, self.inputs = _entry(size, 0), _entry(size, 1)
+        self.weight, self.dtype, self.half = weight, weight.dtype, _type_is_half(weight.dtype)
+        self.address = weight.data_ptr()
+
+    def __call__(self, x, out, bint adds=False) -> None:
+        """``out = x @ weight.T`` for the few rows of ``x`` [T, in], or ``out += ...``. ``out`` [T, out] is float32 or,
+        where nothing is added to it, bfloat16."""
+        cdef object size = x.shape, of_out = out.shape, strides = x.stride(), out_strides = out.stride()
+        cdef object of_type = out.dtype
+        cdef int64_t rows = _entry(size, 0)
+        if (_entry(size, 1) != self.inputs or x.dtype is not self.dtype or _entry(of_out, 0) != rows
+                or _entry(of_out, 1) != self.outputs or (of_type is not _float32 and of_type is not _bfloat16)):
+            raise ValueError(f"{x.dtype} {list(size)} by {self.dtype} {[self.outputs, self.inputs]} into "
+                             f"{of_type} {list(of_out)}")
+        if _entry(strides, 1) != 1 or _entry(out_strides, 1) != 1:
+            raise ValueError(f"values of a row are not side by side: strides {strides}, {out_strides}")
+        matmul_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), self.address, <uintptr_t>out.data_ptr(),
+                    _entry(out_strides, 0), rows, self.inputs, self.outputs, self.half, of_type is _bfloat16, adds,
+                    _num_threads())
+
+
+def activate_tensor(x, int64_t inner, kind, bint gated):
+    """The activation of the first ``inner`` columns of ``x`` [T, inner], in its memory; where ``gated``, times the
+    other half of ``x`` [T, 2 * inner]. A view of those columns is returned."""
+    cdef object size = x.shape, strides = x.stride()
+    cdef int64_t rows = _entry(size, 0)
+    if _entry(size, 1) != (2 if gated else 1) * inner or _entry(strides, 1) != 1:
+        raise ValueError(f"an activation of {inner} values in {list(size)}")
+    activate_rows(<uintptr_t>x.data_ptr(), _entry(strides, 0), _type_is_half(x.dtype), rows, inner, ACTIVATIONS[kind],
+                  gated, _num_threads())
+    return x.narrow(1, 0, inner) if gated else x
+
+
+def write_pool_tensors(k, v, pool_k, pool_v, slots, tokens) -> None:
+    """K and V [T, kv_heads, D] of ``tokens`` (all of them for None) into ``slots`` of the pool's [S, kv_heads, D].
+    Indices are int64 and contiguous; slots are distinct."""
+    cdef object pool_size = pool_k.shape, dtype = pool_k.dtype, of_k = k.shape, of_v = v.shape
+    cdef int64_t places = _entry(pool_size, 0), heads = _entry(pool_size, 1), width = _entry(pool_size, 2)
+    cdef int64_t count = _entry(of_k, 0), values = heads * width, rows = _entry(slots.shape, 0)
+    for x in (k, v):
+        size, strides = x.shape, x.stride()
+        if (x.dtype is not dtype or len(size) != 3 or _entry(size, 0) != count or _entry(size, 1) != heads
+                or _entry(size, 2) != width or _entry(strides, 1) != width or _entry(strides, 2) != 1):
+            raise ValueError(f"{x.dtype} {list(size)} of strides {strides}, with {count} keys, into {dtype} {values} "
+                             "a slot")
+    if not (pool_k.is_contiguous() and pool_v.is_contiguous()) or pool_v.shape != pool_size:
+        raise ValueError("a pool with gaps, or two of different sizes")
+    if tokens is not None and _entry(tokens.shape, 0) != rows:
+        raise ValueError(f"{_entry(tokens.shape, 0)} rows of {count} keys and values for {rows} slots")
+    write_pool_rows(<uintptr_t>k.data_ptr(), _entry(k.stride(), 0), <uintptr_t>v.data_ptr(), _entry(v.stride(), 0),
+                    <uintptr_t>pool_k.data_ptr(), <uintptr_t>pool_v.data_ptr(), values, count, places,
+                    _address_of(tokens), <uintptr_t>slots.data_ptr(), rows, _type_is_half(dtype), _num_threads())
