@@ -164,6 +164,16 @@ cdef class PairReadout:
     fields ``rows``, ``target_rows``, ``targets``, ``top``, ``ranks`` and ``raw``. ``output_kind`` is the class of its
     outputs."""
 
+    @property
+    def key(self) -> tuple:
+        """Requests share a batch where these are equal."""
+        return "logprobs", self.top, self.ranks, self.raw
+
+    @property
+    def logits_rows(self) -> int:
+        """Rows that meet the vocabulary: of ``raw`` readouts, the targets' rows of the head do alone."""
+        return 0 if self.raw else len(self.rows)
+
     def join(self, readouts, rows, row_ends):
         """``readouts`` of one key as one: (readout, row_ends, where the pairs of each end)."""
         cdef type kind = type(self)

@@ -169,16 +169,17 @@ cdef class StepCounts:
     def __cinit__(self, *args, **fields):
         self.steps = {"oneshot": 0, "mixed": 0, "decode": 0}
 
-    def count_step(self, plan, int64_t tokens, result, Pacer pacer not None, CostFit fit not None) -> None:
-        """A step of ``tokens`` tokens: its rows are counted, its seconds go to the pacer and the cost model."""
+    def count_step(self, plan, batch, result, Pacer pacer not None, CostFit fit not None) -> int:
+        """The rows of a step are counted, its seconds go to the pacer and the cost model. The tokens of its batch."""
         cdef OneShotRow row
         cdef tuple oneshot = plan.oneshot, prompts = plan.prefill, running = plan.decode
         cdef int64_t prefill = 0, decode = len(running), peak = result.peak_bytes
-        cdef int64_t rows = result.lm_head_rows
+        cdef int64_t tokens, rows = result.lm_head_rows
         cdef double seconds = result.seconds
         cdef str kind = "mixed"
         if not prompts and bool(oneshot) != bool(decode):
             kind = "oneshot" if oneshot else "decode"
+        tokens = len(batch.slices.token_ids) if kind == "oneshot" else batch.num_tokens
         self.steps[kind] = self.steps[kind] + 1
         for row in oneshot:
             self.prefix_hit_tokens += row.skip
@@ -200,6 +201,7 @@ cdef class StepCounts:
         self.forward_seconds += seconds
         pacer.add(decode, tokens - prefill - decode, prefill, seconds)
         fit.note(tokens, result.attended_tokens, rows, seconds)
+        return tokens
 
     def counted(self) -> dict:
         return {"steps": dict(self.steps), "prefill_tokens": self.prefill_tokens, "decode_tokens": self.decode_tokens,

@@ -1,5 +1,5 @@
-"""The native CPU kernels on tensors, and torch's threads to run them on. ``_native/tensors.pxi`` has most of them. For
-the others, addresses and strides are read here.
+"""The native CPU kernels on tensors, and torch's threads to run them on. ``_native/tensors.pxi`` has most of them.
+For the others, addresses and strides are read here.
 
 Every call gives a row the same bits with any other rows and with any number of threads.
 

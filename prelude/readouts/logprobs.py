@@ -9,7 +9,7 @@ import numpy as np
 
 from prelude._native.core import PairReadout
 from prelude.arrays import F32, F64, I32
-from prelude.readouts.base import Key, Output, Readout, RequestReadout, Rows, bad_rows, counted_rows
+from prelude.readouts.base import Output, Readout, RequestReadout, Rows, bad_rows, counted_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,6 @@ class LogprobRows(PairReadout, Readout, RequestReadout):
     output_kind: ClassVar[type[Output]] = LogprobOutput
 
     # ---- of a request
-
-    @property
-    def key(self) -> Key:
-        return ("logprobs", self.top, self.ranks, self.raw)
-
-    @property
-    def logits_rows(self) -> int:
-        return 0 if self.raw else len(self.rows)
 
     @property
     def needs_lm_head(self) -> bool:

@@ -272,8 +272,7 @@ class Stepper:
             self._stats.discarded_rows += len(plan.decode) - len(valid.decode)
         if valid is plan or not valid.empty:  # else it shows nothing that the step before has not shown
             self._failures.in_a_row = 0
-        tokens = packed.batch.num_tokens
-        self._stats.count_step(plan, tokens, result, self._pacer, self._cost.fit)
+        tokens = self._stats.count_step(plan, packed.batch, result, self._pacer, self._cost.fit)
         if self._events.heard:
             self._tell_step(plan, tokens, result)
         first = [r for r in (row.request for row in valid.prefill) if not r.output] if self._events.heard else ()
