@@ -21,14 +21,14 @@ SETTINGS = {
 }
 
 
-def settle(path: Path) -> Path:
+def with_settings(path: Path) -> Path:
     (path / "tokenizer_config.json").write_text(json.dumps(SETTINGS))
     return path
 
 
 def test_encode_is_that_of_the_library(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
-    path = settle(write(tmp_path, "Model"))
+    path = with_settings(write(tmp_path, "Model"))
     write_pooling(path)
     theirs = library.SentenceTransformer(str(path), device="cpu")
     with Engine.from_pretrained(path) as engine:
@@ -50,7 +50,7 @@ def test_encode_is_that_of_the_library(tmp_path: Path) -> None:
 
 def test_predict_and_rank_are_those_of_the_library(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
-    path = settle(write(tmp_path, "ForSequenceClassification", num_labels=1))
+    path = with_settings(write(tmp_path, "ForSequenceClassification", num_labels=1))
     theirs = library.CrossEncoder(str(path), device="cpu")
     pairs = [("w1 w2", "w5 w6"), ("w1 w2", "w9"), ("w3", " ".join(["w9"] * 300))]
     documents = ["w5 w6", "w9 w10 w11", "w1"]
@@ -73,7 +73,7 @@ def test_predict_and_rank_are_those_of_the_library(tmp_path: Path) -> None:
 
 def test_several_labels_are_raw_logits(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
-    path = settle(write(tmp_path, "ForSequenceClassification", num_labels=3))
+    path = with_settings(write(tmp_path, "ForSequenceClassification", num_labels=3))
     theirs = library.CrossEncoder(str(path), device="cpu")
     pairs = [("w1 w2", "w5 w6"), ("w1 w2", "w9")]
     with Engine.from_pretrained(path) as engine:

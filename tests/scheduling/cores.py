@@ -67,8 +67,8 @@ def last_logprob(tokens: np.ndarray, target: int = 5, **options: object) -> Prep
 
 def chat(tokens: np.ndarray, count: int, stop: frozenset[int] = frozenset(), **options: object) -> Prepared:
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, stop)
-    drawing = SamplingState(len(tokens) - 1, sampling)
-    return Prepared(TokenTree.single(tokens), drawing, count, sampling, **options)  # type: ignore[arg-type]
+    state = SamplingState(len(tokens) - 1, sampling)
+    return Prepared(TokenTree.single(tokens), state, count, sampling, **options)  # type: ignore[arg-type]
 
 
 def run(core: EngineCore, items: list[Prepared]) -> list[Outcome]:

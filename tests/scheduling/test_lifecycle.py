@@ -18,8 +18,8 @@ from tests.scheduling.cores import Collect, make_core
 
 def text(prompt: list[int], count: int, stops: frozenset[int] = frozenset(), **options: object) -> Prepared:
     sampling = Sampling(0.0, 0, 1.0, 0.0, 0, stops, **options)  # type: ignore[arg-type]
-    drawing = SamplingState(len(prompt) - 1, sampling)
-    return Prepared(TokenTree.single(np.array(prompt, np.int32)), drawing, count, sampling)
+    state = SamplingState(len(prompt) - 1, sampling)
+    return Prepared(TokenTree.single(np.array(prompt, np.int32)), state, count, sampling)
 
 
 class Scripted(toy.ToyExecutor):
