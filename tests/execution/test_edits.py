@@ -32,7 +32,7 @@ class Rows:
         vocab_size = VOCAB
 
 
-def state_of(params: SamplingParams, prompt: list[int], output: list[int], row: int = 0) -> SamplingState:
+def drawing(params: SamplingParams, prompt: list[int], output: list[int], row: int = 0) -> SamplingState:
     early = STOPS if params.min_tokens else frozenset()
     edits = resolve_edits(Rows, params, early)  # type: ignore[arg-type]
     settings = (params.temperature, params.top_k, params.top_p, params.min_p, params.seed or 0)
@@ -78,7 +78,7 @@ def test_sixty_four_tokens_equal_the_reference_sampler() -> None:
         for step in range(64):
             # Rounded: with ties. The next logits hang on the text so far, as a model's would.
             logits = np.random.default_rng([step, *ours[-3:]]).normal(size=VOCAB).round(1).astype(np.float32) * 3
-            readout = sample_rows([state_of(params, prompt, ours)])
+            readout = sample_rows([drawing(params, prompt, ours)])
             ours.append(sample_token(logits, readout, 0, float(uniforms(readout.seeds, readout.steps)[0])))
             theirs.append(reference.sample(logits.tolist(), prompt, theirs, params, STOPS))
             assert ours == theirs, (seed, params)
@@ -108,7 +108,7 @@ def test_exact_distribution_after_edits(params: SamplingParams) -> None:
     logits = np.random.default_rng(5).normal(size=VOCAB).astype(np.float32)
     prompt, output = [1, 2, 3, 4], [5, 5, 9]
     expected = np.array(reference.probabilities(reference.edit(logits.tolist(), prompt, output, params, ()), params))
-    readout = sample_rows([state_of(params, prompt, output)])
+    readout = sample_rows([drawing(params, prompt, output)])
     assert readout.edits is not None
     ours = distribution(edited(logits, readout.edits, 0), params.temperature, params.top_k, params.top_p)
     assert np.array_equal(ours > 0, expected > 0) and np.abs(ours - expected).max() < 1e-8  # settings are float32
@@ -148,7 +148,7 @@ def test_each_cut_is_drawn_exactly(model: Model) -> None:
 def settings_of(rng: np.random.Generator, row: int) -> SamplingState:
     params = random_params(rng)
     prompt, output = rng.integers(0, VOCAB, 6).tolist(), rng.integers(0, VOCAB, int(rng.integers(0, 9))).tolist()
-    return state_of(params, prompt, output, row)
+    return drawing(params, prompt, output, row)
 
 
 @pytest.mark.fault(13)
@@ -178,7 +178,7 @@ def test_no_row_alters_another(model: Model) -> None:
 def test_tables_of_many_rows_are_those_of_each_row_one_after_the_other() -> None:
     rng = np.random.default_rng(0)
     params = [random_params(rng) for _ in range(6)] + [SamplingParams(seed=1)]
-    draws = [state_of(p, [1, 2], [3, 3], 100 + at) for at, p in enumerate(params)]
+    draws = [drawing(p, [1, 2], [3, 3], 100 + at) for at, p in enumerate(params)]
     alone = [sample_rows([draw]) for draw in draws]
     together = sample_rows(draws)
     assert together.rows.tolist() == [100 + at for at in range(7)]
@@ -194,7 +194,7 @@ def test_tables_of_many_rows_are_those_of_each_row_one_after_the_other() -> None
 
 def test_a_dumped_batch_keeps_its_edits(tmp_path: Path) -> None:
     params = SamplingParams(repetition_penalty=2.0, logit_bias={3: 1.0}, min_tokens=4)
-    batch = OneShotBatch(prompts(random_ids(0, 4)), sample_rows([state_of(params, [1, 2], [2], 3)]))
+    batch = OneShotBatch(prompts(random_ids(0, 4)), sample_rows([drawing(params, [1, 2], [2], 3)]))
     save(tmp_path / "step", batch)
     assert repr(load(tmp_path / "step")) == repr(batch)
 

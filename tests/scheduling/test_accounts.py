@@ -8,10 +8,10 @@ from prelude.scheduling.accounts import Accounts
 
 def test_names_that_never_come_back_are_forgotten_though_somebody_always_waits() -> None:
     accounts = Accounts()
-    line = [accounts.join(RequestOptions(tenant=f"t{n}")) for n in range(4)]
+    waiting = [accounts.join(RequestOptions(tenant=f"t{n}")) for n in range(4)]
     for n in range(4, 30_000):
-        line.append(accounts.join(RequestOptions(tenant=f"t{n}", priority=n % 3)))
-        accounts.serve(line.pop(0), 5 + n % 7)
+        waiting.append(accounts.join(RequestOptions(tenant=f"t{n}", priority=n % 3)))
+        accounts.serve(waiting.pop(0), 5 + n % 7)
     assert len(accounts.served()) < 2500
 
 

@@ -120,7 +120,7 @@ def waiting_request(tokens: int, order: int, priority: int = 0, tenant: str | No
 )
 @pytest.mark.feature("G5")
 @pytest.mark.feature("F22")
-def test_a_line_is_in_the_order_that_its_policy_defines(name: str, steps: list[Any]) -> None:
+def test_a_queue_is_in_the_order_that_its_policy_defines(name: str, steps: list[Any]) -> None:
     """With requests that join, leave, are served and are matched anew, at any time."""
     cached: dict[int, int] = {}
     policy = POLICIES[name]()
@@ -151,7 +151,7 @@ def test_a_line_is_in_the_order_that_its_policy_defines(name: str, steps: list[A
 
 
 def test_ten_thousand_are_ranked_as_a_few_are() -> None:
-    """The partial order that a long line works with is the beginning of the whole one, to its end."""
+    """The partial order that a long queue works with is the beginning of the whole one, to its end."""
     rng = np.random.default_rng(0)
     queue = WaitingQueue(ShortestPrefillFirst())
     waiting = []
