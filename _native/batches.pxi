@@ -17,7 +17,7 @@ cdef class Packer:
         self.nothing, self.with_states, self.mixed = nothing, with_states, mixed
 
     def __call__(self, plan, int32_t block_size, cbool recurrent=False):
-        """``recurrent``: the batch says in which slots the states of its requests are."""
+        """``recurrent``: the batch has the state indices of its requests."""
         cdef list readouts
         rows = plan.oneshot
         if not rows or plan.prefill or plan.decode:

@@ -341,7 +341,7 @@ cdef class DecisionPreparer:
             try:
                 return tuple((<dict>questions).values()), names_of(questions)
             except ValueError:
-                pass  # `named` says what is wrong
+                pass  # `named` raises the error
         return self.named(questions)
 
     cdef tuple encode(self, encoder, task, list texts, remember):

@@ -1,6 +1,6 @@
 """Ledger: the resources that a step still has. Its ``take`` either subtracts a whole row or changes nothing.
 
-Blocks and recurrent slots are not in the ledger: the pool is their only account, and it says no atomically.
+Blocks and state entries are not in the ledger: the pool is their only account, and it refuses atomically.
 ``_native/ledger.pxi`` has the classes: a step's group of OneShot requests is charged in one native call.
 """
 

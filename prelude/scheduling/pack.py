@@ -139,4 +139,4 @@ pack = Packer(
     mixed=_pack_mixed,
 )
 """``pack(plan, block_size, recurrent=False) -> Packed``: ``Packer`` of ``_native/batches.pxi``. ``recurrent``: the
-batch says in which slots the states of its requests are."""
+batch has the state indices of its requests."""

@@ -108,7 +108,7 @@ class Queues(QueueSet):
         """Counts against contents; raises with the numbers."""
         waiting = [*self.oneshot, *self.decode]
         if len(waiting) != self.num_waiting or any(r.state is not State.WAITING for r in waiting):
-            raise RuntimeError(f"{len(waiting)} requests are in the queues, {self.num_waiting} are counted as waiting")
+            raise RuntimeError(f"{len(waiting)} requests are queued, {self.num_waiting} are counted as waiting")
         if any(r.state not in (State.PREFILL, State.DECODE) or r.lease is None for r in self.running):
             raise RuntimeError("a running request holds no lease or is in no running state")
         if any(_rank(a) > _rank(b) for a, b in zip(self.running, self.running[1:])):
