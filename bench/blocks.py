@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from timeit import Timer
 from typing import Any
 
+from prelude.progress import watched
+
 Run = Callable[[int], float]  # CPU seconds of so many calls
 Three = tuple[float, float, float]
 
@@ -46,7 +48,7 @@ def blocks(runs: Mapping[str, Run], rounds: int, seconds: float = 0.004) -> Time
         run(1)
         counts[name] = max(1, round(seconds / max(run(1), 1e-7)))
     taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
+    for _ in watched(range(rounds), "measuring", "rounds", rounds):
         for name, run in runs.items():
             if counts[name] > 1:
                 run(1)

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
 from bench.__main__ import COMMANDS
+from prelude.progress import watched
 
 TABLE_WIDTH = 120
 FIGURES = (".png", ".svg", ".pdf")
@@ -44,6 +45,11 @@ class Measured:
         return min(self.seconds), max(self.seconds)
 
 
+def rounds(count: int) -> Iterator[int]:
+    """``range(count)`` with a bar in a terminal, which moves between the rounds and not within one."""
+    return watched(range(count), "measuring", "rounds", count)
+
+
 def paired(
     variants: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1, rest: float = 0.0
 ) -> dict[str, Measured]:
@@ -53,7 +59,7 @@ def paired(
         for run in variants.values():
             run()
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(repeats):
+    for _ in rounds(repeats):
         for name, run in variants.items():
             time.sleep(rest)
             began = time.perf_counter()

@@ -16,6 +16,7 @@ import sys
 import time
 
 from bench.common import machine_facts
+from prelude.progress import watched
 
 BURN = """
 import os, time
@@ -62,7 +63,7 @@ def compare(burners: int, rounds: int, count: int, together: bool) -> dict[str, 
     running = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(burners)]
     default, single = [], []
     try:
-        for turn in range(rounds):
+        for turn in watched(range(rounds), "measuring", "rounds", rounds):
             for threads in (None, 1) if turn % 2 == 0 else (1, None):
                 (default if threads is None else single).append(child(count, threads, together))
     finally:

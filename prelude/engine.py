@@ -197,11 +197,12 @@ class AsyncEngine(AsyncVerbs):
     ) -> list[Any]:
         """Runs tasks together (one future and one wake-up for some hundreds); results in the order of ``tasks``.
         ``options`` is one for all, or one each. When the queue is full, those that find no place have ``QueueFull``,
-        at once. ``progress(done, total)`` is called in this loop as tasks end; True shows a tqdm bar."""
+        at once. ``progress(done, total)`` is called in this loop as tasks end. True shows a tqdm bar, False none, and
+        None one in a terminal, after a second."""
         if self._engine is None:
             await self.start()
         given = task_list(tasks)
-        with Progress(progress, len(given)) as told:
+        with Progress(progress, len(given), late="") as told:
             if len(given) > PART_TASKS:
                 results = await self._run_parts(list(given), options, keywords, told)
             else:

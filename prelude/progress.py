@@ -1,12 +1,12 @@
-"""How far long work is: a ``run_many``, told to its caller; loading and simulating, shown in a terminal."""
+"""How far long work is: a ``run_many``, told to its caller or shown in a terminal; loading and simulating, shown."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -19,22 +19,31 @@ log = logging.getLogger("prelude.engine")
 
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[int, int], object]  # (tasks that have ended, tasks of the call)
+DELAY = 1.0
+"""Seconds that work takes before a bar appears that the caller did not ask for."""
 
 
 class Progress:
     """Counts the units of one call that have ended, well or not, and calls ``told``. An error of ``told`` is logged
     once, and ``told`` is called no more: a bar must not end the work it shows. Used by the caller's thread alone."""
 
-    def __init__(self, told: Any, total: int | None, unit: str = "task", done: int = 0) -> None:
+    def __init__(
+        self, told: Any, total: int | None, unit: str = "task", done: int = 0, *, late: str | None = None
+    ) -> None:
         """``told``: a function of (done, total); True: a tqdm bar, from ``__enter__`` on; None or False: nothing.
-        ``total``: None where it is not known. ``done``: units that ended before. ``InvalidRequest`` where ``told``
-        is something else, or (from ``__enter__``) tqdm is not there."""
+        ``total``: None where it is not known. ``done``: units that ended before. ``late``: where ``told`` is None and
+        stderr is a terminal, a bar with this text before it appears after ``DELAY`` seconds. ``InvalidRequest`` where
+        ``told`` is something else, or (from ``__enter__``) tqdm is not there for True."""
         if told is not None and not isinstance(told, bool) and not callable(told):
-            raise InvalidRequest(f"{shown(told)} is not a function of (done, total), True or None", field="progress")
+            raise InvalidRequest(
+                f"{shown(told)} is not a function of (done, total), True, False or None", field="progress"
+            )
         self.done, self._total, self._unit = done, total, unit
         self._bar: Any = None
         self._shown = told is True
         self._told: Callable[[int, Any], object] | None = told if callable(told) else None
+        if told is None and late is not None and in_terminal():
+            self._bar = self._told = LateBar(late, unit)
 
     def __bool__(self) -> bool:
         return self._told is not None
@@ -60,6 +69,42 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
+            with suppress(OSError, ValueError):  # the terminal is gone
+                self._bar.close()
+
+
+class LateBar:
+    """A bar of tqdm that appears ``DELAY`` seconds after this was made and leaves no line when it is closed. Shows
+    nothing where tqdm is not installed."""
+
+    def __init__(self, what: str, unit: str) -> None:
+        self._what, self._unit = what, unit
+        self._began = time.time()  # tqdm's clock
+        self._bar: Any = None
+        self._missing = False
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if self._bar is None:
+            if self._missing or time.time() - self._began < DELAY:
+                return
+            self._bar = self._make(total)
+            if self._bar is None:
+                self._missing = True
+                return
+        self._bar.update(done - self._bar.n)
+
+    def _make(self, total: int | None) -> Any:
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            return None
+        # A delay, however short, keeps tqdm from drawing the bar before it has a count and a rate.
+        bar = tqdm(total=total, desc=self._what or None, unit=f" {self._unit}", delay=1e-9, leave=False)
+        bar.start_t = bar.last_print_t = self._began
+        return bar
+
+    def close(self) -> None:
+        if self._bar is not None:
             self._bar.close()
 
 
@@ -82,23 +127,16 @@ def make_bar(total: int | None, unit: str, done: int) -> Any:
 def watched(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
     """The same items. Where stderr is a terminal and tqdm is installed, a bar counts those that the caller is done
     with, from the first second on. ``total``: how many there are, where that is known."""
-    if not _in_terminal() or find_spec("tqdm") is None:
+    if not in_terminal():
         yield from items
         return
-    from tqdm.auto import tqdm
-
-    bar = tqdm(total=total, desc=what, unit=f" {unit}", delay=1, leave=False)
-    progress = Progress(mover(bar), total)
-    try:
+    with Progress(None, total, unit, late=what) as progress:
         for item in items:
             yield item
             progress.advance(1)
-    finally:
-        with suppress(OSError, ValueError):  # the terminal is gone
-            bar.close()
 
 
-def _in_terminal() -> bool:
+def in_terminal() -> bool:
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):  # no stderr, or a closed one

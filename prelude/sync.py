@@ -16,7 +16,7 @@ from prelude.call_steps import finish_all, first_error, task_list
 from prelude.compound import drive
 from prelude.config import EngineConfig
 from prelude.options import RequestOptions
-from prelude.progress import Advance, Progress
+from prelude.progress import Advance, Progress, in_terminal
 from prelude.runtime.delivery import BlockingSink
 from prelude.tasks import (
     R,
@@ -110,11 +110,11 @@ class Engine(Verbs, EngineBase):
         """Runs tasks together; results in the order of ``tasks``. A bad task fails alone: its error is in its place
         with ``return_exceptions``, else it is raised when the others have ended, with ``tasks[i]`` before its
         message. ``options`` is one for all, or one each. ``progress(done, total)`` is called in this thread as tasks
-        end; True shows a tqdm bar."""
+        end. True shows a tqdm bar, False none, and None one in a terminal, after a second."""
         given = task_list(tasks)
-        if progress is None or progress is False:
+        if progress is False or (progress is None and not in_terminal()):
             return first_error(self._run_all(given, options, keywords), return_exceptions)
-        with Progress(progress, len(given)) as told:
+        with Progress(progress, len(given), late="") as told:
             return first_error(self._run_all(given, options, keywords, told), return_exceptions)
 
     def map(
@@ -173,7 +173,7 @@ class Engine(Verbs, EngineBase):
         return finish_all(admitted, calls, requests, sink.ends)
 
     def _run_each(self, tasks: Sequence[Any]) -> None:
-        self.run_many(tasks, return_exceptions=True)
+        self.run_many(tasks, return_exceptions=True, progress=False)
 
     def _answer(self, ask: Ask[R]) -> R:
         """The result of a verb."""

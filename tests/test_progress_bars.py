@@ -1,4 +1,4 @@
-"""The bar that a terminal shows while long work goes on: loading a checkpoint, simulating a trace."""
+"""The bar that a terminal shows while long work goes on: loading a checkpoint, simulating a trace, ``run_many``."""
 
 from __future__ import annotations
 
@@ -25,6 +25,21 @@ with Engine.from_pretrained() as engine:
     print("loaded")
 """
 SLOW = 0.08  # seconds a weight: some seconds in all
+RUN = """
+import asyncio, itertools, time
+clock = itertools.count()
+time.time = lambda: {time}  # tqdm's clock
+from prelude import AsyncEngine, Engine, EngineConfig, Loglikelihood
+
+async def awaited(engine, tasks, **options):
+    await AsyncEngine(engine).run_many(tasks, **options)
+
+with Engine.from_pretrained(config=EngineConfig(max_step_requests=8, max_running=4)) as engine:
+    tasks = [Loglikelihood([5, 6, 7 + at], [3]) for at in range(40)]
+    {call}
+print("loaded")
+"""
+BLOCKING, AWAITED = "engine.run_many(tasks, **{})", "asyncio.run(awaited(engine, tasks, **{}))"
 
 
 def stderr_of(code: str, terminal: bool, closed: bool = False) -> str:
@@ -63,6 +78,17 @@ def test_a_checkpoint_that_loads_quickly_shows_none() -> None:
     assert "loading:" not in stderr_of(
         "import time; time.time = lambda: 5.0  # tqdm's clock\n" + LOAD.format(pause=0), terminal=True
     )
+
+
+@pytest.mark.parametrize("call", [BLOCKING, AWAITED], ids=["Engine", "AsyncEngine"])
+def test_a_run_many_of_more_than_a_second_shows_a_bar_in_a_terminal_alone(call: str) -> None:
+    long = RUN.format(time="float(next(clock))", call=call.format({}))
+    written = stderr_of(long, terminal=True)
+    assert "/40 [" in written and "task/s" in written.replace("s/ task", " task/s"), written
+    assert "/40" not in stderr_of(long, terminal=False)
+    assert "/40" not in stderr_of(RUN.format(time="5.0", call=call.format({})), terminal=True)
+    off = RUN.format(time="float(next(clock))", call=call.format({"progress": False}))
+    assert "/40" not in stderr_of(off, terminal=True)
 
 
 def test_a_terminal_that_goes_away_ends_nothing() -> None:

@@ -16,7 +16,7 @@ import torch
 from prelude._native import cpu
 from torch import Tensor
 
-from bench.common import Report, add_outputs, machine_facts, three
+from bench.common import Report, add_outputs, machine_facts, rounds, three
 from prelude.models.packed import PackedLinear, Packing
 
 SHAPES = {
@@ -65,7 +65,7 @@ def measure(report: Report, load: str, shape: tuple[int, int], rows: int, repeat
     work = 2.0 * rows * outputs * inputs
     times = max(1, round(LEAST_WORK / work))
     seconds: dict[str, list[float]] = {name: [] for name in found}
-    for _ in range(repeats):
+    for _ in rounds(repeats):
         for name, run in found.items():
             began = time.process_time()
             for _ in range(times):

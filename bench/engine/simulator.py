@@ -42,7 +42,7 @@ def fit(path: str, rounds: int) -> None:
             postprocess(step, result, bad_rows)
 
         core.stepper._postprocess = watched  # type: ignore[method-assign]
-        for number in range(rounds):
+        for number in watched(range(rounds), "measuring", "rounds", rounds):
             held_out = number >= rounds * 2 // 3
             rubric = text(rng, rng.choice([20, 150, 500]))
             count = rng.choice([1, 2, 4, 8, 16, 32])

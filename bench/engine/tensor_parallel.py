@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import Report, add_outputs, machine_facts, three
+from bench.common import Report, add_outputs, machine_facts, rounds, three
 from bench.engine.cpu_models import random_decoder
 from prelude import Engine, EngineConfig, Generate, SamplingParams, serve_rank
 
@@ -165,7 +165,7 @@ def timed(report: Report, sides: dict[str, Side], options: argparse.Namespace) -
         taken: dict[str, list[float]] = {name: [] for name in sides}
         used: dict[str, list[float]] = {name: [] for name in sides}
         sums: list[list[tuple[float, int]]] = []
-        for at in range(options.rounds + 1):
+        for at in rounds(options.rounds + 1):
             for name, side in sides.items():
                 _, _, (seconds, processor), spent = side.ask("text", prompt_of(tokens, at), said)
                 if at:  # the first round touches the memory

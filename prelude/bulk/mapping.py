@@ -52,7 +52,8 @@ def map_rows(
             results: dict[int, Any] = {}
             wait = FIRST_WAIT
             while places:
-                found = engine.run_many([window.tasks[at] for at in places], options, return_exceptions=True)
+                tasks = [window.tasks[at] for at in places]
+                found = engine.run_many(tasks, options, return_exceptions=True, progress=False)
                 places = keep(places, found, results)
                 if places:
                     time.sleep(wait)
@@ -112,7 +113,8 @@ async def run_window(
     results: dict[int, Any] = {}
     wait = FIRST_WAIT
     while places:
-        found = await engine.run_many([window.tasks[at] for at in places], options, return_exceptions=True)
+        tasks = [window.tasks[at] for at in places]
+        found = await engine.run_many(tasks, options, return_exceptions=True, progress=False)
         places = keep(places, found, results)
         if places:
             await asyncio.sleep(wait)

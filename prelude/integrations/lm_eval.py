@@ -110,7 +110,7 @@ class PreludeLM(TemplateLM):
             kept = (context + continuation)[-(self.max_length + 1) :][: -len(continuation)]
             tasks.append(Loglikelihood(kept or [self.prefix_token_id], continuation))
             places.append(at)
-        for at, found in zip(places, self.engine.run_many(tasks, progress=not disable_tqdm or None)):
+        for at, found in zip(places, self.engine.run_many(tasks, progress=not disable_tqdm)):
             results[at] = (found.total, found.is_greedy)
         for (key, _, _), result in zip(requests, results):
             if key is not None:
@@ -165,9 +165,7 @@ class PreludeLM(TemplateLM):
             )
             stops.append(until)
         texts = []
-        for request, until, found in zip(
-            requests, stops, self.engine.run_many(tasks, progress=not disable_tqdm or None)
-        ):
+        for request, until, found in zip(requests, stops, self.engine.run_many(tasks, progress=not disable_tqdm)):
             text = postprocess_generated_text(found.text, until, None)
             self.cache_hook.add_partial("generate_until", request.args, text)
             texts.append(text)

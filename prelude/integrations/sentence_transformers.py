@@ -64,7 +64,7 @@ class SentenceEncoder:
         ]
         if not tasks:
             return np.zeros((0, dimensions or self._engine.sync.model_info.hidden_size), dtype=np.float32)
-        found: F32 = np.stack(self._engine.sync.run_many(tasks, progress=show_progress_bar or None))
+        found: F32 = np.stack(self._engine.sync.run_many(tasks, progress=bool(show_progress_bar)))
         return found[0] if one else found
 
     def similarity(self, first: F32, second: F32) -> F32:
@@ -113,7 +113,7 @@ class PairScorer:
                 options["activation"] = "none"
             options = {**self._options, **{name: given for name, given in options.items() if given is not None}}
             tasks = [Rerank(query, document, **options) for query, document in pairs]
-            results = self._engine.sync.run_many(tasks, progress=show_progress_bar or None)
+            results = self._engine.sync.run_many(tasks, progress=bool(show_progress_bar))
             found = np.array([result.score for result in results], dtype=np.float32)
         if activation_fn is not None:
             found = np.asarray(activation_fn(found), dtype=np.float32)
@@ -124,7 +124,7 @@ class PairScorer:
 
     def _logits(self, pairs: Sequence[Any], progress: bool | None) -> F32:
         tasks = [Classify(pair, activation="none", truncation="tail") for pair in pairs]
-        return np.array([one.logits for one in self._engine.sync.run_many(tasks, progress=progress or None)])
+        return np.array([one.logits for one in self._engine.sync.run_many(tasks, progress=bool(progress))])
 
     def rank(
         self,

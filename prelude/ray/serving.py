@@ -88,7 +88,7 @@ class Replica:
                     f"deadline: {options.deadline} s; the request waited {waited:.3f} s for a replica"
                 )
             options = replace(options, deadline=options.deadline - waited)
-        results = await self.engine.run_many(tasks, options, return_exceptions=True)
+        results = await self.engine.run_many(tasks, options, return_exceptions=True, progress=False)
         for task, result in zip(tasks, results):
             if not isinstance(result, Exception):
                 self._served.add(task)
