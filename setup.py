@@ -32,10 +32,32 @@ SYMBOLS = ["-g", "-fno-omit-frame-pointer"] if os.environ.get("PRELUDE_SYMBOLS")
 GLUE_LEVEL = "-O1"
 """The optimisation of Cython's output: it is mostly calls, so that this takes half of the time and costs little
 speed."""
+JOINED = {
+    "build/joined/planning.cpp": [
+        "_native/core/block_allocator.cpp",
+        "_native/core/kv_pool.cpp",
+        "_native/core/oneshot_group.cpp",
+        "_native/core/packer.cpp",
+        "_native/core/prefix_trie.cpp",
+        "_native/core/prefix_trie_audit.cpp",
+        "_native/core/token_ids.cpp",
+    ],
+    "build/joined/loading.cpp": [
+        "tokenizer/core/loading/components.cpp",
+        "tokenizer/core/loading/loading.cpp",
+        "tokenizer/core/regex/regex_compile.cpp",
+    ],
+    "build/joined/texts.cpp": [
+        "tokenizer/core/bridge.cpp",
+        "tokenizer/core/cache/prompt_cache.cpp",
+        "tokenizer/core/loading/tables_file.cpp",
+        "tokenizer/core/regex/regex.cpp",
+        "tokenizer/core/text/transcode.cpp",
+    ],
+}
+"""Sources that are compiled as one, which reads their headers once. CMakeLists.txt compiles each by itself."""
 LEVELS = {
-    "tokenizer/core/loading/components.cpp": ["-O1"],
-    "tokenizer/core/loading/loading.cpp": ["-O1"],
-    "tokenizer/core/regex/regex_compile.cpp": ["-O1"],
+    "build/joined/loading.cpp": ["-O1"],
 }
 """How sources are compiled that run once a file, or once a text; the others are compiled at -O3."""
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -79,10 +101,25 @@ def extensions() -> list[Extension]:
                     extra_compile_args=[*flags, *sanitizers],
                     extra_link_args=sanitizers,
                     language="c++",
-                    depends=[str(p) for p in (HERE / folder).rglob("*.hpp")],
+                    depends=[str(p) for p in (HERE / folder).rglob("*.[hc]pp")],
                 )
             )
     return found
+
+
+def joined(sources: list[str]) -> list[str]:
+    """``sources`` with a file that includes all of a group in the group's place."""
+    for name, group in JOINED.items():
+        missing = set(group) - set(sources)
+        if missing and len(missing) < len(group):
+            raise BaseError(f"setup.py joins {sorted(missing)}, which native_sources.txt does not list")
+        if not missing:
+            (HERE / name).parent.mkdir(parents=True, exist_ok=True)
+            text = "".join(f'#include "../../{source}"\n' for source in group)
+            if not (HERE / name).exists() or (HERE / name).read_text() != text:
+                (HERE / name).write_text(text)
+            sources = [name, *(source for source in sources if source not in group)]
+    return sources
 
 
 def heaviest_first(extension: Extension) -> int:
@@ -119,10 +156,12 @@ class ParallelBuildExt(build_ext):
         self.parallel = self.parallel or processors
 
     def build_extensions(self) -> None:
+        for extension in self.extensions:
+            extension.sources = joined(extension.sources)
         if sys.platform != "win32":
             self._compile_alike()
+            self._link_hardened()  # its probes are not counted among the sources
             self._compile_at_levels()
-            self._link_hardened()
         super().build_extensions()
 
     def _compile_alike(self) -> None:
